@@ -81,9 +81,9 @@ class Compile(Algorithm):
             Trainer's `compile`; 'step': the model together with its loss, and the steps of the optimizers.
 
     Raises:
-        ValueError: the mode or the scope is unknown; or, after loading, the model repeats no block, there is no C++
-            compiler for the CPU, CUDA graphs are combined with gradient accumulation, for which they cannot keep
-            gradients in memory; or, with 'step', the model is sharded or has a `training_step` of its own, or another
+        ValueError: the mode or the scope is unknown; or, after loading, the model has no repeated block, there is no
+            C++ compiler for the CPU, CUDA graphs are combined with gradient accumulation, for which they cannot keep
+            gradients in memory; or, with 'step', the model is sharded or has its own `training_step`, or another
             algorithm acts between the forward pass and the loss.
 
     Evidence:

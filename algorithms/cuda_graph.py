@@ -29,8 +29,8 @@ class CUDAGraph(Algorithm):
     (a branch, a random number from Python) is decided once, when it is recorded.
 
     Raises:
-        ValueError: after loading, the device is no GPU; a batch is split into microbatches, whose gradients would lie
-            in one place; the model is sharded or has a `training_step`; another algorithm acts between the forward
+        ValueError: after loading, the device is not a GPU; a batch is split into microbatches, whose gradients would
+            lie in one place; the model is sharded or has a `training_step`; another algorithm acts between the forward
             pass and the loss; or, when training starts, DDP looks for unused parameters or has a static graph, for
             which it has to see the graph of each batch.
 

@@ -19,7 +19,7 @@ def smooth_labels(targets: Tensor, logits: Tensor, smoothing: float = 0.1) -> Te
 
     Args:
         targets: class indices (N, ...), where -100 is ignored, or one-hot vectors or probabilities (N, K, ...).
-        logits: logits (N, K, ...), of which only the shape and dtype are used.
+        logits: logits (N, K, ...); only their shape and dtype are used.
         smoothing: share s of the probability to spread, in [0, 1].
 
     Returns:

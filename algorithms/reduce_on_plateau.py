@@ -37,7 +37,7 @@ class ReduceOnPlateau(Algorithm):
 
     The metric is read after each evaluation at its interval, and a reduction acts from the next batch on. It multiplies
     whatever schedules give: with `scheduler=constant scheduler.t_warmup=2ep +algorithms=reduce_on_plateau` it comes
-    with a warm-up. As the only schedule it can also be given in place of one: `scheduler=reduce_on_plateau`, or
+    with a warm-up. As the only schedule, it can also be given as the scheduler: `scheduler=reduce_on_plateau`, or
     `schedulers=ReduceOnPlateau()`. All ranks see the same value, and so reduce together; a resumed run waits on.
 
     Args:

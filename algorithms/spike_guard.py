@@ -57,7 +57,8 @@ class SpikeGuard(Algorithm):
     optimizer state; it is part of every checkpoint. A change of level, such as another batch size, looks like a spike.
 
     Args:
-        window: number of good batches whose median is compared with, at least 8; as many pass before the first look.
+        window: number of good batches whose median is compared with, at least 8; the first check comes after this many
+            batches.
         interval: number of batches that are looked at, and left out, together; at least 1.
         threshold: number of deviations above the median that make a spike, above 0.
         limit: number of times that training goes back, at least 1; one more spike ends the run.

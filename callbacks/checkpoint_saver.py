@@ -40,8 +40,8 @@ class CheckpointSaver(Callback):
         filename: name of a checkpoint, with any field of `Timestamp` in braces.
         keep: number of newest checkpoints to keep, at least 1 (the disk needs room for one more); -1 keeps all.
         monitor: metric that ranks checkpoints, such as 'MulticlassAccuracy' or, with its label,
-            'eval/MulticlassAccuracy'. Only a value measured with the saved weights counts. None means that there is
-            no best.
+            'eval/MulticlassAccuracy'. Only a value measured with the saved weights counts. None means no best
+            checkpoint.
         mode: 'min' if lower values are better, 'max' if higher ones are; None means 'min' for losses, errors and
             metrics that declare it.
         keep_best: number of best checkpoints to keep, at least 1.

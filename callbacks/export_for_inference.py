@@ -44,7 +44,7 @@ class ExportForInference(Callback):
             samples. None means the last training batch or, in a process that has trained none, the first batch of the
             data.
         transforms: functions, applied in order, that take a module and return the module to export instead.
-        dynamic_batch: whether the file accepts any number of samples, not only as many as the sample input has.
+        dynamic_batch: whether the file accepts any number of samples, not only that of the sample input.
 
     Raises:
         ValueError: an argument is out of range, or, at FIT_START, `save_path` cannot be written, the model does not

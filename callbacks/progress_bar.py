@@ -38,7 +38,7 @@ BAR_AND_GAP = 14  # columns that are kept free for a shorter one
 class ProgressBar(LoggerDestination):
     """Prints a line for each evaluation and each epoch, and shows how far the run is.
 
-    The lines are columns under one header: as many as fit into the terminal, the most important ones. The training loss
+    The lines are columns under one header: the most important ones that fit into the terminal. The training loss
     is the mean of the epoch so far, and batches per second leave out evaluations. On a terminal and in a notebook, the
     next line is already there, with a bar for the whole run. Elsewhere, as in a pipe or with CI=true, it is printed
     when nothing else was for a while. Only rank 0 prints. Nothing is done per batch: a thread reads the state at

@@ -29,7 +29,7 @@ class StateDigest(Callback):
     A line has `epoch` (from 0), `batch` (from 1), and digests of rank 0's state after that batch was trained:
 
     - `samples`: indices of the samples in all batches so far, on all ranks and in order, so that it does not depend on
-      the number of ranks. Only for loaders with an order of their own (`runner.data`), from the first epoch with this
+      the number of ranks. Only for loaders with an `order` (those of `runner.data`), from the first epoch with this
       callback.
     - `content`: rank 0's share of this batch, as algorithms left it.
     - `randomness`: torch's generators for the CPU and the device. Generators of other libraries are not included,

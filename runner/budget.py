@@ -39,8 +39,8 @@ class Budget:
         """Return the budget that was typed, or that the config of a run holds.
 
         Raises:
-            WrongKey: the value is neither wall-clock time above 0, with or without what it is a budget of, nor a number
-                of floating-point operations.
+            WrongKey: the value is neither a wall-clock time above 0, optionally `of` something, nor a number of
+                floating-point operations.
         """
         match = _FORM.fullmatch(value) if isinstance(value, str) else None
         if match is not None and match[2] is None and (found := _FLOP.fullmatch(match[1])):
@@ -89,7 +89,7 @@ def check_budget(config: Mapping[str, Any]) -> None:
     """Check that the budget of a config can be measured.
 
     Raises:
-        WrongKey: it is no budget, or another key contradicts it.
+        WrongKey: the value is not a budget, or another key contradicts it.
     """
     if config["budget"] is None or Budget.parse(config["budget"]).batches is not None:
         return

@@ -120,7 +120,7 @@ class Spool:
         folder: folder of the spool, created if it does not exist.
 
     Attributes:
-        departed: first batch that was trained again with another loss than in an earlier session, or None.
+        departed: first retrained batch with a different loss than in an earlier session, or None.
         lines: number of complete lines in the spool.
 
     Raises:

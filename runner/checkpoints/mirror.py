@@ -104,7 +104,7 @@ class Mirror:
         """Return the index of a checkpoint; without a name, of the one that the address itself is.
 
         Raises:
-            FileNotFoundError: there is no such checkpoint, or not the whole of it.
+            FileNotFoundError: the checkpoint does not exist or is incomplete.
             ValueError: it cannot be used.
         """
         with self._remote.open(self._at(name, INDEX), "rb") as file:

@@ -174,7 +174,7 @@ def make_model(config: Mapping[str, Any]) -> Any:
     """Return the model, with initial weights that depend only on the run's seed.
 
     Raises:
-        WrongKey: the target made something that is no module.
+        WrongKey: the target returned something other than a module.
     """
     import torch
 

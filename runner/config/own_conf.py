@@ -1,6 +1,6 @@
 """The `conf/` of a user's own project: found in the working directory, and added to ours.
 
-Our files come first. A file of the same name in the user's folder is not read, and the user is told so.
+Our files come first. A file of the same name in the user's folder is not read, and a message says so.
 
 Nothing may be executed while a config is composed. A file can set keys of Hydra itself, though, by which Hydra imports
 and calls anything; a folder with such a file is read only if the user types `--config-dir`.

@@ -137,7 +137,7 @@ class TensorLoader(OrderedLoader):
         resident: as given, and False once there was no room.
 
     Raises:
-        ValueError: there is no tensor, their lengths differ, or :class:`SampleOrder` refuses an argument.
+        ValueError: no tensor is given, their lengths differ, or :class:`SampleOrder` refuses an argument.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ class Job:
         log: the file that takes what is printed, for a job of a sweep or of Slurm; empty: the terminal.
         is_logged_too: whether what goes to `log` is printed as well.
         code: modules of a saved run that are imported instead of the current ones, by path.
-        parent: the config of the run that a fork begins from, as that run had it there; empty if it is no fork.
+        parent: the config of the run that a fork begins from, as that run had it there; empty if it is not a fork.
         shares: nodes at which this job of a sweep saves its state, so that others can begin there; None if its sweep
             shares nothing with others, see `runner.sweeps.sharing`.
         choices: the chosen name of each config group, such as {'model': 'mlp'}; without those whose target was typed.

@@ -58,7 +58,7 @@ def find_plan(model: nn.Module, ranks: int) -> dict[str, str]:
         ranks: the ranks over which each layer is split.
 
     Raises:
-        ValueError: there is no plan for the model, or the ranks do not divide its heads or features.
+        ValueError: the model is not supported, or its heads or features are not divisible by the ranks.
     """
     said = f"tensor_parallel={ranks!r}"
     families = [

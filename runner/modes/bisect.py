@@ -1,7 +1,7 @@
 """`mode=bisect`: finds the first commit that changes the bits of a run or worsens its metric, and the first difference.
 
-The run, or its first batches, is trained at the good commit and then at others, each in a git worktree of its own, with
-the code of that commit and the run's config. Binary search takes as many probes as the number of commits has bits.
+The run, or its first batches, is trained at the good commit and then at others, each in a separate git worktree, with
+the code of that commit and the run's config. Binary search takes about log2(n) probes for n commits.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def own_keys(mode: Mode, arguments: Sequence[str]) -> dict[str, str]:
     """Return the values that are typed for a mode, by key: its own, under its name, and that of `--config-dir`.
 
     Raises:
-        WrongKey: an argument is no key of the mode, or has a value that it may not have.
+        WrongKey: an argument is not a key of the mode, or has an invalid value.
     """
     found: dict[str, str] = {}
     given = iter(arguments)

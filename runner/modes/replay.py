@@ -173,7 +173,7 @@ def compare_digests(run: Path, again: Path, begun: int, batch: int) -> tuple[boo
         run: the folder of the run.
         again: the folder with the digests of now.
         begun: the batch after which training was restarted.
-        batch: the last batch trained again.
+        batch: the last retrained batch.
 
     Returns:
         The answer, and a label and a text for people.

@@ -134,7 +134,7 @@ def compare(
 
     Args:
         kept: lines that the run has kept.
-        again: lines of the batches that were trained again.
+        again: lines of the retrained batches.
         parts: the parts to compare.
         tolerance: relative difference up to which losses and norms count as equal; 0 compares all parts by their bits.
     """

@@ -63,8 +63,8 @@ class Muon(Optimizer):
     """Steps matrices by their orthogonalized Nesterov momentum, and all other parameters by AdamW or SGD.
 
     All singular values of a step are about equal, so that rare directions learn as fast as frequent ones. A matrix of
-    (M, N) is stepped by `lr * max(1, M / N) ** 0.5`. Group 0 has the matrices, group 1 all else, each with a rate of
-    its own; schedules multiply both rates, and rules of `ParamGroups` split both groups. `torch.optim.Muon` does the
+    (M, N) is stepped by `lr * max(1, M / N) ** 0.5`. Group 0 has the matrices, group 1 everything else, each with its
+    own rate; schedules multiply both rates, and rules of `ParamGroups` split both groups. `torch.optim.Muon` does the
     same for parameters of two dimensions, but accepts no others. Products are computed in bfloat16 on CUDA, in the
     weights' type, at least float32, elsewhere.
 

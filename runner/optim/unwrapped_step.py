@@ -13,8 +13,8 @@ def step(optimizer: Optimizer) -> None:
     """Do what `optimizer.step()` does.
 
     Torch wraps the step of every optimizer class for profilers and hooks. This takes 15 us of host time per step, even
-    without a profiler or hooks. What stands on the object itself, put there by torch's schedulers say, is called as it
-    is.
+    without a profiler or hooks. A `step` set on the object itself, for example by torch's schedulers, is called
+    unchanged.
     """
     of_class = type(optimizer).step
     if (

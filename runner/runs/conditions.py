@@ -51,7 +51,7 @@ def parse_conditions(text: str, key: str = "runs.where") -> list[Condition]:
         key: the key that they were typed for, for error messages.
 
     Raises:
-        WrongKey: a part of it is no condition.
+        WrongKey: a part of the text is not a condition.
     """
     try:
         parts = shlex.split(text)

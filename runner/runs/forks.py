@@ -41,7 +41,7 @@ def find_fork(config: Mapping[str, Any], run_dir: str | None) -> tuple[str | Non
         None if it is no fork. The checkpoint is None if the parent has none so early.
 
     Raises:
-        WrongKey: `at` is no batch, or there is no run.
+        WrongKey: `at` is not a batch, or there is no run.
     """
     if config["at"] is None:
         return None
@@ -63,8 +63,8 @@ def planted(job: Job) -> dict[str, Any]:
     """Return a config that resumes from a checkpoint in the fork's own folder, if it is a fork. All ranks.
 
     Where the parent has a checkpoint of that batch, it is a copy, which shares its blocks on the disk with the original
-    where the file system can do that. Otherwise the batches from the parent's last one are trained again. It stays when
-    the parent deletes old checkpoints, or is deleted itself.
+    where the file system can do that. Otherwise the batches after the parent's last checkpoint are retrained. It stays
+    when the parent deletes old checkpoints, or is deleted itself.
 
     Raises:
         WrongKey: the parent has no such batch.

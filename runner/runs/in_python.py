@@ -154,8 +154,9 @@ def replay(run: str | Path, batch: int, allow_targets: Sequence[str] = ()) -> Tr
             print(trainer.state.total_loss, trainer.state.outputs)
 
     It begins at the run's last checkpoint before the batch, and trains the batches in between again. The run's own
-    callbacks run, but destinations do not; they write into a temporary folder. On as many ranks as the run had, all is
-    equal to the bit; from now on torch computes with as many CPU threads as in the run. The run is only read.
+    callbacks run, but destinations do not; they write into a temporary folder. On the same number of ranks as the run,
+    everything is equal to the bit; from now on, torch uses the same number of CPU threads as in the run. The run is
+    only read.
 
     Args:
         run: 'latest', a run's folder, or its MLflow id.

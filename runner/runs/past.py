@@ -26,7 +26,8 @@ def given_run(job: Job) -> str:
 def record_of(run_dir: Path, batch: int) -> Path:
     """Return the folder with the record of the session that trained a batch of the run as it stands now.
 
-    A run may be resumed from an earlier checkpoint; what was trained after that before is no part of it any more.
+    A run may be resumed from an earlier checkpoint; batches that were trained after it earlier no longer belong to the
+    run.
 
     Args:
         run_dir: the run's folder.
@@ -40,7 +41,7 @@ def record_of(run_dir: Path, batch: int) -> Path:
 def forked_after(run_dir: Path) -> int:
     """Return the batch of its parent after which a fork begins, 0 for any other run.
 
-    What was trained before had the parent's config, so a fork cannot be trained again from the start.
+    Earlier batches were trained with the parent's config, so a fork cannot be retrained from the start.
     """
     first = _records(run_dir)[0]
     return began_after(first) if read_config(first).get("at") is not None else 0

@@ -22,7 +22,7 @@ def prepare(config: DictConfig) -> None:
         config: Hydra's config of the sweep; unchanged without a ladder.
 
     Raises:
-        WrongKey: nothing makes the model larger, or the budgets are no rungs.
+        WrongKey: no key makes the model larger, or there are too few budgets.
     """
     if not config.get("ladder"):
         return

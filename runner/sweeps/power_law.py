@@ -54,7 +54,7 @@ class Extrapolation:
         exponent: 95 % interval of its exponent; None if some compute has one value only, so that its noise is unknown.
         floor: 95 % interval of its floor; None without a floor.
         predicted: the loss that it predicts.
-        interval: 95 % prediction interval of the mean of as many values as were asked for.
+        interval: 95 % prediction interval of the mean of the requested number of values.
     """
 
     law: Law
@@ -94,8 +94,8 @@ def extrapolate(compute: Sequence[float], losses: Sequence[Sequence[float]], tar
     """Return the law of losses, and its prediction of the mean of several runs at another amount of compute.
 
     Values are resampled around the mean at their compute: the relative noise of all is pooled. A floor is part of the
-    law if there are more amounts of compute than the law has parameters and nearly all resamples have one. Where it can
-    neither be told nor excluded, the intervals allow for it.
+    law if there are more amounts of compute than the law has parameters and nearly all resamples have one. If it can be
+    neither confirmed nor excluded, the intervals allow for it.
 
     Args:
         compute: above 0, at least `LEAST` different ones.

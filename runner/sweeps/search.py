@@ -62,8 +62,8 @@ def read_directions(config: DictConfig) -> list[str]:
 def resume_study(config: DictConfig, name: str, over: Sequence[Result], unfinished: Sequence[Result]) -> None:
     """Let Optuna's sweeper continue the study in its storage, as if it had never stopped.
 
-    Finished jobs count as trials of this sweep, and interrupted ones are requested again. Without a storage
-    there is nothing to do: a seeded search then repeats itself, and is told the results of the jobs that are over.
+    Finished jobs count as trials of this sweep, and interrupted ones are requested again. Without a storage, nothing is
+    done: a seeded search repeats itself, and gets the results of finished jobs.
 
     Args:
         config: the sweep's config, which is changed: the name of the study, the number of trials, and the sampler's

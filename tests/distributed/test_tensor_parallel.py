@@ -412,9 +412,9 @@ def test_a_split_run_is_resumed_evaluated_and_predicts_like_any_other(run_app, t
         ),
         (
             ("trainer.context_parallel=2",),
-            "no such key; sequences are not split over ranks",
+            "no such key; context parallelism is not supported",
         ),
-        (("trainer.pipeline_parallel=2",), "no such key; layers are not put on different ranks"),
+        (("trainer.pipeline_parallel=2",), "no such key; pipeline parallelism is not supported"),
         (
             ("mode=check", "model=mlp", "algorithms=none", "trainer.tensor_parallel=2", "launch.nproc_per_node=2"),
             "trainer.tensor_parallel=2: only the GPT of runner.models",

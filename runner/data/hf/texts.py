@@ -228,8 +228,7 @@ def check_task(
     """Return the task, after checking that the other arguments are as it needs them.
 
     Raises:
-        ValueError: there is no such task, targets are missing or of no use, there are too many inputs, there is no
-            tokenizer.
+        ValueError: the task is unknown, targets are missing or unusable, there are too many inputs, or no tokenizer.
     """
     task = TASKS[0] if task is None else task
     check_one_of("task", task, TASKS)

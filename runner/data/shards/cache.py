@@ -57,7 +57,7 @@ class ShardCache:
         Args:
             name: the file's name, without a suffix.
             size: bytes that it will take, as far as they are known.
-            make: writes the file to a path; what it writes beside that, with `.raw` appended, is removed.
+            make: writes the file to a path; temporary output with `.raw` appended is removed.
             keep: names of files that must not make room for it.
 
         Raises:

@@ -118,7 +118,7 @@ def retried(address: str, work: Callable[[], Result]) -> Result:
     Raises:
         ConnectionError: it failed each time.
         FileNotFoundError: the server has no such file.
-        ValueError: raised by `work`, as is, at once.
+        ValueError: raised by `work`, without a retry.
     """
     for wait in (*RETRY_WAITS, None):
         try:

@@ -26,7 +26,7 @@ class HFModel(Model):
 
     Args:
         module: an `HFNetwork`, or a model of transformers.
-        metrics: torchmetrics by name, in place of the default ones: bits per token for language models, the mean
+        metrics: torchmetrics by name, instead of the default ones: bits per token for language models, the mean
             squared error for regression, else accuracy. They see logits and labels; those of tokens are flattened to
             `(N * T, C)` and `(N * T,)`, and may need `ignore_index=-100`.
 

@@ -113,7 +113,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "callbacks.checkpoint_saver.save_interval=2x": ("callbacks.checkpoint_saver.save_interval='2x'",),
     "trainer.max_duration=${oops}": ("trainer.max_duration", "oops"),
     # what does not go together
-    "trainer.grad_accum=2 trainer.microbatch_size=4": ("grad_accum=2", "microbatch_size=4", "exclude"),
+    "trainer.grad_accum=2 trainer.microbatch_size=4": ("grad_accum=2", "microbatch_size=4", "cannot be combined"),
     "optimizer.momentum=0": ("optimizer", "Nesterov", "momentum"),
     "trainer.max_duration=1ep scheduler.t_warmup=2ep": ("scheduler.t_warmup='2ep'", "t_max='1dur'"),
     "trainer.max_duration=100tok": ("max_duration='100tok'", "num_tokens"),

@@ -26,7 +26,7 @@ WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 RECOMPILES = 8
 """Torch's limit of recompilations per block; different shapes, training and evaluation each count."""
 TINY = torch.finfo(torch.float32).tiny
-"""In place of a rate of 0, by which Adam divides where rates are tensors."""
+"""Replaces a rate of 0, because Adam divides by the rate if it is a tensor."""
 
 
 def compile_optimizer(optimizer: Optimizer, mode: str) -> None:
@@ -40,7 +40,7 @@ def compile_optimizer(optimizer: Optimizer, mode: str) -> None:
         if group.get("foreach"):
             group["foreach"] = None  # torch decides: compiled kernels are joined anyway, and some take no tensor here
     plain: Any = type(optimizer).step
-    compiled = torch.compile(plain.__wrapped__, mode=mode)  # within what calls hooks, which stay as they are
+    compiled = torch.compile(plain.__wrapped__, mode=mode)  # inside the wrapper that calls hooks, which stays unchanged
     tensors: dict[int, Tensor] = {}
 
     @wraps(optimizer.step)  # torch's schedulers look for a marker that they set on it
@@ -130,7 +130,7 @@ class Compile(Algorithm):
         refuse_what_needs_parts(state, "scope='step'", "use scope='model' or 'block'")
         join_loss(state.unwrapped_model)
         for optimizer in state.optimizers:
-            # Gradients are not where a graph of CUDA's would look for them.
+            # Gradients are not in the memory that a CUDA graph would read.
             compile_optimizer(optimizer, "default" if self._replays else self.mode)
 
     def before_forward(self, state: State, logger: Logger) -> None:

@@ -23,22 +23,23 @@ class CUDAGraph(Algorithm):
 
     This pays off if the host cannot launch kernels as fast as the GPU runs them: small models, small batches.
     The first full batch is recorded, after three passes that leave no trace; batches of another shape, such as a last
-    one that is smaller, evaluations and optimizers run as usual. Dropout follows the seeds of each batch, as without.
+    one that is smaller, evaluations and optimizers run as usual. Dropout uses the seeds of each batch, as without
+    graphs.
 
-    Outputs and gradients lie in memory that the next batch overwrites. What the model's Python code decides for itself
-    (a branch, a random number from Python) is decided once, when it is recorded.
+    Outputs and gradients lie in memory that the next batch overwrites. Decisions in the model's Python code (a branch,
+    a random number from Python) are made once, during recording.
 
     Raises:
         ValueError: after loading, the device is not a GPU; a batch is split into microbatches, whose gradients would
-            lie in one place; the model is sharded or has a `training_step`; another algorithm acts between the forward
-            pass and the loss; or, when training starts, DDP looks for unused parameters or has a static graph, for
-            which it has to see the graph of each batch.
+            overwrite each other; the model is sharded or has a `training_step`; another algorithm acts between the
+            forward pass and the loss; or, when training starts, DDP looks for unused parameters or has a static graph,
+            which requires it to see the graph of each batch.
 
     Evidence: strong, for speed where the host is the limit (PyTorch's CUDA semantics). The trained model is the same.
     """
 
-    # Those that change the shape of batches, or what the model does, from one batch to another; and what is recorded
-    # by others, or looks at random states while it runs.
+    # Algorithms that change the shape of batches or the model from batch to batch, record graphs themselves, or read
+    # random states during the step.
     conflicts_with = (
         "ActivationCheckpointing",
         "BatchSizeWarmup",

@@ -161,7 +161,7 @@ class SpikeGuard(Algorithm):
             found = deviations(values, self._history)
         if bool((found > self.threshold).any()):
             self._go_back(state, logger, values, found)
-        elif not is_over:  # else a run that is prolonged would look at other batches than one that was longer at once
+        elif not is_over:  # otherwise a prolonged run would check other batches than one that was longer from the start
             self._history = torch.cat([self._history, values], dim=1)[:, -self.window :]
             self._good = _copy(state)
 

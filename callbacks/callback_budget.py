@@ -24,7 +24,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 SAMPLED = 0.2  # share of the batches that are measured
 SKIPPED = 10  # batches at the beginning that are not: much is loaded in them
 EACH = 5  # of so many measured batches, the waits are counted in one and the time in the others
-LEAST = 10  # timed batches before costs are judged, and again when there are ten times as many
+LEAST = 10  # timed batches before costs are judged, and judged again after ten times that number
 ONCE = {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START, Event.FIT_END}  # no share of any time
 _NOT, _TIMED, _COUNTED = range(3)
 

@@ -86,7 +86,7 @@ class ConsoleSummary(LoggerDestination):
         self._eval_began = time.perf_counter()
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
-        if self._began is not None:  # otherwise it is no part of training
+        if self._began is not None:  # otherwise it is not part of training
             now = time.perf_counter()
             self._evaluating += now - self._eval_began
             self._seconds = now - self._began

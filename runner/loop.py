@@ -77,7 +77,7 @@ def train_batch(run: Run, samples: int, all_samples: int) -> None:
     state = run.state
     on = run.on
     on.batch_start()
-    for rates in run.rates:  # before the batch, so that its step uses the rate of its own place in training
+    for rates in run.rates:  # before the batch, so that its step uses the rate for its position in training
         rates.step(state.progress)
     on.before_train_batch()  # algorithms change the batch here, so its share is worked out after it
     state.batch_is_padding = samples == 0
@@ -90,7 +90,7 @@ def train_batch(run: Run, samples: int, all_samples: int) -> None:
     run.accumulate(run, share)
     run.steps.finish_gradients()  # average over ranks and unscale, where backward did not
     on.after_train_batch()  # gradients are final: the place to clip or to look at them
-    state.is_consistent = False  # and it stays so where the batch fails
+    state.is_consistent = False  # and it stays so if the batch fails
     run.steps.step()
     # Time moves last: until here, intervals and schedules still see the batch as not trained.
     tokens = run.count_tokens(samples, all_samples)

@@ -254,7 +254,7 @@ def log_sweep(session: Session, summary: SweepSummary, nested: bool, timeout: fl
         session.append({"table": name, "columns": list(columns), "rows": [list(row) for row in rows]})
     for path in summary.files:
         session.append_artifact(path, "sweep")
-    # The step: a sweep that is repeated has finished at least as many jobs as before.
+    # The step: a rerun sweep has finished at least the jobs it had before.
     session.append_metrics([(dict(summary.metrics), int(summary.metrics["sweep/finished"]), time.time())])
     session.close(summary.status, timeout)
 

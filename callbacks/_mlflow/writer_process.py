@@ -115,7 +115,7 @@ class WriterProcess:
             stderr=subprocess.DEVNULL,
             text=True,
             bufsize=1,
-            # Ctrl-C reaches only the trainer, which records how the run ended. No session of its own: Linux shares the
+            # Ctrl-C reaches only the trainer, which records how the run ended. No separate session: Linux shares the
             # cores out among sessions first, and `os.nice` would count for nothing.
             process_group=0,
         )

@@ -119,7 +119,7 @@ def find_checkpoint(path: str | Path, check: Callable[[Path], str | None] | None
             raise ValueError(f"checkpoint {str(path)!r} cannot be used: {fault}")
         return path.resolve()
     for names in ("[!.]*", ".*.discarded-*"):  # the latter are left by a kill during a replacement
-        # A run keeps its checkpoints in a folder of their own, which its config may rename.
+        # A run keeps its checkpoints in a separate folder, which its config may rename.
         found = {one.resolve().parent for up in ("", "[!.]*/") for one in path.glob(f"{up}{names}/{MANIFEST}")}
         for one in sorted(found, key=saved_at, reverse=True):
             facts = tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in one.iterdir())

@@ -147,7 +147,7 @@ def _read_pieces(folder: Path, manifest: Mapping[str, Any], prefix: str) -> Iter
             opened = safe_open(folder / file, framework="pt")  # its memory stays mapped as long as a piece is used
             if (opened.metadata() or {}).get("save") != manifest.get("save"):
                 raise ValueError(f"{file} belongs to another checkpoint")
-            for key in opened.keys():  # noqa: SIM118 - it is no dict
+            for key in opened.keys():  # noqa: SIM118 - not a dict
                 if (named := NAME.fullmatch(key)) is None:
                     raise ValueError(f"{file} contains {key!r}, which is not the name of a part")
                 if named[1].startswith(prefix):

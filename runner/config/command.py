@@ -58,7 +58,7 @@ def lead() -> int:
             saved = find_saved_run(sys.argv[1:])
             if saved is not None:
                 sys.argv[1:] = with_saved_arguments(saved, sys.argv[1:])
-            found = find_own_conf(sys.argv[1:], CONF)  # unless the saved run had a folder of its own
+            found = find_own_conf(sys.argv[1:], CONF)  # unless the saved run had its own folder
             sys.argv[1:] = [*sys.argv[1:], *found]
             for sentence in about_replaced([*typed, *found], CONF):
                 print(f"WARNING: {sentence}", file=sys.stderr)

@@ -253,7 +253,7 @@ class DatasetLoader(OrderedLoader):
                 num_workers=num_workers,
                 collate_fn=_unchanged,
                 worker_init_fn=partial(start_worker, loader_options.pop("worker_init_fn", None)),
-                # A generator of its own: the default would draw from torch's global one at every epoch.
+                # A separate generator: the default would draw from torch's global one at every epoch.
                 generator=torch.Generator().manual_seed(seed),
                 **loader_options,
             )

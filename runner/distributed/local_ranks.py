@@ -26,7 +26,7 @@ from runner.distributed.threads import VARIABLES
 from runner.failures.tracebacks import environment_of_user
 
 PR_SET_PDEATHSIG = 1
-GRACE = 4.0  # seconds that ranks have to leave a failed job, or to exit, by themselves
+GRACE = 4.0  # seconds that ranks have to leave a failed job, or to exit, on their own
 
 
 class LocalRanks(Ranks):

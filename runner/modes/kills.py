@@ -34,7 +34,7 @@ FILES = 4  # in a checkpoint, written one after another
 
 POLL = 0.001  # seconds between two checks of a run's folder
 GRACE = 60.0  # seconds that a run has to end after one of its ranks was killed
-LINGER = 5.0  # seconds that processes which a killed run has started have to end by themselves
+LINGER = 5.0  # seconds for processes started by a killed run to exit on their own
 TAIL = 4096  # bytes at the end of the file of digests that surely hold one whole line
 
 

@@ -60,7 +60,7 @@ def _too_long(config: Mapping[str, Any], progress: Progress) -> Iterator[str]:
             try:
                 length = convert(Time.parse_or_epochs(value), duration.unit, duration, progress.batches_per_epoch)
             except ValueError:
-                continue  # it is no time, or its unit cannot be converted to that of the run's length
+                continue  # not a time, or its unit cannot be converted to that of the run's length
             if length > duration.exact:
                 yield f"{path}.{key}={value!r} is longer than the run of {str(duration)!r}: {effect}"
 

@@ -126,6 +126,6 @@ def _draw(title: str, rising: RisingRate, kind: str) -> bytes:
         scale(axes, "x", rising.rates, decades=0.0)
         until = rising.losses[: smoothed.index(min(smoothed)) + 1]
         margin = 0.3 * (max(until) - min(until))
-        axes.set_ylim(min(until) - margin, max(until) + margin)  # where it diverges it leaves the picture
+        axes.set_ylim(min(until) - margin, max(until) + margin)  # a diverging loss leaves the plot
         add_legend(axes, handles, labels, loc="lower left")
     return render(figure, kind)

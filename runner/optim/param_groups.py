@@ -19,7 +19,7 @@ from runner.checks import check_whole
 OptimizerFactory = Callable[[Any], Optimizer]
 """Called with a list of parameters, or with the model itself if its first argument is named `model`."""
 
-_NOT_SET = ("params", "name", "initial_lr", "lr_scale")  # what a group of an optimizer holds beside its settings
+_NOT_SET = ("params", "name", "initial_lr", "lr_scale")  # keys of an optimizer's group that are not settings
 
 
 def takes_model(factory: Any) -> bool:

@@ -16,7 +16,7 @@ from runner.data.loaders import SeededBatches
 if TYPE_CHECKING:
     from runner.state import State
 
-SAMPLES = 8  # that are read of data that is not in memory, with seeds of their own if transforms are random
+SAMPLES = 8  # samples to read from data that is not in memory, with fixed seeds if transforms are random
 LIBRARIES = ("torch", "torchmetrics")  # whose classes are known by their names
 
 

@@ -207,7 +207,7 @@ def _draw_effect(axes: Any, settings: Sequence[Setting], key: str, objective: st
     for setting in settings:
         for job in setting.done:
             place = places[show_value(job.values.get(key))]
-            # The first run at a text stands over it, the others beside it, so that fewer hide others.
+            # The first run at a label is drawn above it, the others next to it, so that fewer overlap.
             aside = 0.0 if is_numeric else 0.2 * ((len(groups[place]) * 0.618034 + 0.5) % 1.0 - 0.5)
             groups[place].append(_objective(job))
             points.append((place + aside, _objective(job)))

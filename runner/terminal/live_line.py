@@ -82,4 +82,4 @@ def _line_of_cell(console: Any, draw: Callable[[], Any], interval: float) -> Ite
         with repeated(lambda: line.update(content(), raw=True), interval):
             yield
     finally:
-        line.update({"text/plain": ""}, raw=True)  # as on a terminal, where it goes with the end of training
+        line.update({"text/plain": ""}, raw=True)  # as on a terminal, where it disappears at the end of training

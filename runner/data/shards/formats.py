@@ -20,7 +20,7 @@ from torch import Tensor
 from runner.data.text.token_cache import STORED, map_tokens
 from runner.libraries.hugging_face import import_hf
 
-ROWS_WRITTEN = 8192  # of a table at once
+ROWS_WRITTEN = 8192  # rows of a table per write
 BLOCK = 512  # bytes, of a tar file
 
 Description = dict[str, Any]

@@ -34,7 +34,7 @@ from runner.data.text.windows import (
     window_loaders,
 )
 
-PIECE = 1 << 18  # characters of a file that are tokenized at once
+PIECE = 1 << 18  # characters of a file to tokenize at a time
 Part = TypeVar("Part")
 LINE_END = re.compile(r"(?<=\S)\n(?=\S)")
 

@@ -146,12 +146,10 @@ def check_keys(config: Mapping[str, Any]) -> None:
             )
         for key, section in (config.get(group) or {}).items():
             if not isinstance(section, Mapping) or "_target_" not in section:
-                raise WrongKey(
-                    f"{group}.{key}",
-                    "needs a `_target_`, the class to make; "
-                    f"one that ships is added with +{group}=<name>, and ~{group}.{key} does without it",
-                    repr(section),
-                )
+                reason = f"one that ships is added with +{group}=<name>, and ~{group}.{key} does without it"
+                advice = Advice(f"needs a `_target_`, the class to make; {reason}")
+                fix = f"~{group}.{key}" if section is None else ""
+                raise WrongKey(f"{group}.{key}", advice.knowing(fix=fix), repr(section))
 
 
 def about_unknown(key: str, known: Iterable[str]) -> str:

@@ -63,7 +63,7 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
             )
     for key in KEYS:
         if key not in plain and key not in GROUPS:
-            raise WrongKey(key, "a run needs this key; give it a value, or null")
+            raise ValueError(Advice(f"~{key}: a run needs this key; give it a value, or null").knowing(key=key))
     return plain
 
 
@@ -220,4 +220,5 @@ def _check_choices(config: Mapping[str, Any]) -> None:
                 raise WrongKey(f"{group}.{key}", nearest(str(value), allowed), repr(value))
         for key in known:
             if key not in section:
-                raise WrongKey(f"{group}.{key}", f"mode={group} needs this key; leave it as it is")
+                text = f"~{group}.{key}: mode={group} needs this key; leave it as it is"
+                raise ValueError(Advice(text).knowing(key=f"{group}.{key}"))

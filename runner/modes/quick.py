@@ -36,7 +36,7 @@ def answer(arguments: Sequence[str]) -> int | None:
     except (ValueError, OSError) as error:
         if is_rank_zero():
             print(f"error: {printable(error)}", file=sys.stderr)  # names in it may be from files of others
-            give(error=describe_error(error, mode))
+            give(mode=None if mode is None else mode.name, error=describe_error(error, mode))
         return 2
 
 

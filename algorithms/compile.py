@@ -24,7 +24,7 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes that replay CUDA graphs."""
 RECOMPILES = 8
-"""Of a block: torch's own limit for a function, which counts shapes, training, evaluation and the like."""
+"""Torch's limit of recompilations per block; different shapes, training and evaluation each count."""
 TINY = torch.finfo(torch.float32).tiny
 """In place of a rate of 0, by which Adam divides where rates are tensors."""
 
@@ -43,7 +43,7 @@ def compile_optimizer(optimizer: Optimizer, mode: str) -> None:
     compiled = torch.compile(plain.__wrapped__, mode=mode)  # within what calls hooks, which stay as they are
     tensors: dict[int, Tensor] = {}
 
-    @wraps(optimizer.step)  # torch's schedulers look for a mark that they have left on it
+    @wraps(optimizer.step)  # torch's schedulers look for a marker that they set on it
     def step(one: Any) -> None:
         one._opt_called = True
         rates = [group["lr"] for group in one.param_groups]
@@ -115,7 +115,7 @@ class Compile(Algorithm):
         model = state.unwrapped_model
         found = find_repeated(model) if self.scope == "block" else {"": model}
         if not found:
-            raise ValueError("scope='block': the model repeats no block; set scope='model' to compile it as a whole")
+            raise ValueError("scope='block': the model has no repeated block; set scope='model' to compile all of it")
         if self.scope == "step":
             self._join(state)
         report(self, state, [*found], "block")

@@ -31,7 +31,7 @@ def find_linear(model: nn.Module, exclude: Sequence[str]) -> list[str]:
 
 
 class Float8(Algorithm):
-    """Lets linear layers multiply in 8 bits, with scales that are worked out anew each time; needs torchao.
+    """Makes linear layers multiply in 8 bits, with scales recomputed each time; needs torchao.
 
     Inputs, weights and gradients are rounded to float8 for the three products of each layer. Weights and optimizers
     keep their own format, and all else runs as `trainer.precision` says, best amp_bf16. It pays off for large layers
@@ -71,7 +71,7 @@ class Float8(Algorithm):
             where = f"a CUDA device of capability {'.'.join(map(str, CAPABILITY))} or more, not {device}"
             raise ValueError(f"Float8 needs {where}: leave it out, or try it with emulate=True")
         if self.recipe == "rowwise_with_gw_hp" and device.type != "cuda" and state.precision.startswith("amp"):
-            raise ValueError(f"recipe={self.recipe!r}: torchao heeds no autocast on {device}: set precision='fp32'")
+            raise ValueError(f"recipe={self.recipe!r}: torchao ignores autocast on {device}: set precision='fp32'")
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # pyright: ignore[reportMissingImports]
 
         model = state.unwrapped_model

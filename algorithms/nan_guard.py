@@ -39,7 +39,7 @@ class NaNGuard(Algorithm):
     The decision is made once per batch, when gradients are final and before any optimizer steps, and is the same on all
     ranks: a loss that is not finite on one rank counts on all. Whatever the policy, the batch does not change the
     weights or the optimizers' state, buffers such as running statistics are restored to what they were before it, and
-    the logged loss stays what it was. Time, data, schedules and other algorithms go on: an average keeps the weights
+    the logged loss stays what it was. Time, data, schedules and other algorithms continue: an average keeps the weights
     that a rollback drops. Optimizers must ignore parameters without a gradient, as all of torch's do.
 
     With amp_fp16, infinite gradients of a finite loss are left to the loss scaler as long as its scale is above 1.

@@ -86,7 +86,7 @@ class ExportForInference(Callback):
         if get_global_rank() != 0:
             return
         if self.save_format == "onnx" and state.precision.value == "bf16":
-            raise ValueError("save_format='onnx': holds no weights in bf16 that a CPU can run; use 'torch_export'")
+            raise ValueError("save_format='onnx': a CPU cannot run its bf16 weights; use 'torch_export'")
         path = state.run_dir / self.save_path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

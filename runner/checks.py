@@ -86,7 +86,7 @@ def check_session(value: str | Time | None, callbacks: Sequence[Any] = (), train
         raise wrong_argument("session", str(value), reason)
     savers = [one for one in callbacks if hasattr(one, "latest") and not getattr(one, "weights_only", False)]
     if trains and not savers:
-        lost = "nothing saves a checkpoint from which to go on"
+        lost = "nothing saves a checkpoint to continue from"
         raise wrong_argument("session", str(value), f"{lost}; add a CheckpointSaver, without weights_only")
     return limit.value
 
@@ -123,5 +123,5 @@ def told_if_endless(batches: Iterable[Any], name: str) -> Iterator[Any]:
     """Yield batches, and warn once if there are so many that their loader may have no end."""
     for number, one in enumerate(batches, start=1):
         if number == MANY:
-            log.warning("%s: %d batches so far; subset_num_batches limits a loader that has no end", name, MANY)
+            log.warning("%s: %d batches so far; subset_num_batches limits an endless loader", name, MANY)
         yield one

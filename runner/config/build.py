@@ -65,7 +65,7 @@ def callbacks_with(config: Mapping[str, Any], attribute: str) -> dict[str, Any]:
 
 
 def make_launch(config: Mapping[str, Any]) -> Launch:
-    """Return the `Launch` of a job, which says how many processes it has.
+    """Return the `Launch` of a job, which holds its number of processes.
 
     Its section is checked before everything else, because the processes start early.
 

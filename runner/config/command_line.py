@@ -88,7 +88,7 @@ WITH_VALUE = {
     "--config-dir": "-cd",
 }
 OPTIONS = (*FLAGS, *WITH_VALUE)
-"""Hydra's command-line options, of which Hydra has no public list."""
+"""Hydra's command-line options; Hydra has no public list of them."""
 SHORT = ("h", "c", "p", "r", "m", "i")
 """Its short options; those of conf/ begin with c too."""
 
@@ -103,10 +103,10 @@ def check_options(arguments: Sequence[str]) -> None:
         name = argument.partition("=")[0]
         if name in ("--config-path", "-cp"):
             raise ValueError(
-                f"{argument}: conf/ of this project is always read; --config-dir=<folder> adds your own to it"
+                f"{argument}: the runner's own conf/ is always read; --config-dir=<folder> adds yours to it"
             )
         if name in ("--shell-completion", "-sc"):
-            raise ValueError(f"{argument}: completion is set up with the command `runner completion bash`, zsh or fish")
+            raise ValueError(f"{argument}: to set up completion, use the command `runner completion bash`, zsh or fish")
         meant = [option for option in OPTIONS if option == name or (name.startswith("--") and option.startswith(name))]
         is_short = bool(re.match(rf"-({'|'.join(SHORT)})", name))
         if name.startswith("-") and not is_short and name not in meant and len(meant) != 1:

@@ -36,8 +36,8 @@ class WrongConfig(Exception):
         message: what is wrong and what to do.
         key: the config key with which the message begins, if the message also shows the key's value.
         at: the config key at fault, however the message begins; empty if no single key is.
-        allowed: the values or names that may stand there; empty if they cannot be listed.
-        fix: an argument to type in place of the wrong one; empty if it cannot be told.
+        allowed: the allowed values or names; empty if they cannot be listed.
+        fix: an argument to type instead of the wrong one; empty if unknown.
     """
 
     def __init__(self, message: str, key: str = "", at: str = "", allowed: Sequence[str] = (), fix: str = "") -> None:
@@ -210,7 +210,7 @@ def _with_place(error: Exception, text: str, overrides: Sequence[str], conf: Pat
         argument = argument_of(error)
         key = next((one for one in map(key_of, overrides) if one == f"trainer.{argument}"), argument)
     place = line_of_user(error)
-    if place is None and isinstance(error, TypeError):  # Python's message alone rarely says what is wrong
+    if place is None and isinstance(error, TypeError):  # Python's message alone rarely explains the error
         last = traceback.extract_tb(error.__traceback__)[-1:]
         raised = (one for one in last if not (one.line or "").startswith("raise "))
         place = next((f"{one.filename}:{one.lineno}" for one in raised), None)

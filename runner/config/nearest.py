@@ -17,7 +17,7 @@ class Advice(str):
     key: str = ""
     """The config key at fault, if it is known."""
     fix: str = ""
-    """The whole argument to type in place of the wrong one, if that takes more than the nearest name."""
+    """The complete argument to type instead of the wrong one, if the nearest name alone is not enough."""
 
     def knowing(self, **facts: Any) -> Advice:
         """Return the same phrase with further facts."""
@@ -48,7 +48,7 @@ def nearest(name: str, allowed: Iterable[Any], most: int = 40, otherwise: str = 
         name: a name that is not allowed.
         allowed: the names that are.
         most: how many of them are listed at most.
-        otherwise: what to say if there are more and none is near.
+        otherwise: the text to use if there are more and none is close.
     """
     names = sorted(one for one in map(str, allowed) if not one.startswith("_"))
     longer = [one for one in names if name and one.startswith(name)]

@@ -79,7 +79,7 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
     if found := LIST_FOR_SECTION.match(text):
         key = found[1].lstrip("+")
         instead = f"write {key}.<name>=..., or '{key}={{<name>: ...}}'"
-        return Advice(f"{found[1]}=[...]: a list cannot stand for a section of keys; {instead}").knowing(key=key)
+        return Advice(f"{found[1]}=[...]: a list cannot replace a section of keys; {instead}").knowing(key=key)
     if found := SEVERAL_VALUES.match(text):
         key, _, value = found[1].partition("=")
         takes_one = key == "mode" or ((conf / key).is_dir() and key not in LISTS)

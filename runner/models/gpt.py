@@ -38,7 +38,7 @@ class CausalAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the heads' outputs, ``(N, H, T, D / H)`` as the queries, keys and values.
 
-        A mask is that of :func:`document_mask`.
+        A mask comes from :func:`document_mask`.
         """
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
@@ -88,7 +88,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(d_model, d_model)
 
     def forward(self, x: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the attention's output at each position, ``(N, T, D)``; a mask is that of :func:`document_mask`."""
+        """Return the attention's output at each position, ``(N, T, D)``; a mask comes from :func:`document_mask`."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         if self.value_embedding is not None:
             v = v + self.value_embedding(tokens)

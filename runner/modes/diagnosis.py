@@ -86,7 +86,7 @@ def hook_at_fault(error: BaseException, config: Mapping[str, Any]) -> HookAtFaul
 
 @contextmanager
 def naming_fault(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Iterator[None]:
-    """Turn exceptions into a WrongConfig that says what is at fault, and in which line of the user's code."""
+    """Turn exceptions into a WrongConfig that names the cause and the line of the user's code."""
     try:
         yield
     except WrongConfig:

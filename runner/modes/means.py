@@ -49,7 +49,7 @@ class Cell:
         return math.fsum(self.values) / len(self.values)
 
     def show(self) -> str:
-        """Return the mean, with as many decimals as the interval has any use for, and its interval."""
+        """Return the mean, rounded to the precision that the interval justifies, and its interval."""
         if self.interval is None:
             return f"{self.mean:.4g}"
         low, high = self.interval
@@ -85,8 +85,8 @@ def show_means(typed: Mapping[str, str]) -> None:
 
     `table.where` names the runs as in `runner verdict`: folders, globs and conditions; all runs in outputs/ without it.
     `table.rows` and `table.columns` are keys of a config or groups, such as `model,optimizer.lr`; rows without such a
-    key are what differs. A mean is bold if it is better than all others in its column: if no other one may be the best.
-    What was evaluated or trained otherwise has no verdict. The folders of the runs are comments, in CSV a column.
+    key are what differs. A mean is bold if it is better than all others in its column, so that no other can be the
+    best. What was evaluated or trained otherwise has no verdict. The folders of the runs are comments, in CSV a column.
 
     Raises:
         ValueError: a key or a run is wrong, or a cell would have runs that differ in more than the seed.

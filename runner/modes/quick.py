@@ -52,7 +52,7 @@ def describe_error(error: Exception, mode: Mode | None) -> dict[str, Any]:
 
 
 def fix_of(key: str, meant: str, is_value: bool) -> str:
-    """Return what to type in place of a wrong argument: the key with another value, or another key."""
+    """Return what to type instead of a wrong argument: the key with another value, or another key."""
     if not meant:
         return ""
     if is_value:
@@ -97,7 +97,7 @@ def split_names(text: str) -> list[str]:
 
 
 def unquoted(text: str) -> str:
-    """Return a typed value without the quotes that Hydra's grammar asks for."""
+    """Return a typed value without the quotes that Hydra's grammar requires."""
     if len(text) > 1 and text[0] in "'\"" and text[-1] == text[0]:
         return re.sub(r"\\(.)", r"\1", text[1:-1])
     return text

@@ -25,7 +25,7 @@ from runner.runs.listing import OUTPUTS, SavedFolder, find_runs, read_config
 from runner.runs.result import FOLD, SEED, Result, read_result
 
 TRAINED = (SEED, "model", "data", "folds", "optimizer", "scheduler", "trainer", "algorithms", "vars")
-"""Sections of a config that make runs different; the others only watch, or say where they run."""
+"""Sections of a config that make runs different; the others only observe, or control where they run."""
 
 UNTRAINED = ("callbacks", "launch", "sweep")
 """Config groups that are not among these sections."""
@@ -33,7 +33,7 @@ UNTRAINED = ("callbacks", "launch", "sweep")
 LARGEST = 1e100  # of a metric: sums of squares of larger values overflow
 
 Pair = tuple[str, ...]
-"""What a run shares with the run that it is compared with: its seed, and its values of other keys."""
+"""The key for pairing runs of two candidates: the seed, and the values of other keys."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Candidate:
     def values(self, metric: str, keys: Sequence[str], among: Collection[Pair] = ()) -> dict[str, float]:
         """Return a metric of its runs by what they share with others; of two runs of one pair, the later counts.
 
-        Folds of one seed train on much the same samples, so they are no evidence of their own: their mean is one value.
+        Folds of one seed train on largely the same samples, so they are not independent: their mean is one value.
 
         Args:
             metric: one that all of them have.
@@ -156,7 +156,7 @@ def find_candidate(text: str, key: str) -> Candidate:
     known = {one.folder.resolve(): one for one in found}
     trained = [one for one in known.values() if one.setting("mode") in (None, "train")]
     if not trained:
-        raise WrongKey(key, "no run that was trained; runner runs lists runs", repr(text))
+        raise WrongKey(key, "no trained run; runner runs lists runs", repr(text))
     runs = [
         Run(one.folder, one.result, _flat(read_config(one.folder)))
         for one in trained
@@ -188,7 +188,7 @@ def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tupl
     runs = [run for one in candidates for run in one.runs]
     objectives = dict.fromkeys(run.result.objective_name for run in runs)
     if not asked and (len(objectives) > 1 or "" in objectives):
-        raise WrongKey(key, f"the runs have no common objective ({', '.join(objectives)}); name a metric", "null")
+        raise WrongKey(key, f"the runs have no objective in common ({', '.join(objectives)}); name a metric", "null")
     name = asked or next(iter(objectives))
     matching = [one for one in runs[0].result.metrics if name == one] or [
         one for one in runs[0].result.metrics if one.partition("/")[2] == name and not one.startswith("train/")
@@ -226,7 +226,7 @@ def pairing_keys(a: Candidate, b: Candidate, key: str) -> list[str]:
     """Return the keys besides the seed by which the runs of two candidates are paired: what varies in both.
 
     Raises:
-        WrongKey: one candidate is several settings, of which the other is not.
+        WrongKey: one candidate consists of several settings, and the other does not vary in the same keys.
     """
     for one, other in ((a, b), (b, a)):
         alone = [name for name in one.varying if name not in other.varying]
@@ -281,7 +281,7 @@ def find_differences(a: Candidate, b: Candidate) -> list[tuple[str, str, str]]:
 
 
 def _expand(word: str) -> Iterator[Path]:
-    """Yield the folders that a word names: itself, or those that match it as a glob."""
+    """Yield the folders that a word names: itself, or the matches of a glob."""
     if Path(word).is_dir():
         yield Path(word)
     elif has_magic(word):

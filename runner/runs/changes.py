@@ -32,7 +32,7 @@ SAFE = (
     "init_weights",  # a resumed run has those of its checkpoint
     "trainer.max_duration",  # a schedule given in fractions of it stretches, which is reported
     "trainer.eval_interval",  # evaluating does not change training
-    "trainer.session",  # the run stops between two batches, and goes on
+    "trainer.session",  # the run stops between two batches, and continues
     "trainer.device",  # the same mathematics, up to rounding
     "trainer.parallel",  # likewise; any layout reads any checkpoint
     "trainer.shard_size",
@@ -104,7 +104,7 @@ def tell_changes(resume: str, before: Mapping[str, Any] | None, after: Mapping[s
     try:
         trained = read_config(find_checkpoint(resume))
     except FileNotFoundError:
-        trained = None  # the run was cut off before its first checkpoint
+        trained = None  # the run was interrupted before its first checkpoint
     before = before or trained
     if before:
         for line in check_changes(resume, before, after, typed):

@@ -92,7 +92,7 @@ def in_order(runs: Sequence[SavedFolder], name: str) -> list[SavedFolder]:
 
     Args:
         runs: the runs.
-        name: what to sort by, the largest first if a `-` stands in front of it; empty for the latest runs first.
+        name: what to sort by, with the largest first if prefixed with `-`; empty for the latest runs first.
 
     Raises:
         WrongKey: no run has a value of this name.

@@ -1,6 +1,6 @@
 """Whether one of two samples has the larger mean: tests, intervals, and how many more values would decide.
 
-Nothing here knows what a run is. All functions are pure, and draw from generators with fixed seeds: the same numbers
+This file knows nothing about runs. All functions are pure, and draw from generators with fixed seeds: the same numbers
 give the same answer. The two values of a pair share everything except what is compared, such as runs with one seed.
 
 Sources:
@@ -34,7 +34,7 @@ MOST_SPLITS = 200_000  # ways to divide values in two that are all tried
 DRAWS = 50_000  # where they are not
 BLOCK = 10_000_000  # numbers that are drawn at once
 RESAMPLES = 9_999
-MOST_NEEDED = 1_000  # values beyond which nobody would go
+MOST_NEEDED = 1_000  # more values than anyone would train
 SIMULATED = 10  # up to so many pairs, or values in both samples, power is simulated: they have few p-values
 DATASETS = 4_000
 NORMAL = NormalDist()
@@ -43,7 +43,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Decision:
-    """What is known of the difference between the means of two samples.
+    """Statistics of the difference between the means of two samples.
 
     Attributes:
         is_paired: whether the values are pairs.

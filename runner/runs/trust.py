@@ -32,7 +32,7 @@ _HARMLESS = re.compile(
 _COMMANDS = ("_cmd",)
 """Suffixes of keys whose values are run as commands."""
 _ADDRESSES = ("tracking_uri", "entity")
-"""Keys that say where data is sent, with values that may not look like an address."""
+"""Keys that control where data is sent, with values that may not look like an address."""
 
 
 def signed_code(modules: Mapping[str, bytes]) -> list[bytes]:
@@ -41,7 +41,7 @@ def signed_code(modules: Mapping[str, bytes]) -> list[bytes]:
 
 
 def is_own(folder: Path) -> bool:
-    """Return whether this user made the record in a folder, and nobody has changed it since."""
+    """Return whether this user made the record in a folder, and it is unchanged since."""
     if not all((folder / name).is_file() for name in (*SIGNED, "signature")):  # reading a pipe would never end
         return False
     try:

@@ -83,7 +83,7 @@ def test_what_cannot_be_compared_is_not_bold_and_says_why(outputs: Path, run_her
     [
         (["table.rows=modle"], "table.rows='modle': no run has a value of this name"),
         (["table.format=pdf"], "table.format='pdf': allowed: csv, latex, markdown"),
-        (["model=gpt"], "table.where='model=gpt': no run that was trained"),
+        (["model=gpt"], "table.where='model=gpt': no trained run"),
     ],
     ids=str,
 )

@@ -10,7 +10,7 @@ from runner.models.language import IGNORED_TARGET
 
 
 class Task(NamedTuple):
-    """What a task is called elsewhere.
+    """The names of a task in other places.
 
     Attributes:
         auto_class: the class of transformers that makes its models.

@@ -99,7 +99,7 @@ def test_all_ranks_number_classes_alike(pairs: dict[str, Any], monkeypatch: pyte
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"inputs": "one", "tokenizer": None}, "inputs='one': this column holds texts; give tokenizer="),
+        ({"inputs": "one", "tokenizer": None}, "inputs='one': this column holds texts; set tokenizer="),
         ({"inputs": "number"}, "inputs='number' holds Value('int64'), not texts; leave tokenizer out"),
         ({"inputs": ["one", "number"]}, "two columns must both hold texts, but 'number' holds"),
         ({"inputs": ["one", "other", "label"]}, "must be one column, or two columns of texts"),

@@ -33,15 +33,22 @@ def check_whole(name: str, value: int, least: int, what: str = "a whole number")
         raise wrong_argument(name, value, f"must be {what}, at least {least}")
 
 
-def check_one_of(name: str, value: Any, allowed: Collection[str]) -> None:
+def check_one_of(name: str, value: Any, allowed: Collection[str], cutoff: float = 0.6) -> None:
     """Check that an argument is one of several names.
+
+    Args:
+        name: the argument's name.
+        value: the value that was given.
+        allowed: the names.
+        cutoff: how near a name must be to be suggested, from 0 to 1.
 
     Raises:
         ValueError: it is none of them; the message and the facts list them.
     """
     if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, n=1)
-        reason = f"must be one of {', '.join(map(repr, allowed))}"
+        near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=cutoff)
+        question = f"; did you mean {near[0]!r}?" if near else ""
+        reason = f"must be one of {', '.join(map(repr, allowed))}{question}"
         raise wrong_argument(name, value, reason, allowed=tuple(allowed), meant="".join(near))
 
 
@@ -70,9 +77,13 @@ def check_session(value: str | Time | None, callbacks: Sequence[Any] = (), train
     """
     if value is None:
         return math.inf
-    limit = Time.parse(value, "session")
+    reason = "must be wall-clock time above 0, such as '2h' or '90s'"
+    try:
+        limit = Time.parse(value)
+    except (TypeError, ValueError) as error:
+        raise wrong_argument("session", value, reason, type(error)) from None  # it would suggest epochs
     if limit.unit is not TimeUnit.SECOND or limit.value <= 0:
-        raise wrong_argument("session", str(value), "must be wall-clock time above 0, such as '2h' or '90s'")
+        raise wrong_argument("session", str(value), reason)
     savers = [one for one in callbacks if hasattr(one, "latest") and not getattr(one, "weights_only", False)]
     if trains and not savers:
         lost = "nothing saves a checkpoint to continue from"

@@ -63,7 +63,7 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
             )
     for key in KEYS:
         if key not in plain and key not in GROUPS:
-            raise WrongKey(key, "a run needs this key; give it a value, or null")
+            raise ValueError(Advice(f"~{key}: a run needs this key; give it a value, or null").knowing(key=key))
     return plain
 
 
@@ -146,12 +146,10 @@ def check_keys(config: Mapping[str, Any]) -> None:
             )
         for key, section in (config.get(group) or {}).items():
             if not isinstance(section, Mapping) or "_target_" not in section:
-                raise WrongKey(
-                    f"{group}.{key}",
-                    "needs a `_target_`, the class to make; "
-                    f"add a built-in one with +{group}=<name>, or remove this one with ~{group}.{key}",
-                    repr(section),
-                )
+                reason = f"add a built-in one with +{group}=<name>, or remove this one with ~{group}.{key}"
+                advice = Advice(f"needs a `_target_`, the class to make; {reason}")
+                fix = f"~{group}.{key}" if section is None else ""
+                raise WrongKey(f"{group}.{key}", advice.knowing(fix=fix), repr(section))
 
 
 def about_unknown(key: str, known: Iterable[str]) -> str:
@@ -222,4 +220,5 @@ def _check_choices(config: Mapping[str, Any]) -> None:
                 raise WrongKey(f"{group}.{key}", nearest(str(value), allowed), repr(value))
         for key in known:
             if key not in section:
-                raise WrongKey(f"{group}.{key}", f"mode={group} needs this key; leave it as it is")
+                text = f"~{group}.{key}: mode={group} needs this key; leave it as it is"
+                raise ValueError(Advice(text).knowing(key=f"{group}.{key}"))

@@ -207,7 +207,8 @@ def _with_place(error: Exception, text: str, overrides: Sequence[str], conf: Pat
         text = f"{at_fault or facts.section}: {text} ({facts.target})"
         key = key_of(at_fault)
     else:
-        key = argument_of(error)
+        argument = argument_of(error)
+        key = next((one for one in map(key_of, overrides) if one == f"trainer.{argument}"), argument)
     place = line_of_user(error)
     if place is None and isinstance(error, TypeError):  # Python's message alone rarely explains the error
         last = traceback.extract_tb(error.__traceback__)[-1:]

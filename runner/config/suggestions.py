@@ -173,7 +173,8 @@ def _about_missing_key(key: str, error: Exception, overrides: Sequence[str], con
     inner = getattr(error.__cause__, "full_key", None)
     if inner is not None and inner.startswith(f"{key}."):  # the override replaces a whole section
         return f"{_about_key(inner, config, conf)}. To replace all of it: ~{key} '+{key}=...'"
-    return _about_key(key, config, conf)
+    about = _as_advice(_about_key(key, config, conf))
+    return about if typed else about.knowing(fix="")  # nothing takes the place of a key that was to be removed
 
 
 def _about_second_choice(group: str, overrides: Sequence[str]) -> str:

@@ -88,8 +88,8 @@ def check_provable(config: Mapping[str, Any]) -> None:
     known = {*(config["callbacks"] or {}), *(path.stem for path in (CONF / "callbacks").glob("*.yaml"))}
     for name in asked["without"]:
         if name not in known:
-            reason = "no such callback; " + nearest(str(name), known)
-            raise WrongKey("prove.without", reason.knowing(meant=""), repr(asked["without"]))
+            reason = "no such callback; " + nearest(str(name), known).knowing(meant="")
+            raise WrongKey("prove.without", reason, repr(asked["without"]))
 
 
 def prove(job: Job) -> None:

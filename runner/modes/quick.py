@@ -36,7 +36,7 @@ def answer(arguments: Sequence[str]) -> int | None:
     except (ValueError, OSError) as error:
         if is_rank_zero():
             print(f"error: {printable(error)}", file=sys.stderr)  # names in it may be from files of others
-            give(error=describe_error(error, mode))
+            give(mode=None if mode is None else mode.name, error=describe_error(error, mode))
         return 2
 
 
@@ -44,7 +44,7 @@ def describe_error(error: Exception, mode: Mode | None) -> dict[str, Any]:
     """Return the JSON form of an error in what was typed for a mode; what names no key is about the mode's words."""
     advice = advice_in(error)
     key = error.key.partition("=")[0] if isinstance(error, WrongKey) else advice.key or argument_of(error)
-    if not key and mode is not None and mode.words is not None and not mode.composes:
+    if not key and mode is not None and (mode.first_key or mode.has_value):
         key = f"{mode.name}.{mode.first_key}".rstrip(".")
     is_value = isinstance(error, WrongKey) and error.value is not None
     fix = advice.fix or fix_of(key, advice.meant, is_value)

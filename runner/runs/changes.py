@@ -170,8 +170,8 @@ def check_changes(resume: str, before: Mapping[str, Any], after: Mapping[str, An
     known = {*_paths(before), *_paths(after), *map(key_of, typed)}
     for one in allowed:
         if one not in known:
-            reason = "this config has no such key; " + nearest(one, known)
-            raise WrongKey("resume_allow", reason.knowing(meant=""), repr(one))
+            reason = "this config has no such key; " + nearest(one, known).knowing(meant="")
+            raise WrongKey("resume_allow", reason, repr(one))
     changes = list(find_changes(before, after))
     _check_optimizer(changes, resume)
     refused = [one for one in changes if not one.is_safe and not is_among(one.key, allowed)]

@@ -149,5 +149,5 @@ def _check_known(name: str, runs: Sequence[SavedFolder], key: str, shown: str) -
     results = [run.result for run in runs if run.result is not None]
     names = {*FIELDS, *(metric for one in results for metric in one.metrics)}
     names |= {group for one in results for group in one.choices}
-    reason = "no run has a value of this name; " + nearest(name, names) + ", or a key of a config"
-    raise WrongKey(key, reason.knowing(meant=""), repr(shown))  # a part of the value is wrong, not all of it
+    near = nearest(name, names).knowing(meant="")  # a part of the value is wrong, not all of it
+    raise WrongKey(key, "no run has a value of this name; " + near + ", or a key of a config", repr(shown))

@@ -146,7 +146,8 @@ def hand_written(batches: Iterable[Any]) -> Callable[[], float]:
 class Clock(Callback):
     """Notes the process's CPU seconds between the start and the end of an epoch, with all that was logged in it.
 
-    What a run does once at its end (a last checkpoint, a picture) is no cost of a step and stays outside.
+    What a run does once at its end (a last checkpoint, a picture) is no cost of a step and stays outside. So that the
+    epoch is one within a run, and no callback takes its last batch for the last one, it stops training here.
     """
 
     def __init__(self) -> None:
@@ -160,6 +161,7 @@ class Clock(Callback):
         """Stop, once everything logged has reached its destinations."""
         logger.flush()
         self.seconds = time.process_time() - self.began
+        state.stop_training()
 
 
 def with_trainer(
@@ -180,7 +182,7 @@ def with_trainer(
     )
 
     def epoch() -> float:
-        trainer.fit(duration="1ep")
+        trainer.fit(duration="1000ep")
         return clock.seconds
 
     return trainer, epoch

@@ -805,6 +805,27 @@ FAULTS = (
         "test_loop_batch.py test_loss.py",
     ),
     Fault(
+        "an optimizer imports torch's compiler",
+        "runner/optim/param_groups.py",
+        "    spare_compiler()\n",
+        "",
+        "optim/test_unwrapped_step.py",
+    ),
+    Fault(
+        "the step of an optimizer imports torch's compiler",
+        "runner/optim/unwrapped_step.py",
+        'getattr(inner, "__code__", None) is _GRAD_MODE',
+        "False",
+        "optim/test_unwrapped_step.py",
+    ),
+    Fault(
+        "an event for TensorBoard keeps values of the record before",
+        "callbacks/_event_file.py",
+        "            value.simple_value = number\n",
+        "            value.simple_value = value.simple_value or number\n",
+        "callbacks/test_tensorboard_logger.py",
+    ),
+    Fault(
         "the hooks of an optimizer are left out",
         "runner/optim/unwrapped_step.py",
         "        or optimizer._optimizer_step_pre_hooks\n",

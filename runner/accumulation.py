@@ -6,20 +6,20 @@ Whichever it is, `.grad` ends up with the gradient of the mean over the whole ba
 from __future__ import annotations
 
 import logging
-import re
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 
 from runner.batch import split
+from runner.device.attempts import is_out_of_memory, remember, shapes_of
+from runner.device.memory import bytes_in_use
 from runner.distributed.collectives import any_rank, largest
 from runner.loss import Weight, detach, fractions, root_gradient, total_of, weighted_sum
 from runner.run import Accumulate, Run
 from runner.state import State
 
 log = logging.getLogger("runner")
-
-NO_MEMORY = re.compile(r"CU(BLAS|DNN)_STATUS_\w*ALLOC|CUBLAS_STATUS_NOT_INITIALIZED|CUDA error: out of memory")
 
 
 def choose_accumulation(state: State, reduces_in_backward: bool) -> Accumulate:
@@ -30,7 +30,7 @@ def choose_accumulation(state: State, reduces_in_backward: bool) -> Accumulate:
         reduces_in_backward: whether DDP averages gradients over the ranks within the last backward of a batch.
     """
     if state.microbatch_size == "auto":
-        return in_fitting_microbatches
+        return FittingMicrobatches()
     splits = state.grad_accum > 1 or state.microbatch_size is not None or not reduces_in_backward
     return in_microbatches if splits else whole_batch
 
@@ -73,37 +73,57 @@ def in_microbatches(run: Run, share: Weight) -> None:
     state.total_loss, state.loss_parts = weighted_sum(losses, parts)
 
 
-def in_fitting_microbatches(run: Run, share: Weight) -> None:
-    """Do what `in_microbatches` does, again with microbatches of half the size where a rank runs out of memory."""
-    state = run.state
-    # Running statistics must not see the microbatches of an attempt that failed.
-    buffers = [*state.unwrapped_model.buffers()]
-    before = torch._foreach_clone(buffers) if buffers else ()  # pyright: ignore[reportPrivateImportUsage]
-    while True:
-        size = state.fitting_size = state.fitting_size or state.unwrapped_model.num_samples(state.batch)
-        out_of_memory = False
-        try:
-            in_microbatches(run, share)
-        except RuntimeError as error:
-            if size == 1 or not is_out_of_memory(error):
-                raise
-            out_of_memory = True
-        if not any_rank(out_of_memory):
-            break
-        state.fitting_size = max(1, size // 2)
-        log.warning("out of memory with microbatches of %d samples: done again with %d", size, state.fitting_size)
-        state.drop_outputs()  # they would keep all that the failed attempt computed
-        for parameter in run.parameters:
-            parameter.grad = None
-        if state.device.type == "cuda":
-            torch.cuda.empty_cache()
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.copy_(value)
+class FittingMicrobatches:
+    """Does what `in_microbatches` does, again with microbatches of half the size where a rank runs out of memory.
 
+    An attempt that failed must leave what its passes count as it was: training metrics, and buffers such as running
+    statistics. They are copied before a batch that may fail. One that repeats what has fit gets no copy: its shapes
+    have gone through in microbatches of this size, with as much memory in use before. If it fails all the same, the
+    run ends; what it has counted is in no checkpoint.
+    """
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether an error says that the device has no memory left: torch's allocator, cuBLAS or cuDNN."""
-    return isinstance(error, torch.OutOfMemoryError) or NO_MEMORY.search(str(error)) is not None
+    def __init__(self) -> None:
+        self._fit: dict[Any, int] = {}
+        """Sizes of microbatches and shapes of batches that have fit, with the bytes in use before."""
+
+    def __call__(self, run: Run, share: Weight) -> None:
+        state = run.state
+        state.fitting_size = state.fitting_size or state.unwrapped_model.num_samples(state.batch)
+        shapes, used = shapes_of(state.batch), bytes_in_use(state.device)
+        repeats = shapes is not None and used <= self._fit.get((state.fitting_size, shapes), -1)
+        restore = None if repeats else remember(state.unwrapped_model, state.train_metrics)
+        once = repeats and (run.has_buffers or bool(state.train_metrics))
+        done = False
+        while True:
+            size = state.fitting_size
+            try:
+                if not done:
+                    in_microbatches(run, share)
+                    done = True
+            except RuntimeError as error:
+                if size == 1 or not is_out_of_memory(error):
+                    raise
+                if once:
+                    what = f"microbatches of {size} samples had fit a batch of these shapes"
+                    why = "so what it counts in metrics and buffers was not copied, and it is not done again"
+                    error.add_note(f"{what}, {why}; a resumed run looks for a size again")
+                    raise
+            if not any_rank(not done):
+                break
+            state.fitting_size = max(1, size // 2)
+            log.warning("out of memory with microbatches of %d samples: done again with %d", size, state.fitting_size)
+            if once:
+                continue  # another rank's part failed; this one's stays as it is
+            done = False
+            state.drop_outputs()  # they would keep all that the failed attempt computed
+            for parameter in run.parameters:
+                parameter.grad = None
+            if state.device.type == "cuda":
+                torch.cuda.empty_cache()
+            if restore:
+                restore()
+        if not repeats and shapes is not None:
+            self._fit[state.fitting_size, shapes] = used
 
 
 def train_microbatch(run: Run, index: int, scale: Weight) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from runner.batch import split
-from runner.device.attempts import is_out_of_memory, remember, shapes_of
+from runner.device.attempts import NOT_AGAIN, is_out_of_memory, remember, shapes_of
 from runner.device.memory import bytes_in_use
 from runner.distributed.collectives import any_rank, largest
-from runner.loss import Weight, detach, fractions, root_gradient, total_of, weighted_sum
+from runner.loss import Share, detach, fractions, root_gradient, total_of, weighted_sum
 from runner.run import Accumulate, Run
 from runner.state import State
 
@@ -35,7 +35,7 @@ def choose_accumulation(state: State, reduces_in_backward: bool) -> Accumulate:
     return in_microbatches if splits else whole_batch
 
 
-def whole_batch(run: Run, share: Weight) -> None:
+def whole_batch(run: Run, share: Share) -> None:
     """Add to `.grad` the gradient of the loss averaged over the batch of all ranks, in one forward and backward.
 
     Args:
@@ -48,7 +48,7 @@ def whole_batch(run: Run, share: Weight) -> None:
     state.total_loss, state.loss_parts = detach(state.loss)
 
 
-def in_microbatches(run: Run, share: Weight) -> None:
+def in_microbatches(run: Run, share: Share) -> None:
     """Do what `whole_batch` does one slice at a time, each weighted so that the gradients add up to the same."""
     state = run.state
     model = state.unwrapped_model
@@ -62,13 +62,13 @@ def in_microbatches(run: Run, share: Weight) -> None:
     for index, (state.microbatch_start, state.microbatch) in enumerate(microbatches):
         is_last = index == rounds - 1
         with nullcontext() if is_last and run.reduces_in_backward else run.unsynchronized():
-            train_microbatch(run, index, parts[index] * share)
+            train_microbatch(run, index, lambda part=parts[index]: part * share())
         losses.append(detach(state.loss))
     if rounds > len(microbatches):  # the others' blocks are gathered from this rank too, in each of their passes
         is_padding = state.batch_is_padding
         state.batch_is_padding = True
         for index in range(len(microbatches), rounds):
-            train_microbatch(run, index, 0.0 * parts[-1] * share)
+            train_microbatch(run, index, lambda: 0.0 * parts[-1] * share())
         state.batch_is_padding = is_padding
     state.total_loss, state.loss_parts = weighted_sum(losses, parts)
 
@@ -86,7 +86,7 @@ class FittingMicrobatches:
         self._fit: dict[Any, int] = {}
         """Sizes of microbatches and shapes of batches that have fit, with the bytes in use before."""
 
-    def __call__(self, run: Run, share: Weight) -> None:
+    def __call__(self, run: Run, share: Share) -> None:
         state = run.state
         state.fitting_size = state.fitting_size or state.unwrapped_model.num_samples(state.batch)
         shapes, used = shapes_of(state.batch), bytes_in_use(state.device)
@@ -104,9 +104,7 @@ class FittingMicrobatches:
                 if size == 1 or not is_out_of_memory(error):
                     raise
                 if once:
-                    what = f"microbatches of {size} samples had fit a batch of these shapes"
-                    why = "so what it counts in metrics and buffers was not copied, and it is not done again"
-                    error.add_note(f"{what}, {why}; a resumed run looks for a size again")
+                    error.add_note(NOT_AGAIN.format(size=size))
                     raise
             if not any_rank(not done):
                 break
@@ -122,17 +120,17 @@ class FittingMicrobatches:
                 torch.cuda.empty_cache()
             if restore:
                 restore()
-        if not repeats and shapes is not None:
+        if not repeats:
             self._fit[state.fitting_size, shapes] = used
 
 
-def train_microbatch(run: Run, index: int, scale: Weight) -> None:
+def train_microbatch(run: Run, index: int, scale: Share) -> None:
     """Run forward, loss and backward of `state.microbatch`.
 
     Args:
         run: with `state.microbatch` set.
         index: of the microbatch in its batch.
-        scale: what the loss is multiplied by before backward.
+        scale: what the loss is multiplied by before backward; called after the forward pass.
     """
     state = run.state
     on = run.on
@@ -140,9 +138,9 @@ def train_microbatch(run: Run, index: int, scale: Weight) -> None:
     state.drop_outputs()
     run.forward_stream.start(state.timestamp.batch, index)  # after the event, which may draw from the same generators
     if run.training_step is not None:
-        state.loss_scale = scale
+        state.loss_scale = scale()
         if state.scaler is not None:
-            state.loss_scale = state.scaler.scale(torch.ones((), device=state.device)) * scale
+            state.loss_scale = state.scaler.scale(torch.ones((), device=state.device)) * state.loss_scale
         state.loss = run.training_step(state)
         if not run.loss_is_checked:
             run.check_loss(state.loss, "training_step", trains=True)
@@ -157,5 +155,5 @@ def train_microbatch(run: Run, index: int, scale: Weight) -> None:
     on.after_loss()
     on.before_backward()
     total = total_of(state.loss) if state.scaler is None else state.scaler.scale(total_of(state.loss))
-    total.backward(root_gradient(total, scale, run.root_gradients))
+    total.backward(root_gradient(total, scale(), run.root_gradients))
     on.after_backward()

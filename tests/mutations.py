@@ -779,15 +779,22 @@ FAULTS = (
     Fault(
         "accumulation: microbatches count alike",
         ACCUMULATION,
-        "parts[index] * share",
-        "share / len(parts)",
+        "part * share()",
+        "share() / len(parts)",
         "test_loss.py",
+    ),
+    Fault(
+        "DDP weights: ranks wait for the sum of their weights before they compute",
+        LOSS,
+        "    @cache\n",
+        "    work.wait()\n\n    @cache\n",
+        "test_accumulation.py",
     ),
     Fault(
         "DDP weights: ranks count alike",
         LOSS,
-        "return samples * world_size / all_samples",
-        "return 1.0",
+        "return lambda: samples * world_size / all_samples if world_size > 1 else 1.0",
+        "return lambda: 1.0",
         "distributed/test_collectives.py",
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""Microbatches whose size is found: when what a batch counts is copied, and what an attempt that failed leaves."""
+"""Microbatches whose size is found: what is copied when, and what failed attempts leave. What ranks wait for."""
 
 from __future__ import annotations
 
@@ -226,3 +226,40 @@ def test_a_rank_whose_batch_had_fit_keeps_its_part_when_another_runs_out(run_ran
         assert auto["size"] == 2 and auto["seen"] == plain["seen"] == 40
         torch.testing.assert_close(auto["weights"], plain["weights"], rtol=1e-12, atol=0)
     assert [auto["passes"] for auto, _ in ranks] == [3 + 1 + 2 + 2, 3 + 1 + 2]
+
+
+def test_a_rank_computes_while_the_weights_of_the_others_are_still_to_come(run_ranks):
+    def program():
+        import time
+        from pathlib import Path
+
+        import torch
+        from torch import nn
+
+        from runner import ClassificationModel, Trainer, get_global_rank
+
+        computed = Path("computed")
+
+        class Weighed(ClassificationModel):
+            def forward(self, batch):
+                outputs = super().forward(batch)
+                if get_global_rank() == 0:
+                    computed.touch()
+                return outputs
+
+            def loss_weight(self, batch):
+                end = time.monotonic() + 60
+                while get_global_rank() == 1 and not computed.exists():
+                    assert time.monotonic() < end, "rank 0 waits for this rank's weight before it computes"
+                    time.sleep(0.01)
+                return batch[1].sum()
+
+        with Trainer(
+            model=Weighed(nn.Linear(3, 2), 2),
+            train_dataloader=[(torch.zeros(4, 3), torch.ones(4, dtype=torch.int64))],
+            optimizers=lambda params: torch.optim.SGD(params, lr=0.5),
+            device="cpu",
+        ) as trainer:
+            trainer.fit()
+
+    run_ranks(program)

@@ -11,6 +11,10 @@ import torch
 from torch import Tensor, nn
 
 NO_MEMORY = re.compile(r"CU(BLAS|DNN)_STATUS_\w*ALLOC|CUBLAS_STATUS_NOT_INITIALIZED|CUDA error: out of memory")
+NOT_AGAIN = (
+    "microbatches of {size} samples had fit a batch of these shapes, so what it counts in metrics and buffers was not "
+    "copied, and it is not done again; a resumed run looks for a size again"
+)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

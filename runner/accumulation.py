@@ -116,8 +116,7 @@ class FittingMicrobatches:
             state.drop_outputs()  # they would keep all that the failed attempt computed
             for parameter in run.parameters:
                 parameter.grad = None
-            if state.device.type == "cuda":
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # does nothing where CUDA is not used
             if restore:
                 restore()
         if not repeats:

@@ -1,4 +1,4 @@
-"""Training steps whose work on the GPU is recorded once and then done again, in fixed memory."""
+"""Training steps whose GPU work is recorded once and then replayed, in fixed memory."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class StochasticBlock(nn.Module):
         self.kept: bool | Tensor = True
         self.keeps_shape: bool | None = None
 
-    # Only the block itself is compiled: with the choice in the graph, each set of kept blocks would be compiled anew.
+    # Only the block itself is compiled: with the choice in the graph, each set of kept blocks would be recompiled.
     @torch.compiler.disable(recursive=False)
     def forward(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return the inputs (N, ...), the block's output, or their mean weighted by the rate."""

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import report
 from runner.algorithms._whole_step import join_loss, refuse_what_needs_parts
+from runner.checks import check_one_of
 from runner.distributed.blocks import find_repeated
 
 SCOPES = ("block", "model", "step")
@@ -23,7 +24,7 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes that replay CUDA graphs."""
 RECOMPILES = 8
-"""Of a block: torch's own limit for a function, which counts shapes, training, evaluation and the like."""
+"""Torch's limit of recompilations per block; different shapes, training and evaluation each count."""
 TINY = torch.finfo(torch.float32).tiny
 """In place of a rate of 0, by which Adam divides where rates are tensors."""
 
@@ -42,7 +43,7 @@ def compile_optimizer(optimizer: Optimizer, mode: str) -> None:
     compiled = torch.compile(plain.__wrapped__, mode=mode)  # within what calls hooks, which stay as they are
     tensors: dict[int, Tensor] = {}
 
-    @wraps(optimizer.step)  # torch's schedulers look for a mark that they have left on it
+    @wraps(optimizer.step)  # torch's schedulers look for a marker that they set on it
     def step(one: Any) -> None:
         one._opt_called = True
         rates = [group["lr"] for group in one.param_groups]
@@ -93,9 +94,8 @@ class Compile(Algorithm):
     runs_after = ("EMA", "LAWA", "SWA", "ScheduleFree")  # surgery runs at INIT, which always comes earlier
 
     def __init__(self, mode: str = "default", scope: str = "block") -> None:
-        for name, value, allowed in (("mode", mode, MODES), ("scope", scope, SCOPES)):
-            if value not in allowed:
-                raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}")
+        check_one_of("mode", mode, MODES)
+        check_one_of("scope", scope, SCOPES)
         self.mode = mode
         self.scope = scope
         self._replays = False  # whether CUDA graphs are replayed
@@ -115,7 +115,7 @@ class Compile(Algorithm):
         model = state.unwrapped_model
         found = find_repeated(model) if self.scope == "block" else {"": model}
         if not found:
-            raise ValueError("scope='block': the model repeats no block; set scope='model' to compile it as a whole")
+            raise ValueError("scope='block': the model has no repeated block; set scope='model' to compile all of it")
         if self.scope == "step":
             self._join(state)
         report(self, state, [*found], "block")

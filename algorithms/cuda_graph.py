@@ -21,9 +21,9 @@ DEVICES = ("cuda",)
 class CUDAGraph(Algorithm):
     """Records forward pass, loss and backward pass as CUDA graphs, which the host then starts by two calls a batch.
 
-    That pays off where the host cannot ask for kernels as fast as the GPU computes them: small models, small batches.
+    This pays off if the host cannot launch kernels as fast as the GPU runs them: small models, small batches.
     The first full batch is recorded, after three passes that leave no trace; batches of another shape, such as a last
-    one that is smaller, evaluations and optimizers run as ever. Dropout follows the seeds of each batch, as without.
+    one that is smaller, evaluations and optimizers run as usual. Dropout follows the seeds of each batch, as without.
 
     Outputs and gradients lie in memory that the next batch overwrites. What the model's Python code decides for itself
     (a branch, a random number from Python) is decided once, when it is recorded.
@@ -66,14 +66,14 @@ class CUDAGraph(Algorithm):
     def fit_start(self, state: State, logger: Logger) -> None:
         ddp = state.model
         if isinstance(ddp, DistributedDataParallel) and (ddp.static_graph or ddp.find_unused_parameters):
-            raise ValueError("CUDAGraph: DDP sees no single step: leave out static_graph and find_unused_parameters")
+            raise ValueError("CUDAGraph bypasses DDP's hooks: leave out static_graph and find_unused_parameters")
 
     def _run(self, step: Step, batch: Any, model: nn.Module) -> tuple[Any, Any]:
         if not torch.is_grad_enabled():
             return step(batch)
         if self._recording is None:
             self._recording = Recording(step, batch, model)
-            log.info("CUDAGraph recorded a step; batches of another shape are computed as ever")
+            log.info("CUDAGraph recorded a step; batches of other shapes run without it")
         if layout_of(batch) != self._recording.layout:
             return step(batch)
         return self._recording.run(batch)

@@ -25,7 +25,7 @@ def frozen_fraction(elapsed: float, freeze_start: float, freeze_level: float) ->
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that have parameters of their own, in the order of the model."""
+    """Return the modules that own parameters, in the order of the model."""
     return [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
 
 
@@ -45,7 +45,7 @@ class LayerFreezing(Algorithm):
 
     Logs:
         layer_freezing/layers_frozen: number of frozen layers, at the end of each epoch.
-        layer_freezing/percentage_frozen: fraction of layers that the schedule asks for, in [0, 1].
+        layer_freezing/percentage_frozen: fraction of layers frozen by the schedule, in [0, 1].
 
     Raises:
         ValueError: an argument is out of range; or, when training starts, the model has fewer than two layers.

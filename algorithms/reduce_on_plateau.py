@@ -60,7 +60,8 @@ class ReduceOnPlateau(Algorithm):
 
     Evidence:
         Some: reductions by hand and by this rule were the standard for image classification (He et al. 2015,
-        arXiv:1512.03385). The rule is that of torch's `ReduceLROnPlateau`, with time in place of counted evaluations.
+        arXiv:1512.03385). The rule matches torch's `ReduceLROnPlateau`, but patience is a time instead of a number of
+        evaluations.
     """
 
     runs_before = ("SAM",)  # whose first pass steps with the rates of this batch

@@ -46,10 +46,11 @@ class SpikeGuard(Algorithm):
 
     Batches are looked at `interval` at a time. If none of them is a spike, weights, optimizer state, buffers and
     averages of weights are copied, on the device. If one is, the last copy is restored, and training continues with the
-    next batch: the samples of this interval are left out, while time, schedules and other algorithms go on. A spike is
+    next batch: the samples of this interval are skipped, while time, schedules and other algorithms continue. A spike
+        is
     a loss, or a norm of the gradient before clipping, that is more than `threshold` deviations above the median of the
     last `window` good batches; the deviation is the median absolute one, scaled to that of a normal distribution, and
-    at least 5 % of the median. What is not finite is a spike from the first batch on.
+    at least 5 % of the median. A value that is not finite is a spike, even in the first batch.
 
     The host waits for the device once per interval, and rank 0 tells the others its values, so that all ranks decide
     alike: the loss is that of rank 0's samples, the gradient that of all. Each copy takes as much memory as weights and
@@ -68,7 +69,7 @@ class SpikeGuard(Algorithm):
 
     Raises:
         ValueError: an argument is out of range, or the model is sharded.
-        FloatingPointError: in training, on all ranks, there is one spike more than `limit`.
+        FloatingPointError: during training, on all ranks, if there are more than `limit` spikes.
 
     Evidence:
         Some: large language models were trained past loss spikes by going back and skipping the data (Chowdhery et al.
@@ -97,8 +98,8 @@ class SpikeGuard(Algorithm):
 
     def before_load(self, state: State, logger: Logger) -> None:
         if is_sharded(state.unwrapped_model):
-            reason = "the norm of sharded gradients would take an exchange after each batch"
-            raise ValueError(f"parallel='fsdp': SpikeGuard looks rarely: {reason}; remove it, or set parallel='ddp'")
+            reason = "the norm of sharded gradients would need communication after each batch"
+            raise ValueError(f"parallel='fsdp': SpikeGuard cannot be used: {reason}; remove it, or set parallel='ddp'")
 
     def fit_start(self, state: State, logger: Logger) -> None:
         wide = torch.float32 if state.device.type == "mps" else torch.float64

@@ -8,6 +8,7 @@ from torch import nn
 from runner import Algorithm, Logger, State, Time, stream_seed
 from runner.algorithms._stochastic_block import DISTRIBUTIONS, METHODS, StochasticBlock, draw_kept, drop_rates
 from runner.algorithms._surgery import LAYER_SURGERY, operate
+from runner.checks import check_one_of
 from runner.model import in_eval_mode
 
 
@@ -50,14 +51,10 @@ class StochasticDepth(Algorithm):
         drop_warmup: str | Time = "0dur",
         allow_no_match: bool = False,
     ) -> None:
-        if method not in METHODS:
-            raise ValueError(f"method={method!r}: must be one of {', '.join(map(repr, METHODS))}")
+        check_one_of("method", method, METHODS)
         if not 0 <= drop_rate <= 1:
             raise ValueError(f"drop_rate={drop_rate!r}: must be a probability from 0 to 1")
-        if drop_distribution not in DISTRIBUTIONS:
-            raise ValueError(
-                f"drop_distribution={drop_distribution!r}: must be one of {', '.join(map(repr, DISTRIBUTIONS))}"
-            )
+        check_one_of("drop_distribution", drop_distribution, DISTRIBUTIONS)
         self.target_block = target_block
         self.method = method
         self.drop_rate = drop_rate

@@ -42,7 +42,7 @@ class BestValues:
 
 
 def name_metric(key: str) -> tuple[str, str]:
-    """Return the label and the name of what is logged under a key, by which `monitor` and `objective` know it.
+    """Return the label and name of a logged key, as used by `monitor` and `objective`.
 
     The label is empty if a user has logged something like `loss/mine`.
     """

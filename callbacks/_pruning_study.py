@@ -1,4 +1,4 @@
-"""What the jobs of a sweep have reached so far: an Optuna study in a journal that they share. Rank 0."""
+"""The results of a sweep's jobs so far: an Optuna study in a journal that they share. Rank 0."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PruningStudy:
     Args:
         folder: the sweep's folder, where the journal is.
         job: name of the job.
-        setting: what distinguishes the job from those that differ in more than the seed.
+        setting: what distinguishes the job from others, apart from the seed.
         seed: the job's seed.
         pruner: decides.
         lower_is_better: whether smaller values are better.

@@ -1,4 +1,4 @@
-"""What is known of each sample of a data set after some epochs, as tensors `(N,)` by name on the CPU."""
+"""Statistics of each sample of a data set over epochs, as tensors `(N,)` by name on the CPU."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class ConsoleSummary(LoggerDestination):
     At the start, three lines: the run and its folder; the model and how it is trained; the data. At the end: the final
     value of each metric, the best of each evaluation, how long the run took, its folder, and the commands to evaluate
     it, to train it for longer and to view it or, if it failed or was stopped, to resume it. The training loss is the
-    mean of the last epoch. What was before a resume is included.
+    mean of the last epoch. Values from before a resume are included.
 
     During training it warns when the loss has been NaN or infinite for 10 batches in a row.
 
@@ -104,7 +104,7 @@ class ConsoleSummary(LoggerDestination):
 
     def close(self, state: State, logger: Logger) -> None:
         has_begun = state.error is None or state.timestamp.batch > 0
-        if self._state is None or not has_begun:  # a run that its first batch refuses leaves nothing to look at
+        if self._state is None or not has_begun:  # if the first batch reveals a wrong config, nothing is left behind
             return
         console = make_console()
         if state.error is None:

@@ -31,7 +31,7 @@ class EarlyStopper(MetricStopper):
         comp: 'gt' if more is better, 'lt' if less is; None means less for names with loss, error or perplexity and for
             metrics that declare it, and more otherwise.
         min_delta: amount by which a value must exceed the best one to count as better, in the metric's unit.
-        patience: how long to go on without an improvement, in epochs, batches, samples or tokens ('3ep').
+        patience: how long to continue without an improvement, in epochs, batches, samples or tokens ('3ep').
 
     Raises:
         ValueError: an argument is out of range, or, at FIT_START, the run has no such metric.
@@ -106,7 +106,7 @@ class EarlyStopper(MetricStopper):
             return
         shown = f"{self._metric.label}/{self._metric.name}"
         if self._best is None:
-            log.info("stopped early: %s has not been a number so far", shown)
+            log.info("stopped early: %s has been NaN so far", shown)
         else:
             log.info(
                 "stopped early: %s has not improved on %.4g, reached at %d%s",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from runner import Logger, State
     from runner.hooks import Handler, Hooks
 
-# What the time between handlers is counted as, from one of these events to the next.
+# The label for the time between handlers, from one of these events to the next.
 _IN_STEPS, _OUTSIDE, _NOWHERE = range(3)
 _TURNS = {
     Event.FIT_START: _OUTSIDE,

@@ -81,7 +81,7 @@ class NaNMonitor(Callback):
         from runner import get_global_rank
 
         raise FloatingPointError(
-            f"the loss is {loss} on rank {get_global_rank()}, epoch {epoch + 1}, batch {batch} (both from 1). "
+            f"the loss is {loss} on rank {get_global_rank()}, epoch {epoch + 1}, batch {batch} (both counted from 1). "
             "Lower the learning rate, warm it up, or clip gradients (+algorithms=gradient_clipping)"
         )
 

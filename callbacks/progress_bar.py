@@ -46,7 +46,7 @@ class ProgressBar(LoggerDestination):
 
     Args:
         refresh_interval: seconds between two updates of the bar.
-        line_interval: seconds without a line, where no bar is drawn, after which one says how far the run is.
+        line_interval: seconds between progress lines if no bar is drawn.
 
     Raises:
         ValueError: an argument is not above 0.
@@ -107,7 +107,7 @@ class ProgressBar(LoggerDestination):
             self._add_row()
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        self.epoch_checkpoint(state, logger)  # an epoch that is cut off has a line too
+        self.epoch_checkpoint(state, logger)  # an interrupted epoch has a line too
         logger.flush()  # the intended host-device sync, once per fit
         self._logger = None
         self.close(state, logger)
@@ -191,7 +191,7 @@ class ProgressBar(LoggerDestination):
         return cells, f"{label} {show_part(state.eval_timestamp.batch, state.dataloader_len)}"
 
     def _cells(self) -> dict[str, str]:
-        """Return the cells that say where the run is and how long it takes."""
+        """Return the cells with the progress of the run and its time."""
         state = self._state
         now = state.timestamp
         end = state.max_duration
@@ -226,7 +226,7 @@ class ProgressBar(LoggerDestination):
         return min(1.0, known_progress(self._state).elapsed_in(TimeUnit.DURATION))
 
     def _clock(self) -> float:
-        """Return a clock reading in seconds that stands still in evaluations."""
+        """Return a clock reading in seconds that pauses during evaluations."""
         now = time.perf_counter() if self._pause_began is None else self._pause_began
         return now - self._paused
 

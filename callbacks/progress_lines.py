@@ -25,7 +25,7 @@ class ProgressLines(Callback):
     seconds since 1970. Within a batch that takes longer than 30 seconds there is no line. Rank 0 writes.
 
     Args:
-        path: the file that lines are appended to; None stands for stderr.
+        path: the file that lines are appended to; None means stderr.
     """
 
     def __init__(self, path: str | None = None) -> None:

@@ -76,7 +76,7 @@ class WandBLogger(LoggerDestination):
         return {"run_id": self.run_id, "run_dir": self._folder}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["run_dir"] == self._folder:  # a fork is a run of its own
+        if state["run_dir"] == self._folder:  # a fork is a separate run
             self.run_id = state["run_id"]
 
     def fit_start(self, state: State, logger: Logger) -> None:

@@ -91,7 +91,7 @@ class FittingMicrobatches:
         state.fitting_size = state.fitting_size or state.unwrapped_model.num_samples(state.batch)
         shapes, used = shapes_of(state.batch), bytes_in_use(state.device)
         repeats = shapes is not None and used <= self._fit.get((state.fitting_size, shapes), -1)
-        restore = None if repeats else remember(state.unwrapped_model, state.train_metrics)
+        restore = (lambda: None) if repeats else remember(state.unwrapped_model, state.train_metrics)
         once = repeats and (run.has_buffers or bool(state.train_metrics))
         done = False
         while True:
@@ -117,10 +117,8 @@ class FittingMicrobatches:
             for parameter in run.parameters:
                 parameter.grad = None
             torch.cuda.empty_cache()  # does nothing where CUDA is not used
-            if restore:
-                restore()
-        if not repeats:
-            self._fit[state.fitting_size, shapes] = used
+            restore()
+        self._fit[state.fitting_size, shapes] = max(used, self._fit.get((state.fitting_size, shapes), -1))
 
 
 def train_microbatch(run: Run, index: int, scale: Share) -> None:

@@ -78,7 +78,7 @@ class Budget:
 
     @property
     def limit(self) -> str:
-        """What was asked for, such as '5m of training'; runs for which it is the same have the same budget."""
+        """The requested budget, such as '5m of training'; runs with equal values have the same budget."""
         return f"{self.asked} of {self.of}" if self.flop is None else f"{self.flop:g}flop"
 
     def __str__(self) -> str:
@@ -126,7 +126,7 @@ def check_length(config: Mapping[str, Any], max_duration: Time, batches_per_epoc
         return
     budget = Budget.parse(config["budget"])
     if (length := convert(max_duration, TimeUnit.BATCH, None, batches_per_epoch)) != budget.batches:
-        reason = f"with this trainer.max_duration and this data it would now train {int(length):,} batches"
+        reason = f"with this trainer.max_duration and this data, the run would now train {int(length):,} batches"
         fix = "give another budget, or budget=null and trainer.scale_schedule_ratio=1.0"
         raise WrongKey("budget", f"{reason}; {fix}", repr(str(budget)))
 
@@ -142,7 +142,7 @@ def fitted(config: Mapping[str, Any], budget: Budget, batches_per_epoch: int | N
     try:
         length = convert(duration, TimeUnit.BATCH, None, batches_per_epoch)
     except ValueError:
-        reason = "the data says nothing of the length of an epoch; with a budget, give batches, such as 1000ba"
+        reason = "the data does not define the length of an epoch; with a budget, give batches, such as 1000ba"
         raise WrongKey("trainer.max_duration", reason, repr(str(duration))) from None
     ratio = (budget.batches + 0.5) / float(length)  # the Trainer drops the half
     return {**config, "budget": str(budget), "trainer": {**config["trainer"], "scale_schedule_ratio": ratio}}

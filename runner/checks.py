@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from runner.failures.facts import wrong_argument
@@ -30,6 +31,18 @@ def check_whole(name: str, value: int, least: int, what: str = "a whole number")
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise wrong_argument(name, value, f"must be {what}, at least {least}")
+
+
+def check_one_of(name: str, value: Any, allowed: Collection[str]) -> None:
+    """Check that an argument is one of several names.
+
+    Raises:
+        ValueError: it is none of them; the message and the facts list them.
+    """
+    if value not in allowed:
+        near = difflib.get_close_matches(str(value), allowed, n=1)
+        reason = f"must be one of {', '.join(map(repr, allowed))}"
+        raise wrong_argument(name, value, reason, allowed=tuple(allowed), meant="".join(near))
 
 
 def check_subset(name: str, value: int | None) -> int | None:
@@ -62,7 +75,7 @@ def check_session(value: str | Time | None, callbacks: Sequence[Any] = (), train
         raise wrong_argument("session", str(value), "must be wall-clock time above 0, such as '2h' or '90s'")
     savers = [one for one in callbacks if hasattr(one, "latest") and not getattr(one, "weights_only", False)]
     if trains and not savers:
-        lost = "nothing saves a checkpoint from which to go on"
+        lost = "nothing saves a checkpoint to continue from"
         raise wrong_argument("session", str(value), f"{lost}; add a CheckpointSaver, without weights_only")
     return limit.value
 
@@ -99,5 +112,5 @@ def told_if_endless(batches: Iterable[Any], name: str) -> Iterator[Any]:
     """Yield batches, and warn once if there are so many that their loader may have no end."""
     for number, one in enumerate(batches, start=1):
         if number == MANY:
-            log.warning("%s: %d batches so far; subset_num_batches limits a loader that has no end", name, MANY)
+            log.warning("%s: %d batches so far; subset_num_batches limits an endless loader", name, MANY)
         yield one

@@ -70,7 +70,7 @@ class BatchStream:
         except TypeError:
             self.length = None
         self.ranks_read: Reading | None = None
-        """What the loader says it yields on each of several ranks; None if it does not say."""
+        """What the loader declares to yield on each of several ranks; None if it declares nothing."""
         if subset_num_batches is not None and self.length != 0:
             self.length = min(self.length or subset_num_batches, subset_num_batches)
         if self._world_size > 1 and (reading := getattr(loader, "ranks_read", None)) is not None:
@@ -78,7 +78,7 @@ class BatchStream:
             self.length = length_of_shares(reading, self.length)
         if self.length == 0:
             name = name_of_loader(label)
-            raise ValueError(f"{name} has no batches: its data set is empty, or, with drop_last=True, smaller than one")
+            raise ValueError(f"{name} has no batches: its data set is empty, or with drop_last=True too small")
         self._limit = subset_num_batches
         self.loader = loader
         self.label = label
@@ -198,7 +198,7 @@ def refuse_unsharded(loader: Any, label: str, world_size: int, tensor_parallel: 
     sampler = _sampler(loader)
     is_plain = isinstance(sampler, torch.utils.data.RandomSampler | torch.utils.data.SequentialSampler)
     if is_plain and reading is None:
-        others = "runner.data.Sharded(loader) if each rank has samples of its own"
+        others = "runner.data.Sharded(loader) if each rank reads its own samples"
         others += "" if label == "train" else ", or runner.data.Replicated(loader) if each may read all of them"
         raise ValueError(
             f"{name}: a DataLoader without a sharding sampler gives {world_size} ranks the same samples; {_REMEDY}; "

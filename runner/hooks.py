@@ -1,4 +1,4 @@
-"""What a callback and an algorithm are: one method per event, called as `hook(state, logger)`."""
+"""Base classes of callbacks and algorithms: one method per event, called as `hook(state, logger)`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 Handler = Callable[["State", "Logger"], Any]
-"""What is called at an event, as `handler(state, logger)`."""
+"""A function called at an event, as `handler(state, logger)`."""
 
 
 class Hooks:
@@ -53,7 +53,7 @@ class Hooks:
             methods = next(vars(base) for base in cls.__mro__ if alias in vars(base) or name in vars(base))
             if alias in methods:
                 if methods.get(name, methods[alias]) is not methods[alias]:
-                    raise TypeError(f"{cls.__name__} has both {alias!r} and {name!r}, which are one event: keep one")
+                    raise TypeError(f"{cls.__name__} has both {alias!r} and {name!r}, the same event: keep one")
                 setattr(cls, name, methods[alias])
 
     @classmethod
@@ -64,7 +64,7 @@ class Hooks:
         """
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
-        """Handle any event. Overridden, it is called at every event, in place of the methods named by events.
+        """Handle any event. If overridden, it is called at every event, instead of the methods named after events.
 
         By default it calls the method named by the event, then `apply` where `match` says so.
         """
@@ -227,7 +227,7 @@ class Callback(Hooks):
     """An observer: reads the state and never writes to it, so that adding one changes no number of a run."""
 
     def wrap_handler(self, handler: Handler, owner: Hooks, event: Event) -> Handler:
-        """Return what an engine is to call in place of a callback's, algorithm's or destination's handler.
+        """Return what an engine should call instead of a callback's, algorithm's or destination's handler.
 
         For callbacks that measure others. Each callback is asked once per handler, when an engine is made, so a run
         without wrappers pays nothing. Wrappers must use `functools.wraps(handler)`. Default: the handler itself.

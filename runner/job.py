@@ -192,14 +192,12 @@ def check_in_mode(mode: Mode, config: Mapping[str, Any], hydra_config: Any) -> N
     if hydra_config.mode is RunMode.MULTIRUN and not mode.can_be_swept:
         raise ValueError(f"mode={mode.name}: takes one experiment at a time; leave out -m")
     if config["at"] is not None and not mode.trains:
-        raise ValueError(f"at={config['at']!r}: begins a run of its own, so it needs mode=train, not mode={mode.name}")
+        raise ValueError(f"at={config['at']!r}: starts a new run, so it needs mode=train, not mode={mode.name}")
     if mode.trains_again and config["run"] is None:
-        raise ValueError(
-            f"mode={mode.name}: trains batches of a run again; name it with run=<folder, MLflow id or latest>"
-        )
+        raise ValueError(f"mode={mode.name}: retrains batches of a run; name it with run=<folder, MLflow id or latest>")
     if config["run"] is not None and not mode.trains_again:
         names = " or ".join(f"mode={one.name}" for one in MODES.values() if one.trains_again)
-        raise ValueError(f"run={config['run']!r}: is for {names}; rerun= makes a run again, and resume= continues it")
+        raise ValueError(f"run={config['run']!r}: is for {names}; rerun= repeats a run, and resume= continues it")
     if mode.needs_experiment:
         build.check(config)
     mode.check_config(config)

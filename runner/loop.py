@@ -62,7 +62,7 @@ def train_epoch(run: Run, stream: BatchStream) -> bool:
         if state.stop_requested or state.timestamp.count(end.unit) >= end.value:
             return state.timestamp.batch_in_epoch == stream.length
     if state.timestamp.batch_in_epoch == 0:
-        raise ValueError("train_dataloader yielded no batch in this epoch; a used-up generator cannot be read again")
+        raise ValueError("train_dataloader yielded no batch in this epoch; an exhausted generator cannot be read again")
     return True
 
 

@@ -11,7 +11,7 @@ CLASS = re.compile(r"^class ([A-Z]\w*)", re.MULTILINE)
 
 
 class Plugins:
-    """The classes of a package, each of which is imported when it is first asked for.
+    """The classes of a package, each imported on first access.
 
     Its methods serve as the package's `__getattr__` and `__dir__`. The class of `speed_monitor.py` is the one whose
     name is that of the file without underscores, in capitals or not: `SpeedMonitor`.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from runner.batch import map_tensors
+from runner.failures.facts import wrong_argument
 
 
 class Precision(StrEnum):
@@ -32,7 +33,8 @@ class Precision(StrEnum):
         if "fp8" in str(value).lower():
             raise ValueError(f"precision={value!r}: choose 'amp_bf16', and add the algorithm Float8")
         near = difflib.get_close_matches(str(value), list(cls), n=1, cutoff=0.0)[0]
-        raise ValueError(f"precision={value!r}: must be one of {[*map(str, cls)]}; did you mean {str(near)!r}?")
+        reason = f"must be one of {[*map(str, cls)]}; did you mean {str(near)!r}?"
+        raise wrong_argument("precision", value, reason, allowed=tuple(map(str, cls)), meant=str(near))
 
     def check(self, device: torch.device) -> None:
         """Check that a device supports this precision, and warn if it is slow there.

@@ -33,14 +33,14 @@ Accumulate = Callable[["Run", Share], None]
 
 @dataclass(kw_only=True)
 class Run:
-    """What the loops of training, evaluation and prediction work on; the Trainer makes one."""
+    """The object that the loops of training, evaluation and prediction work on; created by the Trainer."""
 
     state: State
     """The state, with its model on its device and its optimizers."""
     engine: Engine
     """Fires events; `on` has a function for each."""
     clock: Clock
-    """Measures the time of training, and knows when a signal asks for its end."""
+    """Measures the time of training, and tells when a signal has requested its end."""
     train_stream: BatchStream | None
     """The training data; None for a run that does not train."""
     eval_streams: dict[str, BatchStream]
@@ -113,14 +113,14 @@ class Run:
         """Return how many tokens the batch of all ranks has, 0 where the model counts none. All ranks.
 
         Args:
-            samples: of this rank; 0 where `state.batch` only stands in for an empty share.
+            samples: of this rank; 0 if `state.batch` is only a stand-in for an empty share.
             all_samples: of all ranks.
         """
         tokens = self.state.unwrapped_model.num_tokens(self.state.batch)
         if tokens and self._sums_tokens:
             return int(all_reduce_sum(torch.tensor(tokens if samples else 0)))  # on the host
         if tokens and samples != all_samples:
-            return tokens * all_samples // max(1, samples)  # what stands in for an empty share is one sample
+            return tokens * all_samples // max(1, samples)  # the stand-in for an empty share is one sample
         return tokens
 
     def iteration_is_complete(self) -> bool:

@@ -57,7 +57,7 @@ FAULTS = (
     Fault(
         "programs: what a hook refuses has no key",
         "runner/modes/diagnosis.py",
-        "return WrongConfig(text, at=facts.key or facts.section, allowed=facts.allowed)",
+        "return WrongConfig(text, at=facts.key or _section(error), allowed=facts.allowed)",
         "return WrongConfig(text)",
         "test_programs.py",
     ),
@@ -67,6 +67,34 @@ FAULTS = (
         'fix = f"+{fix}"',
         "pass",
         "test_programs.py",
+    ),
+    Fault(
+        "programs: a file that cannot be used is nobody's",
+        "runner/config/errors.py",
+        "at=key or facts.section or _key_of_file(error, overrides))",
+        "at=key or facts.section)",
+        "test_programs.py",
+    ),
+    Fault(
+        "programs: of one of several names nobody is told the others",
+        "runner/checks.py",
+        'raise wrong_argument(name, value, reason, allowed=tuple(allowed), meant="".join(near))',
+        "raise wrong_argument(name, value, reason)",
+        "test_programs.py",
+    ),
+    Fault(
+        "table: a folder's name can end a comment",
+        "runner/modes/means.py",
+        "re.sub('-(?=-)', '- ', one)",
+        "one.replace('--', '- -')",
+        "modes/test_means.py",
+    ),
+    Fault(
+        "verdict: what is drawn in blocks depends on them",
+        "runner/runs/decision.py",
+        "rows -= block",
+        "rows -= block + 1 if rows > block else block",
+        "runs/test_decision.py",
     ),
     # mirrors of checkpoints
     Fault(
@@ -736,8 +764,8 @@ FAULTS = (
     Fault(
         "auto microbatches: memory in use is no reason to copy again",
         ACCUMULATION,
-        "self._fit.get((state.fitting_size, shapes), -1)",
-        "(1 << 60) * ((state.fitting_size, shapes) in self._fit) - 1",
+        "used <= self._fit.get((state.fitting_size, shapes), -1)",
+        "(state.fitting_size, shapes) in self._fit",
         "test_accumulation.py",
     ),
     Fault(

@@ -210,7 +210,7 @@ class Delivery:
 
     def _send_entry(self, sink: RunSink, entry: dict[str, Any] | None) -> None:
         if entry is None:
-            self._refuse(f"a line of {self._spool} that was cut off is left out")
+            self._refuse(f"a line of {self._spool} that was truncated is skipped")
             return
         if "status" in entry:
             self._stop_watching()

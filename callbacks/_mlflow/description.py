@@ -15,14 +15,18 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-# Keys that say how a run was started, not what it is: runs that differ only in these are the same experiment.
+# Keys for how a run was started: runs that differ only in these are the same experiment.
 START_KEYS = (
     *("run_name", "experiment_name", "mode", "resume", "resume_allow", "at", "rerun", "run", "allow_targets"),
     *("allow_code", "allow_addresses", "skip_finished", "share", "allow_divergence", "explain", "predict", "prove"),
     *("replay", "verify", "bisect", "lr_range", "compare", "init"),
 )
-PLUMBING = ("trainer", "launch", "callbacks")  # sections of which only what differs from the defaults is a parameter
-OWN_CLASSES = ("runner.", "torch.")  # modules whose classes the name of a config's choice stands for
+PLUMBING = (
+    "trainer",
+    "launch",
+    "callbacks",
+)  # sections that become parameters only where they differ from the defaults
+OWN_CLASSES = ("runner.", "torch.")  # modules whose classes are represented by the name of the config choice
 
 
 def describe_config(config: Mapping[str, Any]) -> dict[str, str]:

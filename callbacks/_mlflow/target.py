@@ -46,7 +46,7 @@ def resolve_uri(tracking_uri: str | None) -> str:
 
 
 def check_address(uri: str) -> None:
-    """Check that MLflow knows an address, before training rather than after.
+    """Check that MLflow supports an address, before training rather than after.
 
     Args:
         uri: address from the argument or the environment; without a scheme it is a folder.
@@ -137,7 +137,7 @@ def typed_command() -> list[str]:
 
 
 def typed_overrides() -> dict[str, str]:
-    """Return the values that the user typed, by key, without those that only say how the command runs."""
+    """Return the values that the user typed, by key, except those that only control how the command runs."""
     matches = (re.fullmatch(r"[+~]{0,2}([\w./]+)=(.*)", one, re.DOTALL) for one in typed_command())
     ways = ("hydra", "callbacks", "run_name", "resume", "rerun", "allow_", "launch", "experiment_name", "mode")
     return {one[1]: one[2] for one in matches if one and not one[1].startswith(ways)}
@@ -160,7 +160,7 @@ def make_target(
     system_metrics_interval: float | None,
     start_time: int,
 ) -> dict[str, Any]:
-    """Return what a writer needs to know to send a run's spool, even without the trainer.
+    """Return everything a writer needs to send a run's spool, even without the trainer.
 
     Args:
         run_dir: the run's folder.

@@ -49,7 +49,7 @@ def verify(path: str | Path, rank: int = 0, ranks: int = 1) -> str | None:
 
     Args:
         path: the folder.
-        rank: number of this process among those that read the files together, each its share.
+        rank: number of this process among the ranks that read the files together, each its share.
         ranks: how many these are.
     """
     path = Path(path)
@@ -78,7 +78,7 @@ def _hash(path: Path) -> str:
 
 
 def _verify_shards(path: Path, files: Sequence[str]) -> str | None:
-    """Return why the shards of a checkpoint do not make up its tensors; None if they do, or if it has no shards."""
+    """Return why the shards of a checkpoint do not form complete tensors; None if they do, or if it has no shards."""
     try:
         for name in files if any(one.endswith(SUFFIX) for one in files) else ():
             if name.endswith(".pt"):
@@ -106,7 +106,7 @@ def find_checkpoint(path: str | Path, check: Callable[[Path], str | None] | None
 
     Args:
         path: the folder of a checkpoint or of a run.
-        check: what says why a checkpoint is not intact; `verify`, once for each unchanged one, if it is None.
+        check: returns why a checkpoint is not intact; None: `verify`, called once for each unchanged checkpoint.
 
     Raises:
         FileNotFoundError: `path` holds no intact checkpoint.
@@ -173,7 +173,7 @@ def read_file(path: str | Path, name: str) -> Any:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest of torch's message explains how to unpickle anyway
         what = f"objects ({found[1]})" if found else "objects"
         raise ValueError(
-            f"{path / name} holds {what} that would have to be unpickled, which could run code: refused"
+            f"{path / name} holds {what} that would have to be unpickled, which could run code, so it is rejected"
         ) from None
     except (EOFError, RuntimeError) as error:
         raise ValueError(f"{path / name} was not written by torch.save: {error or 'it ends too early'}") from None

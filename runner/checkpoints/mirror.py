@@ -4,7 +4,7 @@
                            config.yaml ...     the run's record
                            checkpoints/<checkpoint>/model.pt ...
 
-Each is the folder of a run with a single checkpoint, all that another machine needs to go on. What is read there may
+Each is the folder of a run with a single checkpoint, all that another machine needs to continue. What is read there may
 be anybody's: names that lead elsewhere and files that differ from their hashes are refused.
 """
 
@@ -27,12 +27,12 @@ FORMAT = 1
 LARGEST_INDEX = 4_000_000  # bytes
 BLOCK = 1 << 20  # bytes read at a time
 RECORD = ("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature", "code", "mlflow/run.json")
-"""Files and folders of a run that are uploaded with each checkpoint; the last says which MLflow run it is."""
+"""Files and folders of a run that are uploaded with each checkpoint; the last one identifies its MLflow run."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """What lies at an address for one checkpoint.
+    """The index of one checkpoint at an address.
 
     Attributes:
         checkpoint: its path in the run's folder, such as `checkpoints/ep2-ba64`.
@@ -77,7 +77,7 @@ class Mirror:
         address: the run's own folder, such as `s3://bucket/runs/NAME`.
 
     Raises:
-        Exception: the file system cannot be reached; each has errors of its own.
+        Exception: the file system cannot be reached; each file system has its own errors.
     """
 
     def __init__(self, address: str) -> None:
@@ -114,7 +114,7 @@ class Mirror:
         """Upload a folder as one checkpoint, replacing another of that name, and read it back.
 
         Args:
-            folder: a run's folder with one checkpoint, which nobody changes meanwhile.
+            folder: a run's folder with one checkpoint, which must not change during the upload.
             name: name of the checkpoint.
             checkpoint: its path in the folder.
             best: names of the run's best checkpoints, best first.
@@ -136,7 +136,7 @@ class Mirror:
         self._remote.pipe_file(self._at(name, INDEX), json.dumps(asdict(index)).encode())
 
     def prune(self, keep: int, best: Collection[str]) -> None:
-        """Remove all but the newest checkpoints and the best, and what uploads left that were cut off.
+        """Remove all but the newest checkpoints and the best, and remains of interrupted uploads.
 
         Args:
             keep: number of newest ones; -1 keeps all.
@@ -161,7 +161,7 @@ class Mirror:
             only: what the paths of the files begin with.
 
         Raises:
-            ValueError: a file is not what the index says.
+            ValueError: a file does not match the index.
             OSError: the disk has no room for it, or a file is missing there.
         """
         wanted = {file: facts for file, facts in index.files.items() if file.startswith(only)}

@@ -1,4 +1,4 @@
-"""Sharded checkpoints: each rank writes its parts of weights and optimizer states to a file of its own.
+"""Sharded checkpoints: each rank writes its parts of weights and optimizer states to its own file.
 
 Beside `model.pt` and `state.pt` there is a safetensors file for each rank that has parts. In the `.pt` files a sharded
 tensor is an empty one on the meta device, which has its shape and type. Its parts are named after the place where it
@@ -52,7 +52,7 @@ def should_shard(state: State, wanted: bool | None) -> bool:
 
     Args:
         state: the run.
-        wanted: what the user wants; None: only if all weights and optimizer states would take more than half of the
+        wanted: the user's setting; None: only if all weights and optimizer states would take more than half of the
             memory that is free on rank 0's machine.
     """
     if wanted is not None or not is_sharded(state.unwrapped_model):
@@ -131,7 +131,7 @@ def join(content: Any, name: str, folder: Path, manifest: Mapping[str, Any]) -> 
         if id(tensor) not in made:
             found = pieces.get(place, [])
             if types.get(place, set()) - {DTYPES.get(tensor.dtype)} or not _is_whole(tensor.shape, found):
-                raise ValueError(f"the shards of {place} do not make up a tensor {tuple(tensor.shape)}, {tensor.dtype}")
+                raise ValueError(f"the shards of {place} are not a whole tensor {tuple(tensor.shape)}, {tensor.dtype}")
             made[id(tensor)] = SavedTensor(tensor, found)
         return made[id(tensor)]
 
@@ -149,17 +149,17 @@ def _read_pieces(folder: Path, manifest: Mapping[str, Any], prefix: str) -> Iter
                 raise ValueError(f"{file} belongs to another checkpoint")
             for key in opened.keys():  # noqa: SIM118 - it is no dict
                 if (named := NAME.fullmatch(key)) is None:
-                    raise ValueError(f"{file} holds {key!r}, which is not the name of a part")
+                    raise ValueError(f"{file} contains {key!r}, which is not the name of a part")
                 if named[1].startswith(prefix):
                     content = opened.get_slice(key)
                     start = tuple(map(int, named[2].split(","))) if named[2] else ()
                     yield named[1], Piece(start, tuple(content.get_shape()), content), content.get_dtype()
         except SafetensorError as error:
-            raise ValueError(f"{file} is not a file of safetensors ({error})") from None
+            raise ValueError(f"{file} is not a safetensors file ({error})") from None
 
 
 def _is_whole(shape: Sequence[int], pieces: Sequence[Piece]) -> bool:
-    """Return whether parts fill a tensor without a gap: they lie in it, none overlap, and their sizes add up."""
+    """Return whether parts cover a tensor completely: all lie inside it, none overlap, and their sizes add up."""
     inside = all(
         len(shape) == len(one.start) == len(one.shape)
         and all(0 <= a <= a + b <= whole for a, b, whole in zip(one.start, one.shape, shape, strict=True))

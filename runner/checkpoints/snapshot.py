@@ -224,7 +224,7 @@ def restore(state: State, path: str | Path) -> None:
     for kind, own in (("optimizers", state.optimizers), ("schedulers", state.schedulers)):
         if len(saved[kind]) != len(own):
             raise ValueError(
-                f"checkpoint {str(path)!r} has {len(saved[kind])} {kind}, this run has {len(own)}: resume with as many"
+                f"checkpoint {str(path)!r} has {len(saved[kind])} {kind}, this run has {len(own)}: keep their number"
             )
         for one, its in zip(own, saved[kind], strict=True):
             if kind == "optimizers":

@@ -95,9 +95,7 @@ def _finish(
 ) -> None:
     for name, facts in shards.items():
         if (hidden / name).stat().st_size != facts["size"]:
-            raise OSError(
-                f"{name} is not there as another rank wrote it: {path.parent} must be one folder for all ranks"
-            )
+            raise OSError(f"{name} is missing, but another rank wrote it: {path.parent} must be shared by all ranks")
     own = {name: _write(hidden / name, snapshot[name]) for name in snapshot if "." in name}
     manifest = {
         "format": FORMAT,

@@ -1,4 +1,4 @@
-"""What can be chosen: config groups, their choices, and the keys of each, read from the files of `conf/` as they stand.
+"""The catalogue of config groups, their choices, and the keys of each, read directly from the files of `conf/`.
 
 Nothing is composed, and neither Hydra nor torch is imported. A choice is described by the comment at the top of its
 file, and a key by the comment beside it. The `conf/` of the working directory is read as well.
@@ -72,7 +72,7 @@ class Choice:
 
     @property
     def package(self) -> str:
-        """What its keys begin with, with a dot at the end; empty for files that set keys anywhere."""
+        """The prefix of its keys, ending with a dot; empty for files that set keys anywhere."""
         return "" if self.group in ("experiment", "sweep") else f"{self.group.replace('/', '.')}."
 
     @cached_property
@@ -85,7 +85,7 @@ class Choice:
 
     @property
     def comment(self) -> str:
-        """What the comment at the top of its file says, without commands and where it was tried."""
+        """The comment at the top of its file, without commands and hardware."""
         said = [line for line in self._top if not line.startswith(("@package", "python -m runner"))]
         return re.sub(r"^Hardware: .*?(\(mean[^)]*\)|unknown)\. ?", "", " ".join(said))
 
@@ -120,7 +120,7 @@ def choices(own: Path | None = None) -> list[Choice]:
     """Return the choices of all groups, ours first.
 
     Args:
-        own: the folder of the user's own config groups; None stands for `conf/` of the working directory.
+        own: the folder of the user's own config groups; None means `conf/` in the working directory.
     """
     found: list[Choice] = []
     for folder in (CONF, own or Path(OWN)):
@@ -186,7 +186,7 @@ def _walk(node: Any, prefix: str, lines: list[str], seen: set[int]) -> Iterator[
 
 
 def _as_written(value: Any, lines: list[str]) -> str:
-    """Return a value as it stands in the file, on one line."""
+    """Return a value as written in the file, on one line."""
     first = value.start_mark
     last = value.end_mark
     if first.line == last.line:

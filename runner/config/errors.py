@@ -16,7 +16,7 @@ from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, Omega
 
 from runner.config.catalogue import CONF
 from runner.config.command_line import key_of, typed_value
-from runner.config.nearest import Advice
+from runner.config.nearest import Advice, advice_in
 from runner.config.signatures import NoSuchArgument
 from runner.config.sources import files_choosing, files_with
 from runner.config.suggestions import about_composing, about_override_first, is_empty_choice
@@ -36,8 +36,8 @@ class WrongConfig(Exception):
         message: what is wrong and what to do.
         key: the config key with which the message begins, if the message also shows the key's value.
         at: the config key at fault, however the message begins; empty if no single key is.
-        allowed: the values or names that may stand there; empty if they cannot be listed.
-        fix: an argument to type in place of the wrong one; empty if it cannot be told.
+        allowed: the allowed values or names; empty if they cannot be listed.
+        fix: an argument to type instead of the wrong one; empty if unknown.
     """
 
     def __init__(self, message: str, key: str = "", at: str = "", allowed: Sequence[str] = (), fix: str = "") -> None:
@@ -72,8 +72,7 @@ class Explanation(NamedTuple):
 
     def as_error(self, error: Exception) -> WrongConfig:
         """Return the exception to raise after another one, whose facts it takes over."""
-        told = (self.text, getattr(error, "reason", ""), *error.args)
-        advice = next((one for one in told if isinstance(one, Advice)), Advice())
+        advice = self.text if isinstance(self.text, Advice) else advice_in(error)
         at = self.at or self.key or advice.key
         facts = facts_of(error)
         meant = facts.meant or getattr(error, "meant", "")  # of a value
@@ -210,12 +209,12 @@ def _with_place(error: Exception, text: str, overrides: Sequence[str], conf: Pat
     else:
         key = argument_of(error)
     place = line_of_user(error)
-    if place is None and isinstance(error, TypeError):  # Python's message alone rarely says what is wrong
+    if place is None and isinstance(error, TypeError):  # Python's message alone rarely explains the error
         last = traceback.extract_tb(error.__traceback__)[-1:]
         raised = (one for one in last if not (one.line or "").startswith("raise "))
         place = next((f"{one.filename}:{one.lineno}" for one in raised), None)
     trace = f"; {VARIABLE}=1 shows the trace" if isinstance(error, ConstructorFailed) else ""
-    return Explanation(text, key, place, trace, at=key or facts.section)
+    return Explanation(text, key, place, trace, at=key or facts.section or _key_of_file(error, overrides))
 
 
 def _told_value(section: str, text: str, overrides: Sequence[str]) -> str:
@@ -223,6 +222,17 @@ def _told_value(section: str, text: str, overrides: Sequence[str]) -> str:
     typed = [one.lstrip("+") for one in overrides if key_of(one).startswith(f"{section}.") and "=" in one]
     values = {one: re.escape(one.partition("=")[2]) for one in typed}
     found = [one for one, value in values.items() if value and re.search(rf"(?<![\w.-]){value}(?![\w.])", text)]
+    return found[0] if len(found) == 1 else ""
+
+
+def _key_of_file(error: Exception, overrides: Sequence[str]) -> str:
+    """Return the only typed key whose value is the file of an OSError, or a folder above or below; empty otherwise."""
+    file = getattr(error, "filename", None)
+    if not isinstance(file, str):
+        return ""
+    file = Path(file).absolute()
+    typed = {key_of(one): Path(value).absolute() for one in overrides if (value := one.partition("=")[2])}
+    found = [key for key, path in typed.items() if path == file or file in path.parents or path in file.parents]
     return found[0] if len(found) == 1 else ""
 
 

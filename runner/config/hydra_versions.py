@@ -1,4 +1,4 @@
-"""What differs between the versions of Hydra and OmegaConf that the runner works with: 1.3 and 2.3, 1.4 and 2.4."""
+"""Differences between the supported versions of Hydra and OmegaConf: 1.3 and 2.3, 1.4 and 2.4."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ def find_own_conf(arguments: Sequence[str], conf: Path) -> list[str]:
     names = [file.relative_to(own) for group in found for file in sorted((own / group).glob("*.yaml"))]
     same = [str(name) for name in (Path("config.yaml"), *names) if (own / name).exists() and (conf / name).exists()]
     unread = f"; not read, because the runner has files of these names: {', '.join(same)}" if same else ""
-    advice = "; the keys of config.yaml can stand in conf/experiment/<name>.yaml" if "config.yaml" in same else ""
-    print(f"INFO: {OWN}/ of this folder is read as well{unread}{advice}", file=sys.stderr)
+    advice = "; put the keys of config.yaml into conf/experiment/<name>.yaml" if "config.yaml" in same else ""
+    print(f"INFO: {OWN}/ in this folder is read too{unread}{advice}", file=sys.stderr)
     return [f"--config-dir={own}"]
 
 

@@ -73,7 +73,7 @@ def _chosen(defaults: Sequence[Any], group: str) -> Iterator[str]:
 
 
 def _sets(file: Path, group: str, key: str) -> bool:
-    """Return whether a file sets a key; its keys are those of its group, unless it is for the whole config."""
+    """Return whether a file sets a key; its keys belong to its group, unless the file is global."""
     node: Any = _content(file)
     parts = key.split(".")
     if group and not re.match(r"#\s*@package\s+_global_", file.read_text(encoding="utf-8")):

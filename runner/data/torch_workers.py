@@ -27,13 +27,13 @@ def kept_iterator(loader: DataLoader[Any]) -> Any:
 
 
 def find_unfinished(error: Exception) -> Any:
-    """Return the iterator whose constructor raised an error, or None; its workers run, and nobody else refers to it."""
+    """Return the half-built iterator an error came from, or None; its workers run and nothing else references it."""
     owners = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
     return next((one for one in owners if workers_of(one)), None)
 
 
 def discard(loader: DataLoader[Any], source: Any) -> None:
-    """Make a loader forget an iterator, and the iterator wait for nothing when it is deleted; its workers go on."""
+    """Detach an iterator from its loader, so that deleting it does not wait for its workers, which keep running."""
     loader._iterator = None
     if source is None:
         return

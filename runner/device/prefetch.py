@@ -15,7 +15,7 @@ from runner.batch import map_tensors, to_device
 
 
 class Prefetch:
-    """Copies batches to a GPU on a stream of its own.
+    """Copies batches to a GPU on a separate stream.
 
     Nothing on the path of a batch waits for the GPU, so the host asks for a batch while the GPU still has steps before
     it to do. On the stream of these steps, the copy would come after them. Here it runs beside them, and only the steps

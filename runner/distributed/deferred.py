@@ -1,4 +1,4 @@
-"""Weights without values yet: each is drawn when it is needed, whole, and at once cut to what this rank keeps."""
+"""Weights without values yet: each is drawn in full when it is needed, and immediately cut down to this rank's part."""
 
 from __future__ import annotations
 

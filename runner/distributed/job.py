@@ -21,7 +21,7 @@ class Job:
         arguments: the overrides and options that the record keeps, from which the run can be composed again.
         log: the file that takes what is printed, for a job of a sweep or of Slurm; empty: the terminal.
         is_logged_too: whether what goes to `log` is printed as well.
-        code: modules of a saved run that are imported in place of the current ones, by path.
+        code: modules of a saved run that are imported instead of the current ones, by path.
         parent: the config of the run that a fork begins from, as that run had it there; empty if it is no fork.
         shares: nodes at which this job of a sweep saves its state, so that others can begin there; None if its sweep
             shares nothing with others, see `runner.sweeps.sharing`.

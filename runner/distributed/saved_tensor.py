@@ -22,7 +22,7 @@ class Run(NamedTuple):
     start: int
     """The first of them in the whole tensor."""
     at: int
-    """Where they begin in the rank's part."""
+    """Where they start in the rank's part."""
     length: int
 
 
@@ -34,10 +34,10 @@ class Place(NamedTuple):
     runs: tuple[tuple[Run, ...], ...]
     """The indices of each dimension. More than one run have weights of several layers in one, such as q, k and v."""
     is_first_copy: bool
-    """Whether this rank is the first of those that hold the same part."""
+    """Whether this rank is the first one that holds this part."""
 
     def blocks(self) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-        """Yield the blocks of which the part consists: where each begins in the whole, and its slices in the part."""
+        """Yield the blocks of the part: the start of each in the full tensor, and its slices in the part."""
         for block in itertools.product(*self.runs):
             yield tuple(one.start for one in block), tuple(slice(one.at, one.at + one.length) for one in block)
 
@@ -115,7 +115,7 @@ class SavedTensor(Tensor):
         """Return the part that a rank holds of it.
 
         Raises:
-            ValueError: the part is that of a tensor of another shape.
+            ValueError: the part belongs to a tensor of another shape.
         """
         if tuple(self.shape) != place.shape:
             raise ValueError(f"the saved tensor {tuple(self.shape)} is not one of {place.shape}")

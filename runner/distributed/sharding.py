@@ -118,7 +118,7 @@ class Layout:
         if not self.shards or get_world_size() == 1:
             return
         if microbatch_size == "auto":
-            reason = "a rank that runs out of memory cannot begin again beside ranks that wait for its shard"
+            reason = "a rank that runs out of memory cannot retry while other ranks wait for its shard"
             raise ValueError(f"microbatch_size='auto': not with {self._said}: {reason}; give a number of samples")
         if getattr(model, "training_step", None) is not None:
             name = type(model).__name__
@@ -155,7 +155,7 @@ class Layout:
         if not self.shards:
             return
         if get_world_size() == 1:
-            log.info("%s: one process has no other ranks to share its weights with", self._said)
+            log.info("%s: a single process has no other ranks to share its weights with", self._said)
             return
         if self.parallel == "fsdp":
             check_parameters(model)
@@ -241,7 +241,7 @@ def check_parameters(model: nn.Module) -> None:
     remedy = "or set parallel='ddp'"
     for name, one in model.named_parameters():
         if one.ndim == 0:
-            raise ValueError(f"parallel='fsdp': {name} is a scalar, which has no rows to share; make it (1,), {remedy}")
+            raise ValueError(f"parallel='fsdp': {name} is a scalar, which has no rows to shard; make it (1,), {remedy}")
         if not one.is_contiguous():
             raise ValueError(
                 f"parallel='fsdp': {name} is not contiguous (as ChannelsLast leaves it); undo that, {remedy}"
@@ -336,7 +336,7 @@ def copy_whole(model: nn.Module) -> nn.Module | None:
         TypeError: the model cannot be copied.
     """
     if model not in OUTLINES:
-        raise TypeError(f"{type(model).__name__} cannot be copied with copy.deepcopy, and so not gathered in one piece")
+        raise TypeError(f"{type(model).__name__} cannot be copied with copy.deepcopy, so it cannot be gathered")
     keeps = dist.get_rank() == 0
     gathered: dict[int, nn.Parameter] = {}
     for one in model.parameters():  # one at a time

@@ -16,7 +16,7 @@ from pathlib import Path
 from runner.files.whole import read_object, write_whole
 
 FOLDER = Path("outputs", ".slurm")
-"""Where jobs keep what they remember, relative to the working directory, which all attempts of a job share."""
+"""The folder for the memory of jobs, relative to the working directory, which all attempts of a job share."""
 PATIENCE = 60.0  # seconds
 IDLE_ATTEMPTS = 3
 """Attempts in a row that may save no checkpoint before a job is no longer requeued."""
@@ -156,7 +156,7 @@ def requeue() -> None:
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Slurm's way to end what is left of this attempt
     job = os.environ["SLURM_JOB_ID"]
-    print(f"requeued: Slurm job {job} goes on from its checkpoint when it runs again", flush=True)
+    print(f"requeued: Slurm job {job} resumes from its checkpoint when it starts again", flush=True)
     done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=PATIENCE)
     if done.returncode > 0:  # below 0, Slurm has ended it already
         raise OSError(f"Slurm did not requeue job {job}: {done.stderr.strip()}")

@@ -1,4 +1,4 @@
-"""What a failure in training is known by: its type, its line and its batch. `crash.zip` carries them elsewhere."""
+"""The identity of a failure in training: its type, line and batch, as stored in `crash.zip`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was probably meant by text that is no time. Standard library only."""
+"""Suggestions for text that is not a valid time. Standard library only."""
 
 from __future__ import annotations
 

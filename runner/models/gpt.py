@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from runner.checks import check_one_of
+
 
 class ReLUSquared(nn.Module):
     """``max(x, 0) ** 2``. Source: So et al. 2021, "Primer", https://arxiv.org/abs/2109.08668."""
@@ -36,7 +38,7 @@ class CausalAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the heads' outputs, ``(N, H, T, D / H)`` as the queries, keys and values.
 
-        A mask is that of :func:`document_mask`.
+        A mask comes from :func:`document_mask`.
         """
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
@@ -86,7 +88,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(d_model, d_model)
 
     def forward(self, x: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the attention's output at each position, ``(N, T, D)``; a mask is that of :func:`document_mask`."""
+        """Return the attention's output at each position, ``(N, T, D)``; a mask comes from :func:`document_mask`."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         if self.value_embedding is not None:
             v = v + self.value_embedding(tokens)
@@ -196,9 +198,8 @@ class GPT(nn.Module):
             raise ValueError(f"d_model={d_model!r}: must be a multiple of n_heads={n_heads!r}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout={dropout!r}: must be a probability in [0, 1)")
-        for name, value, choices in (("norm", norm, NORMS), ("activation", activation, ACTIVATIONS)):
-            if value not in choices:
-                raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, choices))}")
+        check_one_of("norm", norm, NORMS)
+        check_one_of("activation", activation, ACTIVATIONS)
         self.context = context
         self.d_model = d_model
         self.token_embedding = nn.Embedding(vocab_size, d_model)

@@ -61,11 +61,9 @@ def check_bisect(config: Mapping[str, Any]) -> None:
         if asked[key] < 1:
             raise WrongKey(f"bisect.{key}", "must be a whole number of at least 1", repr(asked[key]))
     if asked["by"] == "metric" and smallest_p(asked["seeds"]) > LEVEL:
-        raise WrongKey(
-            "bisect.seeds", "so few runs of each commit cannot decide; give at least 6", repr(asked["seeds"])
-        )
+        raise WrongKey("bisect.seeds", "too few runs per commit to decide; give at least 6", repr(asked["seeds"]))
     if "RANK" in os.environ:
-        raise ValueError("mode=bisect: starts processes of its own; leave out torchrun")
+        raise ValueError("mode=bisect: starts its own processes; run it without torchrun")
 
 
 def bisect(job: Job) -> None:
@@ -120,7 +118,7 @@ class ByDigests:
             raise probes.failure("good", good)
 
     def __call__(self, commit: Commit) -> tuple[bool | None, str]:
-        """Return whether a commit differs, None if it does not run, and what to say of it."""
+        """Return whether a commit differs (None if it does not run), and a text about it."""
         finding = compare(self._reference, self.probes.train(commit), PARTS, 0.0)
         if not finding.count:
             return None, ": does not run"
@@ -128,7 +126,7 @@ class ByDigests:
         return self.judged[commit], ""
 
     def find_part(self, commit: Commit, before: Commit) -> Finding:
-        """Return where a commit parts from the one before, which trains the same as the good one if it runs."""
+        """Return where a commit diverges from the one before, which trains like the good one if it runs."""
         return compare(self._reference, self.probes.train(commit), PARTS, 0.0)
 
 
@@ -149,13 +147,13 @@ class ByMetric:
         if self._name not in found[0]["metrics"]:
             names = [*found[0]["metrics"]]
             raise WrongKey(
-                "bisect.metric", f"the run has no such metric; {nearest(self._name, names)}", repr(self._name)
+                "bisect.metric", "the run has no such metric; " + nearest(self._name, names), repr(self._name)
             )
         self._is_lower_better = self._name in found[0]["lower"]
         self._reference = self._values(found)
 
     def __call__(self, commit: Commit) -> tuple[bool | None, str]:
-        """Return whether a commit is worse, None if it does not run, and what to say of it."""
+        """Return whether a commit is worse (None if it does not run), and a text about it."""
         values = self._values(self.probes.measure(commit))
         if len(values) < len(self._reference):
             return None, ": does not run"
@@ -163,7 +161,7 @@ class ByMetric:
         return self.judged[commit], f": {self._name} {text}"
 
     def find_part(self, commit: Commit, before: Commit) -> Finding:
-        """Return where the first batches of a commit part from those of the one before."""
+        """Return where the first batches of a commit diverge from those of the one before."""
         return compare(self.probes.train(before), self.probes.train(commit), PARTS, 0.0)
 
     def _values(self, found: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -171,7 +169,7 @@ class ByMetric:
 
 
 def is_worse(before: Sequence[float], now: Sequence[float], is_lower_better: bool) -> tuple[bool, str]:
-    """Return whether values are worse than others with the same seeds, beyond chance, and what to say of them.
+    """Return whether values are significantly worse than others with the same seeds, and a text about them.
 
     Values that are not finite are worse than any that are.
     """
@@ -190,7 +188,7 @@ def find_first(count: int, differs: Callable[[int], bool | None]) -> tuple[int, 
 
     Args:
         count: number of places; what is before the first one does not differ, and the last one is taken to differ.
-        differs: whether a place differs; None if that cannot be told.
+        differs: whether a place differs; None if unknown.
     """
     low = -1
     high = count - 1
@@ -211,7 +209,7 @@ class Probes:
     """Trains a run, or its first batches, at commits.
 
     Args:
-        job: the job, whose config is that of the run.
+        job: the job, with the config of the run.
         root: the top folder of the repository.
         scratch: an empty folder.
     """

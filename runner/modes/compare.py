@@ -1,6 +1,6 @@
 """`mode=compare`: runs side by side, and where they have digests, the first batch at which two of them part.
 
-The callback `StateDigest` writes the digests. Comparing needs no torch, so the answer comes at once.
+The callback `StateDigest` writes the digests. Comparing needs no torch, so it is fast.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _read_names(given: Any) -> list[Any]:
     """Return the runs that the key `compare` names."""
     if not isinstance(given, list) or len(given) < 2:
         raise ValueError(
-            f"compare={given!r}: give two runs or more, by folder or MLflow id: runner compare RUN_A RUN_B"
+            f"compare={given!r}: give two or more runs, by folder or MLflow id: runner compare RUN_A RUN_B"
         )
     return given
 

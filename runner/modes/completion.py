@@ -1,4 +1,4 @@
-"""`runner completion bash`: the script with which a shell completes commands, and the candidates that it asks for.
+"""`runner completion bash`: the completion script of a shell, and the candidates it requests.
 
 runner completion bash >> ~/.bashrc
 runner completion zsh >> ~/.zshrc

@@ -74,7 +74,7 @@ def _best_of(path: str) -> str:
     found = sorted(Path(path).glob(f"*/best/{MANIFEST}"))
     if not found:
         raise ValueError(
-            f"test='best': {show_path(Path(path))} has no best checkpoint; give test=last for its newest one"
+            f"test='best': {show_path(Path(path))} has no best checkpoint; use test=last for its newest one"
         )
     return str(found[0].parent)
 

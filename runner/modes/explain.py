@@ -8,7 +8,7 @@ With `explain.format=json` standard output is one JSON object, in a sweep one fo
 - `events`: all events in the order of their declaration, each with `event`, `when` and `runs`, which lists in order
   `name`, `does` (the first line of the hook's docstring, or null) and `why` (a list of reasons for its place);
 - `conflicts`: what cannot be combined, a sentence each;
-- `unchecked`: keys that go into the `**options` of a class, so that nobody can tell whether they are used.
+- `unchecked`: keys that go into the `**options` of a class, so it is unknown whether they are used.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ WHEN = {
     **dict.fromkeys(("predict_batch_start", "predict_before_forward"), "each batch predicted"),
     **dict.fromkeys(("predict_after_forward", "predict_batch_end"), "each batch predicted"),
 }
-"""How often each event fires; those that are not listed fire once."""
+"""How often each event fires; unlisted events fire once."""
 
 PLACES = {
     "algorithm": "algorithms come first",

@@ -52,7 +52,7 @@ def overview(own: Path | None = None) -> Iterator[str]:
     """Yield the lines of `runner --help`.
 
     Args:
-        own: the folder of the user's own config groups; None stands for `conf/` of the working directory.
+        own: the folder of the user's own config groups; None means `conf/` in the working directory.
     """
     yield heading(f"runner {__version__}: an experiment runner for PyTorch")
     yield "  runner [KEY=VALUE] [GROUP=CHOICE] ...    or python -m runner"
@@ -80,8 +80,8 @@ def explain(name: str, own: Path | None = None) -> Iterator[str]:
     """Yield the lines of what a name means: each choice, group and mode of this name, or else the key or class.
 
     Args:
-        name: as typed; the group of a choice may stand in front of it, with a dot or as in an override.
-        own: the folder of the user's own config groups; None stands for `conf/` of the working directory.
+        name: as typed; it may be prefixed with the group of a choice, with a dot or as in an override.
+        own: the folder of the user's own config groups; None means `conf/` in the working directory.
 
     Raises:
         WrongKey: nothing has this name; the message names the nearest one.
@@ -108,7 +108,7 @@ def explain(name: str, own: Path | None = None) -> Iterator[str]:
 
 
 def _names_of(choice: Choice) -> tuple[str, ...]:
-    """Return the names that stand for a choice: its own, with its group, and that of its class."""
+    """Return the names of a choice: its own, with its group, and that of its class."""
     return (choice.name, f"{choice.group.replace('/', '.')}.{choice.name}", choice.target.rpartition(".")[2])
 
 
@@ -145,7 +145,7 @@ def _explain_choice(choice: Choice) -> Iterator[str]:
     definition = find_definition(choice.target) if choice.target else None
     yield heading(f"{choice.typed}: a choice of {choice.group}{' of your own' if choice.is_own else ''}")
     text = definition.sections[""] if definition is not None else ""
-    if choice.group in LISTS and text:  # the comment says the same, in short
+    if choice.group in LISTS and text:  # the comment is a shorter version of it
         yield from paragraphs(text)
     else:
         yield from paragraphs(f"{choice.comment}\n\n{text if choice.package else ''}")

@@ -1,8 +1,8 @@
 """`mode=lr_range`: train a little while the learning rate grows, and suggest one from how the loss falls.
 
-The rate grows by the same factor after each batch, from `lr_range.start` to `lr_range.end`, in place of the schedule.
-All parameter groups keep their ratios to `optimizer.lr`. Training is a trial of which only the picture is kept. The
-rule behind the suggestion is in `rising_rate`; the rate is one to begin with, or for the peak of a schedule.
+The rate grows by the same factor after each batch, from `lr_range.start` to `lr_range.end`, instead of the schedule.
+All parameter groups keep their ratios to `optimizer.lr`. Training is a trial; only the plot is kept. The
+rule behind the suggestion is in `rising_rate`; use the rate as a starting point, or for the peak of a schedule.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_range(config: Mapping[str, Any]) -> None:
     if Path(asked["picture"]).suffix not in FORMATS:
         raise WrongKey("lr_range.picture", f"must end in {', '.join(FORMATS)}", repr(asked["picture"]))
     if config["resume"] is not None:
-        reason = "mode=lr_range begins anew; rerun=RUN takes the config of a run, trainer.load_path its weights"
+        reason = "mode=lr_range starts from scratch; rerun=RUN uses a run's config, trainer.load_path its weights"
         raise WrongKey("resume", reason, repr(config["resume"]))
     optimizer = config["optimizer"] or {}
     if "_target_" not in optimizer:

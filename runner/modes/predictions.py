@@ -151,7 +151,7 @@ class _TensorFile:
             if value.shape[1:] != before[name].shape[1:]:
                 shapes = f"{tuple(before[name].shape[1:])} and {tuple(value.shape[1:])}"
                 reason = f"samples of {name} have different shapes, {shapes}; give predict.format=parquet"
-                raise WrongConfig(f"predict.format='pt': {reason}")
+                raise WrongConfig(f"predict.format='pt': {reason}", "predict.format", fix="predict.format=parquet")
         self._batches.append(columns)
 
     def close(self) -> None:

@@ -172,7 +172,7 @@ def compare_digests(run: Path, again: Path, begun: int, batch: int) -> tuple[boo
     Args:
         run: the folder of the run.
         again: the folder with the digests of now.
-        begun: the batch after which training began again.
+        begun: the batch after which training was restarted.
         batch: the last batch trained again.
 
     Returns:

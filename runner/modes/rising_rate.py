@@ -35,7 +35,7 @@ class RisingRate(Callback):
         start: the rate of the first batch.
         end: the rate of the last batch.
         batches: the number of batches.
-        base: the configured rate, of which the schedule is a multiple.
+        base: the configured rate, which the schedule multiplies.
     """
 
     def __init__(self, start: float, end: float, batches: int, base: float) -> None:

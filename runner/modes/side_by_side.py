@@ -52,7 +52,7 @@ def side_by_side(folders: Sequence[Path]) -> list[str]:
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """Return the last parts of paths, as many as it takes to tell them apart."""
+    """Return the shortest endings of paths that are still distinct."""
     for count in range(1, max(len(one.parts) for one in folders) + 1):
         names = ["/".join(one.parts[-count:]) for one in folders]
         if len({*names}) == len({*folders}):
@@ -94,7 +94,7 @@ def _surroundings(folders: Sequence[Path]) -> Iterator[Row]:
 
 
 def _differences(records: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
-    """Yield the keys of which not all records have the same value, with the values."""
+    """Yield the keys whose values differ between records, with the values."""
     known = [one for one in records if one]
     keys = dict.fromkeys(change.key for one in known[1:] for change in find_changes(known[0], one))
     for key in keys:

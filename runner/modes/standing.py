@@ -1,4 +1,4 @@
-"""A Trainer that stands right before a batch of a run that was trained earlier: from a checkpoint, and what is missing.
+"""A Trainer positioned right before a batch of an earlier run: loads a checkpoint, and retrains the batches in between.
 
 Everything in training is a function of the seed and the batch, so training from a checkpoint to that batch gives the
 run's own weights, samples and random numbers, bit for bit. The run's folder is only read.
@@ -84,9 +84,9 @@ def standing_before(
 
 
 def stand_before(config: Mapping[str, Any], run: Path, batch: int) -> Trainer:
-    """Return a Trainer that stands before a batch; each call of its `fit()` trains one more. All ranks.
+    """Return a Trainer positioned before a batch; each call of its `fit()` trains one more. All ranks.
 
-    From now on torch computes with as many CPU threads as in the run.
+    From now on, torch uses the same number of CPU threads as in the run.
 
     Args:
         config: the config that the batch was trained with.

@@ -1,4 +1,4 @@
-"""The modes of a command, one row each: what a mode runs, and all that the rest of the program must know about it.
+"""The modes of a command, one row each: what a mode runs, and everything else the program must know about it.
 
 Nothing is imported until a mode runs, so that the modes that need no torch do not wait for it.
 """
@@ -25,7 +25,7 @@ class Mode:
 
     Attributes:
         name: what is typed after `mode=`. A mode that has keys of its own has them in the config under this name.
-        says: what it does, for lists of modes; one line.
+        says: a description for lists of modes, in one line.
         example: a command, as it is typed.
         runs: 'module:function' that does a job in this mode. It takes a `Job`, and returns the objective, if any. Of a
             mode that composes nothing, it takes the typed values of its own keys.
@@ -40,7 +40,7 @@ class Mode:
         has_value: whether the config has a single value under its name, instead of keys; the mode checks it itself.
         folder: 'run' is the folder of a run in outputs/, which is kept and recorded; 'work' is a folder there that the
             mode removes itself; 'temporary' is an empty folder outside of the working directory, which is removed.
-        on_all_ranks: whether all ranks of the launch take part; otherwise rank 0 does it alone.
+        on_all_ranks: whether it runs on all ranks of the launch; otherwise only on rank 0.
         trains: whether it trains, and leaves a run that can be resumed.
         resumes: whether it trains the run that `resume=` names further, or shows what that would do.
         uses_weights: whether it uses the weights of a saved run, named by `resume=`, and trains nothing.

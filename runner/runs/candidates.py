@@ -11,6 +11,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,15 @@ from runner.runs.listing import OUTPUTS, SavedFolder, find_runs, read_config
 from runner.runs.result import FOLD, SEED, Result, read_result
 
 TRAINED = (SEED, "model", "data", "folds", "optimizer", "scheduler", "trainer", "algorithms", "vars")
-"""Sections of a config that make runs different; the others only watch, or say where they run."""
+"""Sections of a config that make runs different; the others only observe, or control where they run."""
 
 UNTRAINED = ("callbacks", "launch", "sweep")
 """Config groups that are not among these sections."""
 
+LARGEST = 1e100  # of a metric: sums of squares of larger values overflow
+
 Pair = tuple[str, ...]
-"""What a run shares with the run that it is compared with: its seed, and its values of other keys."""
+"""The key for pairing runs of two candidates: the seed, and the values of other keys."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Candidate:
         """How many of its runs did not end well, by status."""
         return dict(Counter(one.status for one in self.left_out))
 
-    @property
+    @cached_property
     def varying(self) -> dict[str, list[str]]:
         """The keys in which its runs differ, each with its values as text. Keys that repeat the seed are left out."""
         keys = {key for run in self.runs for key in run.config if key != SEED}
@@ -101,7 +104,7 @@ class Candidate:
     def values(self, metric: str, keys: Sequence[str], among: Collection[Pair] = ()) -> dict[str, float]:
         """Return a metric of its runs by what they share with others; of two runs of one pair, the later counts.
 
-        Folds of one seed train on much the same samples, so they are no evidence of their own: their mean is one value.
+        Folds of one seed train on largely the same samples, so they are not independent: their mean is one value.
 
         Args:
             metric: one that all of them have.
@@ -153,7 +156,7 @@ def find_candidate(text: str, key: str) -> Candidate:
     known = {one.folder.resolve(): one for one in found}
     trained = [one for one in known.values() if one.setting("mode") in (None, "train")]
     if not trained:
-        raise WrongKey(key, "no run that was trained; runner runs lists runs", repr(text))
+        raise WrongKey(key, "no trained run; runner runs lists runs", repr(text))
     runs = [
         Run(one.folder, one.result, _flat(read_config(one.folder)))
         for one in trained
@@ -185,7 +188,7 @@ def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tupl
     runs = [run for one in candidates for run in one.runs]
     objectives = dict.fromkeys(run.result.objective_name for run in runs)
     if not asked and (len(objectives) > 1 or "" in objectives):
-        raise WrongKey(key, f"the runs have no common objective ({', '.join(objectives)}); name a metric", "null")
+        raise WrongKey(key, f"the runs have no objective in common ({', '.join(objectives)}); name a metric", "null")
     name = asked or next(iter(objectives))
     matching = [one for one in runs[0].result.metrics if name == one] or [
         one for one in runs[0].result.metrics if one.partition("/")[2] == name and not one.startswith("train/")
@@ -193,7 +196,7 @@ def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tupl
     metric = matching[0] if matching else name
     for run in runs:
         value = run.result.metrics.get(metric)
-        if value is None or not math.isfinite(value):
+        if value is None or not abs(value) <= LARGEST:
             has = ", ".join(run.result.metrics) or "none"
             raise WrongKey(key, f"{run.folder} has no finite value for it; its metrics: {has}", repr(metric))
     result = runs[0].result
@@ -223,7 +226,7 @@ def pairing_keys(a: Candidate, b: Candidate, key: str) -> list[str]:
     """Return the keys besides the seed by which the runs of two candidates are paired: what varies in both.
 
     Raises:
-        WrongKey: one candidate is several settings, of which the other is not.
+        WrongKey: one candidate consists of several settings, and the other does not vary in the same keys.
     """
     for one, other in ((a, b), (b, a)):
         alone = [name for name in one.varying if name not in other.varying]
@@ -278,7 +281,7 @@ def find_differences(a: Candidate, b: Candidate) -> list[tuple[str, str, str]]:
 
 
 def _expand(word: str) -> Iterator[Path]:
-    """Yield the folders that a word names: itself, or those that match it as a glob."""
+    """Yield the folders that a word names: itself, or the matches of a glob."""
     if Path(word).is_dir():
         yield Path(word)
     elif has_magic(word):

@@ -14,6 +14,7 @@ import yaml
 from runner.config.command_line import key_of
 from runner.config.composed import OF_THE_COMMAND
 from runner.config.nearest import nearest
+from runner.failures.facts import WrongKey
 from runner.files.addresses import hidden_everywhere
 from runner.terminal.console import show_path
 
@@ -31,7 +32,7 @@ SAFE = (
     "init_weights",  # a resumed run has those of its checkpoint
     "trainer.max_duration",  # a schedule given in fractions of it stretches, which is reported
     "trainer.eval_interval",  # evaluating does not change training
-    "trainer.session",  # the run stops between two batches, and goes on
+    "trainer.session",  # the run stops between two batches, and continues
     "trainer.device",  # the same mathematics, up to rounding
     "trainer.parallel",  # likewise; any layout reads any checkpoint
     "trainer.shard_size",
@@ -103,7 +104,7 @@ def tell_changes(resume: str, before: Mapping[str, Any] | None, after: Mapping[s
     try:
         trained = read_config(find_checkpoint(resume))
     except FileNotFoundError:
-        trained = None  # the run was cut off before its first checkpoint
+        trained = None  # the run was interrupted before its first checkpoint
     before = before or trained
     if before:
         for line in check_changes(resume, before, after, typed):
@@ -167,7 +168,8 @@ def check_changes(resume: str, before: Mapping[str, Any], after: Mapping[str, An
     known = {*_paths(before), *_paths(after), *map(key_of, typed)}
     for one in allowed:
         if one not in known:
-            raise ValueError(f"resume_allow={one!r}: this config has no such key; {nearest(one, known)}")
+            reason = "this config has no such key; " + nearest(one, known)
+            raise WrongKey("resume_allow", reason.knowing(meant=""), repr(one))
     changes = list(find_changes(before, after))
     _check_optimizer(changes, resume)
     refused = [one for one in changes if not one.is_safe and not is_among(one.key, allowed)]

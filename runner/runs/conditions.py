@@ -92,7 +92,7 @@ def in_order(runs: Sequence[SavedFolder], name: str) -> list[SavedFolder]:
 
     Args:
         runs: the runs.
-        name: what to sort by, the largest first if a `-` stands in front of it; empty for the latest runs first.
+        name: what to sort by, with the largest first if prefixed with `-`; empty for the latest runs first.
 
     Raises:
         WrongKey: no run has a value of this name.
@@ -149,4 +149,5 @@ def _check_known(name: str, runs: Sequence[SavedFolder], key: str, shown: str) -
     results = [run.result for run in runs if run.result is not None]
     names = {*FIELDS, *(metric for one in results for metric in one.metrics)}
     names |= {group for one in results for group in one.choices}
-    raise WrongKey(key, f"no run has a value of this name; {nearest(name, names)}, or a key of a config", repr(shown))
+    reason = "no run has a value of this name; " + nearest(name, names) + ", or a key of a config"
+    raise WrongKey(key, reason.knowing(meant=""), repr(shown))  # a part of the value is wrong, not all of it

@@ -1,4 +1,4 @@
-"""What a run was evaluated by: digests of the evaluators' data and of the code of their metrics."""
+"""Identifies how a run was evaluated: digests of the evaluators' data and of the code of their metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forks: runs of their own that begin where another one stood, and know their parent."""
+"""Forks: new runs that start from the state of another one, and record their parent."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def find_fork(config: Mapping[str, Any], run_dir: str | None) -> tuple[str | Non
         return None
     given = repr(config["at"])
     if config["resume"] is None or run_dir is None:
-        raise WrongKey("at", "begins a run where another one stood; name that one with resume=<its folder>", given)
+        raise WrongKey("at", "starts a new run from another one; name it with resume=<its folder>", given)
     batch = fork_batch([f"at={config['at']}"])
     if batch is None or batch < 1:
         raise WrongKey("at", "must be the number of a batch, such as ba1200", given)

@@ -57,7 +57,7 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
                 raise WrongKey(key, f"is for the command line; leave it out, or run `python -m runner {key}=...`")
         build.check(config)
         if "RANK" not in os.environ and build.make_launch(config).processes() > 1:
-            raise WrongKey("launch.nproc_per_node", "a program cannot become several; start it with torchrun")
+            raise WrongKey("launch.nproc_per_node", "a program cannot start more ranks; use torchrun")
     run_dir = Path(_agree_on_folder())
     name = name_run(find_mode("train"), config, run_dir, None, choices)
     job = Job(
@@ -147,7 +147,7 @@ def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
 
 
 def replay(run: str | Path, batch: int, allow_targets: Sequence[str] = ()) -> Trainer:
-    """Return a Trainer that stands right before a batch of a saved run, with the run's weights and randomness.
+    """Return a Trainer positioned right before a batch of a saved run, with the run's weights and randomness.
 
         with runner.replay("latest", 1234) as trainer:
             trainer.fit()  # trains that batch, bit for bit; another fit() trains the next one

@@ -1,4 +1,4 @@
-"""Where a batch lies in a run's past: the session that trained it."""
+"""Finds the session of a run that trained a given batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def given_run(job: Job) -> str:
 
 
 def record_of(run_dir: Path, batch: int) -> Path:
-    """Return the folder with the record of the session that trained a batch, as the run goes on from it.
+    """Return the folder with the record of the session that trained a batch of the run as it stands now.
 
     A run may be resumed from an earlier checkpoint; what was trained after that before is no part of it any more.
 

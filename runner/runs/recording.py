@@ -66,7 +66,7 @@ def check_converged(state: State, result: Result) -> None:
         wrong = "the loss of the last batch is not finite on another rank"
     raise Diverged(
         f"the run has diverged: {wrong}. Lower the learning rate, warm it up, or clip gradients "
-        "(+algorithms=gradient_clipping); allow_divergence=true lets such a run end well"
+        "(+algorithms=gradient_clipping); allow_divergence=true accepts such a run"
     )
 
 
@@ -79,7 +79,7 @@ def check_objective(state: State, objective: str | list[str] | None) -> None:
             'loss', and every run a 'time'. None stands for the first metric of the first evaluator.
 
     Raises:
-        ValueError: the run has no such metric; the message lists those that it has.
+        ValueError: the run has no such metric; the message lists its metrics.
     """
     metrics = {one.label: [*state.eval_metrics.get(one.label, {}), "loss"] for one in state.evaluators}
     metrics["train"] = [*state.train_metrics]

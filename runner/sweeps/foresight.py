@@ -1,4 +1,4 @@
-"""What a job will do when, as far as its config says: a function of time, known before anything trains.
+"""Predicts from the config what a job will do when, as functions of time, before anything trains.
 
 Schedules, intervals and what has an `effect_at` are functions of time; all else acts from the first batch on. What the
 config does not decide is unknown.
@@ -33,12 +33,12 @@ from runner.time import Interval, Time, Timestamp, TimeUnit, convert
 NEUTRAL = (*OF_THE_COMMAND, "run_name", "experiment_name", "objective", "vars", "test")
 """Keys that no batch depends on; `test` comes after training."""
 OF_TIME = ("max_duration", "eval_interval", "scale_schedule_ratio", "scale_warmup")
-"""Keys of the trainer that say when something happens."""
+"""Keys of the trainer that set when something happens."""
 COUNTED = (TimeUnit.BATCH, TimeUnit.EPOCH, TimeUnit.DURATION)
 OURS = ("runner.", "torch.")
 LOOKS_AT_LENGTH = re.compile(r"max_duration|progress\b|elapsed|is_due|dataloader_len")
 FRACTION = re.compile(r"\ddur\b")  # in a callback's arguments: a time that stretches with the run
-UNCOUNTED: Any = object()  # samples, tokens and seconds are not known beforehand: to compute with them is a TypeError
+UNCOUNTED: Any = object()  # samples, tokens and seconds are not known in advance: computing with them is a TypeError
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Foreseen:
             try:
                 self._foresee()
             except (TypeError, ValueError) as error:
-                self.unknown = f"its length is not known beforehand ({error})"
+                self.unknown = f"its length is not known in advance ({error})"
 
     def _find_unknown(self) -> Iterator[str]:
         """Yield what cannot be foreseen."""
@@ -119,7 +119,7 @@ class Foreseen:
         self.fixed["trainer"] = {key: one for key, one in trainer.items() if key not in OF_TIME}
         length, evaluators = _data_of(self.config)
         if length is None:
-            raise ValueError("the training data have no length")
+            raise ValueError("the training data has no length")
         length = min(length, trainer.get("train_subset_num_batches") or length)
         ratio = trainer.get("scale_schedule_ratio", 1.0)
         whole = Time.parse_or_epochs(trainer["max_duration"]).scaled(ratio, length)
@@ -136,7 +136,7 @@ class Foreseen:
             self.fixed[f"order of {group}"] = [*sections]
 
     def _foresee_intervals(self, name: str, intervals: Sequence[Interval]) -> None:
-        """Note when intervals are due; those that nobody can foresee must be equal, in runs of equal length."""
+        """Record when intervals are due; unpredictable intervals must be equal, in runs of equal length."""
         if all(one.time.unit in COUNTED for one in intervals):
             source = [[str(one.time) for one in intervals], self._length]
             self.effects[name] = source, lambda moment: [moment.is_due(one) for one in intervals]
@@ -188,7 +188,7 @@ def _is_ours(target: Any) -> bool:
 
 
 def _as_interval(name: str, value: Any) -> Interval | None:
-    """Return an argument of a callback as the interval that its name says it is; None if it is something else."""
+    """Return an argument of a callback as an interval, if its name marks it as one; otherwise None."""
     if not name.endswith("interval") or not isinstance(value, str):
         return None
     try:
@@ -220,7 +220,7 @@ _read: dict[str, tuple[int | None, Any]] = {}  # lengths and evaluators of data 
 
 
 def _data_of(config: Mapping[str, Any]) -> tuple[int | None, Any]:
-    """Return the batches of an epoch and the evaluation data; data that have a stand-in are not read."""
+    """Return the batches of an epoch and the evaluation data; data with a stand-in is not read."""
     key = fingerprint([config["data"], config.get("folds")])
     if key not in _read:
         section = config["data"]

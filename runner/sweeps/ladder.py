@@ -1,4 +1,4 @@
-"""`sweep=ladder`, before its first job: which sizes of the model are trained with which amounts of compute."""
+"""`sweep=ladder`, before its first job: decides which sizes of the model are trained with how much compute."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Law:
         unit: the compute at which `scale` is the loss above the floor.
         scale: above 0, unit of the loss.
         exponent: how fast the loss falls; no unit.
-        floor: the loss that no compute falls below; 0 where the values cannot tell one.
+        floor: the loss that no amount of compute can go below; 0 if the values do not determine it.
     """
 
     unit: float
@@ -91,7 +91,7 @@ def fit(compute: Sequence[float], losses: Sequence[float], has_floor: bool, star
 
 
 def extrapolate(compute: Sequence[float], losses: Sequence[Sequence[float]], target: float, runs: int) -> Extrapolation:
-    """Return the law of losses, and what it predicts of the mean of several runs at another amount of compute.
+    """Return the law of losses, and its prediction of the mean of several runs at another amount of compute.
 
     Values are resampled around the mean at their compute: the relative noise of all is pooled. A floor is part of the
     law if there are more amounts of compute than the law has parameters and nearly all resamples have one. Where it can

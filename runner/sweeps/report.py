@@ -1,4 +1,4 @@
-"""The report of a sweep: one HTML file with its settings, its picture and its jobs, and the picture by itself."""
+"""The report of a sweep: one HTML file with its settings, plot and jobs, and the plot as a separate file."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def write_report(
 
 
 def _inline(svg: bytes) -> str:
-    """Return the picture in an SVG file, to stand in a page."""
+    """Return the plot of an SVG file, for embedding in a page."""
     text = svg.decode()
     return text[text.index("<svg") :]
 
@@ -114,7 +114,7 @@ def describe(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table
 <div>{svg}</div>
 <h2>Settings, best first</h2>
 <p>Jobs that differ only in seed or fold are one setting. {objective} is the mean over its n runs, the spread their
-sample standard deviation. Settings of which a job has no result come after those that are complete.</p>
+sample standard deviation. Settings with a missing result are ranked after complete ones.</p>
 {_tabulate(*tables["settings"], kind="settings")}
 <h2>Jobs</h2>
 <details><summary>{len(jobs)} jobs with all their metrics</summary>{_tabulate(*tables["jobs"], kind="jobs")}</details>

@@ -1,4 +1,4 @@
-"""What came of `sweep=ladder`: a power law of the best loss at each amount of compute, and a check of its prediction.
+"""The result of `sweep=ladder`: a power law of the best loss at each amount of compute, and a check of its prediction.
 
 All sizes are trained with each amount of compute, a rung. The law is fitted to the best size of every rung but the
 last, which is held out: it is trained like the others, and shows how well the law predicts the next size.
@@ -203,9 +203,10 @@ def _doubts(rungs: Sequence[Rung], found: Extrapolation) -> list[str]:
     if missing := sum(rung.sizes - len(rung.settings) for rung in rungs):
         doubts.append(f"{missing} settings without a loss for every seed are left out")
     last = rungs[-1]
-    largest = max(last.settings, key=_rank)
-    if last.best is largest and last.sizes > 1:
-        doubts.append(f"{size_of(last.best)}, the largest, is best at {last.flop:g} flop; a larger one may be better")
+    for edge, beyond, choose in (("largest", "larger", max), ("smallest", "smaller", min)):
+        if last.best is choose(last.settings, key=_rank) and last.sizes > 1:
+            where = f"{size_of(last.best)}, the {edge}, is best at {last.flop:g} flop"
+            doubts.append(f"{where}; a {beyond} one may be better")
     return doubts
 
 

@@ -88,7 +88,7 @@ class Setting:
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
-        """What settings are sorted by: those whose jobs all have an objective come first, then the better mean.
+        """The sort key of settings: settings whose jobs all have an objective come first, then the better mean.
 
         Otherwise a setting that diverges with most seeds could win with the one that is left.
         """
@@ -129,7 +129,7 @@ def group(jobs: Sequence[SweepJob]) -> list[Setting]:
 
 
 def judge(settings: Sequence[Setting]) -> list[Setting]:
-    """Return settings, best first, with verdicts: which of them may be the best, as far as their runs can tell."""
+    """Return settings, best first, with verdicts: which of them may be the best, given their runs."""
     leader, *others = settings
     judged = [one for one in others if one.is_complete and _are_evaluated_alike(leader, one)]
     if not judged or not leader.is_complete or len(leader.losses) < 2:
@@ -148,7 +148,7 @@ def objective_name(jobs: Sequence[SweepJob]) -> str:
 
 
 def lower_is_better(jobs: Sequence[SweepJob], led: Sweep) -> bool:
-    """Return whether a smaller objective is better: as the sweeper says, or else the metric."""
+    """Return whether a smaller objective is better: according to the sweeper, or else the metric."""
     return led.direction == "minimize" if led.direction else any(job.result.lower_is_better for job in jobs)
 
 

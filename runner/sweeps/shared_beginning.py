@@ -1,4 +1,4 @@
-"""What a job of a sweep does for others that train the same up to some batch, and what it takes over from them."""
+"""How a job of a sweep shares its beginning with jobs that train the same up to some batch."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class SharedNodes(Callback):
             try:
                 write_checkpoint({**snapshot, ORIGIN: {**origin, "digests": _read(state.run_dir / DIGESTS)}}, path)
             except OSError as error:
-                log.warning("batch %d: was not saved for other jobs, which train by themselves: %s", now.batch, error)
+                log.warning("batch %d: was not saved for other jobs, which train alone: %s", now.batch, error)
 
 
 class SharedPast(LoggerDestination):
@@ -98,7 +98,7 @@ class SharedPast(LoggerDestination):
 
 
 def _origin_of(state: State) -> dict[str, Any]:
-    """Return what the run that saved a node told of itself; nothing if this run does not begin from a node."""
+    """Return what the run that saved a node recorded about itself; empty if this run does not begin from a node."""
     path = None if state.resumed_from is None else state.resumed_from / ORIGIN
     return json.loads(path.read_text()) if path is not None and path.is_file() else {}
 
@@ -108,7 +108,7 @@ def _read(path: Path) -> str | None:
 
 
 def _keep_checkpoints(run_dir: Path, kept: Path) -> None:
-    """Link the checkpoints that a run has now, because another run that goes on from here may call one its best."""
+    """Link the checkpoints that a run has now, because one may be the best of a run that continues from here."""
     for folder in {one.parent.parent for one in run_dir.glob("[!.]*/[!.]*/manifest.json")}:
         if folder.name != FOLDER:
             hidden = shutil.ignore_patterns(".*")

@@ -269,7 +269,7 @@ def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: Sweep
 
 
 def _describe_ties(settings: Sequence[Setting]) -> Iterator[str]:
-    """Yield which settings may be the best as well, and how many seeds could tell."""
+    """Yield which settings may be just as good as the first, and how many seeds could decide."""
     tied = [one.name for one in settings if one.verdict == "tied"]
     if not tied:
         return

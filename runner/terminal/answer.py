@@ -34,10 +34,10 @@ def error_object(code: int, message: str, key: str = "", allowed: Sequence[str] 
 
     Args:
         code: the exit code.
-        message: what people are told.
+        message: the message for people.
         key: the config key at fault; empty if no single key is.
-        allowed: the values or names that may stand there; empty if they cannot be listed.
-        fix: an argument to type instead of the wrong one; empty if it cannot be told.
+        allowed: the allowed values or names; empty if they cannot be listed.
+        fix: an argument to type instead of the wrong one; empty if unknown.
     """
     return {
         "code": NAMES.get(code, NAMES[FAILED]),
@@ -119,7 +119,7 @@ def plain(value: Any) -> Any:
 
 
 class _Kept:
-    """Passes text on to stderr, and keeps it for modes that have no other result."""
+    """Forwards text to stderr, and keeps it for modes that have no other result."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

@@ -1,4 +1,4 @@
-"""A line that says how far something is: redrawn on a terminal and in a notebook, repeated elsewhere."""
+"""A progress line: redrawn on a terminal and in a notebook, repeated elsewhere."""
 
 from __future__ import annotations
 

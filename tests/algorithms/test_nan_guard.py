@@ -458,7 +458,7 @@ def test_ranks_decide_alike_where_the_loss_is_not_finite_on_one(run_ranks):
 
     finished = run_ranks(program)
     found = "the loss is nan on rank 1, all gradients are finite, epoch 1, batch"
-    assert all(f"{found} 4 (both from 1). Lower the learning rate" in one.stdout for one in finished)
+    assert all(f"{found} 4 (both counted from 1). Lower the learning rate" in one.stdout for one in finished)
     warnings = [line for line in finished[0].stderr.splitlines() if "the loss is" in line]
     assert warnings == [f"{found} {batch} (both from 1): batch skipped" for batch in (2, 4)] + [
         "the loss is nan on rank 1, all gradients are finite, epoch 2, batch 6 (both from 1): "

@@ -118,7 +118,7 @@ def explained(*overrides: str) -> str:
             (["model", "mlp"], "model: has no value; write model=..., without spaces"),
             (
                 ["optimizer.param_groups=[{lr: 1}]"],
-                "optimizer.param_groups=[...]: a list cannot stand for a section of keys; write optimizer.",
+                "optimizer.param_groups=[...]: a list cannot replace a section of keys; write optimizer.",
             ),
             (["seed", "3"], "seed: has no value; write seed=..., without spaces"),
             (["optimizer.lr", "0.1"], "optimizer.lr: has no value; write optimizer.lr=..., without spaces"),

@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_named(wrong: Mapping[str, Any], message: str):
 
 def test_arguments_that_code_supplies_are_neither_missing_nor_allowed():
     check_signature("group", section("Plain"), ["needed"])
-    with pytest.raises(ValueError, match="group.needed: is made from the other groups"):
+    with pytest.raises(ValueError, match="group.needed: is built from the other groups"):
         check_signature("group", section("Plain", needed=1), ["needed"])
     with pytest.raises(ValueError, match="Allowed: flag, name, rate$"):
         check_signature("group", section("Plain", nam=1), ["needed"])

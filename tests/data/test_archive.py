@@ -166,20 +166,20 @@ def test_a_server_that_refuses_or_is_not_there_is_told(server: Server, tmp_path:
         (
             b"<html>not here</html>",
             None,
-            r"url='http.*': gave something other than a whole \.tar\.gz archive \(.*\); get http",
+            r"url='http.*': did not return a complete \.tar\.gz archive \(.*\); get http",
         ),
         (
             tar_gz(FILES)[:200_000],
             None,
-            r"url='http.*': gave something other than a whole \.tar\.gz archive \(.*\); get http",
+            r"url='http.*': did not return a complete \.tar\.gz archive \(.*\); get http",
         ),
         (
             tar_gz(FILES)[:-8] + b"00000000",
             None,
-            r"url='http.*': gave something other than a whole \.tar\.gz archive \(.*\); get http",
+            r"url='http.*': did not return a complete \.tar\.gz archive \(.*\); get http",
         ),
         (tar_gz({"set/a.bin": b""}), None, "url='http.*': the archive lacks set/b.bin; get http"),
-        (b"", None, r"url='http.*': gave something other than a whole \.tar\.gz archive"),
+        (b"", None, r"url='http.*': did not return a complete \.tar\.gz archive"),
     ],
     ids=["checksum", "no archive", "cut off", "damaged", "other files", "empty"],
 )

@@ -279,7 +279,7 @@ def test_the_number_of_processes(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_processes_do_not_share_a_gpu():
-    with pytest.raises(ValueError, match="trainer.device='cuda:0': each of 2 processes needs a GPU of its own"):
+    with pytest.raises(ValueError, match="trainer.device='cuda:0': each of 2 processes needs its own GPU"):
         check_gpus(2, "cuda:0")
     check_gpus(1, "cuda:0")
     check_gpus(2, "cpu")

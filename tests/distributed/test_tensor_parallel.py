@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch):
     [
         (
             lambda net: nn.Linear(2, 2),
-            "a plan for the GPT of runner.models, and Llama, Mistral .* none for Linear",
+            "only the GPT of runner.models, and Llama, Mistral .* can be split, not Linear",
         ),
         (lambda net: setattr(net.blocks[1].attention, "attend", nn.Softmax(-1)), "blocks.1.attention.attend is a Soft"),
         (lambda net: setattr(net.blocks[0].attention, "q_norm", nn.RMSNorm(4)), "blocks.0.attention.q_norm is a RMSN"),
@@ -330,7 +330,7 @@ def refuse_on_ranks() -> None:
         for key in sorted(NOT_SPLIT):
             with pytest.raises(ValueError, match="tensor_parallel=2: "):
                 make_trainer("text", key, folder=Path("run"), **TWO)
-        for key, said in {"sam": "SAM cannot climb", "ddp": "DDP: each rank has a part"}.items():
+        for key, said in {"sam": "SAM cannot be used", "ddp": "DDP: each rank has a part"}.items():
             with pytest.raises(ValueError, match=said):
                 make_trainer("text", key, folder=Path("run"), **TWO)
         with pytest.raises(ValueError, match="none for Sequential; set 1"):
@@ -414,7 +414,7 @@ def test_a_split_run_is_resumed_evaluated_and_predicts_like_any_other(run_app, t
         (("trainer.pipeline_parallel=2",), "no such key; layers are not put on different ranks"),
         (
             ("mode=check", "model=mlp", "algorithms=none", "trainer.tensor_parallel=2", "launch.nproc_per_node=2"),
-            "trainer.tensor_parallel=2: there is a plan for the GPT of runner.models",
+            "trainer.tensor_parallel=2: only the GPT of runner.models",
         ),
     ],
 )

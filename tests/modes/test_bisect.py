@@ -158,5 +158,5 @@ def test_the_keys_are_checked():
     for key, value in (("good", ""), ("bad", "--upload-pack=x"), ("batches", 0), ("seeds", 0), ("patience", 0)):
         with pytest.raises(ValueError, match=rf"bisect\.{key}={value!r}: must be"):
             check_bisect({"bisect": asked | {key: value}})
-    with pytest.raises(ValueError, match=r"bisect\.seeds=5: so few runs of each commit cannot decide"):
+    with pytest.raises(ValueError, match=r"bisect\.seeds=5: too few runs per commit to decide"):
         check_bisect({"bisect": asked | {"by": "metric", "seeds": 5}})

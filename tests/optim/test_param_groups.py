@@ -176,12 +176,12 @@ def test_a_weight_that_is_tied_has_all_its_names():
         (
             {"a": {"names": "hed.*", "lr": 1}},
             ValueError,
-            "param_groups.a.names=['hed.*']: selects no parameter that is trained; parameters are embed.weight, ",
+            "param_groups.a.names=['hed.*']: selects no trainable parameter; parameters are embed.weight, ",
         ),
         (
             {"a": {"modules": ["BatchNorm2d"], "lr": 1}},
             ValueError,
-            "param_groups.a.modules=['BatchNorm2d']: selects no parameter that is trained; classes are Embedding, ",
+            "param_groups.a.modules=['BatchNorm2d']: selects no trainable parameter; classes are Embedding, ",
         ),
         (
             {"a": {"weight_dekay": 0}},

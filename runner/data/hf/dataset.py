@@ -17,10 +17,10 @@ batch, at most `context`; the labels of padding are -100, which no loss counts. 
   word's class, `(N, T)`, the others -100.
 - masked_lm: the tokens that are hidden, 15 % as for BERT, `(N, T)`; there are no targets. Which are hidden depends on
   seed, epoch and row alone, and in evaluation on seed and row.
-- causal_lm: the tokens themselves, `(N, T)`; there are no targets, and each row is a sample of its own.
+- causal_lm: the tokens themselves, `(N, T)`; there are no targets, and each row is a separate sample.
 - seq2seq_lm: the tokens of the text in targets, `(N, T')`.
 
-`datasets` keeps what it downloads and converts in a folder of its own (`HF_HOME`), and its locks let one process do
+`datasets` caches its downloads and conversions in its own folder (`HF_HOME`), and its locks let one process do
 that while others wait. Batches are found by their number, so streaming is not possible.
 """
 

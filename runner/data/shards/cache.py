@@ -1,4 +1,4 @@
-"""A folder of shards that were fetched, of bounded size: those that were not used for longest make room for others."""
+"""A cache folder of fetched shards with bounded size: the least recently used shards are evicted."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ShardCache:
             keep: names of files that must not make room for it.
 
         Raises:
-            NoRoom: the files in `keep`, and those that others are making, leave no room for it.
+            NoRoom: the files in `keep`, and those that others are writing, leave no room for it.
             OSError: the disk is full, or the folder cannot be written to.
             TimeoutError: another process that makes it makes no progress.
         """

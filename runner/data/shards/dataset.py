@@ -1,4 +1,4 @@
-"""A data set in shards, of which any sample is found at once, and its loader, which fetches the next shards ahead."""
+"""A data set in shards with fast random access, and its loader, which prefetches the next shards."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ class _FollowedKeys(BatchKeys):
                 self._dataset.fetch(shard, keep)
             except IndexError:  # another thread took the last one
                 return
-            except Exception as error:  # whoever reads the shard fetches it again, and fails if it must
+            except Exception as error:  # the reader of the shard fetches it again, and raises the error if it persists
                 log.debug("not fetched ahead: %s", error)
 
 

@@ -1,4 +1,4 @@
-"""Where shards are: on this machine, or at an address that fsspec knows, such as s3://, gs:// and https://."""
+"""Locations of shards: on this machine, or at an address that fsspec supports, such as s3://, gs:// and https://."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ShardFile(NamedTuple):
         if (now := _look(self.address)) != self:
             raise ValueError(
                 f"{self.shown} has changed since this run began ({self.size} bytes {self.tag} -> {now.size} bytes "
-                f"{now.tag}): samples would no longer be the same; put it back, or start again"
+                f"{now.tag}): samples would no longer be the same; restore it, or start a new run"
             )
 
     def download(self, target: Path) -> None:
@@ -100,7 +100,7 @@ def find_shards(path: str | Sequence[str], suffixes: Sequence[str], key: str = "
     found = [file for one in named for file in _find(one, suffixes, key)]
     if not found:
         raise FileNotFoundError(
-            f"{key}={without_credentials(str(path))!r}: there are no shards; give files that end with "
+            f"{key}={without_credentials(str(path))!r}: no shards found; give files that end with "
             f"{' or '.join(suffixes)}, a folder of them, or a pattern"
         )
     return in_parallel(_look, sorted({*found}))
@@ -176,14 +176,14 @@ def _look(address: str) -> ShardFile:
     info = retried(address, lambda: _filesystem(address).info(address))
     if info.get("size") is None:
         raise ValueError(
-            f"{without_credentials(address)!r}: the server does not say how large the file is, so that nobody could "
-            "tell when all of it has come; use another server"
+            f"{without_credentials(address)!r}: the server does not report the size of the file, so a truncated "
+            "download could not be detected; use another server"
         )
     return ShardFile(address, info["size"], next((str(info[one]) for one in TAGS if info.get(one)), ""))
 
 
 def _filesystem(address: str) -> Any:
-    """Return fsspec's file system for an address, which lists and asks anew each time."""
+    """Return fsspec's file system for an address, without cached listings."""
     protocol = address.partition("://")[0]
     options: dict[str, Any] = {"use_listings_cache": False}
     if protocol in ("http", "https"):

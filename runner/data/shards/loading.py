@@ -60,7 +60,7 @@ def open_shards(options: ShardOptions, form: Format, make: MakeDataset) -> list[
         train = found["path"][: -options.eval_shards]
         kept = found["path"][-options.eval_shards :]
         if not train:
-            reason = f"there are {len(kept)} shards in all, of which none is left to train on; give eval_path, or more"
+            reason = f"there are {len(kept)} shards in total, so none is left to train on; set eval_path, or add shards"
             raise wrong_argument("eval_shards", options.eval_shards, reason)
         found = {"path": train, "eval_path": kept, **{key: one for key, one in found.items() if key == "test_path"}}
     _refuse_shared(found)

@@ -148,7 +148,7 @@ def _tensor(values: Any, classes: dict[str, int] | None, image_size: int | None)
         inner = _tensor(values.flatten(), classes, image_size)
         lengths = import_hf("pyarrow.compute").list_value_length(values).unique().to_pylist()
         if len(lengths) > 1:
-            raise ValueError(f"lists have {min(lengths)} to {max(lengths)} entries; a batch needs equal ones")
+            raise ValueError(f"lists have {min(lengths)} to {max(lengths)} entries; must be equal in a batch")
         return inner.unflatten(0, (len(values), lengths[0]))
     if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
         return _tensor(values.field("bytes"), classes, image_size)
@@ -159,7 +159,7 @@ def _tensor(values: Any, classes: dict[str, int] | None, image_size: int | None)
             raise ValueError("holds texts; if they are names of classes, give targets and classes=[<name>, ...]")
         return torch.tensor([_class(name, classes) for name in values.to_pylist()])
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-        raise ValueError(f"holds {kind}; numbers, lists of them, names of classes and images become tensors")
+        raise ValueError(f"holds {kind}; must be numbers, lists of them, names of classes or images")
     array = values.to_numpy(zero_copy_only=False)
     return torch.from_numpy(array.astype(numpy.float32 if types.is_floating(kind) else numpy.int64))
 

@@ -56,7 +56,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 class PackedWindows(Dataset[tuple[Tensor, ...]]):
-    """Windows of whole documents; one longer than a window is cut into pieces, which are documents of their own.
+    """Windows of whole documents; one longer than a window is cut into pieces, which count as separate documents.
 
     Batches are `(inputs, targets, positions)`, int64 `(N, context)`: the targets are the inputs one token later, and
     -100 at the end of a window that is not full; positions count from 0 in each document.
@@ -129,7 +129,7 @@ def end_token(encoder: Tokenizer) -> int:
     """
     end = getattr(encoder, "end", None)
     if end is None:
-        reason = "needs a tokenizer with a token that ends a text; give tokenizer=<one that has it>"
+        reason = "needs a tokenizer with an end-of-text token; choose another tokenizer"
         raise wrong_argument("pack_documents", True, reason)
     return end
 

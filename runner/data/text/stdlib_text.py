@@ -97,7 +97,7 @@ def _list_stdlib(kept: int = 1) -> list[list[Path]]:
         texts[number + 1 if number < kept else 0].append(root / path)
     if not all(texts):
         raise FileNotFoundError(
-            f"{root} holds no sources of the standard library: this Python comes without them; use another data set"
+            f"{root} contains no sources of the standard library: this Python comes without them; use another data set"
         )
     return texts
 

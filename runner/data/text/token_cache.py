@@ -128,7 +128,7 @@ class TokenCache:
 
     def _warn(self, error: Exception) -> None:
         reason = getattr(error, "strerror", None) or error
-        log.warning("cache=%r: tokens are not kept there: %s", str(self.folder), reason)
+        log.warning("cache=%r: tokens are not cached there: %s", str(self.folder), reason)
 
 
 def _joined(parts: list[NDArray[Any]], dtype: numpy.dtype[Any]) -> Tensor:

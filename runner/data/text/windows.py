@@ -103,7 +103,7 @@ def next_token(windows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 PARTS = ("train", "evaluate", "test")
-"""What tokens are for, in the order of the loaders; there may be none to test on."""
+"""The uses of tokens, in the order of the loaders; there may be no test tokens."""
 
 
 def window_loaders(parts: Iterable[Tensor], seed: int, sizes: WindowSizes) -> tuple[OrderedLoader, ...]:

@@ -227,9 +227,9 @@ FILES: dict[str, tuple[dict[str, Any], str]] = {
     "column": ({"text": "texts"}, "text='texts': there is no such column; there are text, x, n, y, z, s"),
     "inputs": ({"inputs": "u", "targets": "n"}, "inputs='u': there is no such column; there are text"),
     "no text": ({"text": "n"}, r"text='n': must be a column of texts; this one holds Value\('int64'\)"),
-    "texts": ({"inputs": "text", "targets": "n"}, "inputs='text': this column holds texts; give tokenizer="),
+    "texts": ({"inputs": "text", "targets": "n"}, "inputs='text': this column holds texts; set tokenizer="),
     "struct": ({"inputs": "x", "targets": "s"}, "targets='s': this column holds"),
-    "ragged": ({"inputs": "z", "targets": "n"}, "inputs='z': its lists have 0 to 2 entries; a batch needs equal ones"),
+    "ragged": ({"inputs": "z", "targets": "n"}, "inputs='z': its lists have 0 to 2 entries; must be equal in a batch"),
     "split": ({"text": "text", "split": "test"}, r"split='test': Unknown split .* \['train', 'validation'\]"),
     "eval_split": ({"text": "text", "eval_split": "test"}, "eval_split='test': Unknown split"),
     "share": ({"text": "text", "eval_split": None, "eval_share": 0}, "eval_share=0: must be above 0 and below 1"),
@@ -263,7 +263,7 @@ def test_what_is_wrong_is_one_sentence(case: str, rows: dict[str, Any], tmp_path
 
 SAVED: dict[str, tuple[dict[str, Any], str]] = {
     "split": ({"eval_split": "validation"}, "eval_split='validation': name='saved' has the splits train, test"),
-    "one": ({"name": "one"}, "eval_split='test': name='one' has one split only; eval_split=null keeps a part of it"),
+    "one": ({"name": "one"}, "eval_split='test': name='one' has only one split; eval_split=null takes a part of it"),
     "labels": ({"targets": "unknown"}, r"targets='unknown': some rows have no label \(-1\); choose another split"),
     "shapes": ({"inputs": "tall"}, r"inputs='tall': samples have the shapes .*; give image_size=<pixels>"),
     "nested": ({"inputs": "nested"}, "inputs='nested': row [0-9]+ does not become a tensor: expected sequence"),

@@ -99,7 +99,7 @@ def test_all_ranks_number_classes_alike(pairs: dict[str, Any], monkeypatch: pyte
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"inputs": "one", "tokenizer": None}, "inputs='one': this column holds texts; give tokenizer="),
+        ({"inputs": "one", "tokenizer": None}, "inputs='one': this column holds texts; set tokenizer="),
         ({"inputs": "number"}, "inputs='number' holds Value('int64'), not texts; leave tokenizer out"),
         ({"inputs": ["one", "number"]}, "two columns must both hold texts, but 'number' holds"),
         ({"inputs": ["one", "other", "label"]}, "must be one column, or two columns of texts"),
@@ -216,7 +216,10 @@ def test_made_up_batches_of_each_task_have_the_names_and_types_of_real_ones(list
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": "translation"}, "task='translation': must be one of sequence_classification, token_classification"),
+        (
+            {"task": "translation"},
+            "task='translation': must be one of 'sequence_classification', 'token_classification'",
+        ),
         ({"task": "masked_lm", "targets": "other"}, "targets='other': task='masked_lm' predicts tokens of the inputs"),
         ({"task": "masked_lm", "inputs": "words"}, "inputs='words': task='masked_lm' needs a column of texts; this"),
         ({"task": "masked_lm", "tokenizer": None}, "tokenizer=None: task='masked_lm' needs a folder, or a name"),

@@ -244,8 +244,8 @@ def test_a_bad_shard_is_one_error_that_names_it(kind: str, how: str, message: st
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"path": "nowhere/*.parquet"}, FileNotFoundError, "path='nowhere/\\*.parquet': there are no shards"),
-        ({"eval_shards": 5}, ValueError, "eval_shards=5: there are 5 shards in all"),
+        ({"path": "nowhere/*.parquet"}, FileNotFoundError, "path='nowhere/\\*.parquet': no shards found"),
+        ({"eval_shards": 5}, ValueError, "eval_shards=5: there are 5 shards in total"),
         ({"cache_gb": 1e-7}, ValueError, "cache_gb=1e-07: must hold the shards that are read at a time; the largest 2"),
         ({"cache_gb": 0}, ValueError, "cache_gb=0: must be above 0"),
         ({"cache_dir": "/dev/null/cache"}, OSError, "cache_dir='/dev/null/cache': cannot be written to"),

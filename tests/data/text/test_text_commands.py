@@ -105,7 +105,7 @@ def test_mode_check_finds_tokens_outside_of_the_vocabulary(data: str, here: Path
         [
             (
                 (*DATA["text_files"], "data.path=nowhere"),
-                "error: data.path='nowhere': does not exist; give a text file, or a folder of them\n",
+                "error: data.path='nowhere': does not exist; give a text file or a folder of text files\n",
             ),
             ((*DATA["text_files"], "data.tokenizer=./no"), "error: data.tokenizer='./no': transformers cannot load it"),
             ((*DATA["text_files"], "data.contxt=8"), "data.contxt"),

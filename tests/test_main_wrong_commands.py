@@ -146,7 +146,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "allow_targets=3": ("allow_targets=3", "a list of classes"),
     "skip_finished=maybe": ("skip_finished='maybe'", "true or false"),
     "scheduler=none +scheduler.t_max=1ep": ("scheduler.t_max", "has no effect"),
-    "rerun=a resume=b": ("resume= and rerun=", "give one"),
+    "rerun=a resume=b": ("resume= and rerun=", "give only one"),
     # processes and sweeps
     "launch.nproc_per_node=0": ("launch.nproc_per_node=0", "at least 1"),
     "launch.nproc_per_node=two": ("launch.nproc_per_node='two'", "'auto'"),

@@ -55,7 +55,7 @@ class Findings:
         events: the number of events that fired.
         destinations: keys of callbacks that would write, print or connect: they are made, and not called.
         refused: keys of callbacks and algorithms that read values, which tensors on the meta device do not have.
-        unforetold: why it cannot be told how much memory training takes at its peak; empty if it can.
+        unpredicted: why it cannot be told how much memory training takes at its peak; empty if it can.
         warnings: what would train, but is most likely a mistake, a sentence each.
     """
 
@@ -68,7 +68,7 @@ class Findings:
     events: int = 0
     destinations: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    unforetold: str = ""
+    unpredicted: str = ""
     warnings: list[str] = field(default_factory=list)
 
 
@@ -108,17 +108,17 @@ def try_out(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Finding
         else:
             findings.device = "cpu"
             _try_with_and_without_algorithms(config, data, findings)
-    _foretell_peak(config, data, findings)
+    _predict_peak(config, data, findings)
     return findings
 
 
-def _foretell_peak(config: Mapping[str, Any], data: TrialData, findings: Findings) -> None:
+def _predict_peak(config: Mapping[str, Any], data: TrialData, findings: Findings) -> None:
     """Add to the findings what training takes at its peak with the batches of a rank, or why this cannot be told."""
-    from runner.modes.peak_memory import foretell  # which imports much of torch
+    from runner.modes.peak_memory import predict_peak  # which imports much of torch
 
     shards, split = layout_of(config)
     if split > 1:
-        findings.unforetold = f"trainer.tensor_parallel={split} splits a part of the activations"
+        findings.unpredicted = f"trainer.tensor_parallel={split} splits a part of the activations"
         return
     ranks = max(build.make_launch(config).processes(), get_world_size())
     try:
@@ -127,9 +127,9 @@ def _foretell_peak(config: Mapping[str, Any], data: TrialData, findings: Finding
             model = make_model_on_meta(config)
             model = build.make_model(config) if model is None else model
             parts = _make_parts(config, findings) | {"callbacks": {}, "schedulers": None}
-            peak = foretell(config, model, batch, partial(OneBatch, data.train, "train"), parts, ranks)
+            peak = predict_peak(config, model, batch, partial(OneBatch, data.train, "train"), parts, ranks)
     except Exception as error:  # whether training works has been tried before
-        findings.unforetold = f"{type(error).__name__}: {error}".partition("\n")[0]
+        findings.unpredicted = f"{type(error).__name__}: {error}".partition("\n")[0]
     else:
         findings.sizes = at_peak(findings.sizes, peak, ranks, shards)
 

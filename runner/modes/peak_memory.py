@@ -1,4 +1,4 @@
-"""The most memory that training takes, foretold: batches go through the real Trainer as tensors that have none.
+"""The most memory that training takes, predicted: batches go through the real Trainer as tensors that have none.
 
 Weights and batches are torch's fake tensors. They have a shape, a type and a device, by which torch chooses its
 kernels, and so has all that is computed from them; but they have neither values nor memory. What an operation takes for
@@ -28,7 +28,7 @@ from runner.precision import Precision
 from runner.state import State
 
 
-def foretell(
+def predict_peak(
     config: Mapping[str, Any], model: Any, batch: Any, loader: Any, parts: Mapping[str, Any], ranks: int
 ) -> Peak:
     """Train two batches without values, and return the memory that they would have taken. No values are computed.
@@ -46,6 +46,8 @@ def foretell(
     """
     section = config["trainer"]
     precision = {"tf32": "fp32", "amp_fp16": "amp_bf16"}.get(section.get("precision"), section.get("precision", "fp32"))
+    if section.get("gather_dtype") and ranks > 1:
+        precision = "bf16"  # weights are gathered, and activations are, in 16 bits
     changed = {"device": "cpu", "precision": precision, "compile": False, "load_path": None, "iteration_length": None}
     model.metrics = lambda train: {}
     model.to = lambda *_: model  # it is where it should be, and fake tensors cannot be exchanged in place

@@ -1,4 +1,4 @@
-"""The memory that `mode=check` foretells, against what torch's allocator gave a real run."""
+"""The memory that `mode=check` predicts, against what torch's allocator gave a real run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TwoBatches(Callback):
             state.stop_training()
 
 
-def foretold(*overrides: str) -> dry_run.Findings:
+def predicted(*overrides: str) -> dry_run.Findings:
     config = plain(*overrides)
     build.check(config)
     return dry_run.try_out(config)
@@ -78,14 +78,14 @@ CASES = [
 
 @pytest.mark.parametrize("overrides", CASES, ids=" ".join)
 def test_the_peak_is_what_the_allocator_gives(overrides: tuple[str, ...], tmp_path: Path):
-    findings = foretold(*overrides)
-    assert findings.unforetold == ""
+    findings = predicted(*overrides)
+    assert findings.unpredicted == ""
     assert findings.sizes.peak == pytest.approx(allocated(tmp_path, *overrides), rel=0.1)
 
 
 def test_activations_go_with_the_batch_and_checkpoints_leave_few():
     plain_ones, half, checkpointed = (
-        foretold(*GPT[:-1], *more).sizes.activations
+        predicted(*GPT[:-1], *more).sizes.activations
         for more in (
             ("algorithms=none",),
             ("algorithms=none", "trainer.grad_accum=2"),
@@ -96,11 +96,31 @@ def test_activations_go_with_the_batch_and_checkpoints_leave_few():
     assert checkpointed < 0.4 * plain_ones
 
 
+DEEP = (*GPT, "model.module.n_layers=4")
+SHARDED = "trainer.parallel=fsdp"
 RANKED = [
-    (*GPT, "model.module.n_layers=4"),
-    (*GPT, "trainer.grad_accum=2", "model.module.d_model=128"),
+    DEEP,
+    (*DEEP, SHARDED),
+    (*DEEP, SHARDED, "trainer.gather_dtype=bfloat16"),
+    (*DEEP, "trainer.grad_accum=2", "model.module.d_model=128"),
+    (*DEEP, "trainer.grad_accum=2", "model.module.d_model=128", SHARDED),
     ("model=resnet8", "data.batch_size=256"),
+    ("model=resnet8", "data.batch_size=256", SHARDED),
 ]
+
+
+def test_a_rank_has_its_share():
+    alone, replica, shard = (
+        predicted(*DEEP, *more).sizes
+        for more in ((), ("launch.nproc_per_node=2",), (SHARDED, "launch.nproc_per_node=2"))
+    )
+    assert alone.gathered == replica.gathered == 0
+    assert replica.activations == shard.activations == pytest.approx(alone.activations / 2, rel=0.01)
+    assert shard.peak < replica.peak < alone.peak
+    blocks = [
+        4 * sum(one.numel() for one in block.parameters()) for block in build.make_model(plain(*DEEP)).module.blocks
+    ]
+    assert shard.gathered == replica.weights - sum(blocks[2:])
 
 
 def measure_ranks() -> None:
@@ -108,11 +128,7 @@ def measure_ranks() -> None:
     folder = Path(f"rank{get_global_rank()}")
     folder.mkdir()
     with on_ranks():
-        found = [
-            allocated(folder, *overrides, f"trainer.parallel={parallel}")
-            for overrides in RANKED
-            for parallel in ("ddp", "fsdp")
-        ]
+        found = [allocated(folder, *overrides) for overrides in RANKED]
     (folder / "found.json").write_text(json.dumps(found))
 
 
@@ -120,19 +136,18 @@ def measure_ranks() -> None:
 def test_the_peak_of_a_rank_is_what_its_allocator_gives(run_ranks: Any, tmp_path: Path):
     run_ranks(program_of("modes/test_peak_memory", "measure_ranks"), 2)
     for rank in range(2):
-        found = iter(json.loads((tmp_path / f"rank{rank}" / "found.json").read_text()))
-        for overrides in RANKED:
-            for parallel, within in (("ddp", 0.1), ("fsdp", 0.15)):
-                findings = foretold(*overrides, f"trainer.parallel={parallel}", "launch.nproc_per_node=2")
-                assert findings.sizes.peak == pytest.approx(next(found), rel=within), (overrides, parallel)
-                assert bool(findings.sizes.gathered) == (parallel == "fsdp")
+        found = json.loads((tmp_path / f"rank{rank}" / "found.json").read_text())
+        for overrides, measured in zip(RANKED, found, strict=True):
+            sizes = predicted(*overrides, "launch.nproc_per_node=2").sizes
+            assert sizes.peak == pytest.approx(measured, rel=0.15 if SHARDED in overrides else 0.1), overrides
+            assert bool(sizes.gathered) == (SHARDED in overrides)
 
 
 def test_a_large_model_takes_no_memory():
     """Nearly ten thousand million weights, 39 GB."""
     large = ("model.module.d_model=8192", "model.module.n_layers=12", "init_weights=by_name", "trainer.parallel=fsdp")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    findings = foretold("model=gpt", *TOKENS, "algorithms=none", *large, "launch.nproc_per_node=8")
+    findings = predicted("model=gpt", *TOKENS, "algorithms=none", *large, "launch.nproc_per_node=8")
     assert findings.sizes.parameters > 9e9 and findings.sizes.peak > 20e9
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000  # kB
 
@@ -157,11 +172,11 @@ def test_a_model_that_reads_values_is_tried_all_the_same(monkeypatch: pytest.Mon
     own = ("algorithms=none", "~model.num_classes", "~model.module", "model._target_=peaks_here.Reading")
     config = plain("model=mlp", *own)
     findings = dry_run.try_out(config)
-    assert findings.sizes.peak == 0 and "DataDependent" in findings.unforetold
+    assert findings.sizes.peak == 0 and "DataDependent" in findings.unpredicted
     rows = dict(report(config, findings))
-    assert "without activations" in rows["memory"] and "DataDependent" in rows["not told"]
+    assert "without activations" in rows["memory"] and "DataDependent" in rows["not predicted"]
 
 
-def test_layers_that_ranks_split_are_not_foretold():
-    findings = foretold(*GPT, "trainer.tensor_parallel=2", "launch.nproc_per_node=2")
-    assert findings.sizes.peak == 0 and "trainer.tensor_parallel=2" in findings.unforetold
+def test_layers_that_ranks_split_are_not_predicted():
+    findings = predicted(*GPT, "trainer.tensor_parallel=2", "launch.nproc_per_node=2")
+    assert findings.sizes.peak == 0 and "trainer.tensor_parallel=2" in findings.unpredicted

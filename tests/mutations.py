@@ -70,13 +70,6 @@ FAULTS = (
         "modes/test_peak_memory.py",
     ),
     Fault(
-        "peak memory: weights and what is computed from them have memory",
-        "runner/modes/peak_memory.py",
-        "with FakeTensorMode(allow_non_fake_inputs=True):",
-        "if True:",
-        "modes/test_peak_memory.py",
-    ),
-    Fault(
         "attempts: an attempt goes on in the log of the one before",
         "runner/runs/folder.py",
         "if log.exists():",

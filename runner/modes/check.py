@@ -57,7 +57,8 @@ def report(config: dict[str, Any], findings: Findings) -> Iterator[tuple[str, st
         yield "memory", f"{show_bytes(sizes.peak)} per process at the peak of a step: {parts}"
     else:
         yield "memory", f"{show_bytes(sum(memory.values()))} per process without activations: {parts}"
-        yield "not predicted", f"the memory of activations: {findings.unpredicted}"
+    if findings.unpredicted:
+        yield "no figure", findings.unpredicted
     yield "checkpoint", f"{show_bytes(sizes.checkpoint)}, including weights of {show_bytes(sizes.checkpoint_weights)}"
     if findings.destinations:
         yield "not run", f"{', '.join(findings.destinations)}: destinations, which would write, print or connect"

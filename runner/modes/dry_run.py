@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,20 +117,34 @@ def _predict_peak(config: Mapping[str, Any], data: TrialData, findings: Findings
 
     shards, split = layout_of(config)
     if split > 1:
-        findings.unpredicted = f"trainer.tensor_parallel={split} splits a part of the activations"
+        findings.unpredicted = f"the memory of activations: trainer.tensor_parallel={split} splits a part of them"
         return
     ranks = max(build.make_launch(config).processes(), get_world_size())
-    try:
-        with collecting_warnings([]):
-            batch = data.train.take(None if data.order is None else -(-data.order.batch_size // ranks))
-            model = make_model_on_meta(config)
-            model = build.make_model(config) if model is None else model
-            parts = _make_parts(config, findings) | {"callbacks": {}, "schedulers": None}
-            peak = predict_peak(config, model, batch, partial(OneBatch, data.train, "train"), parts, ranks)
-    except Exception as error:  # whether training works has been tried before
-        findings.unpredicted = f"{type(error).__name__}: {error}".partition("\n")[0]
-    else:
-        findings.sizes = at_peak(findings.sizes, peak, ranks, shards)
+    samples = None if data.order is None else -(-data.order.batch_size // ranks)
+    reading: list[str] = []
+    while True:
+        parts = _make_parts(config, findings) | {"callbacks": {}, "schedulers": None}
+        parts["algorithms"] = {key: one for key, one in parts["algorithms"].items() if key not in reading}
+        try:
+            with collecting_warnings([]):
+                model = make_model_on_meta(config)
+                model = build.make_model(config) if model is None else model
+                batch = data.train.take(samples)
+                peak = predict_peak(config, model, batch, lambda one: data.train.yielding(one, samples), parts, ranks)
+        except Exception as error:  # whether training works has been tried before
+            hook = hook_at_fault(error, config)
+            if hook is None or hook.key in reading:
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                findings.unpredicted = f"the memory of activations: {reason}"
+                return
+            reading.append(hook.key)
+        else:
+            break
+    findings.sizes = at_peak(findings.sizes, peak, ranks, shards)
+    if reading:
+        findings.unpredicted = (
+            f"the memory of {', '.join(reading)}: they read values, and tensors without memory have none"
+        )
 
 
 @contextmanager

@@ -25,6 +25,7 @@ class OneBatch:
         loader: the loader to read, once.
         label: 'train', or the label of an evaluator.
         batch: a batch to yield in place of those samples.
+        samples: how many samples a batch has.
     """
 
     stands_in = True  # its order of samples is not the one that a checkpoint records
@@ -34,13 +35,13 @@ class OneBatch:
     _whole: list[Any]
     _batches: list[Any]
 
-    def __init__(self, loader: Any, label: str, batch: Any = None) -> None:
+    def __init__(self, loader: Any, label: str, batch: Any = None, samples: int = SAMPLES) -> None:
         # Not by assignment, which would set attributes of the loader.
         given = [] if batch is None else [batch]
         vars(self).update(_loader=loader, _label=label, _model=None, _whole=[], _batches=given)
         order = getattr(loader, "order", None)
         if order is not None:
-            vars(self)["order"] = SampleOrder(order.num_samples, min(SAMPLES, order.batch_size), shuffle=False)
+            vars(self)["order"] = SampleOrder(order.num_samples, min(samples, order.batch_size), shuffle=False)
 
     def __getattr__(self, name: str) -> Any:
         if name == "to":  # batches are moved one by one, to a device that may be another at the next try
@@ -83,6 +84,10 @@ class OneBatch:
             return split(batch, model.num_samples(batch), model.slice_batch, size=samples)[0][1]
         except (TypeError, ValueError):
             return batch
+
+    def yielding(self, batch: Any, samples: int | None) -> OneBatch:
+        """Return a stand-in for the same loader that yields another batch, of so many samples."""
+        return OneBatch(self._loader, self._label, batch, samples or SAMPLES)
 
     def seek(self, epoch: int, batch: int = 0) -> None:
         """Do nothing: all batches are the same."""

@@ -7,6 +7,7 @@ itself while it runs is not seen.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,9 +49,10 @@ def predict_peak(
     precision = {"tf32": "fp32", "amp_fp16": "amp_bf16"}.get(section.get("precision"), section.get("precision", "fp32"))
     if section.get("gather_dtype") and ranks > 1:
         precision = "bf16"  # weights are gathered, and activations are, in 16 bits
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # what fails is an exception, too
     changed = {"device": "cpu", "precision": precision, "compile": False, "load_path": None, "iteration_length": None}
     model.metrics = lambda train: {}
-    model.to = lambda *_: model  # it is where it should be, and fake tensors cannot be exchanged in place
+    model.to = lambda *_, **__: model  # it is where it should be, and fake tensors cannot be exchanged in place
     with _OnCPU() as live, tempfile.TemporaryDirectory(prefix="runner-check-") as folder:
         watch = _Watch(live, ranks > 1)
         with FakeTensorMode(allow_non_fake_inputs=True):

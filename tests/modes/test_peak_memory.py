@@ -174,7 +174,14 @@ def test_a_model_that_reads_values_is_tried_all_the_same(monkeypatch: pytest.Mon
     findings = dry_run.try_out(config)
     assert findings.sizes.peak == 0 and "DataDependent" in findings.unpredicted
     rows = dict(report(config, findings))
-    assert "without activations" in rows["memory"] and "DataDependent" in rows["not predicted"]
+    assert "without activations" in rows["memory"] and "DataDependent" in rows["no figure"]
+
+
+@pytest.mark.parametrize("reads", ["nan_guard", "channels_last", "info_batch"])
+def test_an_algorithm_that_reads_values_is_left_out(reads: str):
+    findings = predicted("model=resnet8", f"algorithms={reads}")
+    assert findings.sizes.peak > findings.sizes.activations > 0
+    assert (reads in findings.unpredicted) == (reads == "nan_guard")
 
 
 def test_layers_that_ranks_split_are_not_predicted():

@@ -1,4 +1,4 @@
-"""Changes of training, one class a file; loaded on first use, so that importing one imports no other."""
+"""Algorithms that change training, one class per file; loaded on first use, so that importing one imports no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the averages of weights share: how they are swapped in for evaluation, with batch norm statistics to match."""
+"""Base of all weight averages: swaps the average in for evaluation, with matching batch norm statistics."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class TimedAverage(Algorithm):
         self._warned = True
 
     def _without_update(self, state: State) -> str:
-        """Return the message for a run in which no update comes."""
+        """Return the message for a run in which the average is never updated."""
         return (
             f"update_interval={str(self.update_interval.time)!r}: no update falls between start={str(self.start)!r} "
             f"and end={str(self.end)!r} of max_duration={str(state.max_duration)!r}; update earlier or more often"
@@ -135,7 +135,7 @@ class WeightAverage(Algorithm):
     `_changed` after each change. The running statistics of batch norm are not averaged. They are estimated for the
     averaged weights from the first batches of the training data, in the loader's order, once for each moment at which
     the average is evaluated or saved. Each rank reads its own share of the batches; the statistics of rank 0 are
-    evaluated. All other buffers are those of training.
+    evaluated. All other buffers come from training.
 
     Args:
         bn_batches: number of training batches to estimate the statistics from; 0 keeps the statistics of training.
@@ -175,7 +175,7 @@ class WeightAverage(Algorithm):
             raise ValueError(f"{shown}: SyncBatchNorm would wait for other ranks when rank 0 saves; {remedy}")
         if self._norms and is_sharded(state.unwrapped_model) and getattr(loader, "ranks_read", None) == "shares":
             raise ValueError(
-                f"{shown}: ranks of a sharded model compute in step, and may have different numbers of batches here; "
+                f"{shown}: ranks of a sharded model run in lockstep, but may have different numbers of batches;  "
                 f"{remedy}"
             )
 
@@ -212,7 +212,7 @@ class WeightAverage(Algorithm):
         self._statistics = []
 
     def _placed(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensors by name, each on the device of the parameter with that name, and sharded as it is."""
+        """Return tensors by name, each on the device of the parameter with that name, and sharded like it."""
         return {name: like(tensors[name], one) for name, one in self._parameters.items()}
 
 

@@ -1,4 +1,4 @@
-"""What several algorithms do with a batch: get and replace its parts, resize images, select samples, read targets."""
+"""Batch operations shared by several algorithms: get and replace parts, resize images, select samples, read targets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def get_item(batch: Any, key: Key) -> Tensor:
         item = batch[key]  # type: ignore[index]
     except (LookupError, TypeError) as error:
         held = ", ".join(map(repr, batch if isinstance(batch, Mapping) else range(len(batch))))
-        remedy = "say with input_key or target_key where the algorithm finds its inputs and targets"
+        remedy = "set input_key and target_key to where the batch holds inputs and targets"
         raise ValueError(f"part {key!r} of the batch: the batch has the parts {held}; {remedy}") from error
     if not isinstance(item, Tensor):
         raise TypeError(f"part {key!r} of the batch is a {type(item).__name__}; it must be a tensor")
@@ -156,7 +156,7 @@ def refuse_alternating_flips(algorithms: Iterable[Algorithm]) -> None:
         algorithms: all algorithms of the run.
 
     Raises:
-        ValueError: one of them is `BatchAugment` with flip='alternating'.
+        ValueError: one of the algorithms is `BatchAugment` with flip='alternating'.
     """
     if any(getattr(one, "flip", None) == "alternating" for one in algorithms):
         raise ValueError(

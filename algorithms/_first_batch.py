@@ -1,4 +1,4 @@
-"""A look at the training data before training starts, so that unsuitable data are refused at once."""
+"""Checks the first training batch before training starts, so that unsuitable data is rejected immediately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the algorithms that replace a GPT's learned positions share."""
+"""Shared code of the algorithms that replace a GPT's learned positions."""
 
 from __future__ import annotations
 

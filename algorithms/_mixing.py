@@ -1,4 +1,4 @@
-"""What MixUp and CutMix share: partners from the same batch, and interpolation of targets or losses."""
+"""Shared code of MixUp and CutMix: partners from the same batch, and interpolation of targets or losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training steps whose work on the GPU is recorded once and then done again, in fixed memory."""
+"""Training steps whose GPU work is recorded once and then replayed, in fixed memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WARM_UP = 3  # passes before the recording, as torch does it: libraries choose a
 
 
 def record(function: Callable[[], Any], pool: Any) -> tuple[Any, Callable[[], None]]:
-    """Record what a function asks of the GPU.
+    """Record the GPU work of a function.
 
     Args:
         function: works on tensors that stay where they are.

@@ -15,7 +15,7 @@ def cut_into_pieces(batch: Any, whole: int, length: int, asked: str, remedy: str
         whole: length of the batch's sequences, in tokens.
         length: length of the pieces, in tokens.
         asked: argument that asks for the pieces, as the user typed it.
-        remedy: what the user can do instead.
+        remedy: advice for the user, for the message.
 
     Raises:
         ValueError: `whole` is not a multiple of `length`, or a tensor does not have sequences of length `whole`.

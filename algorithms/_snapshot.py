@@ -1,4 +1,4 @@
-"""Copies of what training changes, to restore it: buffers from before a batch, and weights with optimizer state."""
+"""Copies of training state for restoring it: buffers from before a batch, and weights with optimizer state."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def take_snapshot(state: State, buffers: dict[str, Tensor]) -> dict[str, Any]:
 
 @torch.no_grad()
 def roll_back(state: State, snapshot: dict[str, Any]) -> None:
-    """Restore what `take_snapshot` copied; learning rates are kept, because schedules go on."""
+    """Restore what `take_snapshot` copied; learning rates are kept, because schedules continue."""
     model = state.unwrapped_model
     live = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, value in snapshot["weights"].items():

@@ -38,7 +38,7 @@ def draw_kept(rates: list[float], num_samples: int, seed: int) -> Tensor:
 
 
 class StochasticBlock(nn.Module):
-    """A block f for which training returns x or f(x), and evaluation the mean of what training returns.
+    """A block f that returns x or f(x) in training, and their expected value in evaluation.
 
     A block whose output has a different shape than its input is never skipped.
 
@@ -58,7 +58,7 @@ class StochasticBlock(nn.Module):
         self.kept: bool | Tensor = True
         self.keeps_shape: bool | None = None
 
-    # Only the block itself is compiled: with the choice in the graph, each set of kept blocks would be compiled anew.
+    # Only the block itself is compiled: with the choice in the graph, each set of kept blocks would be recompiled.
     @torch.compiler.disable(recursive=False)
     def forward(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return the inputs (N, ...), the block's output, or their mean weighted by the rate."""

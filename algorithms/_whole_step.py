@@ -12,26 +12,26 @@ from runner.engine import overrides
 Step = Callable[[Any], tuple[Any, Any]]
 """Returns the outputs for a batch and their loss."""
 BETWEEN = ("after_forward", "before_loss", "run_event", "match", "apply")
-"""What an algorithm overrides that may act between the forward pass and the loss."""
+"""The hooks of an algorithm that may act between the forward pass and the loss."""
 
 
 def refuse_what_needs_parts(state: State, what: str, remedy: str) -> None:
-    """Check that nothing of a run needs forward pass and loss apart.
+    """Check that nothing in a run needs the forward pass and the loss to be separate.
 
     Args:
         state: the run's state, after loading.
-        what: what joins them, for the message.
-        remedy: what to do instead.
+        what: the argument that joins forward pass and loss, for the message.
+        remedy: advice for the user, for the message.
 
     Raises:
-        ValueError: an algorithm acts between them, the model is sharded, or it has a `training_step` of its own.
+        ValueError: an algorithm acts between them, or the model is sharded or has its own `training_step`.
     """
     between = [type(one).__name__ for one in state.algorithms if any(overrides(one, name) for name in BETWEEN)]
     model = state.unwrapped_model
     why = [
         *(f"{name} acts between the forward pass and the loss" for name in between),
         *(["each rank has a part of the weights"] if is_sharded(model) else []),
-        *([f"{type(model).__name__} has a training_step of its own"] if model.training_step is not None else []),
+        *([f"{type(model).__name__} has its own training_step"] if model.training_step is not None else []),
     ]
     if why:
         raise ValueError(f"{what}: {why[0]}; {remedy}")

@@ -70,7 +70,7 @@ class ActivationCheckpointing(Algorithm):
 
     Args:
         modules: pattern, or list of patterns, with * and ? for names or classes of modules, such as '*Block' or
-            'module.blocks.?'. Of nested modules that match, the outermost is used.
+            'module.blocks.?'. If nested modules match, the outermost is used.
         allow_no_match: whether to leave a model without such modules unchanged instead of raising an error.
 
     Raises:

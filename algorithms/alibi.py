@@ -53,7 +53,7 @@ class _FadingAttention(nn.Module):
     Args:
         max_length: length of the longest sequence, in tokens.
         dropout: probability of dropping an attention weight in training.
-        biases: what `alibi` returns.
+        biases: the biases returned by `alibi`.
     """
 
     def __init__(self, max_length: int, dropout: float, biases: Kept[Tensor]) -> None:

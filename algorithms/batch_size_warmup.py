@@ -23,9 +23,10 @@ def scheduled_size(progress: float, start: float, duration: float, whole: int) -
 class BatchSizeWarmup(Algorithm):
     """Trains on only the first samples of each batch, and on more and more of them until whole batches are used.
 
-    The dropped samples are not seen in that epoch. An epoch keeps its number of batches, so it takes less time for as
-    many steps. The size depends only on the timestamp, so nothing has to be saved, and nothing is random. Each rank
-    keeps the same fraction of its samples. The sample count includes dropped samples; the token count does not.
+    The dropped samples are not seen in that epoch. An epoch keeps its number of batches, so it takes less time for the
+    same number of steps. The size depends only on the timestamp, so nothing has to be saved, and nothing is random.
+    Each rank keeps the same fraction of its samples. The sample count includes dropped samples; the token count does
+    not.
 
     Args:
         start: fraction of a batch to train on at the beginning, above 0 and at most 1; at least one sample per rank.

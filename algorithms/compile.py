@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import report
 from runner.algorithms._whole_step import join_loss, refuse_what_needs_parts
+from runner.checks import check_one_of
 from runner.distributed.blocks import find_repeated
 
 SCOPES = ("block", "model", "step")
@@ -23,9 +24,9 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes that replay CUDA graphs."""
 RECOMPILES = 8
-"""Of a block: torch's own limit for a function, which counts shapes, training, evaluation and the like."""
+"""Torch's limit of recompilations per block; different shapes, training and evaluation each count."""
 TINY = torch.finfo(torch.float32).tiny
-"""In place of a rate of 0, by which Adam divides where rates are tensors."""
+"""Replaces a rate of 0, because Adam divides by the rate if it is a tensor."""
 
 
 def compile_optimizer(optimizer: Optimizer, mode: str) -> None:
@@ -39,10 +40,10 @@ def compile_optimizer(optimizer: Optimizer, mode: str) -> None:
         if group.get("foreach"):
             group["foreach"] = None  # torch decides: compiled kernels are joined anyway, and some take no tensor here
     plain: Any = type(optimizer).step
-    compiled = torch.compile(plain.__wrapped__, mode=mode)  # within what calls hooks, which stay as they are
+    compiled = torch.compile(plain.__wrapped__, mode=mode)  # inside the wrapper that calls hooks, which stays unchanged
     tensors: dict[int, Tensor] = {}
 
-    @wraps(optimizer.step)  # torch's schedulers look for a mark that they have left on it
+    @wraps(optimizer.step)  # torch's schedulers look for a marker that they set on it
     def step(one: Any) -> None:
         one._opt_called = True
         rates = [group["lr"] for group in one.param_groups]
@@ -80,9 +81,9 @@ class Compile(Algorithm):
             Trainer's `compile`; 'step': the model together with its loss, and the steps of the optimizers.
 
     Raises:
-        ValueError: the mode or the scope is unknown; or, after loading, the model repeats no block, there is no C++
-            compiler for the CPU, CUDA graphs are combined with gradient accumulation, for which they cannot keep
-            gradients in memory; or, with 'step', the model is sharded or has a `training_step` of its own, or another
+        ValueError: the mode or the scope is unknown; or, after loading, the model has no repeated block, there is no
+            C++ compiler for the CPU, CUDA graphs are combined with gradient accumulation, for which they cannot keep
+            gradients in memory; or, with 'step', the model is sharded or has its own `training_step`, or another
             algorithm acts between the forward pass and the loss.
 
     Evidence:
@@ -93,9 +94,8 @@ class Compile(Algorithm):
     runs_after = ("EMA", "LAWA", "SWA", "ScheduleFree")  # surgery runs at INIT, which always comes earlier
 
     def __init__(self, mode: str = "default", scope: str = "block") -> None:
-        for name, value, allowed in (("mode", mode, MODES), ("scope", scope, SCOPES)):
-            if value not in allowed:
-                raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}")
+        check_one_of("mode", mode, MODES)
+        check_one_of("scope", scope, SCOPES)
         self.mode = mode
         self.scope = scope
         self._replays = False  # whether CUDA graphs are replayed
@@ -115,7 +115,7 @@ class Compile(Algorithm):
         model = state.unwrapped_model
         found = find_repeated(model) if self.scope == "block" else {"": model}
         if not found:
-            raise ValueError("scope='block': the model repeats no block; set scope='model' to compile it as a whole")
+            raise ValueError("scope='block': the model has no repeated block; set scope='model' to compile all of it")
         if self.scope == "step":
             self._join(state)
         report(self, state, [*found], "block")
@@ -130,7 +130,7 @@ class Compile(Algorithm):
         refuse_what_needs_parts(state, "scope='step'", "use scope='model' or 'block'")
         join_loss(state.unwrapped_model)
         for optimizer in state.optimizers:
-            # Gradients are not where a graph of CUDA's would look for them.
+            # Gradients are not in the memory that a CUDA graph would read.
             compile_optimizer(optimizer, "default" if self._replays else self.mode)
 
     def before_forward(self, state: State, logger: Logger) -> None:

@@ -1,4 +1,4 @@
-"""CUDA graphs of a training step: what the GPU does for a batch is recorded once, and then asked for by two calls."""
+"""CUDA graphs of a training step: a batch's GPU work is recorded once, and then launched by two calls."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ DEVICES = ("cuda",)
 class CUDAGraph(Algorithm):
     """Records forward pass, loss and backward pass as CUDA graphs, which the host then starts by two calls a batch.
 
-    That pays off where the host cannot ask for kernels as fast as the GPU computes them: small models, small batches.
+    This pays off if the host cannot launch kernels as fast as the GPU runs them: small models, small batches.
     The first full batch is recorded, after three passes that leave no trace; batches of another shape, such as a last
-    one that is smaller, evaluations and optimizers run as ever. Dropout follows the seeds of each batch, as without.
+    one that is smaller, evaluations and optimizers run as usual. Dropout uses the seeds of each batch, as without
+    graphs.
 
-    Outputs and gradients lie in memory that the next batch overwrites. What the model's Python code decides for itself
-    (a branch, a random number from Python) is decided once, when it is recorded.
+    Outputs and gradients lie in memory that the next batch overwrites. Decisions in the model's Python code (a branch,
+    a random number from Python) are made once, during recording.
 
     Raises:
-        ValueError: after loading, the device is no GPU; a batch is split into microbatches, whose gradients would lie
-            in one place; the model is sharded or has a `training_step`; another algorithm acts between the forward
-            pass and the loss; or, when training starts, DDP looks for unused parameters or has a static graph, for
-            which it has to see the graph of each batch.
+        ValueError: after loading, the device is not a GPU; a batch is split into microbatches, whose gradients would
+            overwrite each other; the model is sharded or has a `training_step`; another algorithm acts between the
+            forward pass and the loss; or, when training starts, DDP looks for unused parameters or has a static graph,
+            which requires it to see the graph of each batch.
 
     Evidence: strong, for speed where the host is the limit (PyTorch's CUDA semantics). The trained model is the same.
     """
 
-    # Those that change the shape of batches, or what the model does, from one batch to another; and what is recorded
-    # by others, or looks at random states while it runs.
+    # Algorithms that change the shape of batches or the model from batch to batch, record graphs themselves, or read
+    # random states during the step.
     conflicts_with = (
         "ActivationCheckpointing",
         "BatchSizeWarmup",
@@ -66,14 +67,14 @@ class CUDAGraph(Algorithm):
     def fit_start(self, state: State, logger: Logger) -> None:
         ddp = state.model
         if isinstance(ddp, DistributedDataParallel) and (ddp.static_graph or ddp.find_unused_parameters):
-            raise ValueError("CUDAGraph: DDP sees no single step: leave out static_graph and find_unused_parameters")
+            raise ValueError("CUDAGraph bypasses DDP's hooks: leave out static_graph and find_unused_parameters")
 
     def _run(self, step: Step, batch: Any, model: nn.Module) -> tuple[Any, Any]:
         if not torch.is_grad_enabled():
             return step(batch)
         if self._recording is None:
             self._recording = Recording(step, batch, model)
-            log.info("CUDAGraph recorded a step; batches of another shape are computed as ever")
+            log.info("CUDAGraph recorded a step; batches of other shapes run without it")
         if layout_of(batch) != self._recording.layout:
             return step(batch)
         return self._recording.run(batch)

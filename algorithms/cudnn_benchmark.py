@@ -31,7 +31,7 @@ class CudnnBenchmark(Algorithm):
             raise ValueError(f"CudnnBenchmark needs a CUDA device, not {state.device}: leave it out")
         if torch.are_deterministic_algorithms_enabled():
             raise ValueError("CudnnBenchmark may change bits from run to run: leave it out, or trainer.deterministic")
-        log.warning("CudnnBenchmark: two equal runs, and a resumed run, may differ in the last bits")
+        log.warning("CudnnBenchmark: identical runs and resumed runs may differ in the last bits")
         self._before = torch.backends.cudnn.benchmark
         torch.backends.cudnn.benchmark = True
 

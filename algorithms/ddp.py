@@ -1,4 +1,4 @@
-"""How gradients are averaged over ranks: in buckets of which size, of which graph, in which number format."""
+"""Options for averaging gradients over ranks: bucket size, static graph and number format."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def averaging_in(dtype: torch.dtype) -> Callable[[Any, Any], Any]:
 
 
 class DDP(Algorithm):
-    """Sets how torch's DistributedDataParallel averages gradients over ranks; in a single process it does nothing.
+    """Sets how torch's DistributedDataParallel averages gradients over ranks; has no effect in a single process.
 
     Only `compress` changes numbers, by rounding; with three ranks or more the size of buckets does too, because it
     decides in which order gradients are summed.
 
     Args:
-        bucket_cap_mb: size of the buckets in which gradients are sent while backward goes on, in MiB, at least 1. More
-            means fewer messages, which start later.
+        bucket_cap_mb: size of the buckets in which gradients are sent during the backward pass, in MiB, at least 1.
+            More means fewer messages, which start later.
         static_graph: whether all batches use the same parameters in the same order: DDP then learns the order from the
             first, and allows activation checkpoints within one another.
         find_unused_parameters: whether each batch may leave out parameters, whose gradients then count as 0; takes a

@@ -12,6 +12,7 @@ from torch import nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import LAYER_SURGERY, report
+from runner.checks import check_one_of
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 CAPABILITY = (8, 9)  # of the first GPUs that multiply in float8
@@ -30,7 +31,7 @@ def find_linear(model: nn.Module, exclude: Sequence[str]) -> list[str]:
 
 
 class Float8(Algorithm):
-    """Lets linear layers multiply in 8 bits, with scales that are worked out anew each time; needs torchao.
+    """Makes linear layers multiply in 8 bits, with scales recomputed each time; needs torchao.
 
     Inputs, weights and gradients are rounded to float8 for the three products of each layer. Weights and optimizers
     keep their own format, and all else runs as `trainer.precision` says, best amp_bf16. It pays off for large layers
@@ -54,8 +55,7 @@ class Float8(Algorithm):
     runs_after = LAYER_SURGERY
 
     def __init__(self, recipe: str = "tensorwise", exclude: Sequence[str] = ("*head*",), emulate: bool = False) -> None:
-        if recipe not in RECIPES:
-            raise ValueError(f"recipe={recipe!r}: must be one of {', '.join(map(repr, RECIPES))}")
+        check_one_of("recipe", recipe, RECIPES)
         if isinstance(exclude, str):
             raise ValueError(f"exclude={exclude!r}: must be a list of patterns, such as ['*head*']")
         if importlib.util.find_spec("torchao") is None:
@@ -71,7 +71,7 @@ class Float8(Algorithm):
             where = f"a CUDA device of capability {'.'.join(map(str, CAPABILITY))} or more, not {device}"
             raise ValueError(f"Float8 needs {where}: leave it out, or try it with emulate=True")
         if self.recipe == "rowwise_with_gw_hp" and device.type != "cuda" and state.precision.startswith("amp"):
-            raise ValueError(f"recipe={self.recipe!r}: torchao heeds no autocast on {device}: set precision='fp32'")
+            raise ValueError(f"recipe={self.recipe!r}: torchao ignores autocast on {device}: set precision='fp32'")
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # pyright: ignore[reportMissingImports]
 
         model = state.unwrapped_model

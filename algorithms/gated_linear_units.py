@@ -34,7 +34,7 @@ class _GatedLinear(nn.Module):
 
     Args:
         linear: linear layer whose weight the gating layer takes over.
-        act_fn: activation function.
+        act_fn: the activation function of the gate.
         gated_layer_bias: whether the gating layer has a bias; it takes over that of `linear` if there is one.
         non_gated_layer_bias: whether the other layer has a bias.
     """

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
+from runner.checks import check_one_of
 from runner.distributed.sharding import added_up
 
 TYPES = ("norm", "value", "adaptive")
@@ -70,8 +71,7 @@ class GradientClipping(Algorithm):
     """
 
     def __init__(self, clipping_type: str = "norm", clipping_threshold: float = 1.0) -> None:
-        if clipping_type not in TYPES:
-            raise ValueError(f"clipping_type={clipping_type!r}: must be one of {', '.join(map(repr, TYPES))}")
+        check_one_of("clipping_type", clipping_type, TYPES)
         if not clipping_threshold > 0:
             raise ValueError(f"clipping_threshold={clipping_threshold!r}: must be a number above 0")
         self.clipping_type = clipping_type

@@ -33,12 +33,12 @@ def draw_weights(scores: Tensor, prune: float, seed: int) -> Tensor:
 class InfoBatch(Algorithm):
     """Skips easy samples at random, epoch by epoch, and scales up the loss of those that it keeps to compensate.
 
-    A sample is easy while its last loss is below the mean of all. On average the gradient of a batch is that of the
-    whole batch. The number of steps stays the same; batches become smaller, which saves time where they are large. The
-    first epoch drops nothing. Losses are measured in training, with augmentation and label smoothing. They are kept for
-    each sample, on the device and in checkpoints, along with the samples that this epoch drops. The draw depends only
-    on (seed, config key, epoch) and is the same on all ranks, which exchange two numbers per sample after each batch.
-    The sample count includes dropped samples; training metrics are those of the kept ones.
+    A sample is easy while its last loss is below the mean of all samples. In expectation, the gradient of a batch is
+    that of the whole batch. The number of steps stays the same; batches become smaller, which saves time where they are
+    large. The first epoch drops nothing. Losses are measured in training, with augmentation and label smoothing. They
+    are kept for each sample, on the device and in checkpoints, along with the samples that this epoch drops. The draw
+    depends only on (seed, config key, epoch) and is the same on all ranks, which exchange two numbers per sample after
+    each batch. The sample count includes dropped samples; training metrics are those of the kept ones.
 
     Args:
         prune: probability of dropping an easy sample, in [0, 1).

@@ -19,7 +19,7 @@ def smooth_labels(targets: Tensor, logits: Tensor, smoothing: float = 0.1) -> Te
 
     Args:
         targets: class indices (N, ...), where -100 is ignored, or one-hot vectors or probabilities (N, K, ...).
-        logits: logits (N, K, ...), of which only the shape and dtype are used.
+        logits: logits (N, K, ...); only their shape and dtype are used.
         smoothing: share s of the probability to spread, in [0, 1].
 
     Returns:
@@ -108,7 +108,7 @@ def calls_cross_entropy(model: Model, target_key: Key, class_dim: int | None) ->
     """Return whether the loss of a model is torch's own cross entropy of the targets that are to be smoothed.
 
     Args:
-        model: any model.
+        model: the model whose loss is smoothed.
         target_key: index or name of the targets in a batch.
         class_dim: dimension of the logits that holds the classes; None for the usual one.
     """

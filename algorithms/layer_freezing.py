@@ -25,19 +25,19 @@ def frozen_fraction(elapsed: float, freeze_start: float, freeze_level: float) ->
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that have parameters of their own, in the order of the model."""
+    """Return the modules that own parameters, in the order of the model."""
     return [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
 
 
 class LayerFreezing(Algorithm):
     """Freezes layers at the ends of epochs, from the first layer on; the last one learns to the end.
 
-    A layer is a module with parameters of its own; a parameter that it shares with a layer that still learns goes on
-    learning. Frozen parameters get no gradient, so optimizers leave them alone, weight decay included, while batch norm
-    keeps updating its running statistics. On one rank nothing is computed for frozen parameters. On several ranks DDP
-    waits for every gradient that it has seen once, so gradients are computed and dropped: the weights are the same, but
-    only the optimizer saves time. If no epoch will have a frozen layer, a warning says so when training starts, or when
-    it ends if the number of epochs is not known earlier.
+    A layer is a module that owns parameters; a parameter that it shares with a layer that still learns keeps learning.
+    Frozen parameters get no gradient, so optimizers leave them alone, weight decay included, while batch norm keeps
+    updating its running statistics. On one rank nothing is computed for frozen parameters. On several ranks DDP waits
+    for every gradient that it has seen once, so gradients are computed and dropped: the weights are the same, but only
+    the optimizer saves time. If no epoch will have a frozen layer, a warning says so when training starts, or when it
+    ends if the number of epochs is not known earlier.
 
     Args:
         freeze_start: fraction of training after which freezing begins, in [0, 1).
@@ -45,7 +45,7 @@ class LayerFreezing(Algorithm):
 
     Logs:
         layer_freezing/layers_frozen: number of frozen layers, at the end of each epoch.
-        layer_freezing/percentage_frozen: fraction of layers that the schedule asks for, in [0, 1].
+        layer_freezing/percentage_frozen: fraction of layers frozen by the schedule, in [0, 1].
 
     Raises:
         ValueError: an argument is out of range; or, when training starts, the model has fewer than two layers.

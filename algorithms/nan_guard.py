@@ -14,7 +14,7 @@ from torch.nn.utils import get_total_norm
 
 from runner import Algorithm, Interval, Logger, State, Time, get_global_rank, get_world_size
 from runner.algorithms._snapshot import KeptBuffers, roll_back, take_snapshot
-from runner.checks import check_whole
+from runner.checks import check_one_of, check_whole
 from runner.distributed.sharding import local, whole
 
 POLICIES = ("raise", "skip", "rollback")
@@ -39,7 +39,7 @@ class NaNGuard(Algorithm):
     The decision is made once per batch, when gradients are final and before any optimizer steps, and is the same on all
     ranks: a loss that is not finite on one rank counts on all. Whatever the policy, the batch does not change the
     weights or the optimizers' state, buffers such as running statistics are restored to what they were before it, and
-    the logged loss stays what it was. Time, data, schedules and other algorithms go on: an average keeps the weights
+    the logged loss stays what it was. Time, data, schedules and other algorithms continue: an average keeps the weights
     that a rollback drops. Optimizers must ignore parameters without a gradient, as all of torch's do.
 
     With amp_fp16, infinite gradients of a finite loss are left to the loss scaler as long as its scale is above 1.
@@ -78,8 +78,7 @@ class NaNGuard(Algorithm):
     def __init__(
         self, policy: str = "skip", snapshot_interval: str | int | Time = "100ba", max_consecutive: int = 10
     ) -> None:
-        if policy not in POLICIES:
-            raise ValueError(f"policy={policy!r}: must be one of {', '.join(map(repr, POLICIES))}")
+        check_one_of("policy", policy, POLICIES)
         check_whole("max_consecutive", max_consecutive, 1)
         self.policy = policy
         self.snapshot_interval = Interval(snapshot_interval, "snapshot_interval")
@@ -151,7 +150,7 @@ class NaNGuard(Algorithm):
         logger.log_metrics({"nan_guard/skipped": self._skipped}, step=state.timestamp.batch + 1)
 
     def _describe(self, state: State, loss: Tensor) -> str:
-        """Return a description of what is not finite, and where. Must be called on all ranks."""
+        """Return a description of the values that are not finite, and where. All ranks."""
         losses = [loss.clone() for _ in range(get_world_size())]
         if get_world_size() > 1:
             dist.all_gather(losses, loss)

@@ -75,8 +75,9 @@ class NGramEmbedding(Algorithm):
         ValueError: an argument is out of range; or, at INIT, the model is not such a GPT.
 
     Evidence:
-        Some, but only for small models and early training: a larger model learns by itself what a table knows, with
-        fewer weights and for rare n-grams too. Each step costs time for all rows of the tables. (Hashed n-grams: Roy et
+        Some, but only for small models and early training: a larger model learns the contents of a table on its own,
+        with fewer weights and for rare n-grams too. Each step costs time for all rows of the tables. (Hashed n-grams:
+        Roy et
         al. 2022, "N-Grammer", arXiv:2207.06366.)
     """
 

@@ -1,4 +1,4 @@
-"""A model that computes nothing, to time the rest of a run, above all the data."""
+"""A model that computes nothing, to time the rest of a run, especially the data."""
 
 from __future__ import annotations
 

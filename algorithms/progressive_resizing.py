@@ -105,7 +105,7 @@ class ProgressiveResizing(Algorithm):
         self.target_key = target_key
 
     def effect_at(self, state: State) -> Any:
-        """Return what size the next batch gets, and how; for sweeps that share."""
+        """Return the size of the next batch, and the method; for sweeps that share."""
         how = self.mode, self.size_increment, self.resize_targets, self.input_key, self.target_key
         return how, self._scale_at(state)
 

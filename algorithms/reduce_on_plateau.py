@@ -37,14 +37,14 @@ class ReduceOnPlateau(Algorithm):
 
     The metric is read after each evaluation at its interval, and a reduction acts from the next batch on. It multiplies
     whatever schedules give: with `scheduler=constant scheduler.t_warmup=2ep +algorithms=reduce_on_plateau` it comes
-    with a warm-up. As the only schedule it can also be given in place of one: `scheduler=reduce_on_plateau`, or
+    with a warm-up. As the only schedule, it can also be given as the scheduler: `scheduler=reduce_on_plateau`, or
     `schedulers=ReduceOnPlateau()`. All ranks see the same value, and so reduce together; a resumed run waits on.
 
     Args:
         monitor: name of a metric of an evaluator, also with its label, as in 'eval/loss'; 'loss' is the mean loss.
         mode: 'min' if lower values are better, 'max' if higher ones are; None means lower for names with loss, error or
             perplexity and for metrics that declare it, and higher otherwise.
-        factor: what the rates are multiplied by, above 0 and below 1.
+        factor: factor for the learning rates, above 0 and below 1.
         patience: how long to wait for an improvement, in epochs, batches, samples, tokens or 'dur' ('3ep').
         threshold: how much better than the best value a value must be to count, at least 0.
         threshold_mode: 'rel' for a threshold that is a fraction of the best value, 'abs' for one in the metric's unit.
@@ -60,7 +60,8 @@ class ReduceOnPlateau(Algorithm):
 
     Evidence:
         Some: reductions by hand and by this rule were the standard for image classification (He et al. 2015,
-        arXiv:1512.03385). The rule is that of torch's `ReduceLROnPlateau`, with time in place of counted evaluations.
+        arXiv:1512.03385). The rule matches torch's `ReduceLROnPlateau`, but patience is a time instead of a number of
+        evaluations.
     """
 
     runs_before = ("SAM",)  # whose first pass steps with the rates of this batch

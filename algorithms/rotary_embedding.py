@@ -28,7 +28,7 @@ def rotate(x: Tensor, base: float) -> Tensor:
 
 
 def make_tables(x: Tensor, base: float) -> tuple[Tensor, Tensor]:
-    """Return what `turn` multiplies with, two tensors (T, D) in at least float32; the arguments are those of `rotate`.
+    """Return the factors for `turn`, two tensors (T, D) in at least float32; takes the arguments of `rotate`.
 
     Returns:
         The cosine of each element's angle, and its sine, negative in the first half.
@@ -51,7 +51,7 @@ class _Rotary(nn.Module):
     """`rotate` as a module.
 
     Args:
-        tables: what `make_tables` returns.
+        tables: the tables returned by `make_tables`.
     """
 
     def __init__(self, tables: Kept[tuple[Tensor, Tensor]]) -> None:

@@ -75,17 +75,17 @@ class SAM(Algorithm):
 
     def before_load(self, state: State, logger: Logger) -> None:
         if is_sharded(state.unwrapped_model):
-            reason = "each rank climbs by the gradient of its own samples, which no rank has of sharded weights"
-            raise ValueError(f"parallel='fsdp': SAM cannot climb: {reason}; remove SAM, or set parallel='ddp'")
+            reason = "each rank needs the full gradient of its own samples, which sharded ranks do not have"
+            raise ValueError(f"parallel='fsdp': SAM cannot be used: {reason}; remove SAM, or set parallel='ddp'")
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if state.scaler is not None:
-            raise ValueError("precision='amp_fp16': its loss scaler does not know of SAM's extra pass; use 'amp_bf16'")
+            raise ValueError("precision='amp_fp16': its loss scaler cannot handle SAM's extra pass; use 'amp_bf16'")
         if len(state.optimizers) != 1 or state.unwrapped_model.training_step is not None:
             raise ValueError("SAM needs exactly one optimizer, and a model without its own training_step: remove SAM")
         if state.microbatch_size == "auto":
             raise ValueError(
-                "microbatch_size='auto': SAM's extra pass cannot be split anew when memory runs out; "
+                "microbatch_size='auto': SAM's extra pass cannot be split further when memory runs out; "
                 "give a number of samples"
             )
         for one in state.algorithms[state.algorithms.index(self) + 1 :]:

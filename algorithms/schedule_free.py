@@ -32,7 +32,7 @@ def interpolate(base: list[Tensor], average: list[Tensor], beta: float) -> list[
 
 
 class _StepWeights(NamedTuple):
-    """What the weight of an iterate in the average depends on.
+    """The quantities that determine the weight of an iterate in the average.
 
     Each iterate counts with the square of the highest learning rate so far.
     """

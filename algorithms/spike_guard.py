@@ -46,17 +46,19 @@ class SpikeGuard(Algorithm):
 
     Batches are looked at `interval` at a time. If none of them is a spike, weights, optimizer state, buffers and
     averages of weights are copied, on the device. If one is, the last copy is restored, and training continues with the
-    next batch: the samples of this interval are left out, while time, schedules and other algorithms go on. A spike is
+    next batch: the samples of this interval are skipped, while time, schedules and other algorithms continue. A spike
+        is
     a loss, or a norm of the gradient before clipping, that is more than `threshold` deviations above the median of the
     last `window` good batches; the deviation is the median absolute one, scaled to that of a normal distribution, and
-    at least 5 % of the median. What is not finite is a spike from the first batch on.
+    at least 5 % of the median. A value that is not finite is a spike, even in the first batch.
 
     The host waits for the device once per interval, and rank 0 tells the others its values, so that all ranks decide
     alike: the loss is that of rank 0's samples, the gradient that of all. Each copy takes as much memory as weights and
     optimizer state; it is part of every checkpoint. A change of level, such as another batch size, looks like a spike.
 
     Args:
-        window: number of good batches whose median is compared with, at least 8; as many pass before the first look.
+        window: number of good batches whose median is compared with, at least 8; the first check comes after this many
+            batches.
         interval: number of batches that are looked at, and left out, together; at least 1.
         threshold: number of deviations above the median that make a spike, above 0.
         limit: number of times that training goes back, at least 1; one more spike ends the run.
@@ -68,7 +70,7 @@ class SpikeGuard(Algorithm):
 
     Raises:
         ValueError: an argument is out of range, or the model is sharded.
-        FloatingPointError: in training, on all ranks, there is one spike more than `limit`.
+        FloatingPointError: during training, on all ranks, if there are more than `limit` spikes.
 
     Evidence:
         Some: large language models were trained past loss spikes by going back and skipping the data (Chowdhery et al.
@@ -97,8 +99,8 @@ class SpikeGuard(Algorithm):
 
     def before_load(self, state: State, logger: Logger) -> None:
         if is_sharded(state.unwrapped_model):
-            reason = "the norm of sharded gradients would take an exchange after each batch"
-            raise ValueError(f"parallel='fsdp': SpikeGuard looks rarely: {reason}; remove it, or set parallel='ddp'")
+            reason = "the norm of sharded gradients would need communication after each batch"
+            raise ValueError(f"parallel='fsdp': SpikeGuard cannot be used: {reason}; remove it, or set parallel='ddp'")
 
     def fit_start(self, state: State, logger: Logger) -> None:
         wide = torch.float32 if state.device.type == "mps" else torch.float64
@@ -148,7 +150,7 @@ class SpikeGuard(Algorithm):
         self._spikes = [[*one] for one in state["spikes"]]
 
     def _look(self, state: State, logger: Logger, is_over: bool = False) -> None:
-        """Judge the recent batches, and go back where one is a spike. All ranks."""
+        """Judge the recent batches, and go back if one is a spike. All ranks."""
         recent = self._recent.clone()
         if get_world_size() > 1:
             dist.broadcast(recent, src=0)
@@ -159,7 +161,7 @@ class SpikeGuard(Algorithm):
             found = deviations(values, self._history)
         if bool((found > self.threshold).any()):
             self._go_back(state, logger, values, found)
-        elif not is_over:  # else a run that is prolonged would look at other batches than one that was longer at once
+        elif not is_over:  # otherwise a prolonged run would check other batches than one that was longer from the start
             self._history = torch.cat([self._history, values], dim=1)[:, -self.window :]
             self._good = _copy(state)
 
@@ -200,14 +202,14 @@ def _copy(state: State) -> dict[str, Any]:
 
 @torch.no_grad()
 def _restore(state: State, good: dict[str, Any]) -> None:
-    """Restore what `_copy` copied."""
+    """Restore the tensors that `_copy` copied."""
     roll_back(state, good)
     for key, one in _averages(state).items():
         one.load_state_dict(_put_back(one.state_dict(), good["averages"].get(key, {})))
 
 
 def _put_back(live: Any, kept: Any) -> Any:
-    """Return what was kept, in the tensors in use where there are such, because other objects may refer to them."""
+    """Return the kept values, in the tensors now in use if they exist, because other objects may refer to them."""
     if isinstance(kept, Tensor):
         if not isinstance(live, Tensor) or live.shape != kept.shape:
             return kept.clone()

@@ -8,6 +8,7 @@ from torch import nn
 from runner import Algorithm, Logger, State, Time, stream_seed
 from runner.algorithms._stochastic_block import DISTRIBUTIONS, METHODS, StochasticBlock, draw_kept, drop_rates
 from runner.algorithms._surgery import LAYER_SURGERY, operate
+from runner.checks import check_one_of
 from runner.model import in_eval_mode
 
 
@@ -22,8 +23,8 @@ class StochasticDepth(Algorithm):
     Args:
         target_block: name of the blocks' class, such as 'BasicBlock', or its full name, such as
             'runner.models.BasicBlock', as the class itself reports it.
-        method: what to skip a block for: 'block' for the whole batch, on all ranks alike, which saves its time;
-            'sample' for each sample separately.
+        method: the unit for which a block is skipped: 'block' for the whole batch, on all ranks alike, which saves its
+            time; 'sample' for each sample separately.
         drop_rate: probability of skipping the last block, in [0, 1].
         drop_distribution: distribution of the probability over blocks: 'linear' rises from block to block, 'uniform' is
             the same for all.
@@ -50,14 +51,10 @@ class StochasticDepth(Algorithm):
         drop_warmup: str | Time = "0dur",
         allow_no_match: bool = False,
     ) -> None:
-        if method not in METHODS:
-            raise ValueError(f"method={method!r}: must be one of {', '.join(map(repr, METHODS))}")
+        check_one_of("method", method, METHODS)
         if not 0 <= drop_rate <= 1:
             raise ValueError(f"drop_rate={drop_rate!r}: must be a probability from 0 to 1")
-        if drop_distribution not in DISTRIBUTIONS:
-            raise ValueError(
-                f"drop_distribution={drop_distribution!r}: must be one of {', '.join(map(repr, DISTRIBUTIONS))}"
-            )
+        check_one_of("drop_distribution", drop_distribution, DISTRIBUTIONS)
         self.target_block = target_block
         self.method = method
         self.drop_rate = drop_rate
@@ -116,7 +113,7 @@ class StochasticDepth(Algorithm):
 
     @torch.no_grad()
     def _probe(self, state: State) -> None:
-        """Let each block find out whether it keeps the shape of its input; nothing else changes."""
+        """Let each block determine whether it keeps the shape of its input; nothing else changes."""
         with in_eval_mode(state.unwrapped_model):
             state.precision.autocast(state.device)(state.unwrapped_model)(state.microbatch)
         self._probed = True

@@ -1,4 +1,4 @@
-"""Observers and logger destinations, one class a file; loaded on first use, so that importing one imports no other."""
+"""Observers and logger destinations, one class per file; loaded on first use, so importing one imports no other."""
 
 from __future__ import annotations
 

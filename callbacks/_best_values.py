@@ -37,12 +37,12 @@ class BestValues:
         return dict(self.values)
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Continue where a checkpoint was taken."""
+        """Continue from a checkpoint."""
         self.values = dict(state)
 
 
 def name_metric(key: str) -> tuple[str, str]:
-    """Return the label and the name of what is logged under a key, by which `monitor` and `objective` know it.
+    """Return the label and name of a logged key, as used by `monitor` and `objective`.
 
     The label is empty if a user has logged something like `loss/mine`.
     """

@@ -117,7 +117,7 @@ class CheckpointFolder:
         self.saved = [name for name in self.saved if name in kept]
 
     def _remove_leftovers(self) -> None:
-        """Delete what a crash left under the hidden names used for incomplete checkpoints and links.
+        """Delete remains of a crash under the hidden names used for incomplete checkpoints and links.
 
         Other hidden files belong to the user, because `folder` may be the run's own folder or any folder in it.
         """
@@ -172,5 +172,5 @@ def check_alone(savers: Sequence[Any]) -> None:
             if place is not None and (other := owners.setdefault(place, one.config_key)) != one.config_key:
                 shown = without_credentials(place)
                 raise ValueError(
-                    f"{name}={shown!r}: {other} and {one.config_key} both save there; each needs a {name} of its own"
+                    f"{name}={shown!r}: {other} and {one.config_key} both save there; give each a different {name}"
                 )

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from runner.checks import check_one_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -22,8 +24,7 @@ def seconds_in(time_unit: str) -> float:
     Raises:
         ValueError: `time_unit` is not a known unit.
     """
-    if time_unit not in SECONDS:
-        raise ValueError(f"time_unit={time_unit!r}: must be one of {', '.join(map(repr, SECONDS))}")
+    check_one_of("time_unit", time_unit, SECONDS)
     return SECONDS[time_unit]
 
 

@@ -1,4 +1,4 @@
-"""A table of what each callback costs, inside training steps and outside of them."""
+"""A table of the cost of each callback, inside training steps and outside of them."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ def draw(curves: Mapping[str, Curve], title: str, batches_per_epoch: int | None)
 
     Args:
         curves: curves by key, none of them empty.
-        title: the title.
-        batches_per_epoch: for a second axis that counts epochs; None leaves it out.
+        title: title above the plot.
+        batches_per_epoch: number of batches per epoch, for a second axis that counts epochs; None: no second axis.
     """
     shown = panels(curves)
     columns = min(3, len(shown))
@@ -65,7 +65,7 @@ def _kind(key: str) -> int:
 
 
 def _label(key: str, curve: Curve) -> str:
-    """Return the text of a curve in the legend: what it belongs to, its smoothing, and where it was not finite."""
+    """Return the legend of a curve: its name, its smoothing, and where it was not finite."""
     kind, _, rest = key.partition("/")
     if kind == "metrics":
         label, _, name = rest.partition("/")
@@ -103,7 +103,7 @@ def _is_per_batch(key: str) -> bool:
 
 
 def _window(key: str, curve: Curve) -> int:
-    """Return over how many points a curve is smoothed, an odd number; 0 for a curve that is drawn as it is."""
+    """Return the number of points over which a curve is smoothed, odd; 0 for no smoothing."""
     points = len(curve.values)
     return 2 * (points // 60) + 1 if key.startswith("loss/train") and points > SMOOTHED else 0
 

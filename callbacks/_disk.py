@@ -1,4 +1,4 @@
-"""What callbacks do when the disk is full or gone."""
+"""How callbacks handle a full or missing disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger("runner")
 
 @contextmanager
 def disk_errors_reported(writer: str) -> Iterator[None]:
-    """Turn an `OSError` inside the block into a warning, so that training goes on.
+    """Turn an `OSError` inside the block into a warning, so that training continues.
 
     Args:
         writer: config key of the callback that writes.
@@ -19,4 +19,4 @@ def disk_errors_reported(writer: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        log.warning("%s cannot write (%s): training goes on without it", writer, error)
+        log.warning("%s cannot write (%s): training continues without it", writer, error)

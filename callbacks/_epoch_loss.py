@@ -39,7 +39,7 @@ class EpochLoss:
         return [self._count, self._total]
 
     def load_state_dict(self, state: list[float]) -> None:
-        """Continue where a checkpoint was taken."""
+        """Continue from a checkpoint."""
         count, total = state
         self._count = int(count)
         self._total = total

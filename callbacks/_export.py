@@ -51,7 +51,7 @@ def last_or_first_batch(state: State) -> Any:
     for loader in loaders:
         for batch in loader.first(1) if hasattr(loader, "first") else loader:
             return state.precision.cast(batch)
-    raise RuntimeError("no batch was trained here, and the dataloaders give none to export with: set sample_input")
+    raise RuntimeError("no batch to export with, neither trained nor in the dataloaders: set sample_input")
 
 
 def module_and_inputs(state: State, sample_input: Any = None) -> tuple[nn.Module, Any]:
@@ -127,7 +127,7 @@ def save_onnx(module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -
     level = log.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about deprecated functions that torch itself uses
-        log.setLevel(logging.ERROR)  # it reports every operator of torchvision that it does not know
+        log.setLevel(logging.ERROR)  # it reports every unknown operator of torchvision
         try:
             torch.onnx.export(program, f=path, external_data=False, verbose=False)
         finally:
@@ -159,8 +159,8 @@ def save_torchscript(module: nn.Module, inputs: Any, path: Path, dynamic_batch: 
             if not re.search("infer type|understood by the tracer|output from traced", str(error)):
                 raise
             raise RuntimeError(
-                "save_format='torchscript' takes and gives tensors, tuples of them, and dicts whose values are all "
-                "tensors; this model's inputs or outputs are others: use 'torch_export'"
+                "save_format='torchscript' supports only tensors, tuples of tensors, and dicts whose values are all "
+                "tensors; this model has other inputs or outputs: use 'torch_export'"
             ) from None
     path.write_bytes(traced.save_to_buffer())  # torch's own writer would crash the process on a full disk
 

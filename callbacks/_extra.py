@@ -9,7 +9,7 @@ def require(user: str, extra: str | None, *packages: str) -> None:
     """Check that packages are installed.
 
     Args:
-        user: what needs the packages; the error message begins with it.
+        user: name of the feature that needs the packages; the error message begins with it.
         extra: extra of this project that installs them; None if the project itself depends on them.
         packages: import names of the packages.
 

@@ -26,7 +26,7 @@ def start(owner: Callback, max_entries: int, state: State) -> bool:
 
     if state.device.type != "cuda":
         if get_global_rank() == 0:
-            reason = f"the model is on {state.device.type}, and torch records memory on CUDA alone"
+            reason = f"the model is on {state.device.type}, and torch records memory only on CUDA"
             log.warning("%s does nothing: %s", owner.config_key, reason)
         return False
     _wanted[owner] = max_entries

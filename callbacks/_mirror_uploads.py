@@ -1,4 +1,4 @@
-"""Uploads of checkpoints on a thread of their own, which nobody waits for while training goes on."""
+"""Uploads checkpoints on a background thread, without delaying training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("runner")
 
 STAGE = ".mirror"  # in the run's folder: what is still to be uploaded
-QUIET = 2.0  # seconds that the end of a run waits before it says so
+QUIET = 2.0  # seconds to wait at the end of a run before printing a message
 
 
 class Upload(NamedTuple):
@@ -137,7 +137,7 @@ class MirrorUploads:
                 self._is_busy = True
             try:
                 self._upload(upload)
-            except Exception as error:  # each file system has errors of its own
+            except Exception as error:  # each file system has its own errors
                 self._warn(upload.name, error)
                 with self._changed:
                     self._failed[upload.name] = upload
@@ -149,7 +149,7 @@ class MirrorUploads:
         if self._mirror is None:
             self._mirror = Mirror(self.address)
         if not self._may_begin and self._mirror.saved():
-            raise FileExistsError("it holds another run's checkpoints; give this run a run_name= of its own")
+            raise FileExistsError("it holds another run's checkpoints; choose another run_name= for this run")
         self._may_begin = True
         self._mirror.upload(upload.staged, upload.name, upload.checkpoint, upload.best)
         if self.newest is None or self.newest.number < upload.number:
@@ -163,5 +163,5 @@ class MirrorUploads:
         if not self._is_over and kind not in self._warned:
             self._warned.add(kind)
             reason = " ".join(without_those_of(self.address, f"{type(error).__name__}: {error}").split())[:500]
-            text = "mirror %s: checkpoint %s was not uploaded; training goes on without it (%s)"
+            text = "mirror %s: checkpoint %s was not uploaded; training continues without it (%s)"
             log.warning(text, without_credentials(self.address), name, reason)

@@ -76,7 +76,7 @@ def check_names(root_folder: str, submitter: str, system_name: str | None, cache
     if system_name is not None and not re.fullmatch(r"[\w.+-]+", system_name):
         raise ValueError(f"system_name={system_name!r}: must be the name of a file, of letters, digits and . + - _")
     if cache_clear_cmd is not None and not cache_clear_cmd.strip():
-        raise ValueError(f"cache_clear_cmd={cache_clear_cmd!r}: must be a command, or None where nothing is cleared")
+        raise ValueError(f"cache_clear_cmd={cache_clear_cmd!r}: must be a command, or None to clear nothing")
 
 
 def run_command(name: str, command: str) -> None:
@@ -122,7 +122,7 @@ class Result(logging.Handler):
         self._mllog.event(key, value, metadata)
 
     def start(self, name: str, **metadata: Any) -> None:
-        """Add the start of an interval inside those that are open."""
+        """Add the start of an interval nested in the open ones."""
         self._open.append((name, metadata))
         self._mllog.start(f"{name}_start", None, metadata)
 
@@ -166,7 +166,7 @@ class Result(logging.Handler):
         """Add one line. MLPerf's library calls this."""
         self.lines.append(record.getMessage())
         path = self._path
-        self._path = None  # after a failed write no other is tried
+        self._path = None  # after a failed write, no more attempts are made
         if path is not None:
             with disk_errors_reported(self._owner):
                 with path.open("a") as file:
@@ -229,7 +229,7 @@ def name_system(description: dict[str, str]) -> str:
 
 
 def describe_data(state: State, label: str) -> dict[str, Any]:
-    """Return the seed and the sizes of batches and data sets over all ranks, None where a loader does not say.
+    """Return the seed and the sizes of batches and data sets over all ranks, None where a loader does not define it.
 
     Args:
         state: state of a run that trains.

@@ -26,9 +26,9 @@ class ProgressColumn(NamedTuple):
 
     Attributes:
         key: the cells that it shows.
-        title: its header.
-        width: its width in characters, at least that of the title.
-        importance: its rank when not all columns fit: lower stays longer.
+        title: header of the column.
+        width: width of the column in characters, at least that of the title.
+        importance: rank of the column if not all columns fit; columns with lower numbers are kept longer.
     """
 
     key: str
@@ -90,7 +90,7 @@ def progress_columns(state: State) -> list[ProgressColumn]:
 
 
 def show_part(done: int, total: int | None) -> str:
-    """Return how much is done of a total, such as ' 7/24', as wide at each time; a total that is None is left out."""
+    """Return progress out of a total, such as ' 7/24', with constant width; a total of None is left out."""
     return str(done) if total is None else f"{done:{len(str(total))}}/{total}"
 
 

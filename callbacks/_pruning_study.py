@@ -1,4 +1,4 @@
-"""What the jobs of a sweep have reached so far: an Optuna study in a journal that they share. Rank 0."""
+"""The results of a sweep's jobs so far: an Optuna study in a journal that they share. Rank 0."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_pruner(name: str, options: Mapping[str, Any]) -> optuna.pruners.BasePru
 
     Args:
         name: a name in `PRUNERS`.
-        options: its arguments.
+        options: arguments of the pruner.
 
     Raises:
         ValueError: it does not take these arguments.
@@ -55,9 +55,9 @@ class PruningStudy:
     Args:
         folder: the sweep's folder, where the journal is.
         job: name of the job.
-        setting: what distinguishes the job from those that differ in more than the seed.
+        setting: what distinguishes the job from others, apart from the seed.
         seed: the job's seed.
-        pruner: decides.
+        pruner: the pruner that decides which jobs end.
         lower_is_better: whether smaller values are better.
 
     Raises:
@@ -111,7 +111,7 @@ class PruningStudy:
         """Report a value of the job, and return whether the job is to be pruned.
 
         Args:
-            value: what the job has reached.
+            value: the objective that the job has reached.
             step: number of the evaluation, from 1; one that was reported before keeps its value.
         """
         if step not in self._steps:
@@ -145,10 +145,10 @@ class PruningStudy:
 
 
 class _Journal(JournalFileBackend):
-    """A journal in a file. A process that is killed gives the lock back, and leaves nothing that others cannot read.
+    """A journal in a file. A killed process releases the lock, and leaves the journal readable for others.
 
     Args:
-        path: the file.
+        path: path of the journal file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -156,7 +156,7 @@ class _Journal(JournalFileBackend):
         self._path = path
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append lines, after what a killed process left half-written has been removed.
+        """Append lines, after removing a half-written line of a killed process.
 
         They are not synced, unlike Optuna's, which waits for the disk some twenty times per job: after a power cut a
         job begins a new trial.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def describe_run(state: State, width: int) -> list[str]:
-    """Return a line on the model and how it is trained, and a line on the data; they leave out what does not fit."""
+    """Return a line on the model and how it is trained, and a line on the data; parts that do not fit are left out."""
     from runner import get_world_size
 
     model = state.unwrapped_model

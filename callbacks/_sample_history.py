@@ -1,4 +1,4 @@
-"""What is known of each sample of a data set after some epochs, as tensors `(N,)` by name on the CPU."""
+"""Statistics of each sample of a data set over epochs, as tensors `(N,)` by name on the CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_epoch(history: History, losses: Tensor, classes: Tensor | None, seen: Te
     more (Toneva et al. 2019, arXiv:1812.05159).
 
     Args:
-        history: of N samples; it is not changed.
+        history: history of N samples; it is not changed.
         losses: loss (N,) of each sample.
         classes: prediction and label (2, N) of each sample, int32; None where the model predicts no classes.
         seen: whether each sample was seen in this epoch, bool (N,).
@@ -64,7 +64,7 @@ def find_suspects(history: History, share: float) -> Tensor:
     by heart in the end (Arpit et al. 2017, arXiv:1706.05394).
 
     Args:
-        history: of N samples.
+        history: history of N samples.
         share: share of the samples to return, in (0, 1].
     """
     count = max(1, round(share * len(history["epochs"])))

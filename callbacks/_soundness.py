@@ -8,7 +8,7 @@ from typing import Any
 
 
 def find_fault(snapshot: dict[str, Any], trained: Collection[str], loss: float) -> str | None:
-    """Return in a few words what is NaN or infinite in a checkpoint, or None if nothing is.
+    """Return a short description of NaN or infinite values in a checkpoint, or None if there are none.
 
     Args:
         snapshot: snapshot from `capture`, with the weights to evaluate and, if those are an average, the ones in

@@ -1,4 +1,4 @@
-"""How texts become tokens and tokens texts, where no tokenizer is given."""
+"""Conversion between texts and tokens if no tokenizer is given."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class Call(NamedTuple):
 
     event: Event
     owner: str
-    """Config key of its owner; empty if it is not shown and only says that the event fired."""
+    """Config key of its owner; empty for an entry that is not shown and only records that the event fired."""
     began: int
     """When it began, in nanoseconds of any clock."""
     ended: int

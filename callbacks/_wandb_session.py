@@ -44,7 +44,7 @@ class Session:
             self._thread.start()
 
     def do(self, task: str, *arguments: Any) -> None:
-        """Queue a task, given as the name of a method of `_Run` and its arguments, and return at once."""
+        """Queue a task, given as the name of a method of `_Run` and its arguments, and return immediately."""
         if not self._failed:
             self._tasks.put((task, *arguments))
 

@@ -141,8 +141,8 @@ def refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
     ]
     if found:
         listed = ", ".join(name or "the model" for name in found[:3]) + f" and {len(found) - 3} more" * (len(found) > 3)
-        remedy = "leave out the monitor, or what compiles (compile=True, or the algorithm Compile)"
-        raise ValueError(f"ActivationMonitor cannot look into what is compiled, which is {listed}: {remedy}")
+        remedy = "remove the monitor, or do not compile (compile=True, or the algorithm Compile)"
+        raise ValueError(f"ActivationMonitor cannot look into compiled modules, which are {listed}: {remedy}")
 
 
 def _parse(interval: str | int | Time) -> Time:

@@ -24,7 +24,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 SAMPLED = 0.2  # share of the batches that are measured
 SKIPPED = 10  # batches at the beginning that are not: much is loaded in them
 EACH = 5  # of so many measured batches, the waits are counted in one and the time in the others
-LEAST = 10  # timed batches before costs are judged, and again when there are ten times as many
+LEAST = 10  # timed batches before costs are judged, and judged again after ten times that number
 ONCE = {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START, Event.FIT_END}  # no share of any time
 _NOT, _TIMED, _COUNTED = range(3)
 
@@ -37,7 +37,7 @@ def is_sampled(batch: int) -> bool:
 
 @dataclass
 class _Cost:
-    """What the handlers of one callback cost; `longest` is the longest call within a step. Nanoseconds."""
+    """Cost of the handlers of one callback, in nanoseconds; `longest` is the longest call within a step."""
 
     owner: Hooks
     inside: int = 0
@@ -61,7 +61,7 @@ class CallbackBudget(Callback):
 
     Raises:
         ValueError: `share` is out of range.
-        RuntimeError: in training, with `strict`, callbacks take more than `share`; the message names them.
+        RuntimeError: during training, with `strict`, if callbacks take more than `share`; the message names them.
 
     Logs:
         callback_budget: a table with a row per callback, costliest first: its share of the time, microseconds per step,
@@ -189,7 +189,7 @@ class CallbackBudget(Callback):
 
 
 def _longer(owner: Hooks, factor: int) -> list[Any]:
-    """Return the argument that says how often a callback acts, its value, and one larger by a factor; or None."""
+    """Return the argument that sets how often a callback acts, its value, and a value larger by a factor; or None."""
     for name in inspect.signature(type(owner)).parameters:
         if name == "interval" or name.endswith("_interval"):
             value = getattr(owner, name, getattr(owner, "interval", None))
@@ -205,7 +205,7 @@ def _longer(owner: Hooks, factor: int) -> list[Any]:
 def _describe(row: list[Any]) -> str:
     key, share, per_step, outside, waits, name, now, enough = row
     costs = f"{per_step:.0f} us a step, {outside:.0f} ms outside of steps, {waits:.1f} waits for the device a step"
-    remedy = "it has no interval: leave it out"
+    remedy = "it has no interval: remove it"
     if name is not None:
         remedy = f"set callbacks.{key}.{name}"
         remedy += "" if enough is None else f"={enough}, it is {now}"

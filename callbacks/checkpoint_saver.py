@@ -31,7 +31,7 @@ class CheckpointSaver(Callback):
     checkpoint of the batch at which training stopped; after an error there is one of the batch before it, unless
     weights, buffers or metrics were already changed. If a callback fails at the end of an epoch, the checkpoint is of
     the last batch, and a resumed run says which callbacks missed that event. A full disk gives a warning, and training
-    goes on to the next interval; only a failure to write the last checkpoint of the run is an error. No checkpoint is
+    continues to the next interval; only a failure to write the last checkpoint of the run is an error. No checkpoint is
     written while the loss of its batch or a weight is NaN or infinite, so `latest` and `best` stay as they were.
 
     Args:
@@ -40,19 +40,19 @@ class CheckpointSaver(Callback):
         filename: name of a checkpoint, with any field of `Timestamp` in braces.
         keep: number of newest checkpoints to keep, at least 1 (the disk needs room for one more); -1 keeps all.
         monitor: metric that ranks checkpoints, such as 'MulticlassAccuracy' or, with its label,
-            'eval/MulticlassAccuracy'. Only a value measured with the saved weights counts. None means that there is
-            no best.
+            'eval/MulticlassAccuracy'. Only a value measured with the saved weights counts. None means no best
+            checkpoint.
         mode: 'min' if lower values are better, 'max' if higher ones are; None means 'min' for losses, errors and
             metrics that declare it.
         keep_best: number of best checkpoints to keep, at least 1.
         weights_only: whether to leave out what only a resumed run needs.
         overwrite: whether a new run may start in a folder that holds another run's checkpoints; a resumed run always
             replaces its own.
-        asynchronous: whether to copy to CPU memory and write on a background thread while training goes on.
+        asynchronous: whether to copy to CPU memory and write on a background thread while training continues.
         sharded: whether each rank writes its own part of a sharded model, into a folder that all ranks share, and not
             rank 0 the whole; None: if the whole would take more than half of the free memory of rank 0's machine.
         mirror: address of a folder, such as 's3://bucket/runs', to which checkpoints are uploaded in the background,
-            with the run's record, so that `resume=s3://bucket/runs/<run_name>` goes on with them on another machine.
+            with the run's record, so that `resume=s3://bucket/runs/<run_name>` continues the run on another machine.
             Rank 0 uploads, and reads back what it has uploaded. There, too, the newest and the best are kept. Training
             does not wait for it, and an error is only a warning. None: no mirror.
         mirror_timeout: maximum seconds that the end of the run waits for the mirror.
@@ -60,7 +60,7 @@ class CheckpointSaver(Callback):
     Raises:
         ValueError: an argument is out of range, another saver has this folder or mirror, or, at FIT_START, the run has
             no metric named `monitor`; or, at AFTER_LOAD, `sharded` is True and ranks have a model that is not sharded.
-        ImportError: the package that knows the protocol of `mirror` is not installed.
+        ImportError: the package for the protocol of `mirror` is not installed.
         OSError: at AFTER_LOAD, the folder holds another run's checkpoints; at FIT_END, the last checkpoint cannot be
             written.
     """

@@ -36,7 +36,7 @@ class ConsoleSummary(LoggerDestination):
     At the start, three lines: the run and its folder; the model and how it is trained; the data. At the end: the final
     value of each metric, the best of each evaluation, how long the run took, its folder, and the commands to evaluate
     it, to train it for longer and to view it or, if it failed or was stopped, to resume it. The training loss is the
-    mean of the last epoch. What was before a resume is included.
+    mean of the last epoch. Values from before a resume are included.
 
     During training it warns when the loss has been NaN or infinite for 10 batches in a row.
 
@@ -86,7 +86,7 @@ class ConsoleSummary(LoggerDestination):
         self._eval_began = time.perf_counter()
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
-        if self._began is not None:  # otherwise it is no part of training
+        if self._began is not None:  # otherwise it is not part of training
             now = time.perf_counter()
             self._evaluating += now - self._eval_began
             self._seconds = now - self._began
@@ -104,7 +104,7 @@ class ConsoleSummary(LoggerDestination):
 
     def close(self, state: State, logger: Logger) -> None:
         has_begun = state.error is None or state.timestamp.batch > 0
-        if self._state is None or not has_begun:  # a run that its first batch refuses leaves nothing to look at
+        if self._state is None or not has_begun:  # if the first batch reveals a wrong config, nothing is left behind
             return
         console = make_console()
         if state.error is None:
@@ -158,14 +158,14 @@ class ConsoleSummary(LoggerDestination):
         if self._lost == LOST:
             log.warning(
                 "the training loss is %s since epoch %d, batch %d: lower the learning rate, warm it up, or clip "
-                "gradients (+algorithms=gradient_clipping); +callbacks=nan_monitor ends such a run at once",
+                "gradients (+algorithms=gradient_clipping); +callbacks=nan_monitor ends such a run immediately",
                 loss,
                 epoch_number(self._lost_at),
                 self._lost_at.batch,
             )
 
     def _seconds_of(self, state: State) -> float:
-        """Return the time of training and evaluations, without what follows, such as drawing, saving and sending.
+        """Return the time of training and evaluations, without drawing, saving and sending at the end.
 
         The clock of the timestamp lags on several ranks, and the last epoch or evaluation may have ended long ago.
         """
@@ -199,7 +199,7 @@ class ConsoleSummary(LoggerDestination):
 
 
 def _outcome(state: State, seconds: float, evaluating: float) -> Iterator[str]:
-    """Yield how a run ended, what it has done by then, and how fast: the rate leaves out the time of evaluations."""
+    """Yield how a run ended, how much it trained, and how fast; the rate excludes evaluations."""
     now = state.timestamp
     if state.error is not None:
         outcome = "stopped" if isinstance(state.error, KeyboardInterrupt | SystemExit) else "failed"
@@ -216,7 +216,7 @@ def _outcome(state: State, seconds: float, evaluating: float) -> Iterator[str]:
 
 
 def _commands(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
-    """Yield what can be done with a run now, and the command that does it."""
+    """Yield what you can do with a run now, and the command for it."""
     path = show_path(state.run_dir)
     saved = any(getattr(one, "latest", None) is not None for one in state.callbacks)
     command = f"python -m runner {shlex.quote(f'resume={path}')}"

@@ -28,7 +28,7 @@ RECORD = ("config.yaml", "overrides.yaml", "environment.json", "git.patch", "sig
 MOST_CODE = 12_000_000  # bytes of modules
 MEGABYTE = 1_000_000
 SAVING = (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT)
-"""The events at which checkpoints are written; a run that goes on from one does not fire them again."""
+"""The events at which checkpoints are written; a run resumed from one does not fire them again."""
 
 
 class CrashBundle(Callback):
@@ -94,7 +94,7 @@ class CrashBundle(Callback):
                 if len(content) < room / 2:
                     file.writestr(BATCH, content)
                     room -= len(content)
-                # After a checkpoint of this very moment, training would go on from there.
+                # After a checkpoint of this exact moment, training would continue from there.
                 before = trained if facts_of(error).event in SAVING else trained + 1
                 _add(file, state.run_dir, _checkpoint(state.run_dir, before), room)
             partial.replace(path)

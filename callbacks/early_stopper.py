@@ -31,7 +31,7 @@ class EarlyStopper(MetricStopper):
         comp: 'gt' if more is better, 'lt' if less is; None means less for names with loss, error or perplexity and for
             metrics that declare it, and more otherwise.
         min_delta: amount by which a value must exceed the best one to count as better, in the metric's unit.
-        patience: how long to go on without an improvement, in epochs, batches, samples or tokens ('3ep').
+        patience: how long to continue without an improvement, in epochs, batches, samples or tokens ('3ep').
 
     Raises:
         ValueError: an argument is out of range, or, at FIT_START, the run has no such metric.
@@ -76,7 +76,7 @@ class EarlyStopper(MetricStopper):
             self._judge(state, self._metric.read(state))
 
     def effect_at(self, state: State) -> Any:
-        """Return what it judges by, and the patience once that may end training; for sweeps that share."""
+        """Return the criterion, and the patience once it may end training; for sweeps that share."""
         may_stop = state.timestamp.count(self.patience.unit) > self.patience.value
         judged_by = self.monitor, self.dataloader_label, self.comp, self.min_delta, self.patience.unit
         return judged_by, self.patience.value if may_stop else None
@@ -106,7 +106,7 @@ class EarlyStopper(MetricStopper):
             return
         shown = f"{self._metric.label}/{self._metric.name}"
         if self._best is None:
-            log.info("stopped early: %s has not been a number so far", shown)
+            log.info("stopped early: %s has been NaN so far", shown)
         else:
             log.info(
                 "stopped early: %s has not improved on %.4g, reached at %d%s",

@@ -1,4 +1,4 @@
-"""Measures what ran at which event, in which order and for how long: a timeline and a table of costs."""
+"""Records what ran at which event, in which order and for how long: a timeline and a table of costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from runner import Logger, State
     from runner.hooks import Handler, Hooks
 
-# What the time between handlers is counted as, from one of these events to the next.
+# The label for the time between handlers, from one of these events to the next.
 _IN_STEPS, _OUTSIDE, _NOWHERE = range(3)
 _TURNS = {
     Event.FIT_START: _OUTSIDE,

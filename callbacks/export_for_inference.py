@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback
 from runner.callbacks._extra import require
+from runner.checks import check_one_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,7 +44,7 @@ class ExportForInference(Callback):
             samples. None means the last training batch or, in a process that has trained none, the first batch of the
             data.
         transforms: functions, applied in order, that take a module and return the module to export instead.
-        dynamic_batch: whether the file accepts any number of samples, not only as many as the sample input has.
+        dynamic_batch: whether the file accepts any number of samples, not only that of the sample input.
 
     Raises:
         ValueError: an argument is out of range, or, at FIT_START, `save_path` cannot be written, the model does not
@@ -60,8 +61,7 @@ class ExportForInference(Callback):
         transforms: Sequence[Callable[[nn.Module], nn.Module]] | None = None,
         dynamic_batch: bool = True,
     ) -> None:
-        if save_format not in SUFFIXES:
-            raise ValueError(f"save_format={save_format!r}: must be one of {', '.join(map(repr, SUFFIXES))}")
+        check_one_of("save_format", save_format, SUFFIXES)
         suffix = SUFFIXES[save_format]
         if save_path is not None and Path(save_path).suffix != suffix:
             raise ValueError(f"save_path={str(save_path)!r}: must end in {suffix!r} with save_format={save_format!r}")
@@ -86,7 +86,7 @@ class ExportForInference(Callback):
         if get_global_rank() != 0:
             return
         if self.save_format == "onnx" and state.precision.value == "bf16":
-            raise ValueError("save_format='onnx': holds no weights in bf16 that a CPU can run; use 'torch_export'")
+            raise ValueError("save_format='onnx': a CPU cannot run its bf16 weights; use 'torch_export'")
         path = state.run_dir / self.save_path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ class ExportForInference(Callback):
                 temporary.unlink()
 
     def _module_and_inputs(self, state: State) -> tuple[nn.Module, Any] | None:
-        """Return what to export; None on ranks other than 0, which only help to gather a sharded model."""
+        """Return the module and its inputs; None on ranks other than 0, which only help to gather a sharded model."""
         from runner import get_global_rank
         from runner.callbacks._export import module_and_inputs
         from runner.callbacks._inference import inference

@@ -59,7 +59,7 @@ class Generate(Callback):
         if top_k is not None:
             check_whole("top_k", top_k, 1)
         if not temperature >= 0:
-            raise ValueError(f"temperature={temperature!r}: must be at least 0; 0 takes the likeliest token")
+            raise ValueError(f"temperature={temperature!r}: must be at least 0; 0 always takes the most likely token")
         check_tokenizer(tokenizer)
         self.prompts = list(prompts)
         self.interval = Interval(interval)
@@ -87,7 +87,7 @@ class Generate(Callback):
             known = _forward(state)(tokens).shape[-1]
         for prompt in self.prompts:
             if (largest := max(self.tokenizer.encode(prompt))) >= known:
-                raise ValueError(f"prompts={prompt!r}: has token {largest}, but the model knows {known} tokens")
+                raise ValueError(f"prompts={prompt!r}: has token {largest}, but the model has only {known} tokens")
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self._works and state.is_due(self.interval):
@@ -150,7 +150,7 @@ def draw(logits: Tensor, temperature: float, top_k: int | None, generator: Gener
 
 
 def _forward(state: State) -> Callable[[Tensor], Tensor]:
-    """Return a function from tokens (N, T) to logits (N, T, V), not compiled, as each length would compile anew."""
+    """Return a function from tokens (N, T) to logits (N, T, V), not compiled, because each length would recompile."""
     from runner.distributed.sharding import is_sharded
 
     model = state.unwrapped_model

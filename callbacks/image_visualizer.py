@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time
-from runner.checks import check_whole
+from runner.checks import check_one_of, check_whole
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -52,8 +52,7 @@ class ImageVisualizer(Callback):
         input_key: int | str = 0,
         target_key: int | str = 1,
     ) -> None:
-        if mode not in MODES:
-            raise ValueError(f"mode={mode!r}: must be one of {', '.join(map(repr, MODES))}")
+        check_one_of("mode", mode, MODES)
         check_whole("num_images", num_images, 1, "a number of images")
         self.interval = Interval(interval)
         self.mode = mode

@@ -58,7 +58,7 @@ class InMemoryLogger(LoggerDestination):
         """Return the steps and values of a metric.
 
         Raises:
-            KeyError: the metric was not logged; the message lists those that were.
+            KeyError: the metric was not logged; the message lists the logged ones.
         """
         data = self.data
         if key not in data:

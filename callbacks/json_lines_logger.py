@@ -20,7 +20,7 @@ class JSONLinesLogger(LoggerDestination):
     """Writes a file in the run's folder with one JSON object per line, which can be read without a library.
 
     A record of metrics is `{"step", "epoch", "sample", "token", "wall_time", "metrics"}`. Hyperparameters, tables and
-    artifacts have lines of their own; images are not written. Numbers that JSON cannot represent become the strings
+    artifacts have separate lines; images are not written. Numbers that JSON cannot represent become the strings
     "NaN", "Infinity" and "-Infinity". A resumed run removes the lines written after the batch that it resumes from, and
     appends to the rest.
 
@@ -103,7 +103,7 @@ class JSONLinesLogger(LoggerDestination):
                 try:
                     entry = json.loads(line)
                 except ValueError:
-                    continue  # cut off when the run was killed
+                    continue  # truncated when the run was killed
                 at = entry.get("step", 0), entry.get("epoch", 0)
                 if line.endswith(b"\n") and (until is None or at <= (until.batch, until.epoch)):
                     new.write(line)

@@ -114,7 +114,7 @@ def _matching(names: Sequence[str], patterns: Iterable[str]) -> set[str]:
         matched = {name for name in names if fnmatchcase(name, pattern)}
         if not matched:
             near = get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
-            raise ValueError(f"ignore_keys={pattern!r}: no weight has such a name; near: {', '.join(near)}")
+            raise ValueError(f"ignore_keys={pattern!r}: no weight has this name; near: {', '.join(near)}")
         matching |= matched
     return matching
 

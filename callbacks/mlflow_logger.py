@@ -34,7 +34,7 @@ class MLflowLogger(LoggerDestination):
     Training neither waits for MLflow nor fails because of it. Everything logged is appended to
     `<run folder>/mlflow/spool.jsonl`. A separate process sends it to MLflow, marks the run FAILED if the trainer is
     killed, and leaves what it could not send to the next run. A run begins with its first batch: one that ends before
-    leaves nothing. A resumed run continues its MLflow run: batches that are trained again keep their first values, and
+    leaves nothing. A resumed run continues its MLflow run: retrained batches keep their first values, and
     a changed parameter is recorded as a tag `param_changed.<key>`. A sweep has one more run, with a table of its jobs.
 
     Args:
@@ -51,10 +51,10 @@ class MLflowLogger(LoggerDestination):
         log_model: 'last' or 'best' logs the model with these weights at FIT_END, with signature, input example and the
             metrics of its step; None logs none. 'best' is the best checkpoint of a `CheckpointSaver` with `monitor`.
             `mlflow.pytorch.load_model("runs:/<run id>/model")` loads it without the code of the network.
-        register_model: name of a registered model of which the model becomes a version.
+        register_model: name of a registered model; the logged model becomes a new version of it.
 
     Raises:
-        ValueError: `tracking_uri` is not an address that MLflow knows, `close_timeout` is negative,
+        ValueError: `tracking_uri` is not an address that MLflow supports, `close_timeout` is negative,
             `system_metrics_interval` is not above 0, `log_model` is none of the above, or there is a name to register
             but no model, or, at FIT_START, no callback chooses a best checkpoint.
         ImportError: the package orjson is missing.
@@ -185,7 +185,7 @@ class MLflowLogger(LoggerDestination):
 
     def log_past(self, records: Sequence[Record]) -> None:
         """Log what another run logged up to where this one began."""
-        self._best = BestValues()  # which would otherwise know the best values, and not log them
+        self._best = BestValues()  # which would otherwise already contain the best values, and not log them
         self.log_records(records)
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:

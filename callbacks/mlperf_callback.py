@@ -15,7 +15,7 @@ from runner.metric_choice import MetricChoice, choose_metric
 if TYPE_CHECKING:
     from runner import Logger, State
 
-# The benchmarks whose rules for the open division require no key that a trainer cannot know.
+# The benchmarks whose open-division rules require only keys that a trainer can know.
 BENCHMARKS = ("bert", "dlrm_dcnv2", "gnn", "resnet", "ssd", "unet3d")
 
 

@@ -38,7 +38,7 @@ BAR_AND_GAP = 14  # columns that are kept free for a shorter one
 class ProgressBar(LoggerDestination):
     """Prints a line for each evaluation and each epoch, and shows how far the run is.
 
-    The lines are columns under one header: as many as fit into the terminal, the most important ones. The training loss
+    The lines are columns under one header: the most important ones that fit into the terminal. The training loss
     is the mean of the epoch so far, and batches per second leave out evaluations. On a terminal and in a notebook, the
     next line is already there, with a bar for the whole run. Elsewhere, as in a pipe or with CI=true, it is printed
     when nothing else was for a while. Only rank 0 prints. Nothing is done per batch: a thread reads the state at
@@ -46,7 +46,7 @@ class ProgressBar(LoggerDestination):
 
     Args:
         refresh_interval: seconds between two updates of the bar.
-        line_interval: seconds without a line, where no bar is drawn, after which one says how far the run is.
+        line_interval: seconds between progress lines if no bar is drawn.
 
     Raises:
         ValueError: an argument is not above 0.
@@ -107,7 +107,7 @@ class ProgressBar(LoggerDestination):
             self._add_row()
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        self.epoch_checkpoint(state, logger)  # an epoch that is cut off has a line too
+        self.epoch_checkpoint(state, logger)  # an interrupted epoch has a line too
         logger.flush()  # the intended host-device sync, once per fit
         self._logger = None
         self.close(state, logger)
@@ -191,7 +191,7 @@ class ProgressBar(LoggerDestination):
         return cells, f"{label} {show_part(state.eval_timestamp.batch, state.dataloader_len)}"
 
     def _cells(self) -> dict[str, str]:
-        """Return the cells that say where the run is and how long it takes."""
+        """Return the cells with the progress of the run and its time."""
         state = self._state
         now = state.timestamp
         end = state.max_duration
@@ -226,7 +226,7 @@ class ProgressBar(LoggerDestination):
         return min(1.0, known_progress(self._state).elapsed_in(TimeUnit.DURATION))
 
     def _clock(self) -> float:
-        """Return a clock reading in seconds that stands still in evaluations."""
+        """Return a clock reading in seconds that pauses during evaluations."""
         now = time.perf_counter() if self._pause_began is None else self._pause_began
         return now - self._paused
 

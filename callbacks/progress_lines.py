@@ -22,10 +22,10 @@ class ProgressLines(Callback):
 
     A line is `{"schema", "event", "epoch", "batch", "sample", "loss", "metrics", "time", "run"}`: `event` is
     fit_start, epoch_end, eval_end, alive or fit_end, `metrics` are the last ones of each evaluator, and `time` is in
-    seconds since 1970. Within a batch that takes longer than 30 seconds there is no line. Rank 0 writes.
+    seconds since 1970. During a batch that takes longer than 30 seconds, no line is written. Rank 0 writes.
 
     Args:
-        path: the file that lines are appended to; None stands for stderr.
+        path: the file that lines are appended to; None means stderr.
     """
 
     def __init__(self, path: str | None = None) -> None:

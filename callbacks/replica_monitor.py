@@ -27,7 +27,7 @@ class ReplicaMonitor(Callback):
     between machines make them drift apart without any other sign. Each rank computes a checksum of each parameter on
     its device, and the hosts exchange them: 8 bytes per parameter, with one wait for the device per comparison and none
     in between. Buffers are not compared, because each rank has its own running statistics of batch norm until an
-    evaluation. Of a sharded model, the ranks that hold the same shard are compared (`trainer.shard_size`).
+    evaluation. For a sharded model, it compares ranks that hold the same shard (`trainer.shard_size`).
 
     Args:
         interval: time between two comparisons, as a time string or a number of epochs; 0 never compares.
@@ -75,7 +75,7 @@ class ReplicaMonitor(Callback):
         if differing.any():
             which = differing.any(dim=0).nonzero().flatten().tolist()
             raise RuntimeError(
-                f"replicas have diverged: after batch {now.batch} (from 1) the parameters of ranks "
+                f"replicas have diverged: after batch {now.batch} (from 1), the parameters of ranks "
                 f"{differing.any(dim=1).nonzero().flatten().tolist()} differ from the first replica's, {len(which)} of "
                 f"{len(names)}, the first {names[which[0]]!r}. They were equal after batch {self._equal_at}: "
                 "resume from a checkpoint of then or before"

@@ -1,4 +1,4 @@
-"""Keeps the loss of every sample, to find those that are learned late, forgotten, or labelled wrongly."""
+"""Keeps the loss of every sample, to find samples that are learned late, forgotten, or mislabeled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BLENDS = {"MixUp", "CutMix"}  # no loss belongs to a single sample
 class SampleLedger(Callback):
     """Keeps the loss of every training sample in every epoch, and names the samples that are likely mislabelled.
 
-    Losses are those of training, from before each batch's step, with augmentation and the true targets. A sample is
+    Losses come from training, before each batch's step, with augmentation and the true targets. A sample is
     known by its index in the training data, on any number of ranks and after any resume. The device keeps 12 bytes per
     sample for the current epoch, the host 36 for all epochs; the device is waited for once per epoch. In the run's
     folder, in one named after the config key, `epoch-0001.parquet` and so on have the loss of each sample in an epoch,
@@ -65,7 +65,7 @@ class SampleLedger(Callback):
         self.num_shown = num_shown
         self.tokenizer = tokenizer or Bytes()
         self._history: History = {}
-        # Of this epoch, by position in its order: the loss; one more than the prediction, 0 if not seen; the label.
+        # For this epoch, by position in its order: the loss; one more than the prediction, 0 if not seen; the label.
         self._losses: Any = None
         self._classes: Any = None
         self._gathered: tuple[Tensor, Tensor] | None = None
@@ -98,8 +98,8 @@ class SampleLedger(Callback):
         self._first, past = self._order.span(state.timestamp.batch_in_epoch)
         if (found := state.unwrapped_model.num_samples(state.batch)) != past - self._first:
             raise ValueError(
-                f"SampleLedger: the batch has {found} samples where the data have {past - self._first}, so an "
-                "algorithm divided them anew; remove one of the two"
+                f"SampleLedger: the batch has {found} samples instead of {past - self._first}, so an "
+                "algorithm split them differently; remove one of the two"
             )
 
     def after_loss(self, state: State, logger: Logger) -> None:
@@ -131,7 +131,7 @@ class SampleLedger(Callback):
         from runner import get_global_rank
 
         kept = self._history
-        if state.timestamp.batch_in_epoch:  # training may go on in this epoch, so it counts for this table only
+        if state.timestamp.batch_in_epoch:  # training may continue in this epoch, so it counts for this table only
             self._close_epoch(state, state.timestamp.epoch)
         if get_global_rank() == 0 and bool((self._history["epochs"] > 0).any()):
             self._report(state, logger)
@@ -189,7 +189,7 @@ class SampleLedger(Callback):
                 write_whole(path, _as_parquet({name: column[seen] for name, column in columns.items()}))
 
     def _report(self, state: State, logger: Logger) -> None:
-        """Write and log what the history says. Rank 0."""
+        """Write and log the findings from the history. Rank 0."""
         import torch
 
         from runner.callbacks._sample_history import find_suspects, mean_losses
@@ -224,7 +224,7 @@ class SampleLedger(Callback):
 
 
 def _check(state: State) -> SampleOrder:
-    """Return the order of the training samples, of which each must have a loss of its own."""
+    """Return the order of the training samples, each of which must have its own loss."""
     order = getattr(state.train_dataloader, "order", None)
     if order is None:
         raise ValueError(
@@ -234,7 +234,7 @@ def _check(state: State) -> SampleOrder:
     for one in state.algorithms:
         if one.picks_samples or type(one).__name__ in BLENDS:
             does = "leaves out samples" if one.picks_samples else "blends samples"
-            raise ValueError(f"SampleLedger needs every sample by itself, but {type(one).__name__} {does}: remove one")
+            raise ValueError(f"SampleLedger needs the loss of each sample, but {type(one).__name__} {does}: remove one")
     return order
 
 

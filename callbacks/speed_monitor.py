@@ -175,5 +175,5 @@ def _look_up_peak(state: State) -> float | None:
     name = torch.cuda.get_device_name(state.device)
     peak = find_peak(name, state.precision, tf32=torch.backends.cuda.matmul.fp32_precision == "tf32")
     if peak is None:
-        log.warning("no mfu: the peak of %s in %s is not known; give it as gpu_flops_available", name, state.precision)
+        log.warning("no MFU: the peak of %s in %s is unknown; set gpu_flops_available", name, state.precision)
     return peak

@@ -29,13 +29,13 @@ class StateDigest(Callback):
     A line has `epoch` (from 0), `batch` (from 1), and digests of rank 0's state after that batch was trained:
 
     - `samples`: indices of the samples in all batches so far, on all ranks and in order, so that it does not depend on
-      the number of ranks. Only for loaders with an order of their own (`runner.data`), from the first epoch with this
+      the number of ranks. Only for loaders with an `order` (those of `runner.data`), from the first epoch with this
       callback.
     - `content`: rank 0's share of this batch, as algorithms left it.
     - `randomness`: torch's generators for the CPU and the device. Generators of other libraries are not included,
       because a resume does not restore them.
     - `loss`: that of rank 0's share of this batch.
-    - `gradients`: those that the optimizer stepped with, gathered if they are sharded.
+    - `gradients`: the gradients used by the optimizer's step, gathered if they are sharded.
     - `weights`: the model's `state_dict`, gathered if it is sharded.
     - `optimizer`: optimizers, schedules and the fp16 scaler.
     - `algorithms`: state of the algorithms, such as EMA's average.
@@ -44,7 +44,7 @@ class StateDigest(Callback):
     these where equal bits cannot be expected.
 
     Each line copies all of this to the host and hashes it, which takes one to two seconds per GB. A full disk gives a
-    warning, and training goes on.
+    warning, and training continues.
 
     Args:
         interval: number of batches between two lines, such as '1000ba'; 0 writes no lines, not even for the last batch.
@@ -135,7 +135,7 @@ class StateDigest(Callback):
             append_digests(path, entry)
         except OSError as error:
             if not self._warned:
-                log.warning("digests cannot be written to %s (%s): training goes on without them", path, error)
+                log.warning("digests cannot be written to %s (%s): training continues without them", path, error)
             self._warned = True
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback
 from runner.callbacks._extra import require
+from runner.checks import check_one_of
 from runner.distributed.session import Pruned
 from runner.files.names import RESULT, SWEEP
 from runner.files.whole import read_object
@@ -25,12 +26,12 @@ PRUNERS = ("median", "successive_halving", "hyperband", "wilcoxon")
 class SweepPruner(Callback):
     """Ends jobs of a sweep early that do worse than others, as one of Optuna's pruners decides.
 
-    It works with any sweeper and launcher, and for several processes at once: the jobs share a journal in the sweep's
+    It works with any sweeper and launcher, and with parallel jobs: the jobs share a journal in the sweep's
     folder. After each evaluation rank 0 reports the metric and asks the pruner, which counts evaluations as its steps,
     from 1. The pruner 'wilcoxon' asks before training instead, and compares the job's setting with the best one over
     the seeds that have finished. A pruned job ends after a checkpoint, with the status PRUNED, and is not trained again
-    with the sweep. `revive=all`, or `resume=` its folder, goes on from there, equal to the bit to a job that was never
-    pruned; it is not pruned again. Needs the package optuna.
+    with the sweep. `revive=all`, or `resume=` its folder, continues from there, bit for bit equal to a job that was
+    never pruned; it is not pruned again. Needs the package optuna.
 
     Args:
         monitor: metric of an evaluator to compare jobs by, such as 'eval/loss'; None means the sweep's objective.
@@ -69,7 +70,7 @@ class SweepPruner(Callback):
         self._in_sweep = True
         self._metric = self._choose_metric(state)
         if self._by_seed and state.config["folds"] is not None:
-            raise ValueError("pruner='wilcoxon': compares settings over seeds, for which folds are no substitute")
+            raise ValueError("pruner='wilcoxon': compares settings over seeds, and folds cannot replace seeds")
         is_worse = self._ask(lambda: self._begins_worse(state, sweep["fixed"]))
         if is_worse and state.timestamp < state.max_duration:
             self._prune(state, logger, "its setting is worse with the seeds that have finished")
@@ -154,15 +155,14 @@ class SweepPruner(Callback):
 
 
 def _make(pruner: Any, options: Mapping[str, Any]) -> Any:
-    """Return the pruner object of Optuna that a name and its arguments, or a config, stand for."""
+    """Return the Optuna pruner given by a name and its arguments, or by a config."""
     if not isinstance(pruner, str):
         if options or not hasattr(pruner, "prune"):
             raise ValueError(
                 f"pruner={pruner!r}: must be one of {', '.join(PRUNERS)}, or an Optuna pruner without options"
             )
         return pruner
-    if pruner not in PRUNERS:
-        raise ValueError(f"pruner={pruner!r}: must be one of {', '.join(PRUNERS)}")
+    check_one_of("pruner", pruner, PRUNERS)
     from runner.callbacks._pruning_study import make_pruner
 
     try:

@@ -25,7 +25,7 @@ GPU = ("percent", "memory_gb", "temperature_celsius", "power_watts")
 
 
 class SystemMetricsMonitor(Callback):
-    """Logs the load of every machine and GPU that takes part, at an interval.
+    """Logs the load of every machine and GPU in use, at an interval.
 
     `MLflowLogger` already does this for the machine of rank 0; this callback is for more machines and other
     destinations. Readings are gathered on the host, without waiting for a GPU, and rank 0 logs them. Rates are means
@@ -132,7 +132,7 @@ class SystemMetricsMonitor(Callback):
 
 
 def _count_bytes() -> list[float]:
-    """Return the bytes read, written, sent and received so far, NaN where the system does not say."""
+    """Return the bytes read, written, sent and received so far, NaN if unknown."""
     import psutil
 
     disk = psutil.disk_io_counters()

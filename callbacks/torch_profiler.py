@@ -135,7 +135,7 @@ class TorchProfiler(Callback):
         def write(profile: Any) -> None:
             if (last := state.timestamp.batch) < first:
                 return
-            self._given_up = True  # after a failed write no other is tried
+            self._given_up = True  # after a failed write, no more attempts are made
             with disk_errors_reported(self.config_key):
                 path = state.run_dir / "torch_profiler" / f"rank{get_global_rank()}-ba{first}-ba{last}.json"
                 write_profile(profile, path)

@@ -24,10 +24,10 @@ class WandBLogger(LoggerDestination):
 
     Offline, nothing leaves the machine, and `wandb sync` can send the folder `wandb` in the run's folder later. wandb
     works on a separate thread, so training neither waits for it nor fails because of it: a failure gives one warning,
-    and online it never asks for a key. The x-axis of metrics is `batch`. A resumed run keeps its id, and batches that
-    are trained again have their values twice; `kill -9` loses what wandb has not written yet. Files are copied, and
-    wandb keeps a copy of tables in `$WANDB_DATA_DIR` until they are sent. A run begins with its first batch; one that
-    ends before leaves nothing. Rank 0 logs.
+    and online it never asks for a key. The x-axis of metrics is `batch`. A resumed run keeps its id, and retrained
+    batches have their values twice; `kill -9` loses what wandb has not written yet. Files are copied, and wandb keeps a
+    copy of tables in `$WANDB_DATA_DIR` until they are sent. A run begins with its first batch; one that ends before
+    leaves nothing. Rank 0 logs.
 
     Args:
         project: name of the project; None means `$WANDB_PROJECT`, or 'runner' if that is not set.
@@ -76,7 +76,7 @@ class WandBLogger(LoggerDestination):
         return {"run_id": self.run_id, "run_dir": self._folder}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["run_dir"] == self._folder:  # a fork is a run of its own
+        if state["run_dir"] == self._folder:  # a fork is a separate run
             self.run_id = state["run_id"]
 
     def fit_start(self, state: State, logger: Logger) -> None:

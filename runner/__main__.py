@@ -1,4 +1,4 @@
-"""The command line: help and lists come at once, all else is composed with Hydra and run.
+"""The command line: help and lists are printed immediately, everything else is composed with Hydra and run.
 
 Exit codes: 0, all is done; 1, training failed, with a trace; 2, the configuration is wrong, with one message; 3, the
 run has diverged; 75, the machine failed and a retry may succeed; 128 plus the number of a signal that ended the run

@@ -70,7 +70,7 @@ def check_arguments(
         layout.check_ranks(get_world_size())
     elif (
         isinstance(ranks, int) and tensor_parallel * (shard_size or 1) % ranks
-    ):  # other machines may make up a multiple
+    ):  # with other machines, the total may be a multiple
         layout.check_ranks(ranks)
 
 
@@ -132,15 +132,13 @@ def check_trainable(state: State, may_be_over: bool = False) -> None:
     """
     if state.train_dataloader is None or not state.optimizers:
         missing = "train_dataloader" if state.train_dataloader is None else "optimizers"
-        raise ValueError(f"{missing}=None: fit() needs it; give it to the Trainer")
+        raise ValueError(f"{missing}=None: fit() needs it; pass it to the Trainer")
     duration = f"max_duration={str(state.max_duration)!r}"
     model = type(state.unwrapped_model)
     if state.max_duration.unit is TimeUnit.TOKEN and model.num_tokens is Model.num_tokens:
-        raise ValueError(f"{duration}: {model.__name__} counts no tokens; override num_tokens, or give ep, ba or sp")
+        raise ValueError(f"{duration}: {model.__name__} does not count tokens; override num_tokens, or use ep, ba, sp")
     if state.timestamp >= state.max_duration and not may_be_over:
-        raise ValueError(
-            f"{duration} is reached: nothing is left to train. Go on with fit(duration='1ep'), or raise max_duration."
-        )
+        raise ValueError(f"{duration} is reached: nothing left to train; call fit('1ep'), or raise max_duration")
 
 
 def check_model(model: Any) -> None:
@@ -155,7 +153,7 @@ def check_model(model: Any) -> None:
         raise TypeError(f"model={kind}: must be a runner.Model; ClassificationModel and others wrap a module")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
-            raise ValueError(f"model={kind}: {name} has no shape yet; show its lazy module a batch where it is made")
+            raise ValueError(f"model={kind}: {name} has no shape yet; run a batch through its lazy module first")
     check_call(model, "forward", ["batch"])
     for name, given in (("training_step", ["state"]), ("slice_batch", ["batch", "start", "end"])):
         if getattr(model, name) is not None:
@@ -201,7 +199,7 @@ def check_microbatches(grad_accum: int, microbatch_size: int | str | None) -> No
     if microbatch_size not in (None, "auto") and (not isinstance(microbatch_size, int) or microbatch_size < 1):
         raise ValueError(f"microbatch_size={microbatch_size!r}: must be an int of at least 1, 'auto', or None")
     if microbatch_size is not None and grad_accum > 1:
-        raise ValueError(f"grad_accum={grad_accum!r} and microbatch_size={microbatch_size!r} exclude one another")
+        raise ValueError(f"grad_accum={grad_accum!r} and microbatch_size={microbatch_size!r} cannot be combined")
 
 
 def check_evaluator(evaluator: Evaluator, train_dataloader: Any) -> None:
@@ -211,7 +209,7 @@ def check_evaluator(evaluator: Evaluator, train_dataloader: Any) -> None:
         ValueError: it would use the workers of the training data, which are busy.
     """
     if evaluator.dataloader is train_dataloader and getattr(train_dataloader, "persistent_workers", False):
-        remedy = "its persistent workers read one pass at a time; give a loader of its own"
+        remedy = "its persistent workers can only read one pass at a time; use a separate loader"
         raise ValueError(f"evaluator {evaluator.label!r}: dataloader is the train_dataloader: {remedy}")
 
 
@@ -230,7 +228,7 @@ def refuse_unseen_hooks(state: State) -> None:
     if state.unwrapped_model.training_step is None:
         return
     if state.train_metrics:
-        raise ValueError(f"{model}.metrics(train=True) must return {{}}: its own training_step leaves no outputs")
+        raise ValueError(f"{model}.metrics(train=True) must return {{}}: its own training_step provides no outputs")
     for one, event in product((*state.algorithms, *state.callbacks, *state.loggers), _UNSEEN):
         if overrides(one, event):
             why = "its own training_step does forward, loss and backward. Remove one of them."
@@ -251,7 +249,7 @@ def _refuse_before_own_steps(state: State, model: str) -> None:
 
 
 def split_schedulers(schedulers: Any) -> tuple[list[Any], list[Algorithm]]:
-    """Return the schedulers that are functions of time, and those that act at events, which are algorithms."""
+    """Return the schedulers that are functions of time, and those that act at events (the algorithms)."""
     given = [] if schedulers is None else schedulers if isinstance(schedulers, list | tuple) else [schedulers]
     acting = [one for one in given if isinstance(one, Algorithm)]
     for one in acting:
@@ -288,7 +286,7 @@ def ordered_hooks(
     ordered = order_algorithms(name_hooks([*_listed("algorithms", algorithms, Algorithm), *acting]))
     for one in (*ordered, *hooks):
         if one.has_trained and one.state_dict():
-            raise ValueError(f"{one.config_key}: was in another Trainer, whose state it still has; make a new one")
+            raise ValueError(f"{one.config_key}: still has the state of another Trainer; create a new one")
     destinations = (one for one in hooks if isinstance(one, LoggerDestination))
     return (
         tuple(ordered),
@@ -300,7 +298,7 @@ def ordered_hooks(
 def _progress_bars(given: Sequence[Hooks], wanted: bool | None) -> list[Any]:
     """Return the progress bar to add to the given hooks, if any.
 
-    It is the one callback that the Trainer knows, by name alone: training that shows nothing looks as if it hung.
+    It is the only callback that the Trainer refers to, by name: training that shows nothing looks as if it hung.
     """
     if wanted is None:
         wanted = in_notebook() or sys.stdout.isatty()
@@ -327,15 +325,15 @@ def _check_kind(name: str, value: Any, kind: type[Hooks]) -> None:
     """Check that a value is an object of a subclass of `Callback` or `Algorithm`, with hooks that can be called.
 
     Raises:
-        TypeError: the value is something else; the message says what to give.
+        TypeError: the value is of another type; the message says what to pass.
     """
     if isinstance(value, kind):
         check_hooks(value)
         return
     if isinstance(value, type) and issubclass(value, kind):
-        raise TypeError(f"{name}={value.__name__}: this is the class; give an object of it, {value.__name__}(...)")
+        raise TypeError(f"{name}={value.__name__}: this is a class; pass an instance, {value.__name__}(...)")
     shown = type(value).__name__ if isinstance(value, Hooks) else repr(value)
     for group, other in (("algorithms", Algorithm), ("callbacks", Callback)):
         if isinstance(value, other):
-            raise TypeError(f"{name}={shown}: belongs in {group}, as a subclass of runner.{other.__name__}")
-    raise TypeError(f"{name}={shown}: must be an object of a subclass of runner.{kind.__name__}")
+            raise TypeError(f"{name}={shown}: belongs in {group}, because it is a subclass of runner.{other.__name__}")
+    raise TypeError(f"{name}={shown}: must be an instance of a subclass of runner.{kind.__name__}")

@@ -70,7 +70,7 @@ def _refusal(batch: Any) -> str:
     kind = type(batch).__name__
     allowed = "a tensor, or a tuple, list or mapping of tensors"
     if _is_movable(batch):
-        why = "what changes the tensors of a batch, such as precision='bf16' and some algorithms, cannot look into it"
+        why = "precision='bf16' and some algorithms have to change the tensors of a batch, and cannot look into it"
         return f"a batch holds a {kind}: {why}; give it {allowed} instead, or leave out what changes them"
     return (
         f"a batch holds a {kind}; it must be {allowed}, or have a method to(device). "
@@ -129,7 +129,7 @@ def count_samples(batch: Any, strict: bool = False) -> int:
     if strict and len(counts) != 1:
         told = " or ".join(map(str, sorted(counts))) or "no number that all its parts agree on"
         raise TypeError(
-            f"cannot tell what a sample is in a batch of type {type(batch).__name__}: it may hold {told}. "
+            f"cannot count the samples of a batch of type {type(batch).__name__}: it may hold {told}. "
             "Override Model.num_samples, which returns the number of samples in a batch."
         )
     return count
@@ -161,7 +161,7 @@ def _columns(batch: Any, inside: bool = False) -> Iterator[Any]:
 
 
 def _is_sized_object(batch: Any) -> bool:
-    """Return whether something is no container of tensors, but can be moved to a device and has a length."""
+    """Return whether something can be moved to a device and has a length, but is not a container of tensors."""
     is_container = isinstance(batch, Tensor | Mapping | tuple | list)
     return not is_container and _is_movable(batch) and hasattr(batch, "__len__")
 
@@ -226,7 +226,7 @@ def split(
         num_samples: the number of samples in the batch.
         cut: takes the samples of a microbatch out of the batch, `Model.slice_batch`; None: `slice_samples`.
         parts: the number of microbatches, fewer if there are fewer samples. Sizes differ by at most one.
-        size: samples per microbatch, in place of `parts`; the last microbatch may be smaller.
+        size: samples per microbatch, instead of `parts`; the last microbatch may be smaller.
     """
     if size is not None:
         bounds = [*range(0, num_samples, size), num_samples]
@@ -246,7 +246,7 @@ def slice_samples(batch: Any, start: int, end: int, num_samples: int) -> Any:
         batch: a batch of tensors whose dimension 0 is `num_samples`, of lists of as many samples or texts, and of
             objects that can be sliced. Zero-dimensional tensors and plain values stay as they are.
         start: the first sample.
-        end: one past the last sample.
+        end: index of the last sample plus one.
         num_samples: the number of samples in the batch.
 
     Raises:
@@ -273,7 +273,7 @@ def slice_samples(batch: Any, start: int, end: int, num_samples: int) -> Any:
         part = one[start:end] if hasattr(one, "__getitem__") else None
         if type(part) is not type(one):
             raise TypeError(
-                f"cannot split a batch that holds a {type(one).__name__}: let its class return one of its own for "
+                f"cannot split a batch that holds a {type(one).__name__}: let its class return an instance for "
                 "batch[start:end], override Model.slice_batch, or use grad_accum=1 and microbatch_size=None."
             )
         return part

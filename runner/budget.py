@@ -1,4 +1,4 @@
-"""The key `budget`: how long a run may take or how much it may compute, and the number of batches that this came to.
+"""The key `budget`: the time or compute that a run may use, and the measured number of batches for it.
 
 A run trains batches, not minutes: the budget is turned into a number of batches once, before training, and the config
 of the run then holds both, as in '5m of training = 1234ba'. So `resume=` and `rerun=` train the same batches.
@@ -26,7 +26,7 @@ class Budget:
 
     Attributes:
         asked: the time or number as it was typed, such as '5m' or '1e12flop'.
-        of: what takes that time: 'training', 'evaluation', or 'all', which is both.
+        of: the work that counts against the budget: 'training', 'evaluation', or 'all' for both.
         batches: the number of batches that it came to; None before it was measured.
     """
 
@@ -39,8 +39,8 @@ class Budget:
         """Return the budget that was typed, or that the config of a run holds.
 
         Raises:
-            WrongKey: the value is neither wall-clock time above 0, with or without what it is a budget of, nor a number
-                of floating-point operations.
+            WrongKey: the value is neither a wall-clock time above 0, optionally `of` something, nor a number of
+                floating-point operations.
         """
         match = _FORM.fullmatch(value) if isinstance(value, str) else None
         if match is not None and match[2] is None and (found := _FLOP.fullmatch(match[1])):
@@ -78,7 +78,7 @@ class Budget:
 
     @property
     def limit(self) -> str:
-        """What was asked for, such as '5m of training'; runs for which it is the same have the same budget."""
+        """The requested budget, such as '5m of training'; runs with equal values have the same budget."""
         return f"{self.asked} of {self.of}" if self.flop is None else f"{self.flop:g}flop"
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ def check_budget(config: Mapping[str, Any]) -> None:
     """Check that the budget of a config can be measured.
 
     Raises:
-        WrongKey: it is no budget, or another key contradicts it.
+        WrongKey: the value is not a budget, or another key contradicts it.
     """
     if config["budget"] is None or Budget.parse(config["budget"]).batches is not None:
         return
@@ -104,7 +104,7 @@ def check_budget(config: Mapping[str, Any]) -> None:
 
 
 def unmeasured(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config without what the measuring of its budget has added; the same without a budget."""
+    """Return a config without the values that measuring its budget added; unchanged without a budget."""
     if config.get("budget") is None:
         return config
     trainer = {**config["trainer"], "scale_schedule_ratio": 1.0}
@@ -112,10 +112,10 @@ def unmeasured(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_length(config: Mapping[str, Any], max_duration: Time, batches_per_epoch: int | None) -> None:
-    """Check that a run will train as many batches as its budget came to.
+    """Check that a run will train the number of batches that its budget was measured to allow.
 
     Args:
-        config: its config, in which a budget has been measured.
+        config: config of the run, with a measured budget.
         max_duration: the length of training, scaled.
         batches_per_epoch: None if it is unknown.
 
@@ -126,7 +126,7 @@ def check_length(config: Mapping[str, Any], max_duration: Time, batches_per_epoc
         return
     budget = Budget.parse(config["budget"])
     if (length := convert(max_duration, TimeUnit.BATCH, None, batches_per_epoch)) != budget.batches:
-        reason = f"with this trainer.max_duration and this data it would now train {int(length):,} batches"
+        reason = f"with this trainer.max_duration and this data, the run would now train {int(length):,} batches"
         fix = "give another budget, or budget=null and trainer.scale_schedule_ratio=1.0"
         raise WrongKey("budget", f"{reason}; {fix}", repr(str(budget)))
 
@@ -142,7 +142,7 @@ def fitted(config: Mapping[str, Any], budget: Budget, batches_per_epoch: int | N
     try:
         length = convert(duration, TimeUnit.BATCH, None, batches_per_epoch)
     except ValueError:
-        reason = "the data says nothing of the length of an epoch; with a budget, give batches, such as 1000ba"
+        reason = "the data does not define the length of an epoch; with a budget, give batches, such as 1000ba"
         raise WrongKey("trainer.max_duration", reason, repr(str(duration))) from None
     ratio = (budget.batches + 0.5) / float(length)  # the Trainer drops the half
     return {**config, "budget": str(budget), "trainer": {**config["trainer"], "scale_schedule_ratio": ratio}}

@@ -1,11 +1,12 @@
-"""Checks of arguments and loaders that several classes take."""
+"""Checks of arguments and loaders shared by several classes."""
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from runner.failures.facts import wrong_argument
@@ -32,8 +33,27 @@ def check_whole(name: str, value: int, least: int, what: str = "a whole number")
         raise wrong_argument(name, value, f"must be {what}, at least {least}")
 
 
+def check_one_of(name: str, value: Any, allowed: Collection[str], cutoff: float = 0.6) -> None:
+    """Check that an argument is one of several names.
+
+    Args:
+        name: the argument's name.
+        value: the value that was given.
+        allowed: the names.
+        cutoff: how near a name must be to be suggested, from 0 to 1.
+
+    Raises:
+        ValueError: it is none of them; the message and the facts list them.
+    """
+    if value not in allowed:
+        near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=cutoff)
+        question = f"; did you mean {near[0]!r}?" if near else ""
+        reason = f"must be one of {', '.join(map(repr, allowed))}{question}"
+        raise wrong_argument(name, value, reason, allowed=tuple(allowed), meant="".join(near))
+
+
 def check_subset(name: str, value: int | None) -> int | None:
-    """Return the number of batches that are read of a loader; None for all.
+    """Return the number of batches to read from a loader; None for all.
 
     Raises:
         ValueError: the value is neither None nor an int of at least 1.
@@ -48,7 +68,7 @@ def check_session(value: str | Time | None, callbacks: Sequence[Any] = (), train
 
     Args:
         value: the limit as wall-clock time, None for no limit.
-        callbacks: those of the run.
+        callbacks: callbacks of the run.
         trains: whether the run may train, so that one of them must save what a resumed run needs.
 
     Raises:
@@ -57,23 +77,27 @@ def check_session(value: str | Time | None, callbacks: Sequence[Any] = (), train
     """
     if value is None:
         return math.inf
-    limit = Time.parse(value, "session")
+    reason = "must be wall-clock time above 0, such as '2h' or '90s'"
+    try:
+        limit = Time.parse(value)
+    except (TypeError, ValueError) as error:
+        raise wrong_argument("session", value, reason, type(error)) from None  # it would suggest epochs
     if limit.unit is not TimeUnit.SECOND or limit.value <= 0:
-        raise wrong_argument("session", str(value), "must be wall-clock time above 0, such as '2h' or '90s'")
+        raise wrong_argument("session", str(value), reason)
     savers = [one for one in callbacks if hasattr(one, "latest") and not getattr(one, "weights_only", False)]
     if trains and not savers:
-        lost = "nothing saves a checkpoint from which to go on"
+        lost = "nothing saves a checkpoint to continue from"
         raise wrong_argument("session", str(value), f"{lost}; add a CheckpointSaver, without weights_only")
     return limit.value
 
 
 def check_function(name: str, value: Callable[..., Any], allowed: str) -> None:
-    """Check that an argument is a function of one argument, rather than a class whose () was forgotten.
+    """Check that an argument is a function of one argument, not a class with forgotten parentheses.
 
     Args:
         name: the argument's name.
         value: the value that was given, which can be called.
-        allowed: what is allowed, for the message.
+        allowed: description of the allowed values, for the message.
 
     Raises:
         TypeError: the value is a class, or takes other arguments.
@@ -95,9 +119,9 @@ def name_of_loader(label: str) -> str:
     return names.get(label, f"dataloader of evaluator {label!r}")
 
 
-def told_if_endless(batches: Iterable[Any], name: str) -> Iterator[Any]:
-    """Yield batches, and warn once if there are so many that their loader may have no end."""
+def warn_if_endless(batches: Iterable[Any], name: str) -> Iterator[Any]:
+    """Yield batches, and warn once if there are so many that the loader may be endless."""
     for number, one in enumerate(batches, start=1):
         if number == MANY:
-            log.warning("%s: %d batches so far; subset_num_batches limits a loader that has no end", name, MANY)
+            log.warning("%s: %d batches so far; subset_num_batches limits an endless loader", name, MANY)
         yield one

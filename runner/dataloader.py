@@ -9,7 +9,7 @@ from typing import Any, get_args
 import torch
 
 from runner.batch import count_samples
-from runner.checks import name_of_loader, told_if_endless
+from runner.checks import name_of_loader, warn_if_endless
 from runner.device.prefetch import open_loader
 from runner.distributed.ranks import get_data_parallel_size, get_world_size
 from runner.distributed.shares import Reading, length_of_shares, read_shares
@@ -70,7 +70,7 @@ class BatchStream:
         except TypeError:
             self.length = None
         self.ranks_read: Reading | None = None
-        """What the loader says it yields on each of several ranks; None if it does not say."""
+        """What the loader declares to yield on each of several ranks; None if it declares nothing."""
         if subset_num_batches is not None and self.length != 0:
             self.length = min(self.length or subset_num_batches, subset_num_batches)
         if self._world_size > 1 and (reading := getattr(loader, "ranks_read", None)) is not None:
@@ -78,7 +78,7 @@ class BatchStream:
             self.length = length_of_shares(reading, self.length)
         if self.length == 0:
             name = name_of_loader(label)
-            raise ValueError(f"{name} has no batches: its data set is empty, or, with drop_last=True, smaller than one")
+            raise ValueError(f"{name} has no batches: its data set is empty, or with drop_last=True too small")
         self._limit = subset_num_batches
         self.loader = loader
         self.label = label
@@ -122,7 +122,7 @@ class BatchStream:
         if batch > read:
             batches = itertools.islice(batches, batch - read, None)
         if self.length is None and self.label != "train":  # training ends at max_duration, whatever the loader does
-            batches = told_if_endless(batches, name_of_loader(self.label))
+            batches = warn_if_endless(batches, name_of_loader(self.label))
         if (move := self._move) is not None:
             batches = (move(one) for one in batches)
         return batches if self._cast is None else map(self._cast, batches)
@@ -198,7 +198,7 @@ def refuse_unsharded(loader: Any, label: str, world_size: int, tensor_parallel: 
     sampler = _sampler(loader)
     is_plain = isinstance(sampler, torch.utils.data.RandomSampler | torch.utils.data.SequentialSampler)
     if is_plain and reading is None:
-        others = "runner.data.Sharded(loader) if each rank has samples of its own"
+        others = "runner.data.Sharded(loader) if each rank reads its own samples"
         others += "" if label == "train" else ", or runner.data.Replicated(loader) if each may read all of them"
         raise ValueError(
             f"{name}: a DataLoader without a sharding sampler gives {world_size} ranks the same samples; {_REMEDY}; "

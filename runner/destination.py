@@ -70,7 +70,7 @@ class LoggerDestination(Callback):
         """Record the metrics of one step, as floats."""
 
     def log_records(self, records: Sequence[Record]) -> None:
-        """Record many records at once; override this instead of `log_metrics` to get timestamps or write in bulk."""
+        """Record a batch of records; override this instead of `log_metrics` to get timestamps or write in bulk."""
         for record in records:
             self.log_metrics(record.metrics, record.step)
 

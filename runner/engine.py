@@ -62,8 +62,8 @@ class Engine:
             handlers = tuple(one for one in handlers if _owner(one).config_key in hooks)
         self._firing(Event(event), handlers)()
 
-    def tell_unheard(self) -> None:
-        """Fire the event in which a resumed run had failed, for the hooks that had not handled it yet."""
+    def fire_unhandled(self) -> None:
+        """Fire the event in which a resumed run failed, for the hooks that have not handled it yet."""
         unheard = self.state.unheard
         self.state.unheard = {}
         for event, hooks in unheard.items():

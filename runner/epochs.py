@@ -1,4 +1,4 @@
-"""What happens between epochs: their starts and ends, the ends of iterations, and what a resumed run owes there."""
+"""The steps between epochs: their starts and ends, the ends of iterations, and what a resumed run must catch up on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from runner.run import Run
 
 
 def catch_up(run: Run) -> None:
-    """Do what an earlier session left undone at the moment at which this one goes on. All ranks.
+    """Do what an earlier session left undone at the point where this one continues. All ranks.
 
     A checkpoint may have been taken where a callback failed at the end of an epoch, where an evaluation failed, or
     before the end of an iteration.
@@ -15,7 +15,7 @@ def catch_up(run: Run) -> None:
     state = run.state
     if state.resumed_from is not None:
         with state.changing(settles=state.is_consistent):
-            run.engine.tell_unheard()
+            run.engine.fire_unhandled()
         evaluate_now(run, [one for one in state.evaluators if one.is_due(state) and one.is_owed(state)])
     now = state.timestamp
     if now.epoch_in_iteration and now.batch_in_epoch == 0 and run.iteration_is_complete():

@@ -46,7 +46,7 @@ def evaluate_standalone(
     Args:
         run: the run, with its model.
         evaluators: the evaluators to run.
-        weights: puts the weights to evaluate into the model; None: those that training evaluates.
+        weights: puts the weights to evaluate into the model; None: the weights that training evaluates.
     """
     on = run.on
     with off_the_clock(run):
@@ -89,7 +89,7 @@ def evaluate(run: Run, evaluator: Evaluator) -> None:
         state.eval_timestamp = state.eval_timestamp.to_next_batch(all_samples)
         on.eval_batch_end()
     if state.eval_timestamp.batch == 0:
-        raise ValueError(f"evaluator {evaluator.label!r} yielded no batch; a generator that is used up yields none")
+        raise ValueError(f"evaluator {evaluator.label!r} yielded no batch; an exhausted generator yields none")
     values = {name: metric.compute() for name, metric in metrics.items()}
     state.eval_metric_values[evaluator.label] = {**values, "loss": loss.compute()} if run.has_loss else values
     evaluator.evaluated_at = state.timestamp.batch

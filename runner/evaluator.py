@@ -54,7 +54,7 @@ class Evaluator:
         self.metric_names = None if metric_names is None else list(metric_names)
         self.eval_interval = None if eval_interval is None else interval_or_rule(eval_interval)
         self.is_test = isinstance(self.eval_interval, Interval) and not self.eval_interval.time.value
-        """Whether it has an interval of its own that is 0, so that training never looks at its data."""
+        """Whether its own interval is 0, so that training never evaluates on its data."""
         self.evaluated_at: int | None = None
         """The number of batches trained when this evaluator last ran; None before it has run."""
         self.subset_num_batches = subset_num_batches
@@ -107,7 +107,7 @@ def interval_or_rule(value: str | int | Time | Rule) -> Interval | Rule:
 def ensure_evaluators(eval_dataloader: Any, interval: Interval | Rule | None = None) -> list[Evaluator]:
     """Return a list of evaluators from a loader (labelled 'eval'), an Evaluator, a list of Evaluators, or None.
 
-    Evaluators without an interval of their own get `interval`, if one is given.
+    Evaluators without their own interval get `interval`, if one is given.
 
     Raises:
         ValueError: two evaluators share a label, the argument is a dict, or a list contains a loader that is not

@@ -1,4 +1,4 @@
-"""What training came to, as `Trainer.fit` returns it."""
+"""The result of training, as returned by `Trainer.fit`."""
 
 from __future__ import annotations
 

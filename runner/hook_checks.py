@@ -1,4 +1,4 @@
-"""Checks of hooks: methods that cannot be called as a run calls them, and methods that never would be called."""
+"""Checks of hooks: finds methods with the wrong signature, and methods that would never be called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BASES = (Hooks, Callback, Algorithm, LoggerDestination)
 
 
 def check_hooks(one: Hooks) -> None:
-    """Raise if a method of an object cannot be called as a run calls it, or never would be called.
+    """Raise if a method of an object has the wrong signature, or would never be called.
 
     Raises:
         TypeError: a method takes other arguments, is not callable or has the name that another library uses, or the
@@ -30,7 +30,7 @@ def check_hooks(one: Hooks) -> None:
     kind = type(one)
     if len(own.keys() & {"match", "apply"}) == 1:
         raise TypeError(
-            f"{kind.__name__}: apply(event, state, logger) is called where match(event, state) is true: define both"
+            f"{kind.__name__}: apply(event, state, logger) is called when match(event, state) returns True: define both"
         )
     defined = (name for base in kind.__mro__ if issubclass(base, Hooks) for name in vars(base))
     for name in defined:
@@ -62,7 +62,7 @@ def check_call(one: object, name: str, given: Sequence[str], remedy: str = "") -
     """
     method = getattr(one, name)
     if inspect.isgeneratorfunction(method) or inspect.iscoroutinefunction(method):
-        raise TypeError(f"{type(one).__name__}.{name} would do nothing when called: define it without yield and async")
+        raise TypeError(f"{type(one).__name__}.{name} would do nothing when called: define it without yield or async")
     try:
         # The method itself, not the function that a decorator wraps, which may take other arguments.
         inspect.signature(method, follow_wrapped=False).bind(*given)

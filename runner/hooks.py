@@ -1,4 +1,4 @@
-"""What a callback and an algorithm are: one method per event, called as `hook(state, logger)`."""
+"""Base classes of callbacks and algorithms: one method per event, called as `hook(state, logger)`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 Handler = Callable[["State", "Logger"], Any]
-"""What is called at an event, as `handler(state, logger)`."""
+"""A function called at an event, as `handler(state, logger)`."""
 
 
 class Hooks:
@@ -53,18 +53,18 @@ class Hooks:
             methods = next(vars(base) for base in cls.__mro__ if alias in vars(base) or name in vars(base))
             if alias in methods:
                 if methods.get(name, methods[alias]) is not methods[alias]:
-                    raise TypeError(f"{cls.__name__} has both {alias!r} and {name!r}, which are one event: keep one")
+                    raise TypeError(f"{cls.__name__} has both {alias!r} and {name!r}, the same event: keep one")
                 setattr(cls, name, methods[alias])
 
     @classmethod
     def warm_up(cls) -> None:
-        """Start what is slow to start; the command line calls this before it imports torch, on rank 0.
+        """Start slow helpers early; the command line calls this before it imports torch, on rank 0.
 
         Must leave no trace when no run follows.
         """
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
-        """Handle any event. Overridden, it is called at every event, in place of the methods named by events.
+        """Handle any event. If overridden, it is called at every event, instead of the methods named after events.
 
         By default it calls the method named by the event, then `apply` where `match` says so.
         """
@@ -77,7 +77,7 @@ class Hooks:
         return False
 
     def apply(self, event: Event, state: State, logger: Logger) -> Any:
-        """Act at an event that `match` chose; what it returns is not looked at."""
+        """Act at an event that `match` chose; the return value is ignored."""
 
     def close(self, state: State, logger: Logger) -> None:
         """Finish after the run or its failure (`state.error`). Called once, even if another hook's `close` fails."""
@@ -86,7 +86,7 @@ class Hooks:
         """Release what other hooks may still need in their `close`."""
 
     def gather_state(self) -> None:
-        """Bring to rank 0 what other ranks know, before a checkpoint asks rank 0 for its `state_dict`. All ranks."""
+        """Gather the state of other ranks on rank 0, before a checkpoint takes rank 0's `state_dict`. All ranks."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a resume: tensors, numbers, strings, lists and dicts. Default: nothing.
@@ -224,10 +224,10 @@ _EVENT_METHODS = frozenset({*(event.value for event in Event), *ALIASES})
 
 
 class Callback(Hooks):
-    """An observer: reads the state and never writes to it, so that adding one changes no number of a run."""
+    """An observer: reads the state and never writes to it, so that adding one changes no numbers."""
 
     def wrap_handler(self, handler: Handler, owner: Hooks, event: Event) -> Handler:
-        """Return what an engine is to call in place of a callback's, algorithm's or destination's handler.
+        """Return what an engine should call instead of a callback's, algorithm's or destination's handler.
 
         For callbacks that measure others. Each callback is asked once per handler, when an engine is made, so a run
         without wrappers pays nothing. Wrappers must use `functools.wraps(handler)`. Default: the handler itself.

@@ -32,7 +32,7 @@ from runner.failures.exit_codes import INTERRUPTED, WRONG_CONFIG, code_of_failur
 from runner.modes.evaluate import with_saved_weights
 from runner.modes.table import MODES, Mode, find_mode
 from runner.runs import folder as run_folder
-from runner.runs.changes import tell_changes, tell_changes_of_fork, tell_changes_of_rerun
+from runner.runs.changes import print_changes, print_changes_of_fork, print_changes_of_rerun
 from runner.runs.folder import checkpoint_before_restart, owned, removed_when_refused, run_folder_of
 from runner.runs.forks import find_fork
 from runner.runs.kept_code import import_from
@@ -192,14 +192,12 @@ def check_in_mode(mode: Mode, config: Mapping[str, Any], hydra_config: Any) -> N
     if hydra_config.mode is RunMode.MULTIRUN and not mode.can_be_swept:
         raise ValueError(f"mode={mode.name}: takes one experiment at a time; leave out -m")
     if config["at"] is not None and not mode.trains:
-        raise ValueError(f"at={config['at']!r}: begins a run of its own, so it needs mode=train, not mode={mode.name}")
+        raise ValueError(f"at={config['at']!r}: starts a new run, so it needs mode=train, not mode={mode.name}")
     if mode.trains_again and config["run"] is None:
-        raise ValueError(
-            f"mode={mode.name}: trains batches of a run again; name it with run=<folder, MLflow id or latest>"
-        )
+        raise ValueError(f"mode={mode.name}: retrains batches of a run; name it with run=<folder, MLflow id or latest>")
     if config["run"] is not None and not mode.trains_again:
         names = " or ".join(f"mode={one.name}" for one in MODES.values() if one.trains_again)
-        raise ValueError(f"run={config['run']!r}: is for {names}; rerun= makes a run again, and resume= continues it")
+        raise ValueError(f"run={config['run']!r}: is for {names}; rerun= repeats a run, and resume= continues it")
     if mode.needs_experiment:
         build.check(config)
     mode.check_config(config)
@@ -223,11 +221,11 @@ def print_differences(
         ValueError: a key differs that must not change when a run is resumed.
     """
     if saved is not None and config["at"] is not None:
-        tell_changes_of_fork(resume or saved.given, saved.config, config)
+        print_changes_of_fork(resume or saved.given, saved.config, config)
     elif saved is not None and (config["rerun"] is not None or config["run"] is not None):
-        tell_changes_of_rerun(saved.config, config)
+        print_changes_of_rerun(saved.config, config)
     elif resume is not None and mode.resumes:
-        tell_changes(resume, saved.config if saved else None, config, overrides)
+        print_changes(resume, saved.config if saved else None, config, overrides)
 
 
 def name_run(

@@ -111,7 +111,7 @@ class Logger:
         self._give(lambda one: one.log_artifact(Path(path), name))
 
     def flush(self) -> None:
-        """Wait until everything logged so far has reached the destinations. Called by a destination, return at once.
+        """Wait until everything logged so far has reached the destinations; a destination's own call returns at once.
 
         Raises:
             Exception: reading values back or a destination failed in the background. A destination's OSError is only
@@ -164,7 +164,7 @@ class Logger:
             except OSError as error:
                 if id(destination) not in self._warned:
                     self._warned.add(id(destination))
-                    log.warning("%s cannot write (%s): training goes on without it", destination.config_key, error)
+                    log.warning("%s cannot write (%s): training continues without it", destination.config_key, error)
             except Exception as error:
                 add_raiser(error, destination.config_key)
                 error.add_note(f"raised by {destination.config_key!r}, to which this was logged")
@@ -176,7 +176,7 @@ class Logger:
 def _keep(key: str, value: Tensor | Number) -> Tensor | float:
     if isinstance(value, Tensor):
         if value.numel() != 1:
-            raise ValueError(f"metric {key!r} has shape {tuple(value.shape)}; log one number, or one key per element")
+            raise ValueError(f"metric {key!r} has shape {tuple(value.shape)}; log one number, or one key for each")
         if value.is_complex():
             raise TypeError(f"metric {key!r} is complex; log its abs(), or its parts")
         return value.detach().reshape(()).clone()

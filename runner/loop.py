@@ -62,7 +62,7 @@ def train_epoch(run: Run, stream: BatchStream) -> bool:
         if state.stop_requested or state.timestamp.count(end.unit) >= end.value:
             return state.timestamp.batch_in_epoch == stream.length
     if state.timestamp.batch_in_epoch == 0:
-        raise ValueError("train_dataloader yielded no batch in this epoch; a used-up generator cannot be read again")
+        raise ValueError("train_dataloader yielded no batch in this epoch; an exhausted generator cannot be read again")
     return True
 
 
@@ -70,14 +70,14 @@ def train_batch(run: Run, samples: int, all_samples: int) -> None:
     """Train `state.batch`: gradients, optimizer step, step of time.
 
     Args:
-        run: with `state.batch` set.
+        run: the run, with `state.batch` set.
         samples: this rank's; 0 where the batch only stands in for an empty share.
-        all_samples: those of all ranks.
+        all_samples: samples in the batch over all ranks.
     """
     state = run.state
     on = run.on
     on.batch_start()
-    for rates in run.rates:  # before the batch, so that its step uses the rate of its own place in training
+    for rates in run.rates:  # before the batch, so that its step uses the rate for its position in training
         rates.step(state.progress)
     on.before_train_batch()  # algorithms change the batch here, so its share is worked out after it
     state.batch_is_padding = samples == 0
@@ -90,7 +90,7 @@ def train_batch(run: Run, samples: int, all_samples: int) -> None:
     run.accumulate(run, share)
     run.steps.finish_gradients()  # average over ranks and unscale, where backward did not
     on.after_train_batch()  # gradients are final: the place to clip or to look at them
-    state.is_consistent = False  # and it stays so where the batch fails
+    state.is_consistent = False  # and it stays so if the batch fails
     run.steps.step()
     # Time moves last: until here, intervals and schedules still see the batch as not trained.
     tokens = run.count_tokens(samples, all_samples)

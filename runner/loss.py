@@ -34,7 +34,7 @@ def check_loss(loss: Any, source: str, trains: bool) -> None:
     for name, part in (named or {"a loss": loss}).items():
         if not isinstance(part, Tensor) or part.ndim:
             kind = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"type {type(part).__name__}"
-            allowed = "a tensor of no dimensions, such as losses.mean(), or a dict of such tensors"
+            allowed = "a zero-dimensional tensor, such as losses.mean(), or a dict of such tensors"
             raise TypeError(f"{source} returned {name} of {kind}: it must be {allowed}")
     if trains and not total_of(loss).requires_grad:
         remedy = "without no_grad(), detach(), item() or argmax(), and leave parameters that require a gradient"

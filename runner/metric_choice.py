@@ -1,4 +1,4 @@
-"""Find a metric of a run by the name that a callback or algorithm watches it by."""
+"""Finds the metric of a run that a callback or algorithm monitors by name."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def make_metrics(model: Model, train: bool, device: torch.device) -> dict[str, A
             if hasattr(part, "process_group"):
                 part.process_group = get_data_parallel_group()
     if "loss" in metrics and not train and type(model).loss is not Model.loss:
-        remedy = "it is measured anyway; give the metric another name"
+        remedy = "it is always logged; rename the metric"
         raise ValueError(f"{source} has a metric 'loss', which is the name of the model's own loss: {remedy}")
     return metrics
 

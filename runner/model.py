@@ -27,11 +27,11 @@ class Model(nn.Module):
     evaluation the metrics then see the targets that it returns.
 
     Attributes:
-        training_step: None, or a method `training_step(state)` of the subclass, which the training loop then calls in
-            place of its own forward, loss and backward. The method leaves the gradients of its losses, multiplied by
+        training_step: None, or a method `training_step(state)` of the subclass, which the training loop then calls
+            instead of its own forward, loss and backward. The method leaves the gradients of its losses, multiplied by
             `state.loss_scale`, in `.grad` and returns the loss. The loop then steps every optimizer once, so a GAN
-            computes the gradients of both losses first, each for its own network only. Gradients are averaged over
-            the ranks afterwards, so all ranks must leave gradients for the same parameters.
+            computes the gradients of both losses first, each for its own network only. Gradients are averaged over the
+            ranks afterwards, so all ranks must leave gradients for the same parameters.
         manual_optimization: whether `training_step` steps the optimizers in `state.optimizers` itself, with
             `optimizer.step()`, as often and in whatever order it needs. Each such call first averages that
             optimizer's gradients over the ranks, and unscales them with amp_fp16, which allows each optimizer one
@@ -128,8 +128,8 @@ class Model(nn.Module):
     def num_tokens(self, batch: Any) -> int:
         """Return the number of tokens in this rank's batch; 0 by default, for data without tokens.
 
-        Each rank assumes that samples on the other ranks have as many tokens as its own. With several ranks, count
-        tokens from the shape that all batches share, including padding.
+        Each rank assumes that samples on the other ranks have the same number of tokens as its own. With several ranks,
+        count tokens from the shape that all batches share, including padding.
         """
         return 0
 

@@ -1,4 +1,4 @@
-"""Packages with one class a file, such as `runner.callbacks`: a file that is added is found, and no list names it."""
+"""Packages with one class per file, such as `runner.callbacks`: new files are found without any list."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ CLASS = re.compile(r"^class ([A-Z]\w*)", re.MULTILINE)
 
 
 class Plugins:
-    """The classes of a package, each of which is imported when it is first asked for.
+    """The classes of a package, each imported on first access.
 
     Its methods serve as the package's `__getattr__` and `__dir__`. The class of `speed_monitor.py` is the one whose
     name is that of the file without underscores, in capitals or not: `SpeedMonitor`.
 
     Args:
         package: the package's dotted name.
-        folder: where its files are; those whose name begins with an underscore are shared parts of others.
+        folder: folder of its files; files whose names begin with an underscore are shared by others.
 
     Raises:
         ImportError: the package is imported from the top of a checkout, where its classes would exist twice.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Callable
 from enum import StrEnum
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from runner.batch import map_tensors
+from runner.checks import check_one_of
 
 
 class Precision(StrEnum):
@@ -28,11 +28,10 @@ class Precision(StrEnum):
     BF16 = "bf16"
 
     @classmethod
-    def _missing_(cls, value: object) -> Precision:
+    def _missing_(cls, value: object) -> None:
         if "fp8" in str(value).lower():
             raise ValueError(f"precision={value!r}: choose 'amp_bf16', and add the algorithm Float8")
-        near = difflib.get_close_matches(str(value), list(cls), n=1, cutoff=0.0)[0]
-        raise ValueError(f"precision={value!r}: must be one of {[*map(str, cls)]}; did you mean {str(near)!r}?")
+        check_one_of("precision", value, [*map(str, cls)], cutoff=0.0)
 
     def check(self, device: torch.device) -> None:
         """Check that a device supports this precision, and warn if it is slow there.

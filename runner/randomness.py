@@ -48,7 +48,7 @@ class ForwardStream:
         seed: this rank's seed.
         device: the device whose generator is seeded along with the CPU's.
         name: the consumer's name.
-        counters: numbers that tell apart several streams of one consumer.
+        counters: numbers that distinguish several streams of one consumer.
     """
 
     def __init__(self, seed: int, device: torch.device, name: str = "forward", *counters: int) -> None:

@@ -1,4 +1,4 @@
-"""A run as the loops see it: its state, who listens to its events, its data, its clock, and what each step calls."""
+"""A run as the loops see it: its state, event listeners, data and clock, and the functions of each step."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Accumulate = Callable[["Run", Weight], None]
 
 @dataclass(kw_only=True)
 class Run:
-    """What the loops of training, evaluation and prediction work on; the Trainer makes one."""
+    """The object that the loops of training, evaluation and prediction work on; created by the Trainer."""
 
     state: State
     """The state, with its model on its device and its optimizers."""
     engine: Engine
     """Fires events; `on` has a function for each."""
     clock: Clock
-    """Measures the time of training, and knows when a signal asks for its end."""
+    """Measures the time of training, and tells when a signal has requested its end."""
     train_stream: BatchStream | None
     """The training data; None for a run that does not train."""
     eval_streams: dict[str, BatchStream]
@@ -72,7 +72,7 @@ class Run:
         self.bind(self.state.model)
 
     def bind(self, wrapped: nn.Module) -> None:
-        """Decide once what each step calls.
+        """Choose the functions of each step, once.
 
         Args:
             wrapped: the model as it is called in training: wrapped by DDP, or itself.
@@ -98,7 +98,7 @@ class Run:
         """Check a loss until one has been trained: models return the same kind each time.
 
         Args:
-            loss: what the model returned.
+            loss: the loss returned by the model.
             name: the method that returned it: 'loss' or 'training_step'.
             trains: whether training called it, rather than an evaluation.
 
@@ -113,14 +113,14 @@ class Run:
         """Return how many tokens the batch of all ranks has, 0 where the model counts none. All ranks.
 
         Args:
-            samples: of this rank; 0 where `state.batch` only stands in for an empty share.
-            all_samples: of all ranks.
+            samples: number of samples on this rank; 0 if `state.batch` is only a stand-in for an empty share.
+            all_samples: number of samples over all ranks.
         """
         tokens = self.state.unwrapped_model.num_tokens(self.state.batch)
         if tokens and self._sums_tokens:
             return int(all_reduce_sum(torch.tensor(tokens if samples else 0)))  # on the host
         if tokens and samples != all_samples:
-            return tokens * all_samples // max(1, samples)  # what stands in for an empty share is one sample
+            return tokens * all_samples // max(1, samples)  # the stand-in for an empty share is one sample
         return tokens
 
     def iteration_is_complete(self) -> bool:
@@ -131,7 +131,7 @@ class Run:
         return state.timestamp.epoch_in_iteration >= self.iteration_length.value
 
     def end_where_interrupted(self) -> None:
-        """End training between two batches if a signal or `State.interrupt` asked for it.
+        """End training between two batches if a signal or `State.interrupt` requested it.
 
         Raises:
             KeyboardInterrupt, SystemExit, ...: as the signal or the caller asks, on all ranks after the same batch.

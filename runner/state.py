@@ -47,7 +47,7 @@ class State:
     run_name: str
     """The run's name, equal on all ranks."""
     run_dir: Path = Path()
-    """The run's folder, equal on all ranks; created by whoever first writes to it."""
+    """The run's folder, equal on all ranks; created on the first write."""
     config: dict[str, Any] = field(default_factory=dict)
     """The resolved config of the run; empty for a run set up in Python."""
 
@@ -71,7 +71,7 @@ class State:
     evaluators: Sequence[Evaluator] = ()
     """The evaluators, in the order given, which is the order in which they run."""
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
-    """The optimizers, in the order given; at INIT only those that were not given as factories."""
+    """The optimizers, in the order given; at INIT only optimizers that were not given as factories."""
     schedulers: list[Any] = field(default_factory=list)
     """The schedulers that set learning rates: `runner.optim.scheduled_rates.ScheduledRates` and torch's own."""
     scaler: torch.amp.GradScaler | None = None
@@ -130,7 +130,7 @@ class State:
     stop_requested: bool = field(default=False, init=False)
     """Whether `stop_training` was called."""
     interruption: BaseException | None = field(default=None, init=False)
-    """What `interrupt` was given; None if it was not called."""
+    """The argument of `interrupt`; None if it was not called."""
     is_consistent: bool = field(default=False, init=False)
     """Whether this rank's weights, optimizers and metrics all belong to `timestamp`, so that a checkpoint taken now
     resumes bit for bit. Set by `changing`; an algorithm that changes any of them earlier in a batch sets it to

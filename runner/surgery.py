@@ -111,7 +111,7 @@ def _adapt(new: nn.Module, old: nn.Module, model: nn.Module) -> None:
 
 
 def _regroup(optimizers: Sequence[Optimizer], replaced: _Pairs, known: set[nn.Parameter], root: nn.Module) -> None:
-    """Add new parameters to the parameter groups of the replaced modules, and drop those that left the model.
+    """Add new parameters to the parameter groups of the replaced modules, and drop parameters that left the model.
 
     Raises:
         ValueError: it is unclear to which parameter group new parameters belong.
@@ -123,7 +123,7 @@ def _regroup(optimizers: Sequence[Optimizer], replaced: _Pairs, known: set[nn.Pa
         homes = groups if len(groups) == 1 else [group for group in groups if own & {*group["params"]}]
         if fresh and groups and len(homes) != 1:
             raise ValueError(
-                f"module {name!r}: its new parameters belong to none or several of the {len(groups)} groups of the "
+                f"module {name!r}: its new parameters belong to none or to several of the {len(groups)} groups of the "
                 "optimizers; give optimizers as factories, which are called after the surgery"
             )
         for group in homes:

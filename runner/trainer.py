@@ -59,7 +59,7 @@ class Trainer:
             argument is named `timestamp`, which all multiply the learning rates; or torch schedulers, or factories of
             them. An algorithm that sets rates, such as `ReduceOnPlateau`, may stand here or among the algorithms.
         max_duration: the length of training: a time string, or a number of epochs as an int.
-        eval_interval: the interval of evaluators that have none of their own: a time string, a number of epochs as an
+        eval_interval: the interval of evaluators without their own: a time string, a number of epochs as an
             int, 0 for never, or a function of the State; see `Evaluator`.
         train_subset_num_batches: the batches after which an epoch ends; None: all that the train_dataloader yields.
         iteration_length: the epochs in an iteration ('2ep'); None: the whole run is one iteration.
@@ -68,7 +68,7 @@ class Trainer:
         loggers: logger destinations.
         precision: 'fp32', 'tf32', 'amp_bf16', 'amp_fp16', or 'bf16' (weights too).
         grad_accum: the number of microbatches per batch.
-        microbatch_size: samples per microbatch, in place of `grad_accum`; 'auto' starts from the whole batch and
+        microbatch_size: samples per microbatch, instead of `grad_accum`; 'auto' starts from the whole batch and
             halves until a microbatch fits in memory.
         device: 'auto', 'cpu', 'cuda', 'mps', ...; each rank takes the GPU of its local rank.
         seed: the seed of all random streams.
@@ -211,9 +211,9 @@ class Trainer:
         """Evaluate now, and return metric values by evaluator label and metric name. Call it on all ranks.
 
         Args:
-            eval_dataloader: a loader, an Evaluator or a list of Evaluators, in place of the Trainer's.
-            checkpoint: a checkpoint or a run's folder whose weights to evaluate, in place of the model's own; the
-                metrics are logged at its time.
+            eval_dataloader: a loader, an Evaluator or a list of Evaluators, instead of the Trainer's.
+            checkpoint: a checkpoint or a run's folder whose weights to evaluate, instead of the model's current ones;
+                the metrics are logged at its time.
 
         Raises:
             ValueError: there is no evaluation data, neither here nor in the Trainer.

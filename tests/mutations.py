@@ -79,7 +79,7 @@ FAULTS = (
     Fault(
         "programs: what a hook refuses has no key",
         "runner/modes/diagnosis.py",
-        "return WrongConfig(text, at=facts.key or facts.section, allowed=facts.allowed)",
+        "return WrongConfig(text, at=facts.key or _section(error), allowed=facts.allowed)",
         "return WrongConfig(text)",
         "test_programs.py",
     ),
@@ -89,6 +89,34 @@ FAULTS = (
         'fix = f"+{fix}"',
         "pass",
         "test_programs.py",
+    ),
+    Fault(
+        "programs: a file that cannot be used is nobody's",
+        "runner/config/errors.py",
+        "at=key or facts.section or _key_of_file(error, overrides))",
+        "at=key or facts.section)",
+        "test_programs.py",
+    ),
+    Fault(
+        "programs: of one of several names nobody is told the others",
+        "runner/checks.py",
+        'raise wrong_argument(name, value, reason, allowed=tuple(allowed), meant="".join(near))',
+        "raise wrong_argument(name, value, reason)",
+        "test_programs.py",
+    ),
+    Fault(
+        "table: a folder's name can end a comment",
+        "runner/modes/means.py",
+        "re.sub('-(?=-)', '- ', one)",
+        "one.replace('--', '- -')",
+        "modes/test_means.py",
+    ),
+    Fault(
+        "verdict: what is drawn in blocks depends on them",
+        "runner/runs/decision.py",
+        "rows -= block",
+        "rows -= block + 1 if rows > block else block",
+        "runs/test_decision.py",
     ),
     # mirrors of checkpoints
     Fault(
@@ -1067,7 +1095,7 @@ FAULTS = (
     Fault(
         "an epoch's end that failed is not made up for",
         "runner/epochs.py",
-        "run.engine.tell_unheard()",
+        "run.engine.fire_unhandled()",
         "pass",
         "callbacks/test_checkpoint_saver_failures.py",
     ),

@@ -35,8 +35,8 @@ make_trainer = tasks.make_trainer
 REFUSED = {
     "channels_last": "is not contiguous",
     "ddp": "DDP: each rank has a part",
-    "sam": "SAM cannot climb",
-    "spike_guard": "SpikeGuard looks rarely",
+    "sam": "SAM cannot be used",
+    "spike_guard": "SpikeGuard cannot be used",
 }
 """Algorithms that are refused for sharded models, and what the message says."""
 NOT_SPLIT = {

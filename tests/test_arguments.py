@@ -40,7 +40,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"grad_accum": True}, "grad_accum=True: must be an int"),
     ({"microbatch_size": 0}, "microbatch_size=0: must be an int of at least 1, 'auto', or None"),
     ({"microbatch_size": "big"}, "microbatch_size='big'"),
-    ({"microbatch_size": 2, "grad_accum": 2}, "grad_accum=2 and microbatch_size=2 exclude one another"),
+    ({"microbatch_size": 2, "grad_accum": 2}, "grad_accum=2 and microbatch_size=2 cannot be combined"),
     ({"device": "gpu"}, "device='gpu': must be 'auto', 'cpu'"),
     ({"scale_schedule_ratio": 0}, "ratio=0 must be"),
 ]
@@ -72,14 +72,14 @@ def test_what_is_right_passes():
 @pytest.mark.parametrize(
     ("argument", "value", "message"),
     [
-        ("callbacks", SpeedMonitor, "callbacks=SpeedMonitor: this is the class; give an object of it"),
-        ("callbacks", [SpeedMonitor], "callbacks=SpeedMonitor: this is the class"),
-        ("callbacks", EMA(), "callbacks=EMA: belongs in algorithms, as a subclass of runner.Algorithm"),
+        ("callbacks", SpeedMonitor, "callbacks=SpeedMonitor: this is a class; pass an instance"),
+        ("callbacks", [SpeedMonitor], "callbacks=SpeedMonitor: this is a class"),
+        ("callbacks", EMA(), "callbacks=EMA: belongs in algorithms, because it is a subclass of runner.Algorithm"),
         ("callbacks", {"mine": EMA()}, "callbacks.mine=EMA: belongs in algorithms"),
-        ("callbacks", "speed_monitor", "callbacks='s': must be an object of a subclass of runner.Callback"),
-        ("callbacks", [None], "callbacks=None: must be an object of a subclass of runner.Callback"),
+        ("callbacks", "speed_monitor", "callbacks='s': must be an instance of a subclass of runner.Callback"),
+        ("callbacks", [None], "callbacks=None: must be an instance of a subclass of runner.Callback"),
         ("algorithms", [SpeedMonitor()], "algorithms=SpeedMonitor: belongs in callbacks"),
-        ("algorithms", {"ema": "EMA"}, "algorithms.ema='EMA': must be an object of a subclass of runner.Algorithm"),
+        ("algorithms", {"ema": "EMA"}, "algorithms.ema='EMA': must be an instance of a subclass of runner.Algorithm"),
         ("loggers", [SpeedMonitor()], "loggers=SpeedMonitor: belongs in callbacks"),
     ],
 )
@@ -99,10 +99,10 @@ def test_hooks_may_be_one_several_none_or_named():
 
 
 def test_a_duration_in_tokens_needs_a_model_that_counts_them():
-    message = "max_duration='100tok': ClassificationModel counts no tokens; override"
+    message = "max_duration='100tok': ClassificationModel does not count tokens; override"
     with make_trainer(max_duration="100tok") as trainer, pytest.raises(ValueError, match=message):
         trainer.fit()
-    with make_trainer() as trainer, pytest.raises(ValueError, match="counts no tokens"):
+    with make_trainer() as trainer, pytest.raises(ValueError, match="does not count tokens"):
         trainer.fit(duration="1tok")
 
     tokens = TensorLoader(
@@ -153,7 +153,7 @@ def test_a_model_that_cannot_be_called_is_refused(kind: type[Model], message: st
 
 def test_a_lazy_module_that_has_seen_nothing_is_refused():
     model = ClassificationModel(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 3)), 3)
-    with pytest.raises(ValueError, match=r"model=ClassificationModel: module.0.weight has no shape yet; show its lazy"):
+    with pytest.raises(ValueError, match=r"model=ClassificationModel: module.0.weight has no shape yet; run a batch"):
         check_model(model)
     model.module(torch.zeros(1, 7))
     check_model(model)

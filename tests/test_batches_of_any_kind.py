@@ -137,7 +137,7 @@ def test_a_batch_that_nobody_can_count_says_what_to_do():
 
 
 def test_an_object_is_not_cast_silently():
-    with pytest.raises(TypeError, match=r"a batch holds a GraphBatch: what changes the tensors of a batch"):
+    with pytest.raises(TypeError, match=r"a batch holds a GraphBatch: precision='bf16' and some algorithms"):
         Precision("bf16").cast((batch_kinds.join([1, 2]), torch.zeros(2)))
 
 

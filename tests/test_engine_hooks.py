@@ -184,7 +184,7 @@ def test_who_defines_neither_is_never_asked():
 def test_match_without_apply_and_apply_without_match_are_refused(kind: str, name: str):
     base = {"algorithms": Algorithm, "callbacks": Callback, "loggers": LoggerDestination}[kind]
     mine = type("Mine", (base,), {name: hook, "fit_end": hook})
-    with pytest.raises(TypeError, match=r"^Mine: apply\(event, state, logger\) is called where .*: define both$"):
+    with pytest.raises(TypeError, match=r"^Mine: apply\(event, state, logger\) is called when .*: define both$"):
         make_trainer(**{kind: [mine()]})
 
 

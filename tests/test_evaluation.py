@@ -258,7 +258,7 @@ def test_an_evaluator_without_data_is_an_error():
         make_trainer(eval_dataloader=Evaluator("mine", []))
     once = (batch for batch in make_data())
     trainer = make_trainer(eval_dataloader=Evaluator("mine", once), eval_interval="1ba")
-    with pytest.raises(ValueError, match="evaluator 'mine' yielded no batch; a generator that is used up"):
+    with pytest.raises(ValueError, match="evaluator 'mine' yielded no batch; an exhausted generator"):
         trainer.fit()
     assert trainer.state.timestamp.batch == 2
 
@@ -269,7 +269,7 @@ def test_a_loader_that_may_have_no_end_is_told(batches: int, monkeypatch: Any, c
     endless = itertools.chain(make_data(4 * batches))  # without a length
     with make_trainer(eval_dataloader=Evaluator("mine", endless), eval_interval=0) as trainer:
         trainer.eval()
-    message = "dataloader of evaluator 'mine': 3 batches so far; subset_num_batches limits a loader that has no end"
+    message = "dataloader of evaluator 'mine': 3 batches so far; subset_num_batches limits an endless loader"
     assert caplog.messages == [message] * (batches == 3)
 
 

@@ -224,7 +224,7 @@ def test_a_destination_that_cannot_write_is_reported_once_and_training_goes_on(c
         trainer.logger.flush()
     assert len(memory.data["loss/train/total"]) == 4
     assert [r.getMessage() for r in caplog.records] == [
-        "full cannot write ([Errno 28] No space left on device): training goes on without it"
+        "full cannot write ([Errno 28] No space left on device): training continues without it"
     ]
 
 
@@ -257,7 +257,7 @@ def test_so_it_is_with_all_that_is_logged(method: str, arguments: tuple, caplog)
         for _ in range(2):
             getattr(trainer.logger, method)(*arguments)
     assert len(reached) >= 2 and [r.getMessage() for r in caplog.records] == [
-        "full cannot write ([Errno 28] full): training goes on without it"
+        "full cannot write ([Errno 28] full): training continues without it"
     ]
     with pytest.raises(KeyError, match="mine"), make_trainer(Full(KeyError("mine"))) as trainer:
         getattr(trainer.logger, method)(*arguments)

@@ -38,7 +38,7 @@ def test_two_fits_train_what_one_does():
 def test_nothing_left_to_train_is_an_error_and_the_trainer_goes_on():
     with make_trainer(max_duration="2ba") as trainer:
         trainer.fit()
-        with pytest.raises(ValueError, match="max_duration='2ba' is reached: nothing is left to train"):
+        with pytest.raises(ValueError, match="max_duration='2ba' is reached: nothing left to train"):
             trainer.fit()
         trainer.fit(duration="1ba")
         assert trainer.state.timestamp.batch == 3

@@ -222,7 +222,7 @@ class Wrong(ClassificationModel):
 @pytest.mark.parametrize("name", WRONG)
 def test_a_loss_that_is_no_number_is_refused_at_the_first_batch(name: str):
     loss, kind = WRONG[name]
-    message = re.escape(f"Wrong.loss returned {kind}: it must be a tensor of no dimensions")
+    message = re.escape(f"Wrong.loss returned {kind}: it must be a zero-dimensional tensor")
     with pytest.raises(TypeError, match=message):
         train(Wrong(loss), class_data(4), 4)
     data = TensorLoader(*class_data(4), batch_size=4, shuffle=False)

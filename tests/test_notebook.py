@@ -91,4 +91,4 @@ def test_an_interrupted_cell_keeps_what_there_is_and_training_goes_on(outputs: l
 def test_a_class_in_place_of_an_object_is_named(outputs: list[list[Any]]):
     (error,) = [one for one in outputs[4] if one["output_type"] == "error"]
     assert error["ename"] == "TypeError"
-    assert error["evalue"] == "callbacks=SpeedMonitor: this is the class; give an object of it, SpeedMonitor(...)"
+    assert error["evalue"] == "callbacks=SpeedMonitor: this is a class; pass an instance, SpeedMonitor(...)"

@@ -23,6 +23,10 @@ from runner.terminal.answer import SCHEMA, answered, error_object
 
 FORM = json.loads((Path(__file__).resolve().parent.parent / "docs/schemas/output-1.json").read_text())
 QUIET = (*SHORT, "callbacks=none")
+MEDIAN = "callbacks.sweep_pruner.pruner=median"
+CLIPPING = "algorithms.gradient_clipping.clipping_type"
+KEYLESS = ("nonsense", "=3", "--seed=1", "--mutlirun")
+"""Wrong commands in which nothing stands where a key would."""
 LOUD = """
 import atexit, os
 from runner import Callback
@@ -76,7 +80,7 @@ def test_a_wrong_command_is_one_object(command: str, run_here: Any, folder: Path
     (folder / "torn.py").write_text("class Mine(:\n")
     ended = run_here(*command.split(), "output=json", code=2)
     found = read(ended)
-    assert found["result"] is None
+    assert found["result"] is None and (found["error"]["key"] is None) == (command in KEYLESS)
     assert f"error: {found['error']['message']}" in ended.err
 
 
@@ -114,6 +118,33 @@ def test_a_wrong_command_is_one_object(command: str, run_here: Any, folder: Path
         ("trainer.max_duration=5epochs", "trainer.max_duration", "trainer.max_duration=5ep", None),
         ("objective=eval/acuracy", "objective", "objective=eval/MulticlassAccuracy", "eval/loss"),
         ("callbacks.checkpoint_saver.monitor=nothing", "callbacks.checkpoint_saver.monitor", None, "eval/loss"),
+        ("trainer.precision=fp64", "trainer.precision", "trainer.precision=fp32", "amp_bf16"),
+        ("+algorithms=gradient_clipping algorithms.gradient_clipping.clipping_type=x", CLIPPING, None, "adaptive"),
+        (
+            "-m seed=0,1 +callbacks=sweep_pruner callbacks.sweep_pruner.pruner=medin",
+            "callbacks.sweep_pruner.pruner",
+            MEDIAN,
+            "wilcoxon",
+        ),
+        ("test=worst", "test", None, "best"),
+        ("~skip_finished", "skip_finished", None, None),
+        ("hydra.run.dir=/proc/none", "hydra.run.dir", None, None),
+        ("mode=check model=gpt", "model", None, None),
+        ("model=gpt callbacks=none", "model", None, None),
+        ("mode=check model=gpt data=digits", None, None, None),
+        ("--config-dir=missing", "--config-dir", None, None),
+        ("--config-name=nothing", "--config-name", None, None),
+        ("seed = 3", "seed", "seed=3", None),
+        ("optimizer.lr", "optimizer.lr", None, None),
+        ("run_name=a)b", "run_name", 'run_name="a)b"', None),
+        ("+callbacks=[speed_monitor", "callbacks", None, None),
+        ("mode=prove prove.without=[lr_monitr]", "prove.without", None, "lr_monitor"),
+        ("verdict outputs", "verdict", None, None),
+        ("init a b", "init", None, None),
+        ("trainer.max_duration=100tok", "trainer.max_duration", None, None),
+        ("trainer.session=4", "trainer.session", None, None),
+        ("callbacks.mlflow_logger=null", "callbacks.mlflow_logger", "~callbacks.mlflow_logger", None),
+        ("~callbacks.speed_monitor", "callbacks.speed_monitor", None, None),
         ("--seed=1", None, "seed=1", None),
         ("--mutlirun", None, "--multirun", None),
         ("hydra/launcher=joblib", "hydra/launcher", None, None),

@@ -228,7 +228,7 @@ def test_frozen_parameters_join_no_group():
 def test_parameters_without_a_group_of_their_own_are_refused():
     model: Any = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
     optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model[0], model[2])]
-    with pytest.raises(ValueError, match="module '1': its new parameters belong to none or several of the 2 groups"):
+    with pytest.raises(ValueError, match="module '1': its new parameters belong to none or to several of the 2 groups"):
         replace_modules(model, {nn.Tanh: lambda one, index: nn.PReLU()}, optimizers)
 
 

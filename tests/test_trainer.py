@@ -142,11 +142,11 @@ def test_one_torch_scheduler_for_each_optimizer():
 @pytest.mark.parametrize(
     ("schedulers", "kind", "message"),
     [
-        ([linear(), lambda o: torch.optim.lr_scheduler.StepLR(o, 1)], ValueError, "would undo one another"),
+        ([linear(), lambda o: torch.optim.lr_scheduler.StepLR(o, 1)], ValueError, "would undo each other"),
         (
             lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o),
             TypeError,
-            "schedulers=ReduceLROnPlateau: torch's own cannot see a run",
+            "schedulers=ReduceLROnPlateau: torch's class cannot see a run",
         ),
         ("linear", TypeError, "schedulers='linear': must be a schedule"),
         (lambda o: None, TypeError, r"returned a NoneType, which has no step\(\)"),
@@ -392,7 +392,7 @@ def test_what_has_trained_in_one_trainer_is_not_taken_for_new_by_the_next():
         trainer.fit(duration="1ba")
     with make_trainer(memory) as trainer:  # has no state
         trainer.fit(duration="1ba")
-    with pytest.raises(ValueError, match="early_stopper: was in another Trainer"):
+    with pytest.raises(ValueError, match="early_stopper: still has the state of another Trainer"):
         make_trainer(stopper, eval_dataloader=make_data())
 
 

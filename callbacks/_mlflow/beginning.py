@@ -1,4 +1,4 @@
-"""What is known of a run when training starts, as entries of its spool."""
+"""The facts known about a run when training starts, as entries of its spool."""
 
 from __future__ import annotations
 

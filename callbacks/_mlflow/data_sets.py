@@ -23,7 +23,7 @@ def describe_inputs(state: State) -> list[dict[str, Any]]:
 
 
 def describe_dataset(loader: Any, label: str, data_config: Any) -> dict[str, Any]:
-    """Return a description of a data set as an MLflow input, as far as its loader tells.
+    """Return a description of a data set as an MLflow input, as far as its loader provides one.
 
     Runs whose data has the same content share a data set in MLflow, so it says nothing of batches.
 

@@ -80,7 +80,7 @@ class Delivery:
 
     Args:
         run_dir: the run's folder.
-        target: where to send the spool, with credentials in the address; see `make_target`.
+        target: target of the spool, with credentials in the address; see `make_target`.
         report: called with news for the trainer.
         live: whether the trainer is the parent of this process; otherwise an earlier trainer left the spool.
         wanted: whether to restore the run in MLflow if it was deleted there; otherwise it is left alone.
@@ -145,7 +145,7 @@ class Delivery:
                 self.stop()
 
     def stop(self) -> None:
-        """Stop, leaving what is not sent yet to another writer."""
+        """Stop, leaving unsent entries to another writer."""
         self._stop_watching()
         if self._lock is not None:
             self._lock.close()
@@ -210,7 +210,7 @@ class Delivery:
 
     def _send_entry(self, sink: RunSink, entry: dict[str, Any] | None) -> None:
         if entry is None:
-            self._refuse(f"a line of {self._spool} that was cut off is left out")
+            self._refuse(f"a line of {self._spool} that was truncated is skipped")
             return
         if "status" in entry:
             self._stop_watching()
@@ -274,7 +274,7 @@ class Delivery:
             self._monitor = LoadMonitor(run, interval, self._target["tracking_uri"])
             self._monitor.start()
         except Exception as error:  # an unexpected driver must not hold up the metrics
-            self._refuse(f"system metrics are left out: {error}")
+            self._refuse(f"no system metrics: {error}")
 
     def _stop_watching(self) -> None:
         if self._monitor is not None:

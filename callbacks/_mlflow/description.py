@@ -15,18 +15,22 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-# Keys that say how a run was started, not what it is: runs that differ only in these are the same experiment.
+# Keys for how a run was started: runs that differ only in these are the same experiment.
 START_KEYS = (
     *("run_name", "experiment_name", "mode", "resume", "resume_allow", "at", "rerun", "run", "allow_targets"),
     *("allow_code", "allow_addresses", "skip_finished", "share", "allow_divergence", "explain", "predict", "prove"),
     *("replay", "verify", "bisect", "lr_range", "compare", "init"),
 )
-PLUMBING = ("trainer", "launch", "callbacks")  # sections of which only what differs from the defaults is a parameter
-OWN_CLASSES = ("runner.", "torch.")  # modules whose classes the name of a config's choice stands for
+PLUMBING = (
+    "trainer",
+    "launch",
+    "callbacks",
+)  # sections that become parameters only where they differ from the defaults
+OWN_CLASSES = ("runner.", "torch.")  # modules whose classes are represented by the name of the config choice
 
 
 def describe_config(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parameters that define a run, so that a list of runs can be filtered by what makes them differ.
+    """Return the parameters that define a run, so that a list of runs can be filtered by their differences.
 
     Of the trainer, the launch and the callbacks, these are the arguments that differ from the defaults of their
     classes; of everything else, all values but null and empty ones, copies of the seed, and the runner's own classes.

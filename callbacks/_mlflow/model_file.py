@@ -1,4 +1,4 @@
-"""Writes the trained model to a file, of which the writer process makes a model in MLflow."""
+"""Writes the trained model to a file, which the writer process logs to MLflow as a model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("runner")
 
-SMALL = 10_000  # numbers in a sample of which the input example has two, to show that there may be several
+SMALL = 10_000  # numbers per sample up to which the input example has two samples, to show that it may
 
 
 def check_loggable(state: State, log_model: str) -> None:
@@ -44,7 +44,7 @@ def check_loggable(state: State, log_model: str) -> None:
     savers = [one for one in state.callbacks if hasattr(one, "best_checkpoint")]
     if not any(getattr(one, "monitor", None) for one in savers):
         raise ValueError(
-            "log_model='best': no checkpoint is the best without a metric; add "
+            "log_model='best': the best checkpoint needs a metric; add "
             "callbacks.checkpoint_saver.monitor=eval/loss or another metric, or give log_model=last"
         )
 
@@ -99,7 +99,7 @@ def _weights(state: State, log_model: str) -> Iterator[None]:
         return
     best = next((one for saver in state.callbacks if (one := getattr(saver, "best_checkpoint", None))), None)
     if best is None:
-        raise FileNotFoundError("no checkpoint is the best, because the metric was never finite")
+        raise FileNotFoundError("there is no best checkpoint, because the metric was never finite")
     with in_eval_mode(state.unwrapped_model), weights_of(state, best):
         yield
 

@@ -104,7 +104,7 @@ class Session:
             self._warn(f"values are lost ({error})")
 
     def append_params(self, params: dict[str, str]) -> None:
-        """Record parameters; in a resumed run, those that earlier sessions did not have are changes."""
+        """Record parameters; in a resumed run, parameters that earlier sessions did not have are changes."""
         if not self._holds(partial(self.append_params, params)) and self._spool is not None:
             self.append({"params": params} | ({"resumed": True} if self._spool.resumed else {}))
 
@@ -180,7 +180,7 @@ class Session:
 
         Args:
             status: FINISHED, FAILED or KILLED.
-            timeout: maximum seconds to wait; a run that is KILLED waits two seconds at most, and its writer goes on.
+            timeout: maximum seconds to wait; a run that is KILLED waits two seconds at most, and its writer continues.
         """
         self.append({"status": status, "t": now_ms()})
         spool = self._spool
@@ -232,7 +232,7 @@ class Session:
 
 
 def log_sweep(session: Session, summary: SweepSummary, nested: bool, timeout: float) -> None:
-    """Log the summary of a sweep as a run of its own; repeating the sweep continues the same run.
+    """Log the summary of a sweep as a separate run; rerunning the sweep continues that run.
 
     Args:
         session: session in the sweep's folder.
@@ -254,7 +254,7 @@ def log_sweep(session: Session, summary: SweepSummary, nested: bool, timeout: fl
         session.append({"table": name, "columns": list(columns), "rows": [list(row) for row in rows]})
     for path in summary.files:
         session.append_artifact(path, "sweep")
-    # The step: a sweep that is repeated has finished at least as many jobs as before.
+    # The step: a rerun sweep has finished at least the jobs it had before.
     session.append_metrics([(dict(summary.metrics), int(summary.metrics["sweep/finished"]), time.time())])
     session.close(summary.status, timeout)
 

@@ -94,7 +94,7 @@ def write_sent(folder: Path, sent: Sent) -> None:
 def read_entries(path: Path, offset: int = 0, limit: int | None = CHUNK) -> Iterator[tuple[dict[str, Any] | None, int]]:
     """Yield the complete lines after `offset`, about `limit` bytes of them, each with the offset of its end.
 
-    A line that is not a JSON object, because a write was cut off, is yielded as None.
+    A line that is not a JSON object, because a write was interrupted, is yielded as None.
     """
     with path.open("rb") as file:
         file.seek(offset)
@@ -120,7 +120,7 @@ class Spool:
         folder: folder of the spool, created if it does not exist.
 
     Attributes:
-        departed: first batch that was trained again with another loss than in an earlier session, or None.
+        departed: first retrained batch with a different loss than in an earlier session, or None.
         lines: number of complete lines in the spool.
 
     Raises:
@@ -142,7 +142,7 @@ class Spool:
 
     @property
     def exclusive(self) -> bool:
-        """Whether no other trainer writes to the spool."""
+        """Whether this is the only trainer writing to the spool."""
         return self._alive is not None
 
     @property

@@ -1,4 +1,4 @@
-"""Opens MLflow stores, experiments and runs, safely for several processes at once, and finds runs by id."""
+"""Opens MLflow stores, experiments and runs, safely from several processes, and finds runs by id."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def open_experiment(client: MlflowClient, target: Mapping[str, Any]) -> str:
 
 
 def refuse_deleted(experiment: Experiment) -> None:
-    """Check that an experiment is not deleted, because nobody would see its runs.
+    """Check that an experiment is not deleted, because its runs would be hidden in the UI.
 
     Raises:
         Deleted: the experiment was deleted.
@@ -147,7 +147,7 @@ def open_run(
     a second one.
 
     Args:
-        target: where the run goes.
+        target: target of the run, see `make_target`.
         run_id: id of the run, if it is known.
         tags: function that returns the tags of a new run.
         restore: whether to restore a run that was deleted.
@@ -212,13 +212,13 @@ def find_run(run_id: str, tracking_uri: str, downloads: Path | None) -> Path | N
     if downloads is None:
         where = f"{name} on {run.data.tags.get('host')}" if name else "unknown"
         raise ValueError(
-            f"MLflow run {run_id}: its folder with the checkpoints ({where}) is not here, or may not be read; "
-            "give resume= a folder, or make the run again with rerun="
+            f"MLflow run {run_id}: its folder with the checkpoints ({where}) is missing or not readable; "
+            "give resume= a folder, or repeat the run with rerun="
         )
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     try:
         if not client.list_artifacts(run_id, "record"):
-            raise ValueError(f"MLflow run {run_id} has no record among its artifacts: it cannot be made again")
+            raise ValueError(f"MLflow run {run_id} cannot be rerun: its artifacts contain no record")
         for file in Path(client.download_artifacts(run_id, "record", str(downloads))).iterdir():
             file.rename(downloads / file.name)
     except (mlflow.exceptions.MlflowException, requests.RequestException, OSError) as error:

@@ -1,4 +1,4 @@
-"""Sends by hand what runs have left unsent: `python -m runner mode=sync`."""
+"""Sends unsent data of earlier runs on request: `python -m runner mode=sync`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ INTERVAL = 10.0  # seconds between two progress messages for a long run
 
 
 def sync(tracking_uri: str, experiment_name: str, run_dir: Path | None) -> bool:
-    """Send what runs have left unsent, print the outcome, and return whether everything is sent.
+    """Send unsent data of runs, print the outcome, and return whether everything is sent.
 
     Args:
         tracking_uri: address of the store whose runs are sent.
-        experiment_name: experiment for a run that has no target of its own.
+        experiment_name: experiment for a run without its own target.
         run_dir: folder of a single run to send instead of all unsent runs. It is sent to its own target; if someone
             else made it, that must be the store at `tracking_uri`.
 
@@ -43,7 +43,7 @@ def sync(tracking_uri: str, experiment_name: str, run_dir: Path | None) -> bool:
         raise ValueError(f"resume={str(run_dir)!r}: nothing was logged to MLflow there; give a run's folder")
     run_dirs = _unsent_runs(tracking_uri) if run_dir is None else [run_dir]
     if not run_dirs:
-        print("MLflow: nothing is left to send")
+        print("MLflow: nothing left to send")
     set_environment()
     if run_dir is not None:
         return _send(run_dir, _target_of(run_dir, tracking_uri, experiment_name), wanted=True)
@@ -73,7 +73,7 @@ def _target_of(run_dir: Path, tracking_uri: str, experiment_name: str) -> dict[s
         asked = read_object(folder / FILE).get("tracking_uri")
         if asked is not None and asked != without_credentials(tracking_uri):
             raise ValueError(
-                f"{folder / FILE}: this run was made by someone else, or on another machine, and would be sent to "
+                f"{folder / FILE}: this run was made by someone else or on another machine, and would be sent to "
                 f"{asked!r}; if you trust that, add 'callbacks.mlflow_logger.tracking_uri={asked}'"
             )
         fields = {"tracking_uri": tracking_uri, "experiment_name": experiment_name, "run_name": run_dir.name}
@@ -101,7 +101,7 @@ def _send(run_dir: Path, target: dict[str, Any], wanted: bool) -> bool:
     shown = show_path(run_dir)
     alive = lock_file(run_dir / "mlflow" / "trainer.lock")
     if alive is None:
-        print(f"{shown}: is still running, and sends by itself")
+        print(f"{shown}: still running; it sends its data itself")
         return False
     alive.close()
 

@@ -46,7 +46,7 @@ def resolve_uri(tracking_uri: str | None) -> str:
 
 
 def check_address(uri: str) -> None:
-    """Check that MLflow knows an address, before training rather than after.
+    """Check that MLflow supports an address, before training rather than after.
 
     Args:
         uri: address from the argument or the environment; without a scheme it is a folder.
@@ -137,7 +137,7 @@ def typed_command() -> list[str]:
 
 
 def typed_overrides() -> dict[str, str]:
-    """Return the values that the user typed, by key, without those that only say how the command runs."""
+    """Return the values that the user typed, by key, except those that only control how the command runs."""
     matches = (re.fullmatch(r"[+~]{0,2}([\w./]+)=(.*)", one, re.DOTALL) for one in typed_command())
     ways = ("hydra", "callbacks", "run_name", "resume", "rerun", "allow_", "launch", "experiment_name", "mode")
     return {one[1]: one[2] for one in matches if one and not one[1].startswith(ways)}
@@ -160,11 +160,11 @@ def make_target(
     system_metrics_interval: float | None,
     start_time: int,
 ) -> dict[str, Any]:
-    """Return what a writer needs to know to send a run's spool, even without the trainer.
+    """Return everything a writer needs to send a run's spool, even without the trainer.
 
     Args:
         run_dir: the run's folder.
-        before: what `known_before` returned for an earlier session of the run; empty for a new run.
+        before: the result of `known_before` for an earlier session of the run; empty for a new run.
         tracking_uri: address of the store.
         experiment_name: name of the experiment.
         run_name: name for a new run.
@@ -205,7 +205,7 @@ def read_target(folder: Path) -> dict[str, Any] | None:
 
 
 def known_before(folder: Path) -> dict[str, Any]:
-    """Return what identifies a run, whoever wrote it, as `before` of `make_target`; empty if there is no spool.
+    """Return the identity of a run, perhaps someone else's, as `before` of `make_target`; empty without a spool.
 
     The first entry of the spool has it too, in case `run.json` is damaged.
     """

@@ -70,7 +70,7 @@ class Service:
         """Work until the trainer has ended and nothing is left to do, or the time is up.
 
         Args:
-            commands: commands of the trainer; None says that it has ended.
+            commands: commands of the trainer; None means that it has ended.
             trainer: process id of the trainer.
         """
         with contextlib.suppress(Exception):  # reported once there is a run
@@ -88,7 +88,7 @@ class Service:
             delivery.stop()
 
     def _take(self, commands: Commands) -> bool:
-        """Execute the next command, if there is one, and return False if it says that the trainer has ended."""
+        """Execute the next command, if there is one, and return False if the trainer has ended."""
         busy = any(delivery.due for delivery in self._active.values()) or (self._backlog and not self._active)
         try:
             command = commands.get(timeout=0.0 if busy else POLL)

@@ -27,7 +27,7 @@ _PROGRAM = f"import sys; sys.path.insert(0, {_ROOT!r}); from runner.callbacks._m
 
 
 QUIET = 5.0
-"""Seconds for which one waits for the writer without being told of it."""
+"""Seconds to wait for the writer before printing a message."""
 
 
 class Progress:
@@ -115,7 +115,7 @@ class WriterProcess:
             stderr=subprocess.DEVNULL,
             text=True,
             bufsize=1,
-            # Ctrl-C reaches only the trainer, which records how the run ended. No session of its own: Linux shares the
+            # Ctrl-C reaches only the trainer, which records how the run ended. No separate session: Linux shares the
             # cores out among sessions first, and `os.nice` would count for nothing.
             process_group=0,
         )
@@ -134,7 +134,7 @@ class WriterProcess:
         return progress
 
     def finish(self, progress: Progress) -> None:
-        """Send the rest of a run's spool at once, because nothing more will be added to it."""
+        """Send the rest of a run's spool immediately, because nothing more will be added to it."""
         self._send(progress, {"finish": str(progress.run_dir)})
 
     def _send(self, progress: Progress, command: Mapping[str, Any]) -> None:
@@ -166,7 +166,7 @@ _writer: WriterProcess | None = None
 
 
 def shared_writer() -> WriterProcess:
-    """Return the writer of this process, starting it if there is none. It serves one run after another."""
+    """Return the writer of this process, starting it if there is none. It is reused by later runs."""
     global _writer
     if _writer is None or not _writer.alive:
         _writer = WriterProcess()

@@ -1,1 +1,1 @@
-"""Checkpoints: what they contain, how they are stored on disk, and digests that tell two runs apart."""
+"""Checkpoints: what they contain, how they are stored on disk, and digests that show where two runs differ."""

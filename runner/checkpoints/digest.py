@@ -25,7 +25,7 @@ PARTS = ("samples", "content", "randomness", "loss", "gradients", "weights", "op
 """Parts of a run that a line of the file may hold digests of, in the order in which one causes the next; the callback
 `StateDigest` describes each."""
 MEASURED = ("loss", "gradients", "weights")
-"""Parts of which a line holds a number too, under 'values'."""
+"""Parts for which a line also holds a number, under 'values'."""
 
 
 def digest(value: Any) -> str:
@@ -45,7 +45,7 @@ def digest(value: Any) -> str:
 def digest_state(state: State) -> dict[str, str]:
     """Return digests of this rank's state by part, all but `samples`; call it after a batch and before evaluations.
 
-    What is sharded is gathered: call it on all ranks then.
+    Sharded tensors are gathered, so call it on all ranks if the model is sharded.
     """
     import torch
 
@@ -72,7 +72,7 @@ def digest_state(state: State) -> dict[str, str]:
 def measure_state(state: State) -> dict[str, float]:
     """Return the loss of this rank's last batch, and the norms of its gradients and weights.
 
-    Waits for the device. What is sharded is gathered: call it on all ranks then.
+    Waits for the device. Sharded tensors are gathered, so call it on all ranks if the model is sharded.
     """
     weights = [*state.unwrapped_model.parameters()]
     gradients = [one.grad for one in weights if one.grad is not None]
@@ -122,7 +122,7 @@ def _feed_tensor(update: Callable[[Any], object], tensor: Tensor) -> None:
 
 
 def read_digests(path: str | Path) -> list[dict[str, Any]]:
-    """Return the entries of a file of digests, one for each batch; a line that was cut off or is no entry is left out.
+    """Return the entries of a file of digests, one for each batch; truncated and invalid lines are skipped.
 
     Raises:
         FileNotFoundError: `path` is neither a file of digests nor the folder of a run that has one.

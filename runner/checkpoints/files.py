@@ -1,4 +1,4 @@
-"""Checkpoints on disk. They appear whole or not at all, and a manifest reveals one that was damaged later."""
+"""Checkpoints on disk. They are written atomically, and a manifest reveals later damage."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Snapshot = dict[str, Any]
 
 
 def discard(path: Path) -> None:
-    """Remove a checkpoint folder, which is never seen half removed under its name."""
+    """Remove a checkpoint folder atomically: it never appears half removed under its name."""
     shutil.rmtree(hide(path), ignore_errors=True)
 
 
@@ -49,7 +49,7 @@ def verify(path: str | Path, rank: int = 0, ranks: int = 1) -> str | None:
 
     Args:
         path: the folder.
-        rank: number of this process among those that read the files together, each its share.
+        rank: number of this process among the ranks that read the files together, each its share.
         ranks: how many these are.
     """
     path = Path(path)
@@ -78,7 +78,7 @@ def _hash(path: Path) -> str:
 
 
 def _verify_shards(path: Path, files: Sequence[str]) -> str | None:
-    """Return why the shards of a checkpoint do not make up its tensors; None if they do, or if it has no shards."""
+    """Return why the shards of a checkpoint do not form complete tensors; None if they do, or if it has no shards."""
     try:
         for name in files if any(one.endswith(SUFFIX) for one in files) else ():
             if name.endswith(".pt"):
@@ -106,7 +106,7 @@ def find_checkpoint(path: str | Path, check: Callable[[Path], str | None] | None
 
     Args:
         path: the folder of a checkpoint or of a run.
-        check: what says why a checkpoint is not intact; `verify`, once for each unchanged one, if it is None.
+        check: returns why a checkpoint is not intact; None: `verify`, called once for each unchanged checkpoint.
 
     Raises:
         FileNotFoundError: `path` holds no intact checkpoint.
@@ -119,7 +119,7 @@ def find_checkpoint(path: str | Path, check: Callable[[Path], str | None] | None
             raise ValueError(f"checkpoint {str(path)!r} cannot be used: {fault}")
         return path.resolve()
     for names in ("[!.]*", ".*.discarded-*"):  # the latter are left by a kill during a replacement
-        # A run keeps its checkpoints in a folder of their own, which its config may rename.
+        # A run keeps its checkpoints in a separate folder, which its config may rename.
         found = {one.resolve().parent for up in ("", "[!.]*/") for one in path.glob(f"{up}{names}/{MANIFEST}")}
         for one in sorted(found, key=saved_at, reverse=True):
             facts = tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in one.iterdir())
@@ -161,7 +161,7 @@ def read_config(path: str | Path) -> dict[str, Any] | None:
 
 
 def read_file(path: str | Path, name: str) -> Any:
-    """Return the content of a checkpoint's file, with tensors on the CPU. Those in shards are read when they are used.
+    """Return the content of a checkpoint's file, with tensors on the CPU. Sharded tensors are read on first use.
 
     Raises:
         ValueError: the file contains more than tensors, numbers, strings, lists and dicts, or cannot be read.
@@ -173,7 +173,7 @@ def read_file(path: str | Path, name: str) -> Any:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest of torch's message explains how to unpickle anyway
         what = f"objects ({found[1]})" if found else "objects"
         raise ValueError(
-            f"{path / name} holds {what} that would have to be unpickled, which could run code: refused"
+            f"{path / name} holds {what} that would have to be unpickled, which could run code, so it is rejected"
         ) from None
     except (EOFError, RuntimeError) as error:
         raise ValueError(f"{path / name} was not written by torch.save: {error or 'it ends too early'}") from None

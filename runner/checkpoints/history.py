@@ -1,4 +1,4 @@
-"""The checkpoints that a run has kept: which of them stands before a batch. Imports no torch until one is read."""
+"""Finds the checkpoint of a run that precedes a batch. Imports no torch until one is read."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A run's checkpoints at an address: each is uploaded whole or not at all, and verified in both directions.
+"""A run's checkpoints at an address: each is uploaded atomically, and verified in both directions.
 
     <address>/<checkpoint>/index.json          names, sizes and hashes of the other files; written last
                            config.yaml ...     the run's record
                            checkpoints/<checkpoint>/model.pt ...
 
-Each is the folder of a run with a single checkpoint, all that another machine needs to go on. What is read there may
+Each is the folder of a run with a single checkpoint, all that another machine needs to continue. What is read there may
 be anybody's: names that lead elsewhere and files that differ from their hashes are refused.
 """
 
@@ -27,15 +27,15 @@ FORMAT = 1
 LARGEST_INDEX = 4_000_000  # bytes
 BLOCK = 1 << 20  # bytes read at a time
 RECORD = ("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature", "code", "mlflow/run.json")
-"""Files and folders of a run that are uploaded with each checkpoint; the last says which MLflow run it is."""
+"""Files and folders of a run that are uploaded with each checkpoint; the last one identifies its MLflow run."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """What lies at an address for one checkpoint.
+    """The index of one checkpoint at an address.
 
     Attributes:
-        checkpoint: its path in the run's folder, such as `checkpoints/ep2-ba64`.
+        checkpoint: path of the checkpoint in the run's folder, such as `checkpoints/ep2-ba64`.
         saved_at: when it was written, in seconds since 1970.
         best: names of the run's best checkpoints by then, best first.
         files: size and SHA-256 of each file, by its path in the run's folder.
@@ -77,7 +77,7 @@ class Mirror:
         address: the run's own folder, such as `s3://bucket/runs/NAME`.
 
     Raises:
-        Exception: the file system cannot be reached; each has errors of its own.
+        Exception: the file system cannot be reached; each file system has its own errors.
     """
 
     def __init__(self, address: str) -> None:
@@ -104,7 +104,7 @@ class Mirror:
         """Return the index of a checkpoint; without a name, of the one that the address itself is.
 
         Raises:
-            FileNotFoundError: there is no such checkpoint, or not the whole of it.
+            FileNotFoundError: the checkpoint does not exist or is incomplete.
             ValueError: it cannot be used.
         """
         with self._remote.open(self._at(name, INDEX), "rb") as file:
@@ -114,13 +114,13 @@ class Mirror:
         """Upload a folder as one checkpoint, replacing another of that name, and read it back.
 
         Args:
-            folder: a run's folder with one checkpoint, which nobody changes meanwhile.
+            folder: a run's folder with one checkpoint, which must not change during the upload.
             name: name of the checkpoint.
-            checkpoint: its path in the folder.
+            checkpoint: path of the checkpoint in the folder.
             best: names of the run's best checkpoints, best first.
 
         Raises:
-            OSError: what came back is not what was sent.
+            OSError: a file that was read back differs from the upload.
         """
         manifest = json.loads((folder / checkpoint / "manifest.json").read_text())
         index = Index(checkpoint, manifest["saved_at"], list(best), _facts(folder, checkpoint, manifest["files"]))
@@ -136,7 +136,7 @@ class Mirror:
         self._remote.pipe_file(self._at(name, INDEX), json.dumps(asdict(index)).encode())
 
     def prune(self, keep: int, best: Collection[str]) -> None:
-        """Remove all but the newest checkpoints and the best, and what uploads left that were cut off.
+        """Remove all but the newest checkpoints and the best, and remains of interrupted uploads.
 
         Args:
             keep: number of newest ones; -1 keeps all.
@@ -158,10 +158,10 @@ class Mirror:
             index: its index.
             name: its name.
             into: an existing folder.
-            only: what the paths of the files begin with.
+            only: prefix of the paths of the files to download.
 
         Raises:
-            ValueError: a file is not what the index says.
+            ValueError: a file does not match the index.
             OSError: the disk has no room for it, or a file is missing there.
         """
         wanted = {file: facts for file, facts in index.files.items() if file.startswith(only)}
@@ -183,7 +183,7 @@ class Mirror:
 
 
 def stage(run_dir: Path, checkpoint: str, into: Path) -> None:
-    """Link what is uploaded for a checkpoint into a folder, where it stays as it is, whatever is done to the original.
+    """Link the files to upload for a checkpoint into a folder, where they survive changes to the originals.
 
     Args:
         run_dir: the run's folder.
@@ -219,7 +219,7 @@ def _facts(folder: Path, checkpoint: str, known: Mapping[str, Any]) -> dict[str,
 
 
 def _copy(source: Any, size: int, target: Any = None) -> dict[str, Any]:
-    """Read a file to its end, but hardly beyond a size, and return how large it is and its hash.
+    """Read a file up to about a maximum size, and return its size and hash.
 
     Args:
         source: a file that is open for reading.

@@ -1,4 +1,4 @@
-"""Sharded checkpoints: each rank writes its parts of weights and optimizer states to a file of its own.
+"""Sharded checkpoints: each rank writes its parts of weights and optimizer states to its own file.
 
 Beside `model.pt` and `state.pt` there is a safetensors file for each rank that has parts. In the `.pt` files a sharded
 tensor is an empty one on the meta device, which has its shape and type. Its parts are named after the place where it
@@ -51,8 +51,8 @@ def should_shard(state: State, wanted: bool | None) -> bool:
     """Return whether a checkpoint is to be sharded. All ranks.
 
     Args:
-        state: the run.
-        wanted: what the user wants; None: only if all weights and optimizer states would take more than half of the
+        state: state of the run.
+        wanted: the user's setting; None: only if all weights and optimizer states would take more than half of the
             memory that is free on rank 0's machine.
     """
     if wanted is not None or not is_sharded(state.unwrapped_model):
@@ -110,10 +110,10 @@ def join(content: Any, name: str, folder: Path, manifest: Mapping[str, Any]) -> 
     """Return the content of a file of a checkpoint with its sharded tensors in the place of empty ones.
 
     Args:
-        content: what was read from the file.
+        content: content of the file.
         name: name of the file.
         folder: folder of the checkpoint.
-        manifest: its manifest, whose file names were checked.
+        manifest: manifest of the checkpoint, with checked file names.
 
     Raises:
         ValueError: the parts of a tensor are not those of the whole, or are from another checkpoint.
@@ -131,7 +131,7 @@ def join(content: Any, name: str, folder: Path, manifest: Mapping[str, Any]) -> 
         if id(tensor) not in made:
             found = pieces.get(place, [])
             if types.get(place, set()) - {DTYPES.get(tensor.dtype)} or not _is_whole(tensor.shape, found):
-                raise ValueError(f"the shards of {place} do not make up a tensor {tuple(tensor.shape)}, {tensor.dtype}")
+                raise ValueError(f"the shards of {place} are not a whole tensor {tuple(tensor.shape)}, {tensor.dtype}")
             made[id(tensor)] = SavedTensor(tensor, found)
         return made[id(tensor)]
 
@@ -139,7 +139,7 @@ def join(content: Any, name: str, folder: Path, manifest: Mapping[str, Any]) -> 
 
 
 def _read_pieces(folder: Path, manifest: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Piece, str]]:
-    """Yield the parts in a checkpoint's files whose names begin so: the tensor's name, the part, and its type."""
+    """Yield the parts in a checkpoint's files with a prefix: the tensor's name, the part, and its type."""
     from safetensors import SafetensorError, safe_open
 
     for file in sorted(one for one in manifest["files"] if one.endswith(SUFFIX)):
@@ -147,19 +147,19 @@ def _read_pieces(folder: Path, manifest: Mapping[str, Any], prefix: str) -> Iter
             opened = safe_open(folder / file, framework="pt")  # its memory stays mapped as long as a piece is used
             if (opened.metadata() or {}).get("save") != manifest.get("save"):
                 raise ValueError(f"{file} belongs to another checkpoint")
-            for key in opened.keys():  # noqa: SIM118 - it is no dict
+            for key in opened.keys():  # noqa: SIM118 - not a dict
                 if (named := NAME.fullmatch(key)) is None:
-                    raise ValueError(f"{file} holds {key!r}, which is not the name of a part")
+                    raise ValueError(f"{file} contains {key!r}, which is not the name of a part")
                 if named[1].startswith(prefix):
                     content = opened.get_slice(key)
                     start = tuple(map(int, named[2].split(","))) if named[2] else ()
                     yield named[1], Piece(start, tuple(content.get_shape()), content), content.get_dtype()
         except SafetensorError as error:
-            raise ValueError(f"{file} is not a file of safetensors ({error})") from None
+            raise ValueError(f"{file} is not a safetensors file ({error})") from None
 
 
 def _is_whole(shape: Sequence[int], pieces: Sequence[Piece]) -> bool:
-    """Return whether parts fill a tensor without a gap: they lie in it, none overlap, and their sizes add up."""
+    """Return whether parts cover a tensor completely: all lie inside it, none overlap, and their sizes add up."""
     inside = all(
         len(shape) == len(one.start) == len(one.shape)
         and all(0 <= a <= a + b <= whole for a, b, whole in zip(one.start, one.shape, shape, strict=True))

@@ -51,7 +51,7 @@ def save_checkpoint(state: State, path: str | Path, weights_only: bool = False, 
         state: the run, between two batches.
         path: the folder to write; an existing checkpoint is replaced once the new one is complete.
         weights_only: leave out `state.pt`. The rest is enough to evaluate and to start from, but not to resume.
-        sharded: of a sharded model, whether each rank writes its part; None: if rank 0 has no memory for the whole.
+        sharded: whether each rank of a sharded model writes its part; None: only if rank 0 has too little memory.
 
     Raises:
         FileExistsError: `path` exists and is not a checkpoint.
@@ -121,7 +121,7 @@ def capture(
 
 
 def can_save_alone(state: State) -> bool:
-    """Return whether this rank can save a checkpoint by itself, after an error that other ranks may not have had.
+    """Return whether this rank can save a checkpoint alone, after an error that other ranks may not have had.
 
     It can if it is rank 0, its state is consistent, and no other rank holds accumulators of training metrics, what a
     hook gathers, or a part of the model.
@@ -224,7 +224,7 @@ def restore(state: State, path: str | Path) -> None:
     for kind, own in (("optimizers", state.optimizers), ("schedulers", state.schedulers)):
         if len(saved[kind]) != len(own):
             raise ValueError(
-                f"checkpoint {str(path)!r} has {len(saved[kind])} {kind}, this run has {len(own)}: resume with as many"
+                f"checkpoint {str(path)!r} has {len(saved[kind])} {kind}, this run has {len(own)}: keep their number"
             )
         for one, its in zip(own, saved[kind], strict=True):
             if kind == "optimizers":
@@ -261,7 +261,7 @@ def _order(state: State) -> dict[str, Any]:
 
 
 def _check_order(path: Path, saved: Mapping[str, Any], order: dict[str, Any]) -> None:
-    """Raise if the rest of the epoch would not be the samples that its first part has left over."""
+    """Raise if the rest of the epoch would not consist of the samples that are still missing."""
     before = saved.get("order", {})
     stands = Timestamp.from_state_dict(saved["timestamp"])
     changes = [f"{name} {before[name]} -> {now}" for name, now in order.items() if before.get(name, now) != now]
@@ -285,7 +285,7 @@ def _weights(model: nn.Module, copy: bool, places: dict[int, Place] | None) -> d
 
 
 def _to_cpu(tensor: Tensor, copy: bool, places: dict[int, Place] | None) -> Tensor:
-    """Return a tensor that is written; of a sharded one the whole, or if there are `places` this rank's part."""
+    """Return a tensor to write; a sharded one in full, or this rank's part if `places` are given."""
     if is_sharded(tensor) and places is not None:
         place = place_of(tensor)
         part = _copy(local(tensor), copy) if place.is_first_copy else local(tensor).new_empty(0, device="cpu")
@@ -342,7 +342,7 @@ def _metric_states(state: State) -> dict[str, Any]:
 
 
 def _load_metric_states(state: State, saved: Mapping[str, Any]) -> None:
-    """Give the merged accumulators to the first rank of those that are merged; the others start from empty ones."""
+    """Give the merged accumulators to the first of the merged ranks; the others start from empty ones."""
     for name, metric in state.train_metrics.items():
         if name not in saved:
             continue

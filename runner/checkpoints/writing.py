@@ -1,4 +1,4 @@
-"""Writing checkpoints: they appear whole or not at all, from one rank or from all of them."""
+"""Writes checkpoints atomically, from one rank or from all of them."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def write_checkpoint(
     sharded snapshot each rank writes its own file there; call this on all ranks then.
 
     Args:
-        snapshot: what `capture` returned.
+        snapshot: the result of `capture`.
         path: the folder of the checkpoint, on a file system that all ranks share if it is sharded.
         group: the group in which ranks agree, if not that of training: see `make_group`.
-        before: what rank 0 does first; its OSError is raised on all ranks, as those of writing are.
-        after: what rank 0 does once the checkpoint is there.
+        before: function that rank 0 calls first; its OSError is raised on all ranks, like errors of writing.
+        after: function that rank 0 calls once the checkpoint is complete.
 
     Raises:
         FileExistsError: `path` exists and is not a checkpoint.
@@ -72,7 +72,7 @@ def _do_alone(function: Callable[[], Any]) -> list[Any]:
 
 
 def _begin(path: Path, before: Callable[[], object]) -> tuple[str, str]:
-    """Make the hidden folder, and return its path and what tells the files of this checkpoint from those of others."""
+    """Make the hidden folder, and return its path and the id that marks the files of this checkpoint."""
     before()
     if path.exists() and not (path / MANIFEST).exists():
         raise FileExistsError(f"path={str(path)!r} exists and is not a checkpoint: choose another name")
@@ -95,9 +95,7 @@ def _finish(
 ) -> None:
     for name, facts in shards.items():
         if (hidden / name).stat().st_size != facts["size"]:
-            raise OSError(
-                f"{name} is not there as another rank wrote it: {path.parent} must be one folder for all ranks"
-            )
+            raise OSError(f"{name} is missing, but another rank wrote it: {path.parent} must be shared by all ranks")
     own = {name: _write(hidden / name, snapshot[name]) for name in snapshot if "." in name}
     manifest = {
         "format": FORMAT,
@@ -122,7 +120,7 @@ def _replace(path: Path, by: Path) -> None:
 
 
 class _HashingFile:
-    """A file that hashes what is written to it, and keeps an OSError that torch.save would replace by its own error."""
+    """A file that hashes its content while writing, and keeps an OSError that torch.save would replace."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file

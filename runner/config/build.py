@@ -18,6 +18,7 @@ from runner.config.composed import check_keys, optimizer_sections, section_of, t
 from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig
 from runner.config.foreign import about_foreign_value
 from runner.config.hydra_versions import any_target, full_key
+from runner.config.nearest import Advice
 from runner.config.signatures import check_signature, locate
 from runner.failures.facts import WrongKey, annotate, argument_of, facts_of, wrong_argument
 from runner.files.addresses import hidden_everywhere
@@ -53,7 +54,7 @@ def warm_up(config: Mapping[str, Any]) -> None:
 
 
 def callbacks_with(config: Mapping[str, Any], attribute: str) -> dict[str, Any]:
-    """Return those classes of a config's callbacks that have an attribute, by key; wrong targets are left out."""
+    """Return the callback classes of a config that have an attribute, by key; wrong targets are skipped."""
     found = {}
     for key, section in (config.get("callbacks") or {}).items():
         with suppress(Exception):
@@ -64,7 +65,7 @@ def callbacks_with(config: Mapping[str, Any], attribute: str) -> dict[str, Any]:
 
 
 def make_launch(config: Mapping[str, Any]) -> Launch:
-    """Return the `Launch` of a job, which says how many processes it has.
+    """Return the `Launch` of a job, which holds its number of processes.
 
     Its section is checked before everything else, because the processes start early.
 
@@ -130,7 +131,7 @@ def make_parts(config: Mapping[str, Any], uploads: bool = True) -> dict[str, Any
     These are callbacks and algorithms, each as a dict by config key, optimizers, and schedulers.
 
     Args:
-        config: the config.
+        config: the resolved config.
         uploads: whether checkpoints go to their mirror, if they have one; not those of a trial.
     """
     parts = {
@@ -156,7 +157,8 @@ def make_data(config: Mapping[str, Any]) -> tuple[Any, Any]:
     if not isinstance(made, tuple | list) or len(made) not in (2, 3):
         kind = f"{type(made).__name__} of {len(made)}" if isinstance(made, tuple | list) else type(made).__name__
         allowed = "(train_loader, eval_loader) or (train_loader, eval_loader, test_loader)"
-        raise TypeError(f"data: {section['_target_']} must return {allowed}, not a {kind}")
+        text = f"data: {section['_target_']} must return {allowed}, not a {kind}"
+        raise TypeError(Advice(text).knowing(key="data"))
     if (folds := make("folds", config.get("folds"))) is not None:
         with _naming("folds", config["folds"]):
             folds.apply(*made[:2])
@@ -172,7 +174,7 @@ def make_model(config: Mapping[str, Any]) -> Any:
     """Return the model, with initial weights that depend only on the run's seed.
 
     Raises:
-        WrongKey: the target made something that is no module.
+        WrongKey: the target returned something other than a module.
     """
     import torch
 
@@ -240,7 +242,7 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
     except SystemExit as exit:
         if not isinstance(exit.code, str):  # a signal asked for the end of the process
             raise
-        raise WrongConfig(f"{path}: {exit.code} ({section['_target_']})") from exit
+        raise WrongConfig(f"{path}: {exit.code} ({section['_target_']})", at=path) from exit
     except Exception as error:
         cause = error
         failed = path
@@ -274,7 +276,7 @@ def _add_section_of_hook(error: BaseException, config: Mapping[str, Any]) -> boo
 def _add_section(
     error: BaseException, path: str, section: Mapping[str, Any], config: Mapping[str, Any], failed: str = ""
 ) -> None:
-    """Add to an exception the section of the config that is at fault, both as facts and as a note.
+    """Add to an exception the section of the config that caused it, both as facts and as a note.
 
     The section at fault is the one that sets the argument which the exception refuses; it may be in another part of the
     config. If the exception names no argument, it is the section of the target that failed.

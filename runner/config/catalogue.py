@@ -1,4 +1,4 @@
-"""What can be chosen: config groups, their choices, and the keys of each, read from the files of `conf/` as they stand.
+"""The catalogue of config groups, their choices, and the keys of each, read directly from the files of `conf/`.
 
 Nothing is composed, and neither Hydra nor torch is imported. A choice is described by the comment at the top of its
 file, and a key by the comment beside it. The `conf/` of the working directory is read as well.
@@ -56,7 +56,7 @@ class Choice:
     Attributes:
         group: the group's folder, such as 'optimizer/param_groups'.
         name: the file's name without its suffix.
-        file: the file.
+        file: path of the config file.
         is_own: whether it is in the user's own folder.
     """
 
@@ -72,7 +72,7 @@ class Choice:
 
     @property
     def package(self) -> str:
-        """What its keys begin with, with a dot at the end; empty for files that set keys anywhere."""
+        """The prefix of its keys, ending with a dot; empty for files that set keys anywhere."""
         return "" if self.group in ("experiment", "sweep") else f"{self.group.replace('/', '.')}."
 
     @cached_property
@@ -85,7 +85,7 @@ class Choice:
 
     @property
     def comment(self) -> str:
-        """What the comment at the top of its file says, without commands and where it was tried."""
+        """The comment at the top of its file, without commands and hardware."""
         said = [line for line in self._top if not line.startswith(("@package", "python -m runner"))]
         return re.sub(r"^Hardware: .*?(\(mean[^)]*\)|unknown)\. ?", "", " ".join(said))
 
@@ -120,7 +120,7 @@ def choices(own: Path | None = None) -> list[Choice]:
     """Return the choices of all groups, ours first.
 
     Args:
-        own: the folder of the user's own config groups; None stands for `conf/` of the working directory.
+        own: the folder of the user's own config groups; None means `conf/` in the working directory.
     """
     found: list[Choice] = []
     for folder in (CONF, own or Path(OWN)):
@@ -137,7 +137,7 @@ def keys_of(text: str, package: str = "") -> list[Key]:
 
     Args:
         text: the content of the file.
-        package: what the full keys begin with.
+        package: prefix of the full keys.
     """
     try:
         root = yaml.compose(text, yaml.CSafeLoader)
@@ -153,12 +153,12 @@ def top_keys() -> list[Key]:
 
 
 def default_choices() -> dict[str, list[str]]:
-    """Return what the main config chooses, by group."""
+    """Return the choices of the main config, by group."""
     return chosen_in((CONF / "config.yaml").read_text(encoding="utf-8"))
 
 
 def chosen_in(text: str) -> dict[str, list[str]]:
-    """Return what the `defaults` of a config file choose, by group; nothing if it cannot be read."""
+    """Return the choices in the `defaults` of a config file, by group; empty if it cannot be read."""
     try:
         content: Any = yaml.load(text, yaml.CSafeLoader)
     except (yaml.YAMLError, RecursionError):
@@ -173,7 +173,7 @@ def chosen_in(text: str) -> dict[str, list[str]]:
 
 
 def _walk(node: Any, prefix: str, lines: list[str], seen: set[int]) -> Iterator[Key]:
-    """Yield the keys in a node; of a section that several keys share by an alias, only those of the first."""
+    """Yield the keys in a node; if several keys share a section through an alias, only those of the first."""
     seen.add(id(node))
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         name = f"{prefix}{key.value}"
@@ -186,7 +186,7 @@ def _walk(node: Any, prefix: str, lines: list[str], seen: set[int]) -> Iterator[
 
 
 def _as_written(value: Any, lines: list[str]) -> str:
-    """Return a value as it stands in the file, on one line."""
+    """Return a value as written in the file, on one line."""
     first = value.start_mark
     last = value.end_mark
     if first.line == last.line:

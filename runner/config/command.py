@@ -1,4 +1,4 @@
-"""A command that composes a config with Hydra: one job or many are run, and the exit code says how that went."""
+"""A command that composes a config with Hydra, runs one job or many, and returns an exit code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import traceback
 import hydra
 
 from runner.config.catalogue import CONF
-from runner.config.command_line import check_options, check_spaces, keys_first, merge_repeated, typed_value
+from runner.config.command_line import check_options, check_spaces, keys_first, merge_repeated, only_typed, typed_value
 from runner.config.errors import WrongConfig, config_errors
 from runner.config.hydra_versions import BASE, any_target
 from runner.config.one_job import is_one_job, run_one_job
@@ -58,13 +58,13 @@ def lead() -> int:
             saved = find_saved_run(sys.argv[1:])
             if saved is not None:
                 sys.argv[1:] = with_saved_arguments(saved, sys.argv[1:])
-            found = find_own_conf(sys.argv[1:], CONF)  # unless the saved run had a folder of its own
+            found = find_own_conf(sys.argv[1:], CONF)  # unless the saved run had its own folder
             sys.argv[1:] = [*sys.argv[1:], *found]
             for sentence in about_replaced([*typed, *found], CONF):
                 print(f"WARNING: {sentence}", file=sys.stderr)
         code = compose_and_run(saved)
     except Exception as error:
-        code = INTERRUPTED if was_interrupted() else tell(error, saved)
+        code = INTERRUPTED if was_interrupted() else report(error, saved)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except SystemExit as exit:
@@ -78,7 +78,7 @@ def lead() -> int:
     return code
 
 
-def tell(error: Exception, saved: SavedRun | None) -> int:
+def report(error: Exception, saved: SavedRun | None) -> int:
     """Print why a command has failed, and return the exit code."""
     if isinstance(error, Diverged):
         print(f"error: {error}", file=sys.stderr)
@@ -95,7 +95,7 @@ def tell(error: Exception, saved: SavedRun | None) -> int:
     print(f"error: {without_credentials(str(error))}", file=sys.stderr)
     give(error=error_object(WRONG_CONFIG, str(error), error.at, error.allowed, error.fix))
     if saved is not None and not saved.is_own:
-        print(f"the config.yaml of {saved.given!r} was changed, or was written by someone else", file=sys.stderr)
+        print(f"the config.yaml of {saved.given!r} was changed, or written by someone else", file=sys.stderr)
     return WRONG_CONFIG
 
 
@@ -119,7 +119,8 @@ def compose_and_run(saved: SavedRun | None) -> int:
         if sweep.led is None:
             raise
         if not sweep.led.results():  # no job has begun, so the launcher or the sweeper has failed
-            raise WrongConfig(f"the sweep cannot begin: {error}") from error
+            at = only_typed(sys.argv[1:], "hydra/launcher", "hydra/sweeper")
+            raise WrongConfig(f"the sweep cannot start: {error}", at=at) from error
         if not sweep.led.is_broken:
             raise
     finally:

@@ -57,6 +57,12 @@ def key_of(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 
 
+def only_typed(arguments: Sequence[str], *sections: str) -> str:
+    """Return the one of some sections of which a key was typed; empty if none was, or several were."""
+    found = {*sections} & {key_of(one).partition(".")[0] for one in arguments}
+    return found.pop() if len(found) == 1 else ""
+
+
 def typed_value(arguments: Sequence[str], key: str) -> str | None:
     """Return the last value given as `key=value`, or None if there is none or it is null."""
     values = [one.partition("=")[2].strip("'\"") for one in arguments if key_of(one) == key and "=" in one]
@@ -82,13 +88,13 @@ WITH_VALUE = {
     "--config-dir": "-cd",
 }
 OPTIONS = (*FLAGS, *WITH_VALUE)
-"""Hydra's command-line options, of which Hydra has no public list."""
+"""Hydra's command-line options; Hydra has no public list of them."""
 SHORT = ("h", "c", "p", "r", "m", "i")
 """Its short options; those of conf/ begin with c too."""
 
 
 def check_options(arguments: Sequence[str]) -> None:
-    """Refuse options that Hydra does not have, and those of which we have our own.
+    """Refuse options that Hydra does not have, and options that we replace.
 
     Raises:
         ValueError: an option is refused. The message suggests the key without dashes, or `--config-dir`.
@@ -97,10 +103,10 @@ def check_options(arguments: Sequence[str]) -> None:
         name = argument.partition("=")[0]
         if name in ("--config-path", "-cp"):
             raise ValueError(
-                f"{argument}: conf/ of this project is always read; --config-dir=<folder> adds your own to it"
+                f"{argument}: the runner's own conf/ is always read; --config-dir=<folder> adds yours to it"
             )
         if name in ("--shell-completion", "-sc"):
-            raise ValueError(f"{argument}: completion is set up with the command `runner completion bash`, zsh or fish")
+            raise ValueError(f"{argument}: to set up completion, use the command `runner completion bash`, zsh or fish")
         meant = [option for option in OPTIONS if option == name or (name.startswith("--") and option.startswith(name))]
         is_short = bool(re.match(rf"-({'|'.join(SHORT)})", name))
         if name.startswith("-") and not is_short and name not in meant and len(meant) != 1:
@@ -127,7 +133,7 @@ def _value_of_option(place: int, arguments: Sequence[str]) -> str | None:
 
 
 def check_spaces(arguments: Sequence[str]) -> None:
-    """Refuse overrides with spaces around their `=`, which a shell takes apart.
+    """Refuse overrides with spaces around their `=`, which a shell splits.
 
     Raises:
         ValueError: an override is in several arguments; the message shows it without spaces.
@@ -143,7 +149,8 @@ def check_spaces(arguments: Sequence[str]) -> None:
             value = after[0]
         else:
             continue
-        raise ValueError(f"{key} = {value}: has spaces around the =; write {key}={value}")
+        text = f"{key} = {value}: has spaces around the =; write {key}={value}"
+        raise ValueError(Advice(text).knowing(key=key_of(key), fix=f"{key}={value}"))
 
 
 def keys_first(arguments: Sequence[str]) -> list[str]:

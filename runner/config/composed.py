@@ -21,7 +21,7 @@ OF_THE_COMMAND = (
     "allow_divergence",
     *MODE_KEYS,
 )
-"""The keys that say what this command does, rather than what is trained."""
+"""The keys that control this command, rather than what is trained."""
 KEYS = (
     *GROUPS,
     "folds",
@@ -58,12 +58,12 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
         if isinstance(own := plain.pop(group, None), dict) and own:
             raise WrongKey(
                 f"{group}.{next(iter(own))}",
-                "nothing reads it; the file that sets it must begin with the line '# @package _global_', so that "
+                "has no effect; the file that sets it must begin with the line '# @package _global_', so that "
                 "its keys are those of the run",
             )
     for key in KEYS:
         if key not in plain and key not in GROUPS:
-            raise ValueError(f"~{key}: a run needs this key; give it a value, or null")
+            raise ValueError(Advice(f"~{key}: a run needs this key; give it a value, or null").knowing(key=key))
     return plain
 
 
@@ -94,7 +94,7 @@ def section_of(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
 
 
 def optimizer_sections(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the section of the optimizer, or those of several, each named like the submodule that it is for, by path.
+    """Return the section of the optimizer, or one section for each submodule with its own optimizer, by path.
 
     Raises:
         ValueError: there is none, or one has no target.
@@ -104,7 +104,7 @@ def optimizer_sections(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]
     if several and "_target_" not in section:
         for key, one in section.items():
             if not isinstance(one, Mapping) or "_target_" not in one:
-                reason = "needs a `_target_`: without one at the top, every key is a submodule's own optimizer"
+                reason = "needs a `_target_`: without one at the top, every key must be the optimizer of a submodule"
                 raise WrongKey(f"optimizer.{key}", reason, repr(one))
         return {f"optimizer.{key}": one for key, one in section.items()}
     return {"optimizer": section_of(config, "optimizer")}
@@ -129,34 +129,32 @@ def check_keys(config: Mapping[str, Any]) -> None:
         raise WrongKey("scheduler", "choose a file of conf/scheduler/", repr(scheduler))
     if scheduler and "_target_" not in scheduler:
         key = next(iter(scheduler))
-        reason = "nothing reads it, as there is no schedule; choose one with scheduler=<name>"
+        reason = "has no effect: no scheduler is selected; choose one with scheduler=<name>"
         raise WrongKey(f"scheduler.{key}", reason)
     for group in ("model", "data", "trainer"):
         section_of(config, group)
     folds = config.get("folds")
     if folds is not None and not (isinstance(folds, Mapping) and "_target_" in folds):
-        raise WrongKey("folds", "has no effect by itself; -m sweep=folds fills it in", repr(folds))
+        raise WrongKey("folds", "has no effect on its own; -m sweep=folds fills it in", repr(folds))
     optimizer_sections(config)
     for group in ("callbacks", "algorithms"):
         if "_target_" in (config.get(group) or {}):
             raise WrongKey(
                 f"{group}._target_",
-                f"has no name; a file of {group}/ begins with its own name as key, and all else is indented below it",
+                f"has no name; a file of {group}/ starts with its own name as the key, the rest is indented below it",
                 repr(config[group]["_target_"]),
             )
         for key, section in (config.get(group) or {}).items():
             if not isinstance(section, Mapping) or "_target_" not in section:
-                raise WrongKey(
-                    f"{group}.{key}",
-                    "needs a `_target_`, the class to make; "
-                    f"one that ships is added with +{group}=<name>, and ~{group}.{key} does without it",
-                    repr(section),
-                )
+                reason = f"add a built-in one with +{group}=<name>, or remove this one with ~{group}.{key}"
+                advice = Advice(f"needs a `_target_`, the class to make; {reason}")
+                fix = f"~{group}.{key}" if section is None else ""
+                raise WrongKey(f"{group}.{key}", advice.knowing(fix=fix), repr(section))
 
 
 def about_unknown(key: str, known: Iterable[str]) -> str:
     """Return what to do about an unknown key at the top of a config."""
-    near = nearest(key, known, 0, "python -m runner --cfg job shows those that there are.")
+    near = nearest(key, known, 0, "python -m runner --cfg job lists them.")
     return near + f" A value of your own goes into vars: +vars.{key}=..."
 
 
@@ -188,12 +186,11 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
         if names is not None and not (names and isinstance(names, list) and all(isinstance(one, str) for one in names)):
             raise WrongKey(key, f"must be {what}, or null", repr(config[key]))
     if config["test"] not in (None, "best", "last"):
-        raise WrongKey(
-            "test", "must be best or last, the weights to test after training, or null", repr(config["test"])
-        )
+        reason = Advice("must be best or last, the weights to test after training, or null")
+        raise WrongKey("test", reason.knowing(allowed=("best", "last", "null")), repr(config["test"]))
     if config["init_weights"] not in ("in_order", "by_name"):
-        reason = "must be in_order, as the model is made, or by_name, each weight by itself"
-        raise WrongKey("init_weights", reason, repr(config["init_weights"]))
+        reason = Advice("must be in_order (weights are drawn one after another), or by_name (each weight separately)")
+        raise WrongKey("init_weights", reason.knowing(allowed=("in_order", "by_name")), repr(config["init_weights"]))
     for key in ("skip_finished", "share", "allow_divergence", "allow_code"):
         if not isinstance(config[key], bool):
             raise WrongKey(key, Advice("must be true or false").knowing(allowed=("true", "false")), repr(config[key]))
@@ -214,7 +211,7 @@ def _check_choices(config: Mapping[str, Any]) -> None:
             raise WrongKey(group, f"set its keys: {', '.join(f'{group}.{key}=...' for key in known)}", repr(section))
         for key, value in section.items():
             if key not in known:
-                raise WrongKey(f"{group}.{key}", "nothing reads it; " + nearest(key, known))
+                raise WrongKey(f"{group}.{key}", "has no effect; " + nearest(key, known))
             allowed = known[key]
             if isinstance(allowed, type):
                 if type(value) is not allowed and (allowed is not float or type(value) is not int):
@@ -223,4 +220,5 @@ def _check_choices(config: Mapping[str, Any]) -> None:
                 raise WrongKey(f"{group}.{key}", nearest(str(value), allowed), repr(value))
         for key in known:
             if key not in section:
-                raise ValueError(f"~{group}.{key}: mode={group} needs this key; leave it as it is")
+                text = f"~{group}.{key}: mode={group} needs this key; leave it as it is"
+                raise ValueError(Advice(text).knowing(key=f"{group}.{key}"))

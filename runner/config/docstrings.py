@@ -22,10 +22,10 @@ class Definition:
     """A class or function in its source.
 
     Attributes:
-        name: its own name.
+        name: name of the class or function.
         file: the file that defines it.
-        text: its docstring; empty without one.
-        arguments: its arguments and their defaults, as written; the default is empty if there is none.
+        text: docstring of the class or function; empty if it has none.
+        arguments: names of the arguments with their defaults, as written; an empty default if there is none.
     """
 
     name: str
@@ -80,7 +80,7 @@ def classes_in(file: Path) -> list[Definition]:
 
 
 def _find_in(module: Path, parts: list[str], links: int) -> Definition | None:
-    """Return what `parts` name in a module, given by its file; an import of the name is followed."""
+    """Return the definition that `parts` name in a module's file, following imports of the name."""
     while len(parts) > 1 and module.name == INIT and (below := _submodule(module.parent, parts[0])):
         module = below
         parts = parts[1:]

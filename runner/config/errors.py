@@ -16,7 +16,7 @@ from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, Omega
 
 from runner.config.catalogue import CONF
 from runner.config.command_line import key_of, typed_value
-from runner.config.nearest import Advice
+from runner.config.nearest import Advice, advice_in
 from runner.config.signatures import NoSuchArgument
 from runner.config.sources import files_choosing, files_with
 from runner.config.suggestions import about_composing, about_override_first, is_empty_choice
@@ -33,11 +33,11 @@ class WrongConfig(Exception):
     """A configuration cannot be run; the message is all that a user needs to see.
 
     Args:
-        message: what is wrong and what to do.
+        message: message that says what is wrong and what to do.
         key: the config key with which the message begins, if the message also shows the key's value.
         at: the config key at fault, however the message begins; empty if no single key is.
-        allowed: the values or names that may stand there; empty if they cannot be listed.
-        fix: an argument to type in place of the wrong one; empty if it cannot be told.
+        allowed: the allowed values or names; empty if they cannot be listed.
+        fix: an argument to type instead of the wrong one; empty if unknown.
     """
 
     def __init__(self, message: str, key: str = "", at: str = "", allowed: Sequence[str] = (), fix: str = "") -> None:
@@ -48,12 +48,12 @@ class WrongConfig(Exception):
         self.fix = fix
 
     def __reduce__(self) -> Any:
-        """Keep the facts where the jobs of a sweep are checked in another process."""
+        """Keep the facts if the jobs of a sweep are checked in another process."""
         return type(self), (str(self), self.key, self.at, self.allowed, self.fix)
 
 
 class ConstructorFailed(ValueError):
-    """A constructor raised an exception that a wrong value seldom causes, so the constructor itself may be at fault."""
+    """A constructor raised an exception that a wrong value rarely causes, so the constructor itself may be wrong."""
 
 
 class Explanation(NamedTuple):
@@ -72,8 +72,7 @@ class Explanation(NamedTuple):
 
     def as_error(self, error: Exception) -> WrongConfig:
         """Return the exception to raise after another one, whose facts it takes over."""
-        told = (self.text, getattr(error, "reason", ""), *error.args)
-        advice = next((one for one in told if isinstance(one, Advice)), Advice())
+        advice = self.text if isinstance(self.text, Advice) else advice_in(error)
         at = self.at or self.key or advice.key
         facts = facts_of(error)
         meant = facts.meant or getattr(error, "meant", "")  # of a value
@@ -159,7 +158,7 @@ def _reason_of_omegaconf(error: OmegaConfBaseException) -> str:
         return f"needs a value; write {error.full_key}=..."
     first = str(error).strip().splitlines()[0]
     if isinstance(error, InterpolationKeyError) and (found := re.search(r"'([^']+)'", first)):
-        return f"uses ${{{found[1]}}}, and there is no such key; values of your own are set with +vars.<name>=..."
+        return f"uses ${{{found[1]}}}, and there is no such key; set your own values with +vars.<name>=..."
     return re.sub(r"^\w+ raised while resolving interpolation: (\[Errno \d+\] )?", "", first)
 
 
@@ -175,7 +174,7 @@ def _with_override_before_a_list(error: AssertionError) -> str | None:
 
 
 def _in_a_circle(error: RecursionError) -> str | None:
-    """Return a file whose defaults lead back to it, as Hydra's frames show it, or None if something else recurses."""
+    """Return a file whose defaults include itself, from Hydra's frames, or None if something else recurses."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     frames = [frame for frame in frames if frame.f_globals["__name__"].startswith("hydra.")]
     files = [frame.f_locals["path"] for frame in frames if "path" in frame.f_locals]
@@ -204,25 +203,37 @@ def _with_place(error: Exception, text: str, overrides: Sequence[str], conf: Pat
         text = f"{facts.key}{text.removeprefix(facts.argument)}"
         return Explanation(text, facts.key, " and ".join(files) or None)
     if facts.section and facts.section != "trainer":
-        at_fault = _told_value(facts.section, text, overrides)
+        at_fault = _override_in(facts.section, text, overrides)
         text = f"{at_fault or facts.section}: {text} ({facts.target})"
         key = key_of(at_fault)
     else:
-        key = argument_of(error)
+        argument = argument_of(error)
+        key = next((one for one in map(key_of, overrides) if one == f"trainer.{argument}"), argument)
     place = line_of_user(error)
-    if place is None and isinstance(error, TypeError):  # Python's message alone rarely says what is wrong
+    if place is None and isinstance(error, TypeError):  # Python's message alone rarely explains the error
         last = traceback.extract_tb(error.__traceback__)[-1:]
         raised = (one for one in last if not (one.line or "").startswith("raise "))
         place = next((f"{one.filename}:{one.lineno}" for one in raised), None)
     trace = f"; {VARIABLE}=1 shows the trace" if isinstance(error, ConstructorFailed) else ""
-    return Explanation(text, key, place, trace, at=key or facts.section)
+    return Explanation(text, key, place, trace, at=key or facts.section or _key_of_file(error, overrides))
 
 
-def _told_value(section: str, text: str, overrides: Sequence[str]) -> str:
+def _override_in(section: str, text: str, overrides: Sequence[str]) -> str:
     """Return the one typed override of a section whose value a library's message repeats; empty if there is none."""
     typed = [one.lstrip("+") for one in overrides if key_of(one).startswith(f"{section}.") and "=" in one]
     values = {one: re.escape(one.partition("=")[2]) for one in typed}
     found = [one for one, value in values.items() if value and re.search(rf"(?<![\w.-]){value}(?![\w.])", text)]
+    return found[0] if len(found) == 1 else ""
+
+
+def _key_of_file(error: Exception, overrides: Sequence[str]) -> str:
+    """Return the only typed key whose value is the file of an OSError, or a folder above or below; empty otherwise."""
+    file = getattr(error, "filename", None)
+    if not isinstance(file, str):
+        return ""
+    file = Path(file).absolute()
+    typed = {key_of(one): Path(value).absolute() for one in overrides if (value := one.partition("=")[2])}
+    found = [key for key, path in typed.items() if path == file or file in path.parents or path in file.parents]
     return found[0] if len(found) == 1 else ""
 
 

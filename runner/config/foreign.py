@@ -1,4 +1,4 @@
-"""What to write here in place of a key of another library, from the list in `foreign_keys.yaml`."""
+"""What to write here instead of a key of another library, from the list in `foreign_keys.yaml`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ OURS = ("model", "callbacks", "algorithms", "launch", "vars", "hydra")
 
 
 def about_foreign(key: str, value: Any = None) -> Advice | None:
-    """Return what to write in place of a key of another library, or None if the key is in no such library.
+    """Return what to write instead of a key of another library, or None if no known library has the key.
 
     Args:
         key: the key in full, as typed or as found in a file; `group=choice` for the choice of a group.
-        value: its value, with which the advice is given; None if it is not known.
+        value: value of the key, used in the advice; None if unknown.
     """
     if isinstance(value, Mapping):
         for name, one in value.items():
@@ -39,18 +39,18 @@ def about_foreign(key: str, value: Any = None) -> Advice | None:
 
 
 def about_foreign_value(key: str, value: Any) -> Advice | None:
-    """Return what to write in place of a value that a key has in other libraries, or None if it is not one of these."""
+    """Return what to write instead of a value from another library, or None if it is not a known one."""
     text = _table().get(key, {}).get("values", {}).get(str(value).lower())
     return Advice(f"write {text}").knowing(fix=_as_argument(text)) if text else None
 
 
 def _as_argument(text: str) -> str:
-    """Return a text if it is a single argument that can be typed as it stands, or else an empty one."""
+    """Return a text if it is a single argument that can be typed unchanged, otherwise an empty one."""
     return text if "=" in text and " " not in text and "..." not in text and "<" not in text else ""
 
 
 def _row(key: str) -> dict[str, Any] | None:
-    """Return the row of a key, or else that of its last part in a section that has no keys of users' classes."""
+    """Return the row of a key, or of its last part if the section has no keys of users' classes."""
     section, _, inner = key.partition(".")
     if inner and "=" not in key and section not in OURS:
         names = (key, f"{section}.*", inner.rpartition(".")[2])

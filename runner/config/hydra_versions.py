@@ -1,4 +1,4 @@
-"""What differs between the versions of Hydra and OmegaConf that the runner works with: 1.3 and 2.3, 1.4 and 2.4."""
+"""Differences between the supported versions of Hydra and OmegaConf: 1.3 and 2.3, 1.4 and 2.4."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_resolver(name: str, resolver: Callable[..., Any]) -> None:
 
 @contextmanager
 def any_target() -> Iterator[None]:
-    """Let Hydra 1.4 call what a config names without a warning that there is no list of what it may call.
+    """Let Hydra 1.4 call any target in a config, without its warning about a missing allow list.
 
     That list would have to name the class of each callable object as well, such as that of a model which a function
     returns. Hydra still refuses what runs commands. For records of other people there is `runner.runs.trust`.

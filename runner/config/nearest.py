@@ -1,4 +1,4 @@
-"""The nearest of some allowed names, for messages about a name that is wrong. Standard library only."""
+"""Finds the nearest allowed name, for messages about a wrong name. Standard library only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Advice(str):
     key: str = ""
     """The config key at fault, if it is known."""
     fix: str = ""
-    """The whole argument to type in place of the wrong one, if that takes more than the nearest name."""
+    """The complete argument to type instead of the wrong one, if the nearest name alone is not enough."""
 
     def knowing(self, **facts: Any) -> Advice:
         """Return the same phrase with further facts."""
@@ -35,6 +35,12 @@ class Advice(str):
         return found
 
 
+def advice_in(error: Exception) -> Advice:
+    """Return the advice that an exception was made with; an empty one if there is none."""
+    told = (getattr(error, "reason", ""), *error.args)
+    return next((one for one in told if isinstance(one, Advice)), Advice())
+
+
 def nearest(name: str, allowed: Iterable[Any], most: int = 40, otherwise: str = "it has many others") -> Advice:
     """Return a phrase with the nearest allowed name, and with all allowed names unless there are too many.
 
@@ -42,7 +48,7 @@ def nearest(name: str, allowed: Iterable[Any], most: int = 40, otherwise: str = 
         name: a name that is not allowed.
         allowed: the names that are.
         most: how many of them are listed at most.
-        otherwise: what to say if there are more and none is near.
+        otherwise: the text to use if there are more and none is close.
     """
     names = sorted(one for one in map(str, allowed) if not one.startswith("_"))
     longer = [one for one in names if name and one.startswith(name)]

@@ -1,4 +1,4 @@
-"""A command that runs one job: its config is composed once, where `hydra.main` composes it twice."""
+"""A command that runs one job: it composes the config once, whereas `hydra.main` composes it twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FOR_HYDRA = re.compile(r"-|[+~]*hydra(=|[./](mode|searchpath|callbacks)\b)")
 
 
 def is_one_job(arguments: Sequence[str]) -> bool:
-    """Return whether a command runs one job and asks nothing else of Hydra.
+    """Return whether a command runs one job and needs nothing else from Hydra.
 
     Hydra 1.3 composes the config an extra time to find out, which takes a fifth of a second. Our own `conf/` sets
     nothing that decides it, so what is typed does.
@@ -35,7 +35,7 @@ def run_one_job(task: TaskFunction, arguments: Sequence[str]) -> None:
     """Compose `conf/` with overrides and call a task with it, as `hydra.main` does.
 
     Args:
-        task: what Hydra would call.
+        task: function that Hydra would call.
         arguments: the arguments of a command that `is_one_job`.
     """
     with initialized(CONF, "runner"):

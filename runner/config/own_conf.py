@@ -1,6 +1,6 @@
-"""The `conf/` of a user's own project: found in the working directory, and read beside ours.
+"""The `conf/` of a user's own project: found in the working directory, and added to ours.
 
-Our files come first. A file of the same name in the user's folder is not read, and the user is told so.
+Our files come first. A file of the same name in the user's folder is not read, and a message says so.
 
 Nothing may be executed while a config is composed. A file can set keys of Hydra itself, though, by which Hydra imports
 and calls anything; a folder with such a file is read only if the user types `--config-dir`.
@@ -45,13 +45,13 @@ def find_own_conf(arguments: Sequence[str], conf: Path) -> list[str]:
     names = [file.relative_to(own) for group in found for file in sorted((own / group).glob("*.yaml"))]
     same = [str(name) for name in (Path("config.yaml"), *names) if (own / name).exists() and (conf / name).exists()]
     unread = f"; not read, because the runner has files of these names: {', '.join(same)}" if same else ""
-    advice = "; the keys of config.yaml can stand in conf/experiment/<name>.yaml" if "config.yaml" in same else ""
-    print(f"INFO: {OWN}/ of this folder is read as well{unread}{advice}", file=sys.stderr)
+    advice = "; put the keys of config.yaml into conf/experiment/<name>.yaml" if "config.yaml" in same else ""
+    print(f"INFO: {OWN}/ in this folder is read too{unread}{advice}", file=sys.stderr)
     return [f"--config-dir={own}"]
 
 
 def _configures_hydra(file: Path, folder: Path) -> bool:
-    """Return whether a config file may set keys by which Hydra calls something while it composes."""
+    """Return whether a config file may set keys that make Hydra call something during composition."""
     if "hydra" in file.relative_to(folder).parts:
         return True
     try:

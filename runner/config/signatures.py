@@ -21,7 +21,7 @@ _SCALARS: dict[Any, tuple[type, ...]] = {
     float: (int, float),
     str: (str,),
 }
-# What a section holds beside arguments: keys of Hydra, and the rules of an optimizer, `runner.optim.ParamGroups`.
+# Keys of a section that are not arguments: Hydra's own, and the rules of an optimizer, `runner.optim.ParamGroups`.
 _NO_ARGUMENTS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_", "param_groups")
 _COLLECTIONS: dict[Any, Any] = {list: list, tuple: list, Sequence: list | str, dict: Mapping, Mapping: Mapping}
 _WORDS: dict[Any, str] = {
@@ -74,7 +74,7 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
     named = [key for key, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     for key in keys:
         if key in supplied:
-            raise WrongKey(f"{path}.{key}", "is made from the other groups and cannot be set here")
+            raise WrongKey(f"{path}.{key}", "is built from the other groups and cannot be set here")
     if not open_ended and (unknown := [key for key in keys if key not in named]):
         foreign = about_foreign(f"{path}.{unknown[0]}", section[unknown[0]])
         near = foreign or nearest(unknown[0], [one for one in named if one not in supplied])
@@ -86,7 +86,7 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
         required = one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
         if required and key not in keys and key not in supplied:
             if key in _GIVEN_IN_TRAINING and path.partition(".")[0] in ("optimizer", "scheduler"):
-                raise WrongKey(path, f"{name} is called in training, which gives it {key}: add '_partial_: true'")
+                raise WrongKey(path, f"{name} gets {key} only during training: add '_partial_: true'")
             raise WrongKey(f"{path}.{key}", f"{name} needs this argument; set it with +{path}.{key}=...")
 
 
@@ -187,7 +187,7 @@ def _listed(hint: Any) -> tuple[str, ...]:
 
 
 def _in_words(hint: Any) -> Iterator[str]:
-    """Yield what a config can hold for an annotation; nothing for types of which it can hold no value."""
+    """Yield the config types that match an annotation; nothing for types that a config cannot represent."""
     origin = get_origin(hint) or hint
     if origin in (Union, UnionType):
         for one in get_args(hint):

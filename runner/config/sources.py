@@ -1,4 +1,4 @@
-"""Which of the chosen config files set a key or make a choice, for messages about what was not typed."""
+"""Finds the chosen config files that set a key or make a choice, for messages about values that were not typed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def files_choosing(choice: str, overrides: Sequence[str], conf: Path) -> list[st
 
 
 def _typed_choices(overrides: Sequence[str]) -> Iterator[str]:
-    """Yield the choices `group/name` that overrides may be."""
+    """Yield the possible choices `group/name` in overrides."""
     for one in overrides:
         key, equals, value = one.lstrip("+").partition("=")
         if equals and not one.startswith("-"):
@@ -73,7 +73,7 @@ def _chosen(defaults: Sequence[Any], group: str) -> Iterator[str]:
 
 
 def _sets(file: Path, group: str, key: str) -> bool:
-    """Return whether a file sets a key; its keys are those of its group, unless it is for the whole config."""
+    """Return whether a file sets a key; its keys belong to its group, unless the file is global."""
     node: Any = _content(file)
     parts = key.split(".")
     if group and not re.match(r"#\s*@package\s+_global_", file.read_text(encoding="utf-8")):

@@ -56,7 +56,9 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return _as_advice(_about_choice(group, name, error.options or (), overrides)).knowing(key=group)
     if isinstance(error, MissingConfigException):
-        return f"--config-name={error.missing_cfg_file}: conf/ has no such file; experiment=<name> chooses a whole run"
+        name = f"--config-name={error.missing_cfg_file}"
+        text = f"{name}: conf/ has no such file; experiment=<name> chooses a whole run"
+        return Advice(text).knowing(key="--config-name")
     if isinstance(error, OverrideParseException):
         return _about_grammar(error.override, overrides)
     text = str(error).strip()
@@ -77,14 +79,15 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
     if found := LIST_FOR_SECTION.match(text):
         key = found[1].lstrip("+")
         instead = f"write {key}.<name>=..., or '{key}={{<name>: ...}}'"
-        return Advice(f"{found[1]}=[...]: a list cannot stand for a section of keys; {instead}").knowing(key=key)
+        return Advice(f"{found[1]}=[...]: a list cannot replace a section of keys; {instead}").knowing(key=key)
     if found := SEVERAL_VALUES.match(text):
         key, _, value = found[1].partition("=")
         takes_one = key == "mode" or ((conf / key).is_dir() and key not in LISTS)
         listed = "" if takes_one else f"write '{key}=[{value}]' for a list, or "
         fix = f"{key}=[{value}]" if key in LISTS else ""
         return Advice(f"{found[1]}: several values; {listed}add -m to run each").knowing(key=key, fix=fix)
-    return text.partition("\n\n")[0]
+    key = "--config-dir" if text.startswith("Additional config directory") else ""
+    return Advice(text.partition("\n\n")[0]).knowing(key=key)
 
 
 def _as_advice(text: str) -> Advice:
@@ -137,7 +140,7 @@ def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
         return "'': an argument is empty; a variable of the shell may not be set"
     is_key = "." in typed and all(part.isidentifier() for part in typed.split("."))
     if is_key or typed in {*GROUPS, *(one.name for one in top_keys())}:
-        return f"{typed}: has no value; write {typed}=..., without spaces"
+        return Advice(f"{typed}: has no value; write {typed}=..., without spaces").knowing(key=typed)
     groups = _groups_by_choice(overrides) | {mode: ["mode"] for mode in MODES}
     if near := difflib.get_close_matches(typed, groups, n=1, cutoff=0.8):
         return f"{typed}: has no key; " + _meant(near[0], groups[near[0]])
@@ -145,8 +148,11 @@ def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
         return f"{typed}: has no key; " + foreign
     key, equals, value = typed.partition("=")
     if equals and re.match(r"[^\[{\s'\"][^'\"]*$", value):
-        return f"{typed}: the value cannot be read as it is; write it with two pairs of quotes: '{key}=\"{value}\"'"
-    return f"{typed}: cannot be read; write key=value, in quotes where there are brackets: '+callbacks=[a,b]'"
+        fix = f'{key}="{value}"'
+        text = f"{typed}: the value cannot be read as it is; write it with two pairs of quotes: '{fix}'"
+        return Advice(text).knowing(key=key_of(key), fix=fix)
+    text = f"{typed}: cannot be read; write key=value, in quotes where there are brackets: '+callbacks=[a,b]'"
+    return Advice(text).knowing(key=key_of(key) if equals else "")
 
 
 def _groups_by_choice(overrides: Sequence[str]) -> dict[str, list[str]]:
@@ -167,17 +173,20 @@ def _about_missing_key(key: str, error: Exception, overrides: Sequence[str], con
     inner = getattr(error.__cause__, "full_key", None)
     if inner is not None and inner.startswith(f"{key}."):  # the override replaces a whole section
         return f"{_about_key(inner, config, conf)}. To replace all of it: ~{key} '+{key}=...'"
-    return _about_key(key, config, conf)
+    about = _as_advice(_about_key(key, config, conf))
+    return about if typed else about.knowing(fix="")  # nothing takes the place of a key that was to be removed
 
 
 def _about_second_choice(group: str, overrides: Sequence[str]) -> str:
     """Return a message about a group for which two files were chosen."""
     if group in LISTS:
-        return f"{group}: given more than once; for several in one list write '+{group}=[a,b]'"
+        text = f"{group}: given more than once; for several in one list write '+{group}=[a,b]'"
+        return Advice(text).knowing(key=group)
     if any(one.startswith(f"+{group}=") for one in overrides):
         typed = next(one.lstrip("+") for one in overrides if one.startswith(f"+{group}="))
         return Advice(f"+{group}: there is one already; write {group}=... without the +").knowing(key=group, fix=typed)
-    return f"{group}: a file chooses a second one; in its defaults write 'override /{group}: ...' instead"
+    text = f"{group}: a file chooses a second one; in its defaults write 'override /{group}: ...' instead"
+    return Advice(text).knowing(key=group)
 
 
 def _about_override_in_file(file: str, group: str, conf: Path) -> str:
@@ -191,7 +200,7 @@ def _about_override_in_file(file: str, group: str, conf: Path) -> str:
 
 def about_override_first(file: str) -> str:
     """Return a message about a file whose defaults have an override before a list."""
-    return f"{file}: in its defaults an override stands before a list; put overrides last"
+    return f"{file}: its defaults contain an override before a list; put overrides last"
 
 
 def _meant(name: str, groups: Sequence[str]) -> Advice:
@@ -221,7 +230,7 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
     for depth, part in enumerate(parts):
         above = ".".join(parts[:depth])
         if node is None and depth:
-            return f"{key}: {above} is null in this run; runner help {above} says what sets it"
+            return f"{key}: {above} is null in this run; runner help {above} shows what sets it"
         if not isinstance(node, Mapping):
             return f"{key}: {above} is a single value, it has no keys"
         if part not in node:
@@ -265,7 +274,7 @@ def _about_absent(group: str, name: str, conf: Path) -> Advice | None:
 
 
 def _elsewhere(parts: Sequence[str], section: Mapping[str, Any], path: str = "") -> list[str]:
-    """Return the keys in a section that end like a missing key, by the longest end that a few keys have."""
+    """Return the keys in a section with the longest common ending with a missing key, if there are only a few."""
     known = [one for one in _keys(section, path) if not one.startswith("vars.")]
     for start in range(len(parts)):
         end = ".".join(parts[start:])

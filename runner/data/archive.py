@@ -30,7 +30,7 @@ log = logging.getLogger("runner")
 SCHEMES = ("https://", "http://", "file://")
 LOCK = ".download.lock"  # empty file in the folder, locked while a process downloads
 PARTIAL = ".download-"  # prefix of folders whose files are not complete yet
-CHUNK = 1 << 20  # bytes read at once, at most
+CHUNK = 1 << 20  # maximum bytes per read
 ANSWER_TIME = 30  # seconds that a server may stay silent
 HEAD_START = 5  # seconds that the first rank of a machine has, as only its messages are shown
 BROKEN = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
@@ -51,7 +51,7 @@ def check_source(url: str | None, md5: str | None) -> None:
     if url is not None and not url.startswith(SCHEMES):
         raise ValueError(f"url={url!r}: must begin with {', '.join(SCHEMES)}, or be null to never download")
     if md5 is not None and not re.fullmatch("[0-9a-fA-F]{32}", md5):
-        raise ValueError(f"md5={md5!r}: must have 32 hexadecimal digits, or be null to not be checked")
+        raise ValueError(f"md5={md5!r}: must have 32 hexadecimal digits, or be null to skip the check")
 
 
 def find_missing(path: str, members: Sequence[str]) -> list[str]:
@@ -105,13 +105,11 @@ def _fetch(url: str, md5: str | None, folder: Path, members: Sequence[str], by_h
         archive = scratch / "archive"
         found = _download(url, archive, folder, by_hand)
         if md5 is not None and found != md5.lower():
-            raise ValueError(f"md5={md5!r}: what {url} gave has {found!r}; {by_hand}")
+            raise ValueError(f"md5={md5!r}: the file from {url} has {found!r}; {by_hand}")
         try:
             files = _unpack(archive, scratch, members)
         except BROKEN as error:
-            raise ValueError(
-                f"url={url!r}: gave something other than a whole .tar.gz archive ({error}); {by_hand}"
-            ) from error
+            raise ValueError(f"url={url!r}: did not return a complete .tar.gz archive ({error}); {by_hand}") from error
         if absent := [member for member in members if member not in files]:
             raise ValueError(f"url={url!r}: the archive lacks {absent[0]}; {by_hand}")
         for member in find_missing(str(folder), members):
@@ -133,7 +131,7 @@ def _download(url: str, target: Path, folder: Path, by_hand: str) -> str:
             digest.update(chunk)
             received += len(chunk)
     if expected and received != expected:
-        reason = f"{received} of {expected} bytes came"
+        reason = f"{received} of {expected} bytes received"
         raise ConnectionError(f"url={url!r}: the download broke off ({reason}); try again, or {by_hand}")
     return digest.hexdigest()
 

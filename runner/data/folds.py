@@ -1,4 +1,4 @@
-"""Cross-validation: training and evaluation samples are pooled and divided anew, so that each is evaluated on once."""
+"""Cross-validation: training and evaluation samples are pooled and redistributed, so that each is evaluated on once."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _read_as(example: Any, dataset: Any) -> Dataset[Any]:
 
 
 def _read(loader: Any, pool: Any, chosen: Tensor) -> None:
-    """Make a loader read the chosen samples of a pool, of which a made-up one has none."""
+    """Make a loader read the chosen samples of a pool; made-up loaders have no pool."""
     if isinstance(loader, TensorLoader):
         loader.tensors = tuple(one[chosen] for one in pool)
     elif isinstance(loader, DatasetLoader):
@@ -125,7 +125,7 @@ def _labels(train: OrderedLoader, evaluation: OrderedLoader) -> Tensor | None:
         else:
             labels = torch.as_tensor(getattr(loader.dataset, "targets", ()))  # type: ignore[attr-defined]
         if labels.is_floating_point() or labels.shape != (loader.order.num_samples,):
-            reason = "nothing says which class a sample has: no last tensor or `targets` of whole numbers"
+            reason = "the class of a sample is unknown: the data has no last tensor or `targets` of whole numbers"
             raise TypeError(f"stratified=True: {reason}")
         found.append(labels)
     return torch.cat(found)

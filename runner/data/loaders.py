@@ -43,7 +43,7 @@ class OrderedLoader(ABC):
 
     Attributes:
         order: says which samples make up each batch, and how many of them count.
-        transform: what is done to each batch; None: nothing.
+        transform: function that is applied to each batch; None: no function.
     """
 
     def __init__(self, order: SampleOrder, transform: Transform | None = None) -> None:
@@ -137,7 +137,7 @@ class TensorLoader(OrderedLoader):
         resident: as given, and False once there was no room.
 
     Raises:
-        ValueError: there is no tensor, their lengths differ, or :class:`SampleOrder` refuses an argument.
+        ValueError: no tensor is given, their lengths differ, or :class:`SampleOrder` refuses an argument.
     """
 
     def __init__(
@@ -205,7 +205,8 @@ class DatasetLoader(OrderedLoader):
             travel as they were read.
         rank: this process's number; None is the environment's ``RANK``, or 0.
         world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
-        **loader_options: for torch's ``DataLoader``: ``pin_memory``, ``prefetch_factor``, ``persistent_workers``, ...
+        **loader_options: arguments of torch's ``DataLoader``: ``pin_memory``, ``prefetch_factor``,
+            ``persistent_workers``, ...
 
     Raises:
         TypeError: the data set is iterable-style, or an option would change the order.
@@ -232,7 +233,7 @@ class DatasetLoader(OrderedLoader):
             raise TypeError(f"dataset={dataset!r}: must have a length and be indexed by sample: dataset[i]")
         decided = {"sampler", "batch_sampler", "generator", "in_order"} & loader_options.keys()
         if decided:
-            raise TypeError(f"{', '.join(sorted(decided))}: the order of samples is decided by shuffle and seed alone")
+            raise TypeError(f"{', '.join(sorted(decided))}: only shuffle and seed determine the order of samples")
         order = self._make_order(dataset, batch_size, shuffle, drop_last, seed, rank, world_size)
         super().__init__(order, transform)
         self.dataset = dataset
@@ -252,7 +253,7 @@ class DatasetLoader(OrderedLoader):
                 num_workers=num_workers,
                 collate_fn=_unchanged,
                 worker_init_fn=partial(start_worker, loader_options.pop("worker_init_fn", None)),
-                # A generator of its own: the default would draw from torch's global one at every epoch.
+                # A separate generator: the default would draw from torch's global one at every epoch.
                 generator=torch.Generator().manual_seed(seed),
                 **loader_options,
             )

@@ -25,7 +25,7 @@ class SampleOrder:
     Args:
         num_samples: size of the data set.
         batch_size: samples in a global batch, all ranks together.
-        shuffle: whether each epoch has an order of its own; otherwise it is 0, 1, 2, ...
+        shuffle: whether to shuffle in each epoch; otherwise the order is 0, 1, 2, ...
         drop_last: whether an incomplete last batch is left out.
         seed: seed of the order, at least 0.
         rank: this process's number; None is the environment's ``RANK``, or 0.

@@ -53,12 +53,12 @@ def _pick_each(tensors: Sequence[Tensor], order: SampleOrder, permutation: Tenso
 
 
 def _count_picked_together(tensors: Sequence[Tensor], order: SampleOrder) -> int:
-    # With gradients, each batch needs a graph of its own: the first backward pass would free a common one.
+    # With gradients, each batch needs its own graph: the first backward pass would free a shared one.
     if any(tensor.requires_grad or tensor.layout is not torch.strided for tensor in tensors):
         return 1
     start, stop = order.span(0)
     sizes = [(stop - start) * tensor[:1].nbytes for tensor in tensors]
-    # All begin where memory of their own would, as the last bits of some operations depend on that.
+    # All have the alignment of separate memory, because the last bits of some operations depend on it.
     if any(size % _alignment(tensor) for size, tensor in zip(sizes, tensors, strict=True)):
         return 1
     return max(1, PICKED_BYTES // max(1, sum(sizes)))

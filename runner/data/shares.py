@@ -1,4 +1,4 @@
-"""Wrappers by which a loader says what each rank reads, where it has no `order` that says so."""
+"""Wrappers that declare what each rank reads, for loaders without an `order`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Wrapper:
         if not hasattr(loader, "__iter__"):
             raise TypeError(f"loader={loader!r}: must be iterable, yielding batches")
         if hasattr(loader, "order") or hasattr(loader, "ranks_read"):
-            raise ValueError(f"loader={kind}: already says what each rank reads; leave out {type(self).__name__}")
+            raise ValueError(f"loader={kind}: already declares what ranks read; leave out {type(self).__name__}")
         self.loader = loader
 
     def __iter__(self) -> Iterator[Any]:

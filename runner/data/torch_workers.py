@@ -17,7 +17,7 @@ _keys = itertools.count()
 
 
 def workers_of(source: Any) -> list[Any]:
-    """Return the processes that read for an iterator; none where this process reads, or for None."""
+    """Return the worker processes of an iterator; empty if this process reads, or for None."""
     return getattr(source, "_workers", [])
 
 
@@ -27,13 +27,13 @@ def kept_iterator(loader: DataLoader[Any]) -> Any:
 
 
 def find_unfinished(error: Exception) -> Any:
-    """Return the iterator whose constructor raised an error, or None; its workers run, and nobody else refers to it."""
+    """Return the half-built iterator an error came from, or None; its workers run and nothing else references it."""
     owners = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
     return next((one for one in owners if workers_of(one)), None)
 
 
 def discard(loader: DataLoader[Any], source: Any) -> None:
-    """Make a loader forget an iterator, and the iterator wait for nothing when it is deleted; its workers go on."""
+    """Detach an iterator from its loader, so that deleting it does not wait for its workers, which keep running."""
     loader._iterator = None
     if source is None:
         return
@@ -53,7 +53,7 @@ def end_with(owner: Any, source: Any) -> None:
 
 
 def hide(source: Any) -> bool:
-    """Let torch's handler of SIGCHLD know nothing of an iterator's workers; return whether it knew of them."""
+    """Hide an iterator's workers from torch's SIGCHLD handler; return whether the handler knew them."""
     known = getattr(source, "_worker_pids_set", False)
     if known:
         _remove_worker_pids(id(source))

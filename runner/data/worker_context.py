@@ -1,4 +1,4 @@
-"""Queues and events between a process and its workers that block nobody when a worker is killed."""
+"""Queues and events between a process and its workers that do not deadlock when a worker is killed."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class BatchReader(Iterator[Any]):
         transforms: whether batches are transformed where they are read.
 
     Raises:
-        RuntimeError: raised by ``next()`` when workers died too often, or one exited by itself.
+        RuntimeError: raised by ``next()`` when workers died too often, or one exited on its own.
     """
 
     def __init__(self, loader: Any, keys: BatchKeys, epoch: int, batch: int, transforms: bool) -> None:
@@ -117,7 +117,7 @@ class BatchReader(Iterator[Any]):
         self._keys.transforms = self._transforms
         # Workers that persist may die while torch waits for them to be ready again.
         with deaths_raise(workers_of(kept_iterator(self._loader))):
-            self._source = iter(self._loader)  # kept at once: until it is hidden, torch may raise at any line
+            self._source = iter(self._loader)  # stored immediately: until it is hidden, torch may raise at any line
         if hide(self._source):  # its workers were started just now
             end_with(self._loader if self._loader.persistent_workers else self, self._source)
 
@@ -140,16 +140,16 @@ class BatchReader(Iterator[Any]):
         self._deaths_in_a_row += 1
         where = f"{how}, while batch {self._batch + 1} of epoch {self._epoch + 1} was due"
         if any(worker.exitcode > 0 for worker in dead.values()):
-            raise RuntimeError(f"{where}: it failed by itself, its own error is printed above") from error
+            raise RuntimeError(f"{where}: it failed on its own; its error is printed above") from error
         if self._deaths_in_a_row > MAX_DEATHS_IN_A_ROW or self._deaths > MAX_DEATHS_AN_EPOCH:
             ahead = self._loader.num_workers * self._loader.prefetch_factor
             raise RuntimeError(
                 f"{where} and up to {ahead} were being read: death {self._deaths} in this epoch, "
-                f"{self._deaths_in_a_row} without a batch in between. Where memory is short, {_LESS}; a run with "
-                "num_workers=0 shows whether a sample crashes whoever reads it"
+                f"{self._deaths_in_a_row} without a batch in between. If memory is short, {_LESS}; a run with "
+                "num_workers=0 shows whether a sample crashes the process that reads it"
             ) from error
         remedy = next((_REMEDIES[one.exitcode] for one in dead.values() if one.exitcode in _REMEDIES), "")
-        log.warning("%s: all workers are started again there, and no batch is lost or repeated%s", where, remedy)
+        log.warning("%s: restarting all workers there; no batch is lost or repeated%s", where, remedy)
 
     def _abandon(self, source: Any) -> None:
         """Kill the workers of an iterator that are left, and make the loader forget it."""

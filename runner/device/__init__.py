@@ -1,1 +1,1 @@
-"""What is particular to accelerators: how data gets there, and what numbers and kernels they use."""
+"""Code specific to accelerators: data transfer, number formats and kernels."""

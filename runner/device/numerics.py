@@ -9,7 +9,7 @@ import torch
 
 
 def set_numerics(deterministic: bool, tf32: bool = False) -> Callable[[], None]:
-    """Change torch's settings as a run asks, and return a function that puts back what was changed.
+    """Change torch's settings as a run requires, and return a function that restores them.
 
     Args:
         deterministic: whether torch refuses operations that may differ between identical runs.

@@ -15,7 +15,7 @@ from runner.batch import map_tensors, to_device
 
 
 class Prefetch:
-    """Copies batches to a GPU on a stream of its own.
+    """Copies batches to a GPU on a separate stream.
 
     Nothing on the path of a batch waits for the GPU, so the host asks for a batch while the GPU still has steps before
     it to do. On the stream of these steps, the copy would come after them. Here it runs beside them, and only the steps
@@ -61,7 +61,7 @@ class Prefetch:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is one on the host that pinned memory and a stream can hold as it is."""
+    """Return whether a tensor is on the host and can be pinned and copied unchanged."""
     is_dense = tensor.layout is torch.strided and not tensor.is_nested
     return type(tensor) is Tensor and tensor.is_cpu and is_dense and not tensor.requires_grad
 

@@ -47,7 +47,7 @@ class Staging:
         return copied
 
     def finish(self) -> None:
-        """Wait for the copies under way, and fill what `copy` returned. An intended host-device sync."""
+        """Wait for pending copies, and fill the tensors returned by `copy`. An intended host-device sync."""
         self._turn()
         self._turn()
 

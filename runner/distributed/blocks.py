@@ -49,7 +49,7 @@ def find_units(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def wraps_one(module: nn.Module) -> bool:
-    """Return whether a module holds nothing but one other module, and is none of torch's containers."""
+    """Return whether a module holds only one other module, and is not one of torch's containers."""
     return len(module._modules) == 1 and not module._parameters and not isinstance(module, CONTAINERS)
 
 

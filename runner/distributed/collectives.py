@@ -1,4 +1,4 @@
-"""What ranks do together: the process group, replicas of a model, and collectives."""
+"""Operations on all ranks: the process group, replicas of a model, and collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights without values yet: each is drawn when it is needed, whole, and at once cut to what this rank keeps."""
+"""Weights without values yet: each is drawn in full when it is needed, and immediately cut down to this rank's part."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _KEY = "_draw_value"
 
 
 def defer(parameter: nn.Parameter, draw: Draw) -> None:
-    """Say how the value of a parameter is drawn; what is in its memory means nothing until then."""
+    """Register how the value of a parameter is drawn; its memory is undefined until then."""
     vars(parameter)[_KEY] = draw
 
 
 def deferred(model: nn.Module) -> dict[str, Draw]:
-    """Return what draws the values of a model's parameters that have none yet, by name.
+    """Return functions that draw the values of a model's uninitialized parameters, by name.
 
     Raises:
         ValueError: a parameter on the meta device was changed there, or made of others.

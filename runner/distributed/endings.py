@@ -28,8 +28,8 @@ os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 def ended_by_signals(grace: float) -> Iterator[None]:
     """Within the context, let a signal end this process cleanly, or abruptly once the grace period is over.
 
-    A Trainer that is fitting handles signals by itself, and so does a sweep. But a process that waits inside torch for
-    a stuck rank runs no Python handler for half an hour, so a thread of its own watches the deadline.
+    A Trainer handles signals itself during fit, and so does a sweep. But a process that waits inside torch for
+    a stuck rank runs no Python handler for half an hour, so a separate thread watches the deadline.
 
     Args:
         grace: seconds that a job has to end cleanly after a signal; after a second Ctrl-C it has `SECOND_CTRL_C`.
@@ -83,7 +83,7 @@ def _watch_deadline(reader: int, grace: float) -> None:
 
 
 def end_abruptly(code: int, reason: str) -> NoReturn:
-    """End this process at once, from any thread, after saying why. Nothing is closed."""
+    """Exit this process immediately, from any thread, after printing the reason. Nothing is closed."""
     print(reason, file=sys.stderr, flush=True)
     for say in last_words:
         with suppress(Exception):

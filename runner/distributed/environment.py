@@ -1,4 +1,4 @@
-"""What the environment says of a process and its launch: its rank, who started it, whether it was restarted."""
+"""Facts about a process and its launch from the environment: its rank, launcher and restarts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def without_ranks() -> AbstractContextManager[None]:
 
 
 def kept_over_restarts(key: str, make: Callable[[], str]) -> str:
-    """Return what `make` returns; after a restart by torchrun or Slurm, what it returned the first time. Rank 0.
+    """Return the result of `make`; after a restart by torchrun or Slurm, its first result. Rank 0.
 
     Args:
         key: under which the store of the launch keeps the value.

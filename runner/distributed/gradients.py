@@ -1,4 +1,4 @@
-"""How gradients are averaged over the ranks where DDP does not do it during backward."""
+"""Averages gradients over ranks if DDP does not do so during the backward pass."""
 
 from __future__ import annotations
 

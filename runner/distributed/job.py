@@ -14,15 +14,15 @@ class Job:
         config: the composed config, resolved.
         run_dir: the run's folder.
         run_name: the run's name.
-        overrides: what was typed on the command line, or what a sweep chose for this job.
-        tags: what the record says of the run besides its config, by name.
+        overrides: the overrides typed on the command line, or chosen by a sweep for this job.
+        tags: further facts about the run for its record, by name.
         threads: CPU threads of each process; None leaves the number as it is.
         may_be_over: whether training may have ended already, in a process that stopped before it had recorded that.
         arguments: the overrides and options that the record keeps, from which the run can be composed again.
         log: the file that takes what is printed, for a job of a sweep or of Slurm; empty: the terminal.
         is_logged_too: whether what goes to `log` is printed as well.
-        code: modules of a saved run that are imported in place of the current ones, by path.
-        parent: the config of the run that a fork begins from, as that run had it there; empty if it is no fork.
+        code: modules of a saved run that are imported instead of the current ones, by path.
+        parent: the config of the run that a fork begins from, as that run had it there; empty if it is not a fork.
         shares: nodes at which this job of a sweep saves its state, so that others can begin there; None if its sweep
             shares nothing with others, see `runner.sweeps.sharing`.
         choices: the chosen name of each config group, such as {'model': 'mlp'}; without those whose target was typed.

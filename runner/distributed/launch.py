@@ -19,7 +19,7 @@ from runner.failures.facts import RankFailed
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-PARTING = 5.0  # seconds that rank 0 waits at most for others to hear that there are no more jobs
+PARTING = 5.0  # maximum seconds that rank 0 waits for others to learn that there are no more jobs
 MOST_PER_CORE = 16  # processes; more is most likely a typing error, and would bring the machine to a halt
 
 
@@ -51,7 +51,7 @@ class Launch:
             )
         if self.threads is not None and not _is_count(self.threads):
             raise ValueError(
-                f"threads={self.threads!r}: must be a whole number of at least 1, or null, by cores and processes"
+                f"threads={self.threads!r}: must be a whole number of at least 1, or null for a share of the cores"
             )
         if type(self.grace) not in (int, float) or not self.grace > 0:
             raise ValueError(f"grace={self.grace!r}: must be a number of seconds above 0")
@@ -88,7 +88,7 @@ class Launch:
         if int(asked) > most:
             raise ValueError(
                 f"launch.nproc_per_node={asked!r}: at most {most} here, {MOST_PER_CORE} for each CPU core; "
-                "usual is one for each GPU, or two or four in all"
+                "the usual choice is one per GPU, or two or four in total"
             )
         return int(asked)
 
@@ -108,7 +108,7 @@ def check_launcher(name: str) -> None:
     """
     if name != "basic" and "RANK" in os.environ:
         raise ValueError(
-            f"hydra/launcher={name}: starts processes of its own, which does not work under torchrun; use "
+            f"hydra/launcher={name}: starts its own processes, which does not work under torchrun; use "
             "hydra/launcher=basic, or launch.nproc_per_node=... without torchrun"
         )
 
@@ -125,7 +125,7 @@ def check_gpus(processes: int, device: str) -> None:
     """
     if processes > 1 and str(device).startswith("cuda:"):
         raise ValueError(
-            f"trainer.device={device!r}: each of {processes} processes needs a GPU of its own; give 'auto' or 'cuda'"
+            f"trainer.device={device!r}: each of {processes} processes needs its own GPU; give 'auto' or 'cuda'"
         )
     if processes > 1 and device in ("auto", "cuda"):
         import torch
@@ -133,7 +133,7 @@ def check_gpus(processes: int, device: str) -> None:
         gpus = torch.cuda.device_count()
         if torch.cuda.is_available() and processes > gpus:
             raise ValueError(
-                f"launch.nproc_per_node={processes!r}: each process needs a GPU of its own, and there are {gpus}; "
+                f"launch.nproc_per_node={processes!r}: each process needs its own GPU, and there are {gpus}; "
                 f"give at most {gpus}, 'auto', or trainer.device=cpu"
             )
 

@@ -41,7 +41,7 @@ def verified(name: str, stored: bytes) -> str:
     text = stored[_DIGITS:].decode(errors="replace")
     if not hmac.compare_digest(signed(name, text).encode(), stored):
         raise PermissionError(
-            f"{name} in the store of the ranks was written by a process outside this launch, and is refused: "
-            "find out who has access to this machine"
+            f"{name} in the store of the ranks was written by a process outside this launch, so it is rejected: "
+            "find out who else has access to this machine"
         )
     return text

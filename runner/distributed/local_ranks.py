@@ -26,7 +26,7 @@ from runner.distributed.threads import VARIABLES
 from runner.failures.tracebacks import environment_of_user
 
 PR_SET_PDEATHSIG = 1
-GRACE = 4.0  # seconds that ranks have to leave a failed job, or to exit, by themselves
+GRACE = 4.0  # seconds that ranks have to leave a failed job, or to exit, on their own
 
 
 class LocalRanks(Ranks):
@@ -94,7 +94,7 @@ class LocalRanks(Ranks):
         self.end()
 
     def end(self) -> None:
-        """Let the children exit by themselves, and kill those that take longer than `GRACE`."""
+        """Wait for the children to exit, and kill any that take longer than `GRACE`."""
         if self._store is not None:
             self._send({"exit": 0})
         deadline = time.monotonic() + (0.0 if self._store is None else GRACE)

@@ -29,7 +29,7 @@ def get_local_rank() -> int:
 
 
 def get_data_parallel_rank() -> int:
-    """Return this rank's number among those that see different samples; ranks with the same number see the same."""
+    """Return this rank's number among ranks that see different samples; those with equal numbers see the same ones."""
     return get_global_rank() // _group_size
 
 

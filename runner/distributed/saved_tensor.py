@@ -1,4 +1,4 @@
-"""Tensors of a sharded checkpoint: where a rank's part of one lies, and how it reads no more than that."""
+"""Tensors of a sharded checkpoint: locates a rank's part of one, and reads only that."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Run(NamedTuple):
     start: int
     """The first of them in the whole tensor."""
     at: int
-    """Where they begin in the rank's part."""
+    """Where they start in the rank's part."""
     length: int
 
 
@@ -34,10 +34,10 @@ class Place(NamedTuple):
     runs: tuple[tuple[Run, ...], ...]
     """The indices of each dimension. More than one run have weights of several layers in one, such as q, k and v."""
     is_first_copy: bool
-    """Whether this rank is the first of those that hold the same part."""
+    """Whether this rank is the first one that holds this part."""
 
     def blocks(self) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-        """Yield the blocks of which the part consists: where each begins in the whole, and its slices in the part."""
+        """Yield the blocks of the part: the start of each in the full tensor, and its slices in the part."""
         for block in itertools.product(*self.runs):
             yield tuple(one.start for one in block), tuple(slice(one.at, one.at + one.length) for one in block)
 
@@ -72,7 +72,7 @@ class Piece(NamedTuple):
 
 
 class SavedTensor(Tensor):
-    """A tensor in the files of several ranks: what computes with it reads it whole, and `read_part` a part of it."""
+    """A tensor in the files of several ranks: operations read it in full, and `read_part` reads a part."""
 
     _pieces: Sequence[Piece]
     _whole: Tensor | None
@@ -115,7 +115,7 @@ class SavedTensor(Tensor):
         """Return the part that a rank holds of it.
 
         Raises:
-            ValueError: the part is that of a tensor of another shape.
+            ValueError: the part belongs to a tensor of another shape.
         """
         if tuple(self.shape) != place.shape:
             raise ValueError(f"the saved tensor {tuple(self.shape)} is not one of {place.shape}")
@@ -141,5 +141,5 @@ class SavedTensor(Tensor):
 
 
 def unsaved(value: Any) -> Any:
-    """Return a tensor of a checkpoint whole, as an ordinary one; anything else as it is."""
+    """Return a tensor of a checkpoint in full, as an ordinary tensor; anything else unchanged."""
     return value.read() if isinstance(value, SavedTensor) else value

@@ -118,7 +118,7 @@ class Layout:
         if not self.shards or get_world_size() == 1:
             return
         if microbatch_size == "auto":
-            reason = "a rank that runs out of memory cannot begin again beside ranks that wait for its shard"
+            reason = "a rank that runs out of memory cannot retry while other ranks wait for its shard"
             raise ValueError(f"microbatch_size='auto': not with {self._said}: {reason}; give a number of samples")
         if getattr(model, "training_step", None) is not None:
             name = type(model).__name__
@@ -155,7 +155,7 @@ class Layout:
         if not self.shards:
             return
         if get_world_size() == 1:
-            log.info("%s: one process has no other ranks to share its weights with", self._said)
+            log.info("%s: a single process has no other ranks to share its weights with", self._said)
             return
         if self.parallel == "fsdp":
             check_parameters(model)
@@ -241,7 +241,7 @@ def check_parameters(model: nn.Module) -> None:
     remedy = "or set parallel='ddp'"
     for name, one in model.named_parameters():
         if one.ndim == 0:
-            raise ValueError(f"parallel='fsdp': {name} is a scalar, which has no rows to share; make it (1,), {remedy}")
+            raise ValueError(f"parallel='fsdp': {name} is a scalar, which has no rows to shard; make it (1,), {remedy}")
         if not one.is_contiguous():
             raise ValueError(
                 f"parallel='fsdp': {name} is not contiguous (as ChannelsLast leaves it); undo that, {remedy}"
@@ -263,7 +263,7 @@ def fill_shards(model: nn.Module, device: torch.device, draws: Mapping[str, Draw
     Args:
         model: the model, whose parameters are on the meta device where they have no values.
         device: this rank's device.
-        draws: what draws the values, by name; those of rank 0 count.
+        draws: functions that draw the values, by name; rank 0's values are used.
     """
     names = {name: one for name, one in model.named_parameters() if name not in draws}
     kept = {name: local(one).clone() for name, one in (*names.items(), *model.named_buffers())}
@@ -286,13 +286,13 @@ def is_sharded(value: Tensor | nn.Module) -> bool:
 
 @torch.no_grad()
 def local(tensor: Any) -> Tensor:
-    """Return this rank's part of a tensor, which shares its memory; a tensor that is not sharded as it is."""
+    """Return this rank's part of a tensor, sharing its memory; an unsharded tensor unchanged."""
     return tensor.to_local() if is_sharded(tensor) else tensor.detach()
 
 
 @torch.no_grad()
 def whole(tensor: Any) -> Tensor:
-    """Return a sharded tensor gathered from all ranks, in memory of its own, another tensor as it is. All ranks."""
+    """Return a sharded tensor gathered from all ranks, in new memory; an unsharded tensor unchanged. All ranks."""
     if not is_sharded(tensor):
         return tensor.detach()
     gathered = tensor.full_tensor()
@@ -336,7 +336,7 @@ def copy_whole(model: nn.Module) -> nn.Module | None:
         TypeError: the model cannot be copied.
     """
     if model not in OUTLINES:
-        raise TypeError(f"{type(model).__name__} cannot be copied with copy.deepcopy, and so not gathered in one piece")
+        raise TypeError(f"{type(model).__name__} cannot be copied with copy.deepcopy, so it cannot be gathered")
     keeps = dist.get_rank() == 0
     gathered: dict[int, nn.Parameter] = {}
     for one in model.parameters():  # one at a time
@@ -378,7 +378,7 @@ def like_parameters(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str,
 
     Args:
         optimizer: the optimizer that is to load it.
-        saved: what `state_dict` of one with the same parameter groups returned.
+        saved: the `state_dict` of an optimizer with the same parameter groups.
     """
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     parameters = [one for group in optimizer.param_groups for one in group["params"]]

@@ -12,7 +12,7 @@ from runner.distributed.collectives import all_reduce_sum
 from runner.distributed.ranks import get_data_parallel_rank, get_data_parallel_size
 
 Reading = Literal["shares", "everything"]
-"""What a loader yields on each rank: 'shares' are samples of that rank alone, 'everything' is the same on all ranks."""
+"""What a loader yields on each rank: 'shares' are only that rank's samples, 'everything' is the same on all ranks."""
 
 
 class Share(NamedTuple):
@@ -29,8 +29,8 @@ def read_shares(reading: Reading, batches: Iterator[Any], num_samples: Callable[
     """Return an iterator over this rank's batches, as many as on every other rank. All ranks.
 
     Args:
-        reading: what the loader yields.
-        batches: what it yielded on this rank.
+        reading: what the loader yields on each rank.
+        batches: the batches that the loader yielded on this rank.
         num_samples: counts the samples of a batch.
     """
     if reading == "everything":
@@ -60,7 +60,7 @@ _END = object()
 def _in_step(batches: Iterator[Any], num_samples: Callable[[Any], int]) -> Iterator[Share]:
     """Yield this rank's batches until no rank has any left; a rank that has run out sees its last one again.
 
-    Ranks agree on each batch with one sum, on the host: nobody else knows how many samples they have.
+    Ranks agree on each batch with one sum, on the host, because only they know how many samples they have.
 
     Raises:
         ValueError: a rank has no batch at all; all ranks raise.

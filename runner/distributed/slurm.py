@@ -1,4 +1,4 @@
-"""Jobs of Slurm: ranks that srun started, what a job remembers when it is started again, and how it is requeued."""
+"""Slurm jobs: ranks started by srun, the memory of a job across restarts, and requeueing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from runner.files.whole import read_object, write_whole
 
 FOLDER = Path("outputs", ".slurm")
-"""Where jobs keep what they remember, relative to the working directory, which all attempts of a job share."""
+"""The folder for the memory of jobs, relative to the working directory, which all attempts of a job share."""
 PATIENCE = 60.0  # seconds
 IDLE_ATTEMPTS = 3
 """Attempts in a row that may save no checkpoint before a job is no longer requeued."""
@@ -80,7 +80,7 @@ _memory: dict[str, str] | None = None
 
 
 def kept_over_requeues(key: str, make: Callable[[], str]) -> str:
-    """Return what `make` returns; after Slurm has requeued the job, what it returned the first time. Rank 0.
+    """Return the result of `make`; after Slurm has requeued the job, its first result. Rank 0.
 
     A job remembers by its command: one that trains several runs in a row gives each its own.
     """
@@ -156,7 +156,7 @@ def requeue() -> None:
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Slurm's way to end what is left of this attempt
     job = os.environ["SLURM_JOB_ID"]
-    print(f"requeued: Slurm job {job} goes on from its checkpoint when it runs again", flush=True)
+    print(f"requeued: Slurm job {job} resumes from its checkpoint when it starts again", flush=True)
     done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=PATIENCE)
     if done.returncode > 0:  # below 0, Slurm has ended it already
         raise OSError(f"Slurm did not requeue job {job}: {done.stderr.strip()}")

@@ -27,7 +27,7 @@ LOCALHOST = "127.0.0.1"
 POLL = 0.05  # seconds between two looks at the store
 OF_THE_DEVICE = (torch.AcceleratorError, torch.OutOfMemoryError)
 LOST = re.compile(r"Connection (reset|closed) by peer|Broken pipe|Connection timed out|No route to host")
-"""What torch's backends say when another rank cannot be reached any more."""
+"""Error messages of torch's backends when another rank has become unreachable."""
 SETTLE = 1.0  # seconds to wait for a report that another rank failed first
 
 stopping = threading.Event()
@@ -133,7 +133,7 @@ def first_failure(error: BaseException) -> BaseException:
         if follows:
             _await_failure(_round)
             if LOST.search(str(error)) and find_failure(_round) is None:
-                annotate(error, of_environment=True)  # whoever is gone was killed, or its machine was lost
+                annotate(error, of_environment=True)  # the missing rank was killed, or its machine was lost
         first = report_failure(_round, _rank(), format_failure(error), facts_to_report(error))
     except RuntimeError:  # the host of the store has ended
         annotate(error, of_environment=True)

@@ -58,7 +58,7 @@ def find_plan(model: nn.Module, ranks: int) -> dict[str, str]:
         ranks: the ranks over which each layer is split.
 
     Raises:
-        ValueError: there is no plan for the model, or the ranks do not divide its heads or features.
+        ValueError: the model is not supported, or its heads or features are not divisible by the ranks.
     """
     said = f"tensor_parallel={ranks!r}"
     families = [
@@ -69,7 +69,7 @@ def find_plan(model: nn.Module, ranks: int) -> dict[str, str]:
     ]
     if len(families) != 1:
         supported = "the GPT of runner.models, and Llama, Mistral and Qwen2 of transformers as causal language models"
-        raise ValueError(f"{said}: there is a plan for {supported}, and none for {_kind(model)}; set 1")
+        raise ValueError(f"{said}: only {supported} can be split, not {_kind(model)}; set 1")
     root, family, plan = families[0]
     prefix = f"{root}." if root else ""
     found: dict[str, str] = {}
@@ -79,8 +79,8 @@ def find_plan(model: nn.Module, ranks: int) -> dict[str, str]:
             found[name] = style
             _check_layer(said, name, module, style, ranks, getattr(model.get_submodule(_outer(name)), "head_dim", None))
         elif [*module.parameters(recurse=False)] or not _acts_alike(name, module):
-            reason = f"{name} is a {type(module).__name__}, which the plan for {type(family).__name__} does not know"
-            raise ValueError(f"{said}: {reason}; leave out the algorithm that put it there, or set 1")
+            reason = f"{name} is a {type(module).__name__}, which the plan for {type(family).__name__} does not support"
+            raise ValueError(f"{said}: {reason}; leave out the algorithm that added it, or set 1")
     return found
 
 
@@ -112,7 +112,7 @@ def _check_layer(said: str, name: str, module: nn.Module, style: str, ranks: int
         return
     if not isinstance(module, nn.Linear):
         reason = f"{name} is a {type(module).__name__}, and only plain linear layers are split"
-        raise ValueError(f"{said}: {reason}; leave out the algorithm that put it there, or set 1")
+        raise ValueError(f"{said}: {reason}; leave out the algorithm that added it, or set 1")
     if style == "gathered columns":
         return  # a vocabulary need not divide
     size = module.in_features if style == "rows" else module.out_features // (JOINED if style[0] == "j" else 1)
@@ -143,7 +143,7 @@ def split_layers(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def split_parameters(model: nn.Module, ranks: int) -> list[nn.Parameter]:
-    """Return the parameters of which each of so many ranks would hold a part; the others are whole on each.
+    """Return the parameters that would be split over a number of ranks; each rank holds the others in full.
 
     Raises:
         ValueError: there is no plan for the model.
@@ -206,7 +206,7 @@ def _drops_apart(module: nn.Module) -> bool:
 
 
 def draw_apart(module: nn.Module, rank: int) -> None:
-    """Make what a module draws in training differ between ranks that draw the same everywhere else."""
+    """Make a module's random numbers in training differ between ranks that otherwise draw the same ones."""
     forward = module.forward
 
     def apart(*args: Any, **kwargs: Any) -> Any:

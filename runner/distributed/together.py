@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def make_group() -> Any:
-    """Return a group of all ranks for another thread, whose messages must not meet those of training. All ranks."""
+    """Return a group of all ranks for another thread, so that its messages do not mix with training's. All ranks."""
     return dist.new_group(backend="gloo", timeout=TIMEOUT)
 
 
@@ -36,7 +36,7 @@ def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def do_together(function: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
-    """Call a function on each rank, and return what it returned on all of them. All ranks.
+    """Call a function on each rank, and return the results of all ranks. All ranks.
 
     Raises:
         OSError: it raised one on this rank or, where it did not, on another, which the message names.

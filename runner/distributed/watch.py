@@ -25,12 +25,12 @@ POLL = 0.25  # seconds from one look at the children to the next
 class Watch:
     """Watches the child processes while this process works on a job with them.
 
-    When one fails, this process usually notices by itself, because whatever it was waiting for fails. If it does not, a
+    When one fails, this process usually notices, because whatever it was waiting for fails. If it does not, a
     signal interrupts its work, and if that does not help either, the process is ended.
 
     Args:
         children: ranks 1 and up.
-        grace: seconds that this process has to leave a failed job by itself.
+        grace: seconds that this process has to leave a failed job on its own.
     """
 
     def __init__(self, children: list[subprocess.Popen[bytes]], grace: float) -> None:
@@ -69,7 +69,7 @@ class Watch:
             end_abruptly(FAILED if self._failure is None else code_of_failure(self._failure), str(self._failure))
 
     def _look(self) -> RankFailed | None:
-        """Return what failed first, None while nothing has."""
+        """Return the first failure, or None."""
         for rank, child in enumerate(self._children, 1):
             code = child.poll()
             if code is not None and not (code in STOPPED and agreed_to_end.wait(AGREED)):
@@ -86,5 +86,5 @@ def _describe_end(code: int) -> str:
         return f"it was ended by {STOPPED[code]} before the ranks could agree to end"
     if code >= 0:
         return f"it ended with exit code {code}; what it had to say is above"
-    reason = ", as the system does where memory is short" if code == -signal.SIGKILL else ""
+    reason = ", which the system does when memory is short" if code == -signal.SIGKILL else ""
     return f"it was killed by {signal.Signals(-code).name}{reason}"

@@ -1,1 +1,1 @@
-"""What went wrong: facts about a failure, its traceback as people read it, and the exit code."""
+"""Failures: facts about them, readable tracebacks, and exit codes."""

@@ -1,4 +1,4 @@
-"""What a failure in training is known by: its type, its line and its batch. `crash.zip` carries them elsewhere."""
+"""The identity of a failure in training: its type, line and batch, as stored in `crash.zip`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LONGEST = 500  # characters of a message
 def describe_crash(error: BaseException) -> dict[str, Any]:
     """Return the type and message of an exception, the file, line and function that raised it, and the hook if any.
 
-    Folders are left out, so that the same failure has the same description on another machine. Of a failure on another
-    rank, the rank stands for the line.
+    Folders are left out, so that the same failure has the same description on another machine. For a failure on another
+    rank, the rank replaces the line.
     """
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} ({frames[-1].name})" if frames else ""

@@ -1,4 +1,4 @@
-"""What was probably meant by text that is no time. Standard library only."""
+"""Suggestions for text that is not a valid time. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def nearest_times(text: str, units: Mapping[str, str]) -> list[str]:
     """Return the time strings nearest to what was typed; empty if there are none.
 
     Args:
-        text: what was typed.
+        text: the typed text.
         units: the unit of each word that may stand for one.
     """
     match = _TYPED.fullmatch(text.strip().lower())

@@ -1,1 +1,1 @@
-"""What is written where others read it: whole or not at all, locked, signed, and without credentials."""
+"""Safe file access: atomic writes, locks, signatures, and addresses without credentials."""

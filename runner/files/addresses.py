@@ -26,7 +26,7 @@ def without_those_of(address: str, text: str) -> str:
     """Return a text without credentials, also where those of a known address occur without the address around them.
 
     Args:
-        address: the address whose credentials are hidden wherever they occur.
+        address: the address whose credentials are removed from the text.
         text: the text to hide them in, such as an error message that quotes a part of the address.
     """
     rest = address.partition("://")[2]

@@ -19,7 +19,7 @@ def sign(contents: Sequence[bytes]) -> str | None:
     try:
         key = _user_key()
     except (OSError, RuntimeError) as error:
-        log.warning("the record is not signed, so resume= and rerun= will ask for classes of your own: %s", error)
+        log.warning("the record is not signed, so resume= and rerun= will ask before using your classes: %s", error)
         return None
     lengths = b"".join(len(one).to_bytes(8) for one in contents)
     return hmac.new(key, lengths + b"".join(contents), hashlib.sha256).hexdigest()
@@ -49,5 +49,5 @@ def _user_key() -> bytes:
         partial.unlink()
     key = path.read_bytes()
     if len(key) < 32:
-        raise OSError(f"{path} does not hold a key; remove it")
+        raise OSError(f"{path} does not contain a key; remove it")
     return key

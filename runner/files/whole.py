@@ -53,7 +53,7 @@ def sync_folder(path: Path) -> None:
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """Return the content of a regular file, whatever somebody may have put in its place.
+    """Return the content of a regular file, refusing anything else in its place.
 
     Args:
         path: the file.

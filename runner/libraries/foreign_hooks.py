@@ -1,4 +1,4 @@
-"""Hooks as other libraries call them, and what they are called here."""
+"""Names of hooks in other libraries, and their names here."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def check_address(name: str, address: str) -> None:
         address: a protocol and a path, such as `s3://bucket/folder`.
 
     Raises:
-        ValueError: the protocol is missing, or nobody knows it.
+        ValueError: the protocol is missing or unknown.
         ImportError: the package that knows the protocol is not installed.
     """
     import fsspec  # 0.1 s

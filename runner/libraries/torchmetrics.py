@@ -37,7 +37,7 @@ def import_torchmetrics() -> ModuleType:
 def import_metric() -> Any:
     """Return ``torchmetrics.Metric``, in a tenth of the time; the rest of torchmetrics is loaded when first asked for.
 
-    Until then the package in ``sys.modules`` is one whose own code has not run. Matplotlib, which the class imports for
+    Until then, the package in ``sys.modules`` has not executed its own code. Matplotlib, which the class imports for
     plots of itself, waits as well.
     """
     spec = find_spec("torchmetrics") if "torchmetrics" not in sys.modules else None
@@ -90,7 +90,7 @@ def _lean() -> Iterator[None]:
 
 @contextmanager
 def _standing_in(stand_ins: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
-    """Put modules with some names in the places of those that are not loaded, while the body runs."""
+    """Put stand-ins for modules that are not loaded yet into `sys.modules`, while the body runs."""
     placed = [name for name in stand_ins if name not in sys.modules]
     for name in placed:
         sys.modules[name] = ModuleType(name)

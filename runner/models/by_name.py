@@ -1,6 +1,6 @@
 """First weights that are drawn one by one, each from the seed and its name, after the model has been built.
 
-Each rank of a sharded model draws a weight, keeps its part, and goes on to the next: no rank ever holds the whole
+Each rank of a sharded model draws a weight, keeps its part, and moves on to the next: no rank ever holds the whole
 model, and the weights are the same on any number of ranks. They are not those of the same seed without this, for
 which weights are drawn one after another from one generator.
 """
@@ -65,10 +65,10 @@ def _draw(seed: int, shape: torch.Size, dtype: torch.dtype, steps: tuple[Any, ..
 
 
 class _Notes(TorchDispatchMode):
-    """Notes what is done to weights without values, in place of doing it: their memory is never touched.
+    """Records operations on weights without values instead of running them: their memory is never touched.
 
     Attributes:
-        steps: what was to be done to each weight without values, by its storage.
+        steps: recorded operations on each weight without values, by storage.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class _Notes(TorchDispatchMode):
 
     def _note(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor]) -> Tensor:
         if not name.endswith("_") or len(given) > 1:
-            reason = f"the first value of a weight is computed from others ({name}), not drawn by itself"
+            reason = f"the first value of a weight is computed from others ({name}), not drawn independently"
             raise ValueError(f"init_weights='by_name': {reason}; set in_order")
         (one,) = given
         steps = self.steps[_storage(one)]

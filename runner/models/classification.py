@@ -26,7 +26,7 @@ class ClassificationModel(SupervisedModel):
         num_classes: C, at least 2.
         loss_fn: `loss_fn(logits, targets)` returns a zero-dimensional tensor, a mean over samples; None is torch's
             `cross_entropy`.
-        metrics: torchmetrics by name in place of the accuracy; None is the accuracy, as `MulticlassAccuracy`.
+        metrics: torchmetrics by name, instead of the accuracy; None is the accuracy, as `MulticlassAccuracy`.
         inputs: entries of the batch for `module`; see `SupervisedModel`.
         targets: the entry of the batch with the targets.
 

@@ -48,7 +48,7 @@ def pick(batch: Any, entries: Entries, name: str) -> tuple[list[Any], dict[str, 
 
 
 def pick_value(batch: Any, entries: Entries, name: str) -> Any:
-    """Return the entry itself if there is one, and several as a dict by their keys, or by the names of arguments."""
+    """Return a single entry as is, and several as a dict by their keys, or by the names of arguments."""
     if isinstance(entries, Key):
         return _entry(batch, entries, name)
     named = entries if isinstance(entries, Mapping) else {str(key): key for key in entries}

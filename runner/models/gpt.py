@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from runner.checks import check_one_of
+
 
 class ReLUSquared(nn.Module):
     """``max(x, 0) ** 2``. Source: So et al. 2021, "Primer", https://arxiv.org/abs/2109.08668."""
@@ -36,7 +38,7 @@ class CausalAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the heads' outputs, ``(N, H, T, D / H)`` as the queries, keys and values.
 
-        A mask is that of :func:`document_mask`.
+        A mask comes from :func:`document_mask`.
         """
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
@@ -46,7 +48,7 @@ def document_mask(positions: Tensor) -> Tensor:
     """Return which positions (columns) each position (rows) attends to: those before it in its document, and itself.
 
     Args:
-        positions: of each token in its document ``(N, T)``, int64; a document begins where they are 0.
+        positions: position of each token in its document ``(N, T)``, int64; a document begins at position 0.
 
     Returns:
         Truth values ``(N, 1, T, T)``.
@@ -86,7 +88,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(d_model, d_model)
 
     def forward(self, x: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the attention's output at each position, ``(N, T, D)``; a mask is that of :func:`document_mask`."""
+        """Return the attention's output at each position, ``(N, T, D)``; a mask comes from :func:`document_mask`."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         if self.value_embedding is not None:
             v = v + self.value_embedding(tokens)
@@ -142,7 +144,7 @@ class TransformerBlock(nn.Module):
         Args:
             x: the block's input ``(N, T, D)``.
             tokens: the tokens ``(N, T)`` that x came from.
-            mask: that of :func:`document_mask`; None lets each position attend to all before it.
+            mask: mask from :func:`document_mask`; None lets each position attend to all before it.
         """
         x = x + self.dropout(self.attention(self.norm1(x), tokens, mask))
         return x + self.dropout(self.mlp(self.norm2(x)))
@@ -162,7 +164,7 @@ class GPT(nn.Module):
         n_heads: attention heads in each block.
         dropout: probability in [0, 1) in training, for embeddings, attention weights and what each half-block adds.
         norm: ``'layer_norm'``, or ``'rms_norm'`` (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467).
-        activation: of the feed-forward layers, ``'gelu'``, or ``'relu_squared'`` (:class:`ReLUSquared`).
+        activation: activation of the feed-forward layers, ``'gelu'``, or ``'relu_squared'`` (:class:`ReLUSquared`).
         tied_head: whether the head's weight is the token embedding's, rather than its own.
         zero_init: whether what each half-block adds, and an untied head, start at zero.
 
@@ -196,9 +198,8 @@ class GPT(nn.Module):
             raise ValueError(f"d_model={d_model!r}: must be a multiple of n_heads={n_heads!r}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout={dropout!r}: must be a probability in [0, 1)")
-        for name, value, choices in (("norm", norm, NORMS), ("activation", activation, ACTIVATIONS)):
-            if value not in choices:
-                raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, choices))}")
+        check_one_of("norm", norm, NORMS)
+        check_one_of("activation", activation, ACTIVATIONS)
         self.context = context
         self.d_model = d_model
         self.token_embedding = nn.Embedding(vocab_size, d_model)
@@ -218,8 +219,9 @@ class GPT(nn.Module):
 
         Args:
             tokens: int64 ``(N, T)``, T at most ``context``.
-            positions: of each token in its document, int64 ``(N, T)``, if rows hold several documents: they start again
-                at 0 with each, which does not attend to those before it. None: each row is one document.
+            positions: position of each token in its document, int64 ``(N, T)``, if rows hold several documents: it
+                restarts at 0 with each document, and documents do not attend to each other. None: each row is one
+                document.
 
         Raises:
             ValueError: the sequence is longer than ``context``.

@@ -73,6 +73,6 @@ class LanguageModel(Model):
         return (batch[1] != IGNORED_TARGET).sum()
 
     def flops_per_batch(self, batch: Any) -> float | None:
-        """Return the floating-point operations of the forward and backward pass, or None if the module cannot tell."""
+        """Return the floating-point operations of the forward and backward pass, or None if unknown."""
         flops_per_token = getattr(self.module, "flops_per_token", None)
         return None if flops_per_token is None else flops_per_token(batch[0].shape[1]) * batch[0].numel()

@@ -43,7 +43,7 @@ class ResNet8(nn.Module):
     Args:
         in_channels: channels of the images ``(N, in_channels, H, W)``, of any size.
         num_classes: C of the logits ``(N, C)``.
-        width: channels of the stem and the first block; the others have twice and four times as many.
+        width: channels of the stem and the first block; the others have two and four times that number.
 
     Raises:
         ValueError: an argument is below 1.

@@ -31,7 +31,7 @@ class SupervisedModel(Model):
         module: called with the inputs, returns the outputs.
         loss_fn: `loss_fn(outputs, targets)` returns a zero-dimensional tensor, a mean over samples, or a dict of such
             tensors.
-        metrics: torchmetrics by name, or a `MetricCollection`; training and each evaluation get copies of their own.
+        metrics: torchmetrics by name, or a `MetricCollection`; training and each evaluation get separate copies.
             Where the classes are torchmetrics' own, `validate_args=False` spares a wait for the device per batch.
         inputs: entries of the batch for `module`.
         targets: entries of the batch for `loss_fn` and the metrics, after the outputs.
@@ -105,7 +105,7 @@ class SupervisedModel(Model):
         return {**{name: one for name, one in targets.items() if isinstance(one, Tensor)}, **found}
 
     def without_targets(self, batch: Any) -> Any:
-        """Return what is left of a batch in inference: of a mapping the inputs, any other batch as it is."""
+        """Return a batch as it is in inference: only the inputs of a mapping, any other batch unchanged."""
         if not isinstance(batch, Mapping):
             return batch
         keys = self.inputs.values() if isinstance(self.inputs, Mapping) else self.inputs

@@ -48,8 +48,8 @@ def timm_model(
             raise
         reason = str(error).partition("\n")[0].partition(". ")[0]
         raise OSError(
-            f"pretrained=True: the weights of {name} cannot be downloaded ({reason}); try again where there is a "
-            "network, after which they are in the cache, or use pretrained=false"
+            f"pretrained=True: the weights of {name} cannot be downloaded ({reason}); try again with a "
+            "network connection, after which they are cached, or use pretrained=false"
         ) from error
 
 

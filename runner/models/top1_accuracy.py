@@ -16,7 +16,7 @@ else:
 
 
 class Top1Accuracy(Metric):
-    """The share of samples whose largest logit is that of their target.
+    """The fraction of samples whose largest logit belongs to their target.
 
     It is torchmetrics' `MulticlassAccuracy(average='micro')` to the bit, which also counts the other answers and so
     takes 14 operations on the device for each batch, where this takes 5. It is 0 before the first sample.

@@ -1,1 +1,1 @@
-"""What a job can do, one mode each: train, check, explain, and others; see `table`."""
+"""The modes of a job: train, check, explain, and others; see `table`."""

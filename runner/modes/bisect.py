@@ -1,7 +1,7 @@
-"""`mode=bisect`: the first commit that changes the bits of a run or worsens its metric, and where its bits part.
+"""`mode=bisect`: finds the first commit that changes the bits of a run or worsens its metric, and the first difference.
 
-The run, or its first batches, is trained at the good commit and then at others, each in a git worktree of its own, with
-the code of that commit and the run's config. Binary search takes as many probes as the number of commits has bits.
+The run, or its first batches, is trained at the good commit and then at others, each in a separate git worktree, with
+the code of that commit and the run's config. Binary search takes about log2(n) probes for n commits.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Commit(NamedTuple):
 
 
 def check_bisect(config: Mapping[str, Any]) -> None:
-    """Check what is asked of a bisection.
+    """Check the settings of a bisection.
 
     Raises:
         WrongKey: a key of `bisect` is missing or out of range.
@@ -61,11 +61,9 @@ def check_bisect(config: Mapping[str, Any]) -> None:
         if asked[key] < 1:
             raise WrongKey(f"bisect.{key}", "must be a whole number of at least 1", repr(asked[key]))
     if asked["by"] == "metric" and smallest_p(asked["seeds"]) > LEVEL:
-        raise WrongKey(
-            "bisect.seeds", "so few runs of each commit cannot decide; give at least 6", repr(asked["seeds"])
-        )
+        raise WrongKey("bisect.seeds", "too few runs per commit to decide; give at least 6", repr(asked["seeds"]))
     if "RANK" in os.environ:
-        raise ValueError("mode=bisect: starts processes of its own; leave out torchrun")
+        raise ValueError("mode=bisect: starts its own processes; run it without torchrun")
 
 
 def bisect(job: Job) -> None:
@@ -120,7 +118,7 @@ class ByDigests:
             raise probes.failure("good", good)
 
     def __call__(self, commit: Commit) -> tuple[bool | None, str]:
-        """Return whether a commit differs, None if it does not run, and what to say of it."""
+        """Return whether a commit differs (None if it does not run), and a text about it."""
         finding = compare(self._reference, self.probes.train(commit), PARTS, 0.0)
         if not finding.count:
             return None, ": does not run"
@@ -128,12 +126,12 @@ class ByDigests:
         return self.judged[commit], ""
 
     def find_part(self, commit: Commit, before: Commit) -> Finding:
-        """Return where a commit parts from the one before, which trains the same as the good one if it runs."""
+        """Return where a commit diverges from the one before, which trains like the good one if it runs."""
         return compare(self._reference, self.probes.train(commit), PARTS, 0.0)
 
 
 class ByMetric:
-    """Finds out whether the metric at a commit is worse than at the good one, beyond what seeds explain.
+    """Decides whether the metric at a commit is significantly worse than at the good one.
 
     Raises:
         WrongConfig: the run cannot be trained at the good commit, or has no such metric.
@@ -149,13 +147,13 @@ class ByMetric:
         if self._name not in found[0]["metrics"]:
             names = [*found[0]["metrics"]]
             raise WrongKey(
-                "bisect.metric", f"the run has no such metric; {nearest(self._name, names)}", repr(self._name)
+                "bisect.metric", "the run has no such metric; " + nearest(self._name, names), repr(self._name)
             )
         self._is_lower_better = self._name in found[0]["lower"]
         self._reference = self._values(found)
 
     def __call__(self, commit: Commit) -> tuple[bool | None, str]:
-        """Return whether a commit is worse, None if it does not run, and what to say of it."""
+        """Return whether a commit is worse (None if it does not run), and a text about it."""
         values = self._values(self.probes.measure(commit))
         if len(values) < len(self._reference):
             return None, ": does not run"
@@ -163,7 +161,7 @@ class ByMetric:
         return self.judged[commit], f": {self._name} {text}"
 
     def find_part(self, commit: Commit, before: Commit) -> Finding:
-        """Return where the first batches of a commit part from those of the one before."""
+        """Return where the first batches of a commit diverge from those of the one before."""
         return compare(self.probes.train(before), self.probes.train(commit), PARTS, 0.0)
 
     def _values(self, found: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -171,7 +169,7 @@ class ByMetric:
 
 
 def is_worse(before: Sequence[float], now: Sequence[float], is_lower_better: bool) -> tuple[bool, str]:
-    """Return whether values are worse than others with the same seeds, beyond chance, and what to say of them.
+    """Return whether values are significantly worse than others with the same seeds, and a text about them.
 
     Values that are not finite are worse than any that are.
     """
@@ -186,11 +184,11 @@ JUDGES = {"digests": ByDigests, "metric": ByMetric}
 
 
 def find_first(count: int, differs: Callable[[int], bool | None]) -> tuple[int, list[int]]:
-    """Return the first of some places, in order, that differs from what was before, and those before it that may do so.
+    """Return the first commit that differs from the good one, and skipped ones before it that may differ too.
 
     Args:
         count: number of places; what is before the first one does not differ, and the last one is taken to differ.
-        differs: whether a place differs; None if that cannot be told.
+        differs: whether a place differs; None if unknown.
     """
     low = -1
     high = count - 1
@@ -211,7 +209,7 @@ class Probes:
     """Trains a run, or its first batches, at commits.
 
     Args:
-        job: the job, whose config is that of the run.
+        job: the job, with the config of the run.
         root: the top folder of the repository.
         scratch: an empty folder.
     """
@@ -235,7 +233,7 @@ class Probes:
         return self._lines.get(commit, [])
 
     def measure(self, commit: Commit) -> list[dict[str, Any]]:
-        """Return the results of whole runs at a commit, one a seed; none if one of them does not run."""
+        """Return the results of full runs at a commit, one per seed; empty if one of them fails to run."""
         found = []
         with self._worktree(commit) as tree:
             for seed in range(self.asked["seeds"]):
@@ -299,7 +297,7 @@ def _commits(good: str, bad: str) -> Iterator[Commit]:
             raise WrongKey(f"bisect.{key}", "no such commit in this repository", repr(given)) from None
     between = _git("rev-list", "--reverse", "--ancestry-path", f"{names['good']}..{names['bad']}").split()
     if not between:
-        raise WrongKey("bisect.good", f"is no ancestor of bisect.bad={bad}; exchange them", repr(good))
+        raise WrongKey("bisect.good", f"is not an ancestor of bisect.bad={bad}; swap them", repr(good))
     for name in (names["good"], *between):
         yield Commit(name, _git("log", "-1", "--format=%s", name))
 
@@ -325,7 +323,7 @@ def _report(commit: Commit, unknown: Sequence[Commit], found: Finding, asked: Ma
     if unknown:
         rows.append(("or", f"one of {len(unknown)} before it that do not run: {', '.join(map(str, unknown))}"))
     if found.batch is None:
-        rows.append(("equal", f"to the bit in its first {asked['batches']} batches: it changes what comes later"))
+        rows.append(("equal", f"bit for bit in its first {asked['batches']} batches: it changes later ones"))
     else:
         rows.append(("different", f"at batch {found.batch}, in {', '.join(found.parts)}"))
         rows.append(("", f"{found.parts[0]}: {MEANING[found.parts[0]]}"))

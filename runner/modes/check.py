@@ -1,8 +1,8 @@
 """`mode=check`: everything that a run does except training on its data, in seconds. Nothing is written.
 
 Every target of the config is bound, the model is built and measured, and one batch goes through all events: see
-`dry_run`. What would fail in training is an error here too. What would train, but is most likely a mistake, is a
-warning: see `lint`.
+`dry_run`. Anything that would fail in training is an error here too. Anything that would train, but is probably a
+mistake, is a warning: see `lint`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check(job: Job) -> None:
-    """Print what a run would be, or raise an error that says what is wrong with it. Rank 0 alone.
+    """Print what a run would do, or raise an error that explains what is wrong. Rank 0 only.
 
     Raises:
         WrongConfig: the run cannot be trained.
@@ -38,7 +38,7 @@ def report(config: dict[str, Any], findings: Findings) -> Iterator[tuple[str, st
 
     Args:
         config: the config that was checked.
-        findings: what `try_out` found.
+        findings: the findings of `try_out`.
     """
     sizes = findings.sizes
     trainable = "all" if sizes.trainable == sizes.parameters else f"{sizes.trainable:,}"
@@ -69,7 +69,7 @@ def report(config: dict[str, Any], findings: Findings) -> Iterator[tuple[str, st
 
 
 def title_of(job: Job) -> str:
-    """Return the overrides of a job, which tell the jobs of a sweep apart."""
+    """Return the overrides of a job, which distinguish the jobs of a sweep."""
     return " ".join(one for one in job.overrides if not one.startswith("mode=")) or "the default run"
 
 

@@ -1,6 +1,6 @@
-"""`mode=compare`: runs side by side, and where they have digests, the first batch at which two of them part.
+"""`mode=compare`: shows runs side by side, and from their digests the first batch at which they diverge.
 
-The callback `StateDigest` writes the digests. Comparing needs no torch, so the answer comes at once.
+The callback `StateDigest` writes the digests. Comparing needs no torch, so it is fast.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Difference:
         last: the last batch of each run.
         agreed: the last batch up to which they are equal, 0 if there is none.
         batch: the first batch after which they differ, None if they are equal in all batches that both have.
-        parts: what differs after that batch.
+        parts: the parts that differ after that batch.
         metrics: the final metrics that differ, with both values, if both runs end at the same batch.
     """
 
@@ -144,7 +144,7 @@ def _read_names(given: Any) -> list[Any]:
     """Return the runs that the key `compare` names."""
     if not isinstance(given, list) or len(given) < 2:
         raise ValueError(
-            f"compare={given!r}: give two runs or more, by folder or MLflow id: runner compare RUN_A RUN_B"
+            f"compare={given!r}: give two or more runs, by folder or MLflow id: runner compare RUN_A RUN_B"
         )
     return given
 

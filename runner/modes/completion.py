@@ -1,4 +1,4 @@
-"""`runner completion bash`: the script with which a shell completes commands, and the candidates that it asks for.
+"""`runner completion bash`: the completion script of a shell, and the candidates it requests.
 
 runner completion bash >> ~/.bashrc
 runner completion zsh >> ~/.zshrc
@@ -56,7 +56,7 @@ def show_completion(typed: Mapping[str, str]) -> None:
 
 
 def complete(line: str) -> list[tuple[str, str]]:
-    """Return what the last word of a command line may become, with descriptions.
+    """Return completions of the last word of a command line, with descriptions.
 
     Args:
         line: the command line up to the cursor.

@@ -1,4 +1,4 @@
-"""Diagnosis of errors while a run is tried out or trains: the hook at fault, or the model with its data, and where."""
+"""Diagnoses errors in a dry run or in training: finds the hook, or the model and data, that caused them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 
 from runner.config import build
 from runner.config.catalogue import CONF
+from runner.config.command_line import only_typed
 from runner.config.errors import CONFIG_ERRORS, WrongConfig, explain, line_of_user
 from runner.event import Event
 from runner.failures.facts import RankFailed, annotate, argument_of, facts_of
@@ -85,7 +86,7 @@ def hook_at_fault(error: BaseException, config: Mapping[str, Any]) -> HookAtFaul
 
 @contextmanager
 def naming_fault(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Iterator[None]:
-    """Turn exceptions into a WrongConfig that says what is at fault, and in which line of the user's code."""
+    """Turn exceptions into a WrongConfig that names the cause and the line of the user's code."""
     try:
         yield
     except WrongConfig:
@@ -112,7 +113,7 @@ def noting_first_batch(job: Job, state: State) -> Iterator[None]:
             yield
     except Exception as error:
         if state.timestamp.batch == 0 and not isinstance(error, OF_THE_ENVIRONMENT):
-            annotate(error, refusal=_describe(error, job.config, job.choices))
+            annotate(error, refusal=_describe(error, job.config, job.choices), section=_section(error))
         raise
 
 
@@ -129,7 +130,12 @@ def refusing_first_batch() -> Iterator[None]:
 
 def _refused(text: str, error: Exception) -> WrongConfig:
     facts = facts_of(error)
-    return WrongConfig(text, at=facts.key or facts.section, allowed=facts.allowed)
+    return WrongConfig(text, at=facts.key or _section(error), allowed=facts.allowed)
+
+
+def _section(error: Exception) -> str:
+    """Return the section at fault; of a model that does not fit its data, the one of the two that was typed."""
+    return facts_of(error).section or (only_typed(sys.argv[1:], "model", "data") if _step(error) is not None else "")
 
 
 @contextmanager

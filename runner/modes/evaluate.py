@@ -74,7 +74,7 @@ def _best_of(path: str) -> str:
     found = sorted(Path(path).glob(f"*/best/{MANIFEST}"))
     if not found:
         raise ValueError(
-            f"test='best': {show_path(Path(path))} has no best checkpoint; give test=last for its newest one"
+            f"test='best': {show_path(Path(path))} has no best checkpoint; use test=last for its newest one"
         )
     return str(found[0].parent)
 
@@ -113,7 +113,7 @@ def _to_evaluate(state: State, test: str | None) -> list[Evaluator] | None:
 
 
 def predict(job: Job) -> None:
-    """Write what the weights of a run predict to a file: each sample once, in order. All ranks."""
+    """Write the predictions of a run's weights to a file: each sample once, in order. All ranks."""
     from runner.modes.predictions import write_predictions
 
     wanted = job.config["predict"]

@@ -8,7 +8,7 @@ With `explain.format=json` standard output is one JSON object, in a sweep one fo
 - `events`: all events in the order of their declaration, each with `event`, `when` and `runs`, which lists in order
   `name`, `does` (the first line of the hook's docstring, or null) and `why` (a list of reasons for its place);
 - `conflicts`: what cannot be combined, a sentence each;
-- `unchecked`: keys that go into the `**options` of a class, so that nobody can tell whether they are used.
+- `unchecked`: keys that go into the `**options` of a class, so it is unknown whether they are used.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ WHEN = {
     **dict.fromkeys(("predict_batch_start", "predict_before_forward"), "each batch predicted"),
     **dict.fromkeys(("predict_after_forward", "predict_batch_end"), "each batch predicted"),
 }
-"""How often each event fires; those that are not listed fire once."""
+"""How often each event fires; unlisted events fire once."""
 
 PLACES = {
     "algorithm": "algorithms come first",
@@ -69,7 +69,7 @@ PLACES_AT_INIT = {
 
 
 def explain(job: Job) -> None:
-    """Print what runs when and why, as a table or as JSON. Rank 0 alone.
+    """Print what runs when and why, as a table or as JSON. Rank 0 only.
 
     Raises:
         WrongConfig: an object that the config describes cannot be made.
@@ -90,7 +90,7 @@ def explain(job: Job) -> None:
 
 
 def timeline(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of what `explain.format=json` prints; the module says which keys it has."""
+    """Return the content printed by `explain.format=json`; the module docstring lists its keys."""
     engine, conflicts = make_engine(config)
     state = engine.state
     everyone: list[Hooks] = [*state.algorithms, *state.callbacks, *state.loggers]
@@ -210,7 +210,7 @@ def print_tables(title: str, explained: Mapping[str, Any]) -> None:
 
     Args:
         title: printed above the tables.
-        explained: from `timeline`.
+        explained: the result of `timeline`.
     """
     from rich.table import Table
     from rich.text import Text
@@ -236,7 +236,7 @@ def print_tables(title: str, explained: Mapping[str, Any]) -> None:
     without_hooks = len(explained["events"]) - len(with_hooks)
     rows = [("warning", f"cannot be combined: {one}") for one in explained["conflicts"]]
     for key in explained["unchecked"]:
-        rows.append(("warning", f"{key} goes into **options, so it is not known whether it is used"))
+        rows.append(("warning", f"{key} goes into **options, so it may be unused"))
     rows += [("note", "evaluations run between BATCH_END and BATCH_CHECKPOINT or EPOCH_END and EPOCH_CHECKPOINT")]
-    rows += [("note", f"{without_hooks} more events have no hooks; explain.format=json lists all")]
+    rows += [("note", f"{without_hooks} more events have no hooks; explain.format=json lists them")]
     print_block("", rows)

@@ -47,7 +47,9 @@ def export(typed: Mapping[str, str]) -> None:
         raise WrongKey(KEY, str(error), repr(names[0])) from None
     weights = read_file(checkpoint, "model.pt")
     if path.suffix != ".pt" and (others := [name for name, one in weights.items() if not isinstance(one, Tensor)]):
-        raise WrongKey(KEY, f"{others[0]} is no tensor, which safetensors cannot hold; give a .pt file", repr(names[1]))
+        raise WrongKey(
+            KEY, f"{others[0]} is not a tensor, so safetensors cannot hold it; give a .pt file", repr(names[1])
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:

@@ -42,7 +42,7 @@ def check_test(state: State, config: Mapping[str, Any]) -> None:
     monitor = _monitor(state)
     if monitor is None:
         raise ValueError(
-            "test='best': no checkpoint is the best without a metric; add "
+            "test='best': the best checkpoint needs a metric; add "
             "callbacks.checkpoint_saver.monitor=eval/loss or another metric, or give test=last"
         )
     measured = {one.label for one in state.evaluators if one.is_on}

@@ -1,4 +1,4 @@
-"""`runner --help` and `runner help early_stopper`: what there is, and what each of it means. Nothing is composed."""
+"""`runner --help` and `runner help early_stopper`: list and explain everything, without composing a config."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ LINES = (
     ("--version", "prints the version"),
 )
 MORE = (
-    ("runner list GROUP", "a line about each choice of a group"),
-    ("runner help NAME", "a choice, key, class or mode in full"),
-    ("runner completion bash", "completion; also zsh and fish"),
+    ("runner list GROUP", "describes each choice of a group"),
+    ("runner help NAME", "explains a choice, key, class or mode"),
+    ("runner completion bash", "sets up completion; also zsh and fish"),
     ("docs/, README.md", "of the project: guides, and what a run leaves"),
 )
 # Arguments that the runner itself gives, so that no config sets them.
@@ -38,7 +38,7 @@ GIVEN = ("params", "model", "optimizer", "timestamp")
 
 
 def show_help(typed: Mapping[str, str]) -> None:
-    """Print the help as a whole, or what a name means.
+    """Print the general help, or the meaning of a name.
 
     Raises:
         WrongKey: nothing has this name; the message names the nearest one.
@@ -52,7 +52,7 @@ def overview(own: Path | None = None) -> Iterator[str]:
     """Yield the lines of `runner --help`.
 
     Args:
-        own: the folder of the user's own config groups; None stands for `conf/` of the working directory.
+        own: the folder of the user's own config groups; None means `conf/` in the working directory.
     """
     yield heading(f"runner {__version__}: an experiment runner for PyTorch")
     yield "  runner [KEY=VALUE] [GROUP=CHOICE] ...    or python -m runner"
@@ -80,8 +80,8 @@ def explain(name: str, own: Path | None = None) -> Iterator[str]:
     """Yield the lines of what a name means: each choice, group and mode of this name, or else the key or class.
 
     Args:
-        name: as typed; the group of a choice may stand in front of it, with a dot or as in an override.
-        own: the folder of the user's own config groups; None stands for `conf/` of the working directory.
+        name: as typed; it may be prefixed with the group of a choice, with a dot or as in an override.
+        own: the folder of the user's own config groups; None means `conf/` in the working directory.
 
     Raises:
         WrongKey: nothing has this name; the message names the nearest one.
@@ -100,7 +100,7 @@ def explain(name: str, own: Path | None = None) -> Iterator[str]:
     if not pages:
         names = [*MODES, *GROUPS, *(one.name for one in known), *(key.name for key in top_keys())]
         near = nearest(asked, {*names})
-        instead = near if near.startswith("did") else "runner --help lists what there is"
+        instead = near if near.startswith("did") else "runner --help lists everything"
         raise WrongKey("help", f"there is nothing of this name; {instead}", repr(printable(name)))
     for number, page in enumerate(pages):
         yield from [""] * (number > 0)
@@ -108,7 +108,7 @@ def explain(name: str, own: Path | None = None) -> Iterator[str]:
 
 
 def _names_of(choice: Choice) -> tuple[str, ...]:
-    """Return the names that stand for a choice: its own, with its group, and that of its class."""
+    """Return the names of a choice: its own, with its group, and that of its class."""
     return (choice.name, f"{choice.group.replace('/', '.')}.{choice.name}", choice.target.rpartition(".")[2])
 
 
@@ -134,18 +134,18 @@ def _explain_mode(mode: Mode) -> Iterator[str]:
 
 
 def _allowed(value: type | tuple[str, ...]) -> str:
-    """Return what a key may have, in words."""
+    """Return the allowed values of a key, in words."""
     if isinstance(value, tuple):
         return " or ".join(value)
     return {int: "a whole number", str: "text", list: "a list", bool: "true or false"}[value]
 
 
 def _explain_choice(choice: Choice) -> Iterator[str]:
-    """Yield what a choice is, its keys with their defaults, and an example."""
+    """Yield the description of a choice, its keys with their defaults, and an example."""
     definition = find_definition(choice.target) if choice.target else None
     yield heading(f"{choice.typed}: a choice of {choice.group}{' of your own' if choice.is_own else ''}")
     text = definition.sections[""] if definition is not None else ""
-    if choice.group in LISTS and text:  # the comment says the same, in short
+    if choice.group in LISTS and text:  # the comment is a shorter version of it
         yield from paragraphs(text)
     else:
         yield from paragraphs(f"{choice.comment}\n\n{text if choice.package else ''}")

@@ -1,4 +1,4 @@
-"""Kills a run that trains in a process of its own with SIGKILL, at chosen moments.
+"""Kills a run in a separate process with SIGKILL, at chosen moments.
 
 The run is observed from outside, through its folder: there is a new line of digests after every batch, and a hidden
 folder while a checkpoint is being written.
@@ -32,9 +32,9 @@ TRAINING = "training"
 MOMENTS = (IN_SAVE, START, TRAINING, EPOCH_END)
 FILES = 4  # in a checkpoint, written one after another
 
-POLL = 0.001  # seconds between two looks at the folder of a run
+POLL = 0.001  # seconds between two checks of a run's folder
 GRACE = 60.0  # seconds that a run has to end after one of its ranks was killed
-LINGER = 5.0  # seconds that processes which a killed run has started have to end by themselves
+LINGER = 5.0  # seconds for processes started by a killed run to exit on their own
 TAIL = 4096  # bytes at the end of the file of digests that surely hold one whole line
 
 
@@ -80,7 +80,7 @@ class Pace:
         batches: the number of batches that it trained.
         epoch_ends: the last batch of every epoch but the last.
         seconds: how long its process ran.
-        seen: for each new batch that was seen, its number and the seconds since the process was started.
+        seen: number of each new batch that was observed, with the seconds since the process started.
     """
 
     batches: int
@@ -123,7 +123,7 @@ def plan_kills(number: int, seed: int, pace: Pace, ranks: int) -> list[PlannedKi
 
 
 class Session:
-    """A command that trains a run in a process of its own, which is killed when this process ends.
+    """A command that trains a run in a separate process, which is killed when this process exits.
 
     Args:
         arguments: the arguments of `python -m runner`.
@@ -165,7 +165,7 @@ class Session:
         """Yield the last batch with a digest, repeatedly until the process has ended.
 
         Args:
-            pause: seconds between two looks at the folder.
+            pause: seconds between two checks of the folder.
 
         Raises:
             TimeoutError: the run has hung, with no new batch for `patience` seconds.
@@ -183,7 +183,7 @@ class Session:
             time.sleep(pause)
 
     def finish(self) -> Pace:
-        """Wait until the process has ended by itself, and return the pace of the run.
+        """Wait until the process exits on its own, and return the pace of the run.
 
         Raises:
             TimeoutError: the run has hung, with no new batch for `patience` seconds.
@@ -279,7 +279,7 @@ class Session:
         return rank
 
     def _end(self, seconds: float) -> None:
-        """Kill every process that this session has started and that has not ended by itself after some seconds."""
+        """Kill every process that this session has started and that has not exited after some seconds."""
         deadline = time.monotonic() + seconds
         while (members := self._members()) and time.monotonic() < deadline + GRACE:
             for one in members if time.monotonic() >= deadline else ():
@@ -301,7 +301,7 @@ class Session:
 
 
 def last_batch(run_dir: Path) -> int:
-    """Return the last batch of which a run has a digest, 0 if there is none."""
+    """Return the last batch for which a run has a digest, 0 if there is none."""
     try:
         with (run_dir / FILE).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))

@@ -1,15 +1,15 @@
-"""Finds what is most likely a mistake in a config, although the run would train.
+"""Finds probable mistakes in a config with which a run would train.
 
 What cannot be trained at all is an error, which the part concerned raises in training too: a warm-up longer than the
 schedule, a `max_duration` in tokens with a model that does not count them, a monitored metric that is not computed,
-algorithms that exclude one another, a precision that the device does not support. These are warnings:
+algorithms that cannot be combined, a precision that the device does not support. These are warnings:
 
 - an interval or a patience that is longer than the run;
 - a monitored metric of an evaluator while `trainer.eval_interval=0`;
 - a batch that is larger than the data, or smaller than the number of processes;
 - more microbatches than a batch has samples, or microbatches larger than the batch;
 - `amp_fp16` on a CPU;
-- keys that a class takes as `**options`, so that nobody can tell whether they are used.
+- keys that a class takes as `**options`, so it is unknown whether they are used.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ TOO_LONG = {
     "interval": "it happens only at the end, if at all",
     "patience": "training never stops early",
 }
-"""What happens if the value of a key is longer than the run, by what the name of the key ends in."""
+"""The consequence if the value of a key is longer than the run, by the suffix of the key."""
 
 
 def find_mistakes(config: Mapping[str, Any], progress: Progress, order: Any, device: str) -> Iterator[str]:
-    """Yield what is most likely a mistake, a sentence each that begins with the key and its value.
+    """Yield probable mistakes as sentences that begin with the key and its value.
 
     Args:
         config: checked by `runner.config.build.check`.
@@ -60,7 +60,7 @@ def _too_long(config: Mapping[str, Any], progress: Progress) -> Iterator[str]:
             try:
                 length = convert(Time.parse_or_epochs(value), duration.unit, duration, progress.batches_per_epoch)
             except ValueError:
-                continue  # it is no time, or its unit cannot be converted to that of the run's length
+                continue  # not a time, or its unit cannot be converted to that of the run's length
             if length > duration.exact:
                 yield f"{path}.{key}={value!r} is longer than the run of {str(duration)!r}: {effect}"
 

@@ -41,7 +41,7 @@ def show_list(typed: Mapping[str, str]) -> None:
 
 
 def describe_group(group: str, known: Sequence[Choice]) -> Iterator[str]:
-    """Yield a line about each choice of a group, and about classes of the user's own that no file names.
+    """Yield a line about each choice of a group, and about the user's own classes that no file names.
 
     Args:
         group: the group's folder.

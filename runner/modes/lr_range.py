@@ -1,8 +1,8 @@
 """`mode=lr_range`: train a little while the learning rate grows, and suggest one from how the loss falls.
 
-The rate grows by the same factor after each batch, from `lr_range.start` to `lr_range.end`, in place of the schedule.
-All parameter groups keep their ratios to `optimizer.lr`. Training is a trial of which only the picture is kept. The
-rule behind the suggestion is in `rising_rate`; the rate is one to begin with, or for the peak of a schedule.
+The rate grows by the same factor after each batch, from `lr_range.start` to `lr_range.end`, instead of the schedule.
+All parameter groups keep their ratios to `optimizer.lr`. Training is a trial; only the plot is kept. The
+rule behind the suggestion is in `rising_rate`; use the rate as a starting point, or for the peak of a schedule.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def check_range(config: Mapping[str, Any]) -> None:
-    """Check that a test can be made of a config.
+    """Check that the test is possible with a config.
 
     Raises:
         WrongKey: a key of `lr_range` is out of range, or there is not one learning rate to vary.
@@ -47,7 +47,7 @@ def check_range(config: Mapping[str, Any]) -> None:
     if Path(asked["picture"]).suffix not in FORMATS:
         raise WrongKey("lr_range.picture", f"must end in {', '.join(FORMATS)}", repr(asked["picture"]))
     if config["resume"] is not None:
-        reason = "mode=lr_range begins anew; rerun=RUN takes the config of a run, trainer.load_path its weights"
+        reason = "mode=lr_range starts from scratch; rerun=RUN uses a run's config, trainer.load_path its weights"
         raise WrongKey("resume", reason, repr(config["resume"]))
     optimizer = config["optimizer"] or {}
     if "_target_" not in optimizer:
@@ -97,12 +97,12 @@ def _describe(rising: RisingRate) -> Iterator[tuple[str, str]]:
     lowest = min(smoothed)
     at = rising.rates[smoothed.index(lowest)]
     if rate is None:
-        yield "warning no rate", f"the loss never fell, from {rising.rates[0]:.3g} to {last:.3g}; look at the picture"
+        yield "warning no rate", f"the loss never fell, from {rising.rates[0]:.3g} to {last:.3g}; look at the plot"
     else:
         yield "ok suggestion", f"optimizer.lr={float(f'{rate:.2g}')!r}"
     yield "lowest loss", f"{lowest:.4g} (smoothed) at {at:.3g}"
     if rising.diverged_at is None:
-        yield "warning end", f"the loss has not diverged by {last:.3g}; a larger lr_range.end shows where it does"
+        yield "warning end", f"the loss has not diverged by {last:.3g}; a larger lr_range.end shows where it diverges"
     else:
         yield "diverged", f"at {rising.diverged_at:.3g}, after {len(rising.losses)} batches"
 
@@ -126,6 +126,6 @@ def _draw(title: str, rising: RisingRate, kind: str) -> bytes:
         scale(axes, "x", rising.rates, decades=0.0)
         until = rising.losses[: smoothed.index(min(smoothed)) + 1]
         margin = 0.3 * (max(until) - min(until))
-        axes.set_ylim(min(until) - margin, max(until) + margin)  # where it diverges it leaves the picture
+        axes.set_ylim(min(until) - margin, max(until) + margin)  # a diverging loss leaves the plot
         add_legend(axes, handles, labels, loc="lower left")
     return render(figure, kind)

@@ -32,7 +32,7 @@ class Cell:
     """A setting in a table.
 
     Attributes:
-        candidate: its runs.
+        candidate: the runs of the cell.
         values: the metric of these runs.
         interval: bounds of the 95 % interval of their mean; None of a single run.
         is_best: whether a verdict says that it is better than all others in its column.
@@ -49,11 +49,13 @@ class Cell:
         return math.fsum(self.values) / len(self.values)
 
     def show(self) -> str:
-        """Return the mean, with as many decimals as the interval has any use for, and its interval."""
+        """Return the mean, rounded to the precision that the interval justifies, and its interval."""
         if self.interval is None:
             return f"{self.mean:.4g}"
         low, high = self.interval
-        decimals = 4 if high <= low else min(max(1 - math.floor(math.log10((high - low) / 2)), 0), 12)
+        if high <= low:
+            return f"{self.mean:.4g} [{low:.4g}, {high:.4g}]"
+        decimals = min(max(1 - math.floor(math.log10((high - low) / 2)), 0), 12)
         return f"{self.mean:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
 
 
@@ -62,12 +64,12 @@ class Table:
     """Settings by the values of keys.
 
     Attributes:
-        metric: what is in the cells.
+        metric: metric shown in the cells.
         keys: keys of rows and of columns.
         rows: values of the rows' keys.
         columns: values of the columns' keys; one without values if there are no such keys.
-        cells: by row and column.
-        notes: what else the means are over, and why a column has no verdict.
+        cells: the cells by row and column.
+        notes: other keys that the means average over, and reasons why a column has no verdict.
     """
 
     metric: str
@@ -83,8 +85,8 @@ def show_means(typed: Mapping[str, str]) -> None:
 
     `table.where` names the runs as in `runner verdict`: folders, globs and conditions; all runs in outputs/ without it.
     `table.rows` and `table.columns` are keys of a config or groups, such as `model,optimizer.lr`; rows without such a
-    key are what differs. A mean is bold if it is better than all others in its column: if no other one may be the best.
-    What was evaluated or trained otherwise has no verdict. The folders of the runs are comments, in CSV a column.
+    key are what differs. A mean is bold if it is better than all others in its column, so that no other can be the
+    best. What was evaluated or trained otherwise has no verdict. The folders of the runs are comments, in CSV a column.
 
     Raises:
         ValueError: a key or a run is wrong, or a cell would have runs that differ in more than the seed.
@@ -153,7 +155,7 @@ def as_markdown(table: Table) -> str:
     lines = _texts(table, _escape_markdown, "**{}**")
     rule = ["---"] * len(table.keys[0]) + ["---:"] * (len(lines[0]) - len(table.keys[0]))
     shown = [f"| {' | '.join(row)} |" for row in (lines[0], rule, *lines[1:])]
-    comments = [f"<!-- {one.replace('--', '- -')} -->" for one in _comments(table)]
+    comments = [f"<!-- {re.sub('-(?=-)', '- ', one)} -->" for one in _comments(table)]
     return "\n".join([*shown, "", *comments, ""])
 
 
@@ -212,7 +214,7 @@ def _texts(table: Table, escape: Callable[[str], str], bold: str) -> list[list[s
 
 
 def _comments(table: Table) -> list[str]:
-    """Return what a table is, why it has no verdict, and the runs of each cell."""
+    """Return the description of a table, the reason if it has no verdict, and the runs of each cell."""
     lines = [f"{table.metric}: mean [95 % interval] (runs); bold is better than all others in its column"]
     lines += table.notes
     for cell in table.cells.values():
@@ -251,7 +253,7 @@ def _sorted(places: Iterable[Place]) -> list[Place]:
 
 
 def _escape_markdown(text: str) -> str:
-    return printable(text).replace("|", "\\|").replace("<", "&lt;")
+    return re.sub(r"(\\|\||\](?=\())", r"\\\1", printable(text)).replace("<", "&lt;")
 
 
 def _escape_latex(text: str) -> str:

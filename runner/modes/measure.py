@@ -1,4 +1,4 @@
-"""How many batches a budget comes to: measured on a trial before a run begins.
+"""Converts a budget into a number of batches, measured in a trial before a run begins.
 
 The seconds of a batch are the mean over the part of the trial after its warm-up, with everything that the run does in
 training but logging; those of an evaluation are measured after training. Floating-point operations are counted on one

@@ -93,7 +93,7 @@ class OneBatch:
         """Do nothing: all batches are the same."""
 
     def read_for(self, model: Any) -> None:
-        """Let a model say which samples of the first batch to yield."""
+        """Let a model choose which samples of the first batch to yield."""
         vars(self)["_model"] = model
 
     def describe(self) -> str:

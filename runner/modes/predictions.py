@@ -1,4 +1,4 @@
-"""Writes what a model predicts to a file, batch by batch: each sample once, in order, from all ranks."""
+"""Writes a model's predictions to a file, batch by batch: each sample once, in order, from all ranks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _columns(found: Any, num_samples: int, counting: int) -> Columns:
     """Return the rows of the samples that are not padding.
 
     Args:
-        found: what `Model.predictions` returned.
+        found: the result of `Model.predictions`.
         num_samples: samples in the batch, with padding.
         counting: samples at the beginning of the batch that are not padding.
 
@@ -151,7 +151,7 @@ class _TensorFile:
             if value.shape[1:] != before[name].shape[1:]:
                 shapes = f"{tuple(before[name].shape[1:])} and {tuple(value.shape[1:])}"
                 reason = f"samples of {name} have different shapes, {shapes}; give predict.format=parquet"
-                raise WrongConfig(f"predict.format='pt': {reason}")
+                raise WrongConfig(f"predict.format='pt': {reason}", "predict.format", fix="predict.format=parquet")
         self._batches.append(columns)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """`mode=prove`: whether an experiment that is killed and resumed again and again ends like one that is not, to the bit.
 
-The experiment is trained for some batches in processes of its own: once without interruption, and once with a SIGKILL
+The experiment is trained for some batches in separate processes: once without interruption, and once with a SIGKILL
 at random moments and `resume=` after each. Digests of weights, optimizer, randomness, algorithms and samples after
 every batch are compared, and the final metrics. If they differ, the first run is made a second time: if two runs
 without a kill differ too, then the experiment is not deterministic, and resuming is not at fault.
@@ -27,6 +27,7 @@ from runner.config.catalogue import CONF
 from runner.config.errors import WrongConfig
 from runner.config.nearest import nearest
 from runner.distributed.job import Job
+from runner.failures.facts import WrongKey
 from runner.files.whole import write_whole
 from runner.modes.check import title_of
 from runner.modes.compare import difference
@@ -48,7 +49,7 @@ SHOWN_LINES = 20
 
 
 class SessionFailed(Exception):
-    """A session ended by itself with an error."""
+    """A session ended on its own with an error."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Verdict:
     Attributes:
         outcome: 'equal'; 'different'; 'not deterministic', if two runs without a kill differ; 'not trained' or 'not
             resumed', if a session failed; 'not killed', if the run ended before the first kill.
-        reason: one sentence.
+        reason: explanation in one sentence.
     """
 
     outcome: str
@@ -78,7 +79,7 @@ def check_provable(config: Mapping[str, Any]) -> None:
     """
     asked = config["prove"]
     if "RANK" in os.environ:
-        raise ValueError("mode=prove: starts processes of its own; use launch.nproc_per_node=... without torchrun")
+        raise ValueError("mode=prove: starts its own processes; use launch.nproc_per_node=... without torchrun")
     if config["resume"] is not None:
         raise ValueError(f"resume={config['resume']!r}: mode=prove trains from the start; give rerun=<the run> instead")
     for key, least in (("batches", 2), ("kills", 1), ("seed", 0), ("patience", 1)):
@@ -87,9 +88,8 @@ def check_provable(config: Mapping[str, Any]) -> None:
     known = {*(config["callbacks"] or {}), *(path.stem for path in (CONF / "callbacks").glob("*.yaml"))}
     for name in asked["without"]:
         if name not in known:
-            raise ValueError(
-                f"prove.without={asked['without']!r}: no such callback; {nearest(str(name), sorted(known))}"
-            )
+            reason = "no such callback; " + nearest(str(name), known).knowing(meant="")
+            raise WrongKey("prove.without", reason, repr(asked["without"]))
 
 
 def prove(job: Job) -> None:
@@ -100,7 +100,7 @@ def prove(job: Job) -> None:
         WrongConfig: the experiment cannot be trained at all.
     """
     if any(Path(job.run_dir).iterdir()):
-        raise WrongConfig(f"{job.run_dir!r}: holds something; mode=prove needs an empty folder")
+        raise WrongConfig(f"{job.run_dir!r}: holds something; mode=prove needs an empty folder", at="hydra.run.dir")
     proof = Proof(job)
     print_block(title_of(job), [_row("folder", show_path(proof.folder))])
     try:
@@ -147,7 +147,7 @@ class Proof:
         try:
             pace = self._train(WHOLE)
         except (SessionFailed, TimeoutError) as error:
-            return Verdict("not trained", f"nobody killed it, and {error}")
+            return Verdict("not trained", f"without a kill, {error}")
         if not pace.batches:
             return Verdict("not trained", "no batch was trained")
         _print_row(WHOLE, f"{_count(pace.batches, 'batch', 'batches')} in {pace.seconds:.1f} s")
@@ -160,7 +160,7 @@ class Proof:
         return self._compare()
 
     def warnings(self) -> Iterator[str]:
-        """Yield what a good verdict does not cover, a sentence each."""
+        """Yield caveats of a good verdict, as sentences."""
         digests = read_digests(self.folder / WHOLE)
         if digests[-1]["epoch"] == 0:
             yield f"no epoch ended before the last of {len(digests)} batches: prove.batches=... for more"
@@ -202,7 +202,7 @@ class Proof:
             resumed_from = _last_saved(run)
             self.kills.append(replace(done, resumed_from=resumed_from))
             whom = f" on rank {done.rank}" if self._ranks > 1 else ""
-            onward = f"goes on after batch {resumed_from}" if resumed_from else "begins again"
+            onward = f"resumes after batch {resumed_from}" if resumed_from else "starts over"
             _print_row(f"kill {number}", f"{done.moment}{whom}, after batch {done.batch}; {onward}")
         self._train(KILLED)
 
@@ -221,9 +221,9 @@ class Proof:
             self._train(AGAIN)
             other = difference(self.folder / WHOLE, self.folder / AGAIN)
         except (SessionFailed, TimeoutError) as error:
-            return Verdict("not deterministic", f"nobody killed it this time, and {error}")
+            return Verdict("not deterministic", f"without a kill this time, {error}")
         if not other.is_none:
-            return Verdict("not deterministic", f"two runs that nobody killed differ: {other}")
+            return Verdict("not deterministic", f"two uninterrupted runs differ: {other}")
         batch = found.batch or sys.maxsize
         number, kill = [(n, one) for n, one in enumerate(self.kills, 1) if one.resumed_from < batch][-1]
         reason = f"{found}; it was resumed from batch {kill.resumed_from} before, after kill {number}"

@@ -8,17 +8,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner import __version__
-from runner.config.nearest import Advice, nearest
+from runner.config.nearest import advice_in, nearest
 from runner.distributed.environment import is_rank_zero
 from runner.failures.exit_codes import WRONG_CONFIG
 from runner.failures.facts import WrongKey, argument_of
 from runner.modes.subcommands import CONFIG_DIR, spell_out
 from runner.modes.table import MODES, Mode, find_mode
 from runner.terminal.answer import error_object, give
+from runner.terminal.text import printable
 
 
 def answer(arguments: Sequence[str]) -> int | None:
     """Answer a command that composes nothing, and return its exit code; None for all other commands. Rank 0 prints."""
+    mode = MODES.get(arguments[0]) if arguments else None
     try:
         if _asks_for("--version", arguments):
             return _print_version()
@@ -33,22 +35,24 @@ def answer(arguments: Sequence[str]) -> int | None:
         return _run(mode, own_keys(mode, spelled))
     except (ValueError, OSError) as error:
         if is_rank_zero():
-            print(f"error: {error}", file=sys.stderr)
-            give(error=describe_error(error))
+            print(f"error: {printable(error)}", file=sys.stderr)  # names in it may be from files of others
+            give(mode=None if mode is None else mode.name, error=describe_error(error, mode))
         return 2
 
 
-def describe_error(error: Exception) -> dict[str, Any]:
-    """Return the JSON form of an error in what was typed."""
-    advice = error.reason if isinstance(error, WrongKey) and isinstance(error.reason, Advice) else Advice()
-    key = error.key.partition("=")[0] if isinstance(error, WrongKey) else argument_of(error)
+def describe_error(error: Exception, mode: Mode | None) -> dict[str, Any]:
+    """Return the JSON form of an error in what was typed for a mode; what names no key is about the mode's words."""
+    advice = advice_in(error)
+    key = error.key.partition("=")[0] if isinstance(error, WrongKey) else advice.key or argument_of(error)
+    if not key and mode is not None and (mode.first_key or mode.has_value):
+        key = f"{mode.name}.{mode.first_key}".rstrip(".")
     is_value = isinstance(error, WrongKey) and error.value is not None
-    fix = fix_of(key, advice.meant, is_value)
+    fix = advice.fix or fix_of(key, advice.meant, is_value)
     return error_object(WRONG_CONFIG, str(error), key, advice.allowed, fix)
 
 
 def fix_of(key: str, meant: str, is_value: bool) -> str:
-    """Return what to type in place of a wrong argument: the key with another value, or another key."""
+    """Return what to type instead of a wrong argument: the key with another value, or another key."""
     if not meant:
         return ""
     if is_value:
@@ -60,7 +64,7 @@ def own_keys(mode: Mode, arguments: Sequence[str]) -> dict[str, str]:
     """Return the values that are typed for a mode, by key: its own, under its name, and that of `--config-dir`.
 
     Raises:
-        WrongKey: an argument is no key of the mode, or has a value that it may not have.
+        WrongKey: an argument is not a key of the mode, or has an invalid value.
     """
     found: dict[str, str] = {}
     given = iter(arguments)
@@ -93,7 +97,7 @@ def split_names(text: str) -> list[str]:
 
 
 def unquoted(text: str) -> str:
-    """Return a typed value without the quotes that Hydra's grammar asks for."""
+    """Return a typed value without the quotes that Hydra's grammar requires."""
     if len(text) > 1 and text[0] in "'\"" and text[-1] == text[0]:
         return re.sub(r"\\(.)", r"\1", text[1:-1])
     return text

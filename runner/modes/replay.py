@@ -32,7 +32,7 @@ _MORE = 8  # samples in a line
 
 
 def check_replay(config: Mapping[str, Any]) -> None:
-    """Check what is asked of a replay.
+    """Check the settings of a replay.
 
     Raises:
         WrongKey: a key of `replay` is out of range.
@@ -50,7 +50,7 @@ def check_replay(config: Mapping[str, Any]) -> None:
 
 
 def replay(job: Job) -> None:
-    """Train a batch of a run again, and print what happened in it. All ranks; rank 0 notes and prints.
+    """Retrain a batch of a run, and print what happened in it. All ranks; rank 0 records and prints.
 
     Raises:
         WrongConfig: the run has no such batch, or cannot be trained any more.
@@ -100,7 +100,7 @@ def _show_checkpoint(path: Path, run: Path) -> str:
 
 
 def _read_crash(run: Path) -> dict[str, Any]:
-    """Return what is known of the failure of a run in a bundle; nothing if there is none, or if it is not sound."""
+    """Return the facts about the failure of a run in a bundle; empty if there are none, or if they are invalid."""
     found = read_object(run / FACTS)
     texts = {key: printable(found.get(key, "")) for key in ("type", "at", "message", "by")}
     batch = found.get("batch")
@@ -172,8 +172,8 @@ def compare_digests(run: Path, again: Path, begun: int, batch: int) -> tuple[boo
     Args:
         run: the folder of the run.
         again: the folder with the digests of now.
-        begun: the batch after which training began again.
-        batch: the last batch trained again.
+        begun: the batch after which training was restarted.
+        batch: the last retrained batch.
 
     Returns:
         The answer, and a label and a text for people.
@@ -227,7 +227,7 @@ def _largest(norms: Mapping[str, float]) -> str:
 
 
 def _decoder(data: Mapping[str, Any]) -> Callable[[list[int]], str] | None:
-    """Return what turns tokens into text, where one of Hugging Face's tokenizers made them."""
+    """Return a function from tokens to text, if a Hugging Face tokenizer produced them."""
     from runner.data.text.tokenizer import load_pretrained_tokenizer
 
     name = data.get("tokenizer") if str(data.get("_target_")).startswith("runner.data.") else None

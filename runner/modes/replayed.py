@@ -1,4 +1,4 @@
-"""What happened in one batch: the loss of each sample, norms, and what each algorithm changed at which event."""
+"""Records of one batch: the loss of each sample, norms, and what each algorithm changed at which event."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OF_BATCH = tuple(_EVENTS[_EVENTS.index(Event.BEFORE_DATALOADER) : _EVENTS.index(
 
 
 class Act(NamedTuple):
-    """What an algorithm changed at an event of the batch."""
+    """The changes that an algorithm made at an event of the batch."""
 
     algorithm: str
     event: str
@@ -50,7 +50,7 @@ class Sample(NamedTuple):
 
 
 class ReplayedBatch(Callback):
-    """Notes what happens in one batch on rank 0, or on all ranks where weights are sharded; all else goes on as it is.
+    """Records what happens in one batch on rank 0, or on all ranks if weights are sharded; changes nothing else.
 
     Args:
         batch: number of the batch, from 1.
@@ -118,7 +118,7 @@ class ReplayedBatch(Callback):
             self.rates = [group["lr"] for one in state.optimizers for group in one.param_groups]
             self._watch_modules(state.unwrapped_model)
             if self.debug:
-                breakpoint()  # `state` holds all; step into the forward pass, or go on with `c`
+                breakpoint()  # `state` holds everything; step into the forward pass, or continue with `c`
         self.microbatches.append(_copied(state.microbatch))
 
     def after_forward(self, state: State, logger: Logger) -> None:
@@ -143,7 +143,7 @@ class ReplayedBatch(Callback):
             self.gradient_values = {name: whole(one.detach()).to("cpu", copy=True) for name, one in found.items()}
             self.gradients = {name: float(one.double().norm()) for name, one in self.gradient_values.items()}
             if not self.outputs:
-                self.no_losses = "the model has a training_step of its own"
+                self.no_losses = "the model has its own training_step"
 
     def batch_end(self, state: State, logger: Logger) -> None:
         self.is_done = self.is_done or state.timestamp.batch == self.batch
@@ -171,7 +171,7 @@ class ReplayedBatch(Callback):
             self._hooks.pop().remove()
 
     def _follow(self, before: list[str], after: list[str]) -> None:
-        """Find out which samples an algorithm has kept, by their content."""
+        """Identify the samples that an algorithm has kept, by their content."""
         places: dict[str, list[int]] = {}
         for place, row in enumerate(before):
             places.setdefault(row, []).append(place)
@@ -181,7 +181,7 @@ class ReplayedBatch(Callback):
 
 
 def _describe(state: State, owner: Algorithm) -> dict[str, Any]:
-    """Return what an algorithm may change: digests, and what is said of a change."""
+    """Return digests of everything an algorithm may change, and a description of each change."""
     found: dict[str, tuple[str, str]] = {}
     values = {name: getattr(state, name, None) for name in ("batch", "microbatch", "outputs", "loss")}
     for name, value in values.items():
@@ -216,7 +216,7 @@ def _shape(value: Any) -> str:
 
 
 def _indices(state: State) -> list[int | None]:
-    """Return the numbers of the samples in rank 0's share of the batch; empty if the loader does not know them."""
+    """Return the indices of the samples in rank 0's share of the batch; empty if the loader does not know them."""
     order: Any = getattr(state.train_dataloader, "order", None)
     now = state.timestamp
     return order.indices(now.epoch, now.batch_in_epoch).tolist() if hasattr(order, "indices") else []

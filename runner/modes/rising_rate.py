@@ -35,7 +35,7 @@ class RisingRate(Callback):
         start: the rate of the first batch.
         end: the rate of the last batch.
         batches: the number of batches.
-        base: the configured rate, of which the schedule is a multiple.
+        base: the configured rate, which the schedule multiplies.
     """
 
     def __init__(self, start: float, end: float, batches: int, base: float) -> None:
@@ -92,8 +92,8 @@ def find_steepest(rates: Sequence[float], values: Sequence[float]) -> float | No
     """Return the rate at which values fall most steeply over its logarithm, before their minimum; None if nowhere.
 
     Args:
-        rates: ascending.
-        values: one at each rate.
+        rates: learning rates, ascending.
+        values: smoothed loss at each rate.
     """
     lowest = min(range(len(values)), key=values.__getitem__)
     slopes = {

@@ -76,7 +76,7 @@ def describe(run: SavedFolder) -> dict[str, Any]:
 
 
 def as_tree(runs: Sequence[SavedFolder]) -> tuple[list[SavedFolder], list[int]]:
-    """Return runs with each fork below its parent, where that is among them, and how deep each stands."""
+    """Return runs with each fork below its parent, if that is among them, and the depth of each."""
     known = {run.folder.resolve(): run for run in runs}
     children: dict[Path | None, list[SavedFolder]] = {}
     for run in runs:
@@ -104,7 +104,7 @@ def as_tree(runs: Sequence[SavedFolder]) -> tuple[list[SavedFolder], list[int]]:
 
 
 def _branch(run: SavedFolder, depth: int) -> str:
-    """Return what stands before a fork in the table: its depth, and the batch at which it left its parent."""
+    """Return the prefix of a fork in the table: its depth, and the batch at which it left its parent."""
     return f"{'  ' * (depth - 1)}└ ba{run.result.forked_at} " if depth and run.result is not None else ""
 
 
@@ -155,7 +155,7 @@ def _places(runs: Sequence[SavedFolder], width: int) -> list[str]:
 def _by_importance(
     runs: Sequence[SavedFolder], conditions: Sequence[Condition], order: str, has_status: bool
 ) -> Iterator[tuple[Column, bool]]:
-    """Yield columns, those that matter most first, and whether each matters more than what was typed for a run."""
+    """Yield columns, the most important first, and whether each matters more than what was typed for a run."""
     if has_status:
         yield Column(["status"], [printable(shortened(run.status, 12)) for run in runs]), True
     exact = [one.name for one in conditions if one.sign == "="]  # which says the same of each run

@@ -52,7 +52,7 @@ def side_by_side(folders: Sequence[Path]) -> list[str]:
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """Return the last parts of paths, as many as it takes to tell them apart."""
+    """Return the shortest endings of paths that are still distinct."""
     for count in range(1, max(len(one.parts) for one in folders) + 1):
         names = ["/".join(one.parts[-count:]) for one in folders]
         if len({*names}) == len({*folders}):
@@ -82,7 +82,7 @@ def _choices(folders: Sequence[Path]) -> Iterator[Row]:
 
 
 def _surroundings(folders: Sequence[Path]) -> Iterator[Row]:
-    """Yield what differs in where and with which code the runs were made."""
+    """Yield differences in the machines and the code of the runs."""
     known = [_read_environment(one) for one in folders]
     yield from _differences([{key: one[key] for key in ENVIRONMENT if key in one} for one in known])
     patches = [_read(one / PATCH) for one in folders]
@@ -94,7 +94,7 @@ def _surroundings(folders: Sequence[Path]) -> Iterator[Row]:
 
 
 def _differences(records: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
-    """Yield the keys of which not all records have the same value, with the values."""
+    """Yield the keys whose values differ between records, with the values."""
     known = [one for one in records if one]
     keys = dict.fromkeys(change.key for one in known[1:] for change in find_changes(known[0], one))
     for key in keys:

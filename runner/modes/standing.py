@@ -1,4 +1,4 @@
-"""A Trainer that stands right before a batch of a run that was trained earlier: from a checkpoint, and what is missing.
+"""A Trainer positioned right before a batch of an earlier run: loads a checkpoint, and retrains the batches in between.
 
 Everything in training is a function of the seed and the batch, so training from a checkpoint to that batch gives the
 run's own weights, samples and random numbers, bit for bit. The run's folder is only read.
@@ -32,7 +32,7 @@ from runner.trainer import Trainer
 
 
 class Stop(Callback):
-    """Ends training after a given batch; where that is trained already, after the next one."""
+    """Ends training after a given batch, or after the next one if that is already trained."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
@@ -84,9 +84,9 @@ def standing_before(
 
 
 def stand_before(config: Mapping[str, Any], run: Path, batch: int) -> Trainer:
-    """Return a Trainer that stands before a batch; each call of its `fit()` trains one more. All ranks.
+    """Return a Trainer positioned before a batch; each call of its `fit()` trains one more. All ranks.
 
-    From now on torch computes with as many CPU threads as in the run.
+    From now on, torch uses the same number of CPU threads as in the run.
 
     Args:
         config: the config that the batch was trained with.
@@ -153,9 +153,7 @@ def _start(run: Path, batch: int, key: str) -> dict[str, Any]:
     """
     checkpoint = checkpoint_before(run, batch)
     if checkpoint is None and (begun := forked_after(run)):
-        reason = (
-            f"this run is a fork, and begins with the checkpoint of its parent after batch {begun}; name the parent"
-        )
+        reason = f"this run is a fork that begins after batch {begun} of its parent; name the parent"
         raise WrongKey(key or "run", reason, str(batch) if key else repr(str(run)))
     return {} if checkpoint is None else {"resume_path": checkpoint, "load_path": None}
 

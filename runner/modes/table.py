@@ -1,4 +1,4 @@
-"""The modes of a command, one row each: what a mode runs, and all that the rest of the program must know about it.
+"""The modes of a command, one row each: what a mode runs, and everything else the program must know about it.
 
 Nothing is imported until a mode runs, so that the modes that need no torch do not wait for it.
 """
@@ -24,23 +24,23 @@ class Mode:
     """One value of `mode=`.
 
     Attributes:
-        name: what is typed after `mode=`. A mode that has keys of its own has them in the config under this name.
-        says: what it does, for lists of modes; one line.
+        name: name typed after `mode=`. If a mode has its own keys, they are in the config under this name.
+        says: a description for lists of modes, in one line.
         example: a command, as it is typed.
-        runs: 'module:function' that does a job in this mode. It takes a `Job`, and returns the objective, if any. Of a
-            mode that composes nothing, it takes the typed values of its own keys.
+        runs: 'module:function' that does a job in this mode. It takes a `Job`, and returns the objective, if any. If a
+            mode composes nothing, the function takes the typed values of its own keys.
         check: 'module:function' that raises if a config cannot be used in this mode; it takes the config.
-        keys: its own keys in the config, and for each the values or the type that it may have.
+        keys: the mode's own keys in the config, each with its allowed values or type.
         words: the least and most words that may follow its name, as in `runner init my_project`; None if it is not
             typed like this.
         first_key: its key whose value these words are; empty if they are the value under its name.
         word_keys: the keys whose values these words are, one each, with `run` among them.
-        composes: whether it needs a config. One that needs none is done at once, before Hydra is imported, and its
-            keys are not in the config.
+        composes: whether it needs a config. If not, it runs before Hydra is imported, and its keys are not in the
+            config.
         has_value: whether the config has a single value under its name, instead of keys; the mode checks it itself.
         folder: 'run' is the folder of a run in outputs/, which is kept and recorded; 'work' is a folder there that the
             mode removes itself; 'temporary' is an empty folder outside of the working directory, which is removed.
-        on_all_ranks: whether all ranks of the launch take part; otherwise rank 0 does it alone.
+        on_all_ranks: whether it runs on all ranks of the launch; otherwise only on rank 0.
         trains: whether it trains, and leaves a run that can be resumed.
         resumes: whether it trains the run that `resume=` names further, or shows what that would do.
         uses_weights: whether it uses the weights of a saved run, named by `resume=`, and trains nothing.
@@ -121,7 +121,7 @@ _ROWS = (
     ),
     Mode(
         "explain",
-        says="lists who runs at which event, in which order and why",
+        says="lists what runs at which event, in which order and why",
         example="runner mode=explain '+algorithms=[mixup,ema]'",
         runs="runner.modes.explain:explain",
         keys={"format": ("table", "json")},
@@ -167,7 +167,7 @@ _ROWS = (
     ),
     Mode(
         "replay",
-        says="trains one batch of a run again, and shows all that happened in it",
+        says="retrains one batch of a run, and shows everything that happened in it",
         example="runner replay RUN 1234",
         runs="runner.modes.replay:replay",
         check="runner.modes.replay:check_replay",
@@ -180,7 +180,7 @@ _ROWS = (
     ),
     Mode(
         "verify",
-        says="trains batches of a run again, and compares digests",
+        says="retrains batches of a run, and compares digests",
         example="runner verify RUN",
         runs="runner.modes.verify:verify",
         check="runner.modes.verify:check_verify",
@@ -213,7 +213,7 @@ _ROWS = (
     ),
     Mode(
         "lr_range",
-        says="lets the learning rate grow in a short trial, and suggests one",
+        says="increases the learning rate in a short trial, and suggests one",
         example="runner mode=lr_range model=mlp",
         runs="runner.modes.lr_range:find_rate",
         check="runner.modes.lr_range:check_range",
@@ -223,7 +223,7 @@ _ROWS = (
     ),
     Mode(
         "compare",
-        says="sets runs side by side, and finds the batch at which they part",
+        says="shows runs side by side, and finds the batch at which they diverge",
         example="runner compare RUN_A RUN_B",
         runs="runner.modes.compare:compare",
         words=(2, 1000),
@@ -232,7 +232,7 @@ _ROWS = (
     ),
     Mode(
         "verdict",
-        says="says whether B is better than A, and what is missing",
+        says="tells whether B is better than A, or how many seeds are missing",
         example="runner verdict experiment=digits_plain experiment=digits_fast",
         runs="runner.modes.verdict:show_verdict",
         keys={"metric": str, "budget": ("same", "any"), "format": ("table", "json")},
@@ -270,7 +270,7 @@ _ROWS = (
     ),
     Mode(
         "init",
-        says="writes a new project that runs",
+        says="creates a new, working project",
         example="runner init my_project",
         runs="runner.modes.init:write_project",
         check="runner.modes.init:check_folder",
@@ -312,7 +312,7 @@ _ROWS = (
     ),
     Mode(
         "completion",
-        says="writes what lets a shell complete commands",
+        says="prints the completion script of a shell",
         example="runner completion bash >> ~/.bashrc",
         runs="runner.modes.completion:show_completion",
         words=(1, 1),
@@ -322,7 +322,7 @@ _ROWS = (
     ),
     Mode(
         "sync",
-        says="sends MLflow what it missed while it was away",
+        says="sends MLflow what it missed while it was unreachable",
         example="runner mode=sync",
         runs="runner.modes.sync:sync",
         accepts_any_run=True,

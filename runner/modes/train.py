@@ -77,7 +77,7 @@ def _watchers(job: Job) -> dict[str, Callback]:
 
 
 def settled(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config whose budget, if it has one, is a number of batches. All ranks."""
+    """Return a config whose budget, if any, is converted to a number of batches. All ranks."""
     if config["budget"] is None:
         return config
     from runner.modes.measure import settle_budget  # imports torch
@@ -111,7 +111,7 @@ def requeueing(job: Job) -> Iterator[None]:
 
 @contextmanager
 def pausing(state: State) -> Iterator[None]:
-    """Check, if the session ends within the context, that the run can go on from there. All ranks.
+    """If the session ends within the context, check that the run can continue from there. All ranks.
 
     Raises:
         RuntimeError: the last checkpoint could not be written, or its values were not finite.
@@ -126,7 +126,7 @@ def pausing(state: State) -> Iterator[None]:
         saved = [one.latest for one in state.callbacks if getattr(one, "latest", None) is not None]  # type: ignore[attr-defined]
         if is_rank_zero() and all(read_timestamp(one).batch != state.timestamp.batch for one in saved):
             lost = f"no checkpoint was written after batch {state.timestamp.batch}"
-            raise RuntimeError(f"the session is over, and {lost}: it would be trained again and again") from over
+            raise RuntimeError(f"the session is over, and {lost}: it would be repeated forever") from over
         raise
 
 

@@ -1,4 +1,4 @@
-"""A trial: the Trainer of a config, trained for a while to find something out, of which nothing is kept.
+"""A trial: the Trainer of a config, trained briefly to measure something; nothing is kept.
 
 Its model, data, optimizers, algorithms and callbacks are made for it alone, and its folder is temporary. The streams of
 random numbers are functions of the seed, so a run that is made after a trial in the same process has the same numbers.
@@ -57,9 +57,10 @@ def make_trial(
 
     Args:
         config: a config that `build.check` has accepted.
-        folder: where callbacks may write.
+        folder: folder that callbacks may write to.
         watchers: callbacks that are added, by key; they take the place of the config's own of that key.
-        watched: whether the config's own callbacks run too, apart from destinations; otherwise only those that load.
+        watched: whether the config's own callbacks run too, except destinations; otherwise only the ones that load
+            weights.
         changed: arguments of the Trainer in place of the config's.
     """
     section = {key: value for key, value in config["trainer"].items() if key not in changed} | {"session": None}

@@ -22,7 +22,7 @@ CURVES = "runner.callbacks.LearningCurves"
 
 
 class _SaveAt(Callback):
-    """Writes a checkpoint after a batch, before anything asks training to stop there."""
+    """Writes a checkpoint after a batch, before anything can stop training there."""
 
     def __init__(self, batch: int, path: Path) -> None:
         self.batch = batch
@@ -40,7 +40,7 @@ def train_trunk(job: Job, parent: Path, batch: int, path: Path) -> Path:
     """Train a parent again, from its last checkpoint before a batch to that batch, and save it there. All ranks.
 
     It is trained with the parent's config, on the fork's ranks and device. Of the parent's callbacks, those run that a
-    replay runs, and its learning curves, which the fork goes on with.
+    replay runs, and its learning curves, which the fork continues.
 
     Args:
         job: the fork, with the config of its parent.
@@ -71,7 +71,7 @@ def train_trunk(job: Job, parent: Path, batch: int, path: Path) -> Path:
     ) as trainer:
         begun = trainer.state.timestamp.batch
         if is_rank_zero():
-            rows = [("parent", f"{show_path(parent)}; its batches {begun + 1} to {batch} are trained again")]
+            rows = [("parent", f"{show_path(parent)}; its batches {begun + 1} to {batch} are retrained")]
             print_block("", rows)
         trainer.fit()
         check_reached(trainer.state, batch, "at")

@@ -20,11 +20,11 @@ from runner.runs.candidates import (
 )
 from runner.runs.decision import LEVEL, Decision, decide
 from runner.runs.result import FOLD, to_json
-from runner.terminal.answer import give
+from runner.terminal.answer import give, plain
 from runner.terminal.text import Column, draw_table, heading, in_columns, printable
 
 KEY = "verdict"
-FEW = 6  # values of which an interval covers what it says
+FEW = 6  # fewest values for which an interval has its nominal coverage
 SHOWN = 4  # keys that differ
 
 
@@ -33,9 +33,9 @@ class Comparison:
     """A candidate in comparison with the first.
 
     Attributes:
-        candidate: the candidate.
-        decision: what is known of its mean minus the first one's.
-        pairs: what the runs of each pair share; empty if the runs are not paired.
+        candidate: the candidate to describe.
+        decision: statistics of its mean minus the first candidate's.
+        pairs: keys that the runs of each pair share; empty if the runs are not paired.
         verdict: 'better', 'worse' or 'not decided'.
     """
 
@@ -46,11 +46,11 @@ class Comparison:
 
 
 def show_verdict(typed: Mapping[str, str]) -> None:
-    """Print whether candidates are better than the first of them, each of which is several runs with their own seeds.
+    """Print whether candidates are better than the first one. A candidate is several runs with different seeds.
 
     A candidate is folders of runs or sweeps, a glob, or conditions as `runner runs` has them, on the runs in `outputs/`
     or in those folders: 'outputs/sweeps/2026-11-23/11-00-00 optimizer.lr=0.1'. Runs with the same seed are pairs. The
-    p-value is that of the exact test that flips the signs of their differences; without two pairs, runs are permuted.
+    p-value comes from the exact test that flips the signs of their differences; without two pairs, runs are permuted.
     Of several candidates it is corrected by Holm's method. `verdict.metric` names a metric other than the objective.
     Runs that were trained for longer are refused unless `verdict.budget=any`.
 
@@ -67,7 +67,7 @@ def show_verdict(typed: Mapping[str, str]) -> None:
     described = _as_json(candidates[0], found, metric, lower)
     give(result=described)
     if typed.get("format") == "json":
-        print(json.dumps(described, indent=1))
+        print(json.dumps(plain(described), indent=1))
     else:
         print("\n".join(_lines(candidates[0], found, metric, lower)))
 
@@ -95,12 +95,12 @@ def parse_names(text: str) -> list[str]:
     """
     names = split_names(text)
     if len(names) < 2:
-        raise WrongKey(KEY, "give two candidates or more: runner verdict A B", repr(text))
+        raise WrongKey(KEY, "give two or more candidates: runner verdict A B", repr(text))
     return names
 
 
 def _judge(first: Candidate, other: Candidate, decision: Decision, lower: bool) -> str:
-    """Return the verdict; what diverges with some seeds is not better because of the others."""
+    """Return the verdict; a candidate that diverges with some seeds is never better."""
     if not decision.is_decided:
         return "not decided"
     is_better = (decision.difference < 0) == lower
@@ -145,7 +145,7 @@ def _as_json(first: Candidate, found: Sequence[Comparison], metric: str, lower: 
 
 
 def _lines(first: Candidate, found: Sequence[Comparison], metric: str, lower: bool) -> Iterator[str]:
-    """Yield the lines for people: the answer, the candidates, the numbers, and what they rest on."""
+    """Yield the lines for people: the answer, the candidates, the numbers, and their basis."""
     letters = _letters(len(found) + 1)
     yield heading(_answer(letters, found))
     yield ""
@@ -199,7 +199,7 @@ def _table(
 
 
 def _explain(one: Comparison) -> Iterator[tuple[str, str]]:
-    """Yield what a comparison rests on, in sentences."""
+    """Yield sentences that explain the basis of a comparison."""
     decision = one.decision
     count = min(decision.n)
     if decision.is_paired:
@@ -250,5 +250,5 @@ def _show(value: float) -> str:
 
 
 def _show_p(p: float) -> str:
-    """Return a p-value as text; one that was drawn has no more digits than it knows."""
+    """Return a p-value as text; a sampled one is rounded to its precision."""
     return f"{p:.2g}" if p >= 1e-4 else "< 0.0001"

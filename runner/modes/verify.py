@@ -51,7 +51,7 @@ MEANING = {
     "optimizer": "the optimizer or the schedule",
     "algorithms": "the state of an algorithm",
 }
-"""What computes each part, the first of which to differ is at fault."""
+"""The code that computes each part; the first part that differs points to the cause."""
 
 
 class Finding(NamedTuple):
@@ -62,13 +62,13 @@ class Finding(NamedTuple):
     batch: int | None
     """The first batch after which they differ; None if they never do."""
     parts: tuple[str, ...]
-    """What differs after that batch, causes first."""
+    """The parts that differ after that batch, causes first."""
     count: int
     """How many batches were compared."""
 
 
 def check_verify(config: Mapping[str, Any]) -> None:
-    """Check what is asked of a verification.
+    """Check the settings of a verification.
 
     Raises:
         WrongKey: a key of `verify` is out of range.
@@ -85,7 +85,7 @@ def check_verify(config: Mapping[str, Any]) -> None:
 
 
 def verify(job: Job) -> None:
-    """Train batches of a run again, compare their digests, and print what differs. All ranks; rank 0 compares.
+    """Retrain batches of a run, compare their digests, and print what differs. All ranks; rank 0 compares.
 
     Raises:
         SystemExit: they differ; the exit code is 1.
@@ -101,13 +101,14 @@ def verify(job: Job) -> None:
     with config_errors():
         if asked["pin"] and first > 1:
             raise WrongKey(
-                "verify.pin", "a pin holds the first batches of a run, and a fork has none", repr(asked["pin"])
+                "verify.pin", "a pin holds the first batches of a run, and a fork has none of them", repr(asked["pin"])
             )
         kept = [one for one in _lines(run) if first <= one["batch"] <= last]
         if not kept and not asked["pin"]:
             raise WrongConfig(
-                f"run={given_run(job)!r}: has kept no digests of batches {first} to {last}, so there is nothing to "
-                "compare; a run keeps them with +callbacks=state_digest callbacks.state_digest.interval=10ba"
+                f"run={given_run(job)!r}: has no digests of batches {first} to {last}, so there is nothing to "
+                "compare; to record them, add +callbacks=state_digest callbacks.state_digest.interval=10ba",
+                at="run",
             )
         key, digests = _make_digests(job.config)
     until = kept[-1]["batch"] if kept else last
@@ -133,7 +134,7 @@ def compare(
 
     Args:
         kept: lines that the run has kept.
-        again: lines of the batches that were trained again.
+        again: lines of the retrained batches.
         parts: the parts to compare.
         tolerance: relative difference up to which losses and norms count as equal; 0 compares all parts by their bits.
     """
@@ -170,11 +171,13 @@ def _report(
     parts = PARTS if ranks == get_world_size() else ("samples",)
     with config_errors():
         if asked["tolerance"] and kept and not all(isinstance(one.get("values"), dict) for one in kept):
-            reason = "the digests of this run have no values; only bits can be compared"
+            reason = "the digests of this run contain no values, so only bits can be compared"
             raise WrongKey("verify.tolerance", reason, repr(asked["tolerance"]))
         found = compare(kept, again, parts, asked["tolerance"])
         if kept and not found.count:
-            raise WrongConfig(f"run={given_run(job)!r}: no batch with digests was reached: the run ended before")
+            raise WrongConfig(
+                f"run={given_run(job)!r}: no batch with digests was reached: the run ended earlier", at="run"
+            )
     how = f"up to {asked['tolerance']:g}" if asked["tolerance"] else "to the bit"
     only = "" if len(parts) > 1 else f", in the order of samples only: the run had {ranks} ranks"
     result = {"equal": found.batch is None, "batch": found.batch, "parts": [*found.parts], "agreed": found.agreed}
@@ -218,7 +221,7 @@ def _make_digests(config: Mapping[str, Any]) -> tuple[str, Callback]:
 
 
 def _changed_since(record: Path) -> Iterator[str]:
-    """Yield what may change numbers and is not as it was when a run was made."""
+    """Yield changes since a run was made that may affect its numbers."""
     then = read_object(record / ENVIRONMENT_FILE)
     packages = then.get("packages")
     now = environment(packages) if isinstance(packages, dict) else environment()
@@ -232,7 +235,7 @@ def _changed_since(record: Path) -> Iterator[str]:
 
 
 def _pin(job: Job, digests: Sequence[Mapping[str, Any]]) -> None:
-    """Write a pin with what is needed to train a run's first batches: of its callbacks only those that load weights."""
+    """Write a pin with everything needed to train a run's first batches; keep only callbacks that load weights."""
     from runner.engine import overrides
 
     run = Path(job.config["run"])

@@ -1,4 +1,4 @@
-"""Samples shown to people: pictures with what is known of each, and texts of tokens."""
+"""Shows samples to people: images with captions, and texts of tokens."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def show_text(inputs: Tensor | None, place: int, decode: Callable[[list[int]], s
     Args:
         inputs: the tokens of all samples.
         place: the sample.
-        decode: what turns tokens into text; None takes them for bytes if they can be, and shows numbers otherwise.
+        decode: function from tokens to text; None: tokens are shown as bytes if possible, otherwise as numbers.
     """
     if inputs is None or inputs.ndim != 2 or inputs.is_floating_point():
         return ""
@@ -62,7 +62,7 @@ def draw_images(images: Tensor, captions: Sequence[str], title: str, kind: str) 
 
     Args:
         images: images (N, C, H, W) with one channel or three, N at least 1; each is stretched to its range of values.
-        captions: N texts.
+        captions: captions of the N images.
         title: the title of the picture.
         kind: 'png', 'svg' or 'pdf'.
     """

@@ -1,4 +1,4 @@
-"""Make the optimizers and schedulers that a run steps from those that the user gave."""
+"""Make the optimizers and schedulers of a run from the user's arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Optimizers = OptimizerFactory | Optimizer | Mapping[str, OptimizerFactory | Opti
 
 
 def existing_optimizers(optimizers: Any) -> list[Optimizer]:
-    """Return what was given as optimizers, rather than as factories of them."""
+    """Return the given optimizers, leaving out factories."""
     given = optimizers.values() if isinstance(optimizers, Mapping) else optimizers
     given = given if isinstance(given, Iterable) else [given]
     return [one for one in given if isinstance(one, Optimizer)]
@@ -53,13 +53,13 @@ def make_optimizers(optimizers: Any, model: nn.Module) -> list[Optimizer]:
     for one in made:
         closure = inspect.signature(one.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
-            raise TypeError(f"optimizers={type(one).__name__}: needs a closure to step, which a run cannot give it")
+            raise TypeError(f"optimizers={type(one).__name__}: needs a closure to step, which is not supported")
         _check_parameters(one, model)
         fuse(one, model)
     held = [id(parameter) for one in made for group in one.param_groups for parameter in group["params"]]
     if shared := len(held) - len({*held}):
         twice = f"{shared} parameters are in several of them, which would each step them"
-        raise ValueError(f"optimizers: {twice} (weights that submodules share?); give these to one")
+        raise ValueError(f"optimizers: {twice} (weights that submodules share?); give them to one optimizer only")
     return made
 
 
@@ -99,7 +99,7 @@ def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
 
 
 class Schedulers(NamedTuple):
-    """What sets learning rates, by when it acts."""
+    """The schedulers, by when they act."""
 
     rates: list[ScheduledRates]
     """Set the rate before each batch, from the batch's own timestamp."""
@@ -139,5 +139,5 @@ def make_schedulers(
     for schedule in schedules:
         schedule(progress)  # raises if it does not fit into the run
     if schedules and stepped:
-        raise ValueError(f"schedulers={given!r}: schedules of runner.schedulers and torch's would undo one another")
+        raise ValueError(f"schedulers={given!r}: schedules of runner.schedulers and torch's would undo each other")
     return Schedulers([ScheduledRates(one, schedules) for one in optimizers] if schedules else [], stepped)

@@ -1,4 +1,4 @@
-"""Step all parameters in one kernel, where the optimizer can and nobody has decided otherwise."""
+"""Step all parameters in one kernel, if the optimizer supports it and the user has not decided otherwise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEVICES = ("cuda",)
 
 
 def fuse(optimizer: Optimizer, model: nn.Module, devices: Collection[str] = DEVICES) -> None:
-    """Let an optimizer that has not stepped yet use torch's fused kernels, in each group in which they serve.
+    """Make an optimizer that has not stepped yet use torch's fused kernels, in each group that supports them.
 
     Torch itself never chooses them: with `fused=None` it takes a few kernels for each operation. They serve where all
     parameters are plain and floating-point on a GPU, and no module gives sparse gradients. What a user sets, `fused`

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.checks import check_whole
+from runner.checks import check_one_of, check_whole
 from runner.distributed.sharding import like, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at 0, so that small singular values grow in few steps
@@ -38,7 +38,7 @@ def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
 
 
 def split_parameters(model: nn.Module, exclude: Sequence[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the matrices of a model for Muon, and all other parameters; those that are not trained are in neither.
+    """Return the matrices of a model for Muon, and all other parameters; frozen parameters are in neither.
 
     Matrices have two or more dimensions (convolutions count as (out, in * height * width)), at least two rows and
     columns, and are no embedding, whose rows are looked up.
@@ -63,8 +63,8 @@ class Muon(Optimizer):
     """Steps matrices by their orthogonalized Nesterov momentum, and all other parameters by AdamW or SGD.
 
     All singular values of a step are about equal, so that rare directions learn as fast as frequent ones. A matrix of
-    (M, N) is stepped by `lr * max(1, M / N) ** 0.5`. Group 0 has the matrices, group 1 all else, each with a rate of
-    its own; schedules multiply both rates, and rules of `ParamGroups` split both groups. `torch.optim.Muon` does the
+    (M, N) is stepped by `lr * max(1, M / N) ** 0.5`. Group 0 has the matrices, group 1 everything else, each with its
+    own rate; schedules multiply both rates, and rules of `ParamGroups` split both groups. `torch.optim.Muon` does the
     same for parameters of two dimensions, but accepts no others. Products are computed in bfloat16 on CUDA, in the
     weights' type, at least float32, elsewhere.
 
@@ -75,17 +75,17 @@ class Muon(Optimizer):
     https://kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982, for the weight decay.
 
     Args:
-        model: the model to optimize; its names and modules tell matrices from the rest.
+        model: the model to optimize; its names and modules distinguish matrices from the rest.
         lr: learning rate of matrices, at least 0; a step's root mean square is about `lr / min(M, N) ** 0.5`.
         momentum: fraction of the mean gradient that is kept, in [0, 1).
         ns_steps: Newton-Schulz steps, at least 1.
-        weight_decay: of matrices, decoupled: each step takes `lr * weight_decay` of the weights.
+        weight_decay: decoupled weight decay of matrices: each step subtracts `lr * weight_decay` times the weights.
         exclude: shell patterns of names of parameters that are left to `rest`, such as output layers.
         rest: 'adamw' or 'sgd' (with Nesterov momentum).
         rest_lr: learning rate of the rest, at least 0.
-        rest_betas: of 'adamw': decay of the means of gradients and of their squares, in [0, 1).
-        rest_momentum: of 'sgd': fraction of the last step that is kept, above 0.
-        rest_weight_decay: of the rest: decoupled with 'adamw', an L2 penalty with 'sgd'.
+        rest_betas: decay of the means of gradients and of their squares in 'adamw', in [0, 1).
+        rest_momentum: fraction of the last step that 'sgd' keeps, above 0.
+        rest_weight_decay: weight decay of the rest: decoupled with 'adamw', an L2 penalty with 'sgd'.
         fused: whether one kernel steps the whole rest; None: on CUDA, where it can.
 
     Raises:
@@ -115,11 +115,10 @@ class Muon(Optimizer):
         check_whole("ns_steps", ns_steps, 1)
         if isinstance(exclude, str):
             raise ValueError(f"exclude={exclude!r}: must be a list of patterns, [{exclude!r}]")
-        if rest not in RESTS:
-            raise ValueError(f"rest={rest!r}: must be one of {', '.join(map(repr, RESTS))}")
+        check_one_of("rest", rest, RESTS)
         matrices, others = split_parameters(model, exclude)
         if not matrices:
-            raise ValueError(f"exclude={[*exclude]!r}: leaves no matrix to Muon; exclude less, or use {rest!r} alone")
+            raise ValueError(f"exclude={[*exclude]!r}: leaves no matrix to Muon; exclude less, or use only {rest!r}")
         group = {"lr": lr, "momentum": momentum, "ns_steps": ns_steps, "weight_decay": weight_decay}
         super().__init__([{"params": matrices, **group}], {})
         self._rest: Optimizer | None = None

@@ -1,4 +1,4 @@
-"""Parameter groups by rules: which parameters get a rate, a weight decay or another setting of their own."""
+"""Parameter groups by rules: which parameters get their own rate, weight decay or other setting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runner.checks import check_whole
 OptimizerFactory = Callable[[Any], Optimizer]
 """Called with a list of parameters, or with the model itself if its first argument is named `model`."""
 
-_NOT_SET = ("params", "name", "initial_lr", "lr_scale")  # what a group of an optimizer holds beside its settings
+_NOT_SET = ("params", "name", "initial_lr", "lr_scale")  # keys of an optimizer's group that are not settings
 
 
 def takes_model(factory: Any) -> bool:
@@ -28,12 +28,12 @@ def takes_model(factory: Any) -> bool:
 
 
 def call_factory(factory: Any, model: nn.Module) -> Any:
-    """Return what a factory makes of a model, or of the parameters of the model that are trained."""
+    """Return the result of calling a factory with a model or its trainable parameters."""
     return factory(model if takes_model(factory) else [one for one in model.parameters() if one.requires_grad])
 
 
 class ParamGroups:
-    """A factory of an optimizer in which some parameters have settings of their own, by rules.
+    """A factory for an optimizer in which rules give some parameters their own settings.
 
     Each rule selects parameters and says what is different for them:
 
@@ -47,7 +47,7 @@ class ParamGroups:
 
     A rule selects the parameters that fulfil all of its conditions; without a condition, all parameters:
 
-    - `names`: a shell pattern of full names, or a list of patterns, of which one must match;
+    - `names`: a shell pattern for full names, or a list of patterns, at least one of which must match;
     - `modules`: the name of a class, or a list of names: parameters inside modules of such a class or a subclass;
     - `max_ndim`: the most dimensions. Norms and biases have 1.
 
@@ -123,7 +123,7 @@ def check_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
 
 
 class _Parameter(NamedTuple):
-    """What rules select a parameter by."""
+    """The properties by which rules select a parameter."""
 
     key: int
     names: list[str]
@@ -133,7 +133,7 @@ class _Parameter(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Rule:
-    """One rule; `key` is what messages call it."""
+    """One rule; `key` is its name in messages."""
 
     key: str
     names: Sequence[str] | None
@@ -155,7 +155,7 @@ class _Rule:
         if max_ndim is not None:
             check_whole(f"{key}.max_ndim", max_ndim, 0)
         if not settings:
-            raise ValueError(f"{key}={dict(rule)!r}: sets nothing; add a setting, such as weight_decay or lr_scale")
+            raise ValueError(f"{key}={dict(rule)!r}: changes nothing; add a setting, such as weight_decay or lr_scale")
         lr_scale = settings.pop("lr_scale", 1.0)
         layer_decay = settings.pop("layer_decay", None)
         _check_number(f"{key}.lr_scale", lr_scale)
@@ -175,7 +175,7 @@ class _Rule:
         if not chosen:
             conditions = {"names": self.names, "modules": self.modules, "max_ndim": self.max_ndim}
             asked = ", ".join(f"{self.key}.{name}={value!r}" for name, value in conditions.items() if value is not None)
-            raise ValueError(f"{asked}: selects no parameter that is trained; {self._there_are(known)}")
+            raise ValueError(f"{asked}: selects no trainable parameter; {self._there_are(known)}")
         if self.layer_decay is None:
             return {one.key: 0 for one in chosen}
         layers = _layers([one.names[0] for one in chosen])
@@ -184,7 +184,7 @@ class _Rule:
         return {one.key: max(layers) - layer for one, layer in zip(chosen, layers, strict=True)}
 
     def check(self, optimizer: str, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Check the settings against those of the groups that the rule changes, of which one must have each setting.
+        """Check that each setting exists in at least one of the groups that the rule changes.
 
         Raises:
             ValueError, TypeError: a setting does not exist, or has a wrong value.

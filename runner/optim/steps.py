@@ -179,7 +179,7 @@ class OwnSteps(Steps):
             return
         if id(optimizer) in self._scaled:
             name = type(optimizer).__name__
-            raise RuntimeError(f"precision='amp_fp16': {name} can step once a batch only; use amp_bf16")
+            raise RuntimeError(f"precision='amp_fp16': {name} can step only once per batch; use amp_bf16")
         if has_gradients(optimizer):
             self._scaled.add(id(optimizer))
             self._running = False
@@ -188,7 +188,7 @@ class OwnSteps(Steps):
 
 
 def make_steps(state: State, schedulers: Iterable[Any], reduces: bool) -> Steps:
-    """Return the object that steps a run's optimizers; the arguments are those of `Steps`."""
+    """Return the object that steps a run's optimizers; takes the arguments of `Steps`."""
     steps = (Steps if state.scaler is None else ScaledSteps)(state, schedulers, reduces)
     model = state.unwrapped_model
     if model.training_step is None:

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 
 def torch_schedulers(one: Any, optimizers: Sequence[Optimizer]) -> list[Any]:
-    """Return the schedulers that one was given as, or that a factory makes of each optimizer.
+    """Return a given scheduler, or the schedulers that a factory makes for each optimizer.
 
     Args:
         one: a torch scheduler, or a factory of one from an optimizer.
@@ -44,7 +44,7 @@ def torch_schedulers(one: Any, optimizers: Sequence[Optimizer]) -> list[Any]:
             raise TypeError(f"schedulers={one!r} returned a {type(scheduler).__name__}, which has no step()")
         if isinstance(scheduler, ReduceLROnPlateau):
             raise TypeError(
-                "schedulers=ReduceLROnPlateau: torch's own cannot see a run's metrics; use "
-                "runner.algorithms.ReduceOnPlateau in its place, from a config scheduler=reduce_on_plateau"
+                "schedulers=ReduceLROnPlateau: torch's class cannot see a run's metrics; use "
+                "runner.algorithms.ReduceOnPlateau instead, or scheduler=reduce_on_plateau in a config"
             )
     return made

@@ -1,4 +1,4 @@
-"""Step an optimizer without what torch wraps around its step for profilers and hooks, while there are none."""
+"""Step an optimizer without torch's wrappers for profilers and hooks, while there are none."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _WRAPPER = Optimizer.profile_hook_step(print).__code__  # type: ignore[attr-defi
 def step(optimizer: Optimizer) -> None:
     """Do what `optimizer.step()` does.
 
-    Torch wraps the step of every class of optimizers in a range for profilers and in hooks. That takes 15 us of the
-    host each time, whether a profiler runs and a hook is there or not. What stands on the object itself, put there by
-    torch's schedulers say, is called as it is.
+    Torch wraps the step of every optimizer class for profilers and hooks. This takes 15 us of host time per step, even
+    without a profiler or hooks. A `step` set on the object itself, for example by torch's schedulers, is called
+    unchanged.
     """
     of_class = type(optimizer).step
     if (

@@ -22,7 +22,7 @@ class Curve:
     Attributes:
         steps: batches trained, ascending.
         values: the values after these batches.
-        stride: number of logged values of which each point is the mean.
+        stride: number of logged values averaged into each point.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What all pictures share: size, style, scales of axes, and files. Matplotlib is imported when a picture is drawn."""
+"""Shared by all plots: size, style, scales of axes, and files. Matplotlib is imported when a plot is drawn."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def is_logarithmic(values: Iterable[float], decades: float = DECADES) -> bool:
 
 
 def scale(axes: Any, which: str, values: Sequence[float], decades: float = DECADES) -> None:
-    """Make the axis 'x' or 'y' logarithmic, with plain numbers at its ticks, if its values ask for it."""
+    """Make the axis 'x' or 'y' logarithmic, with plain numbers at its ticks, if its values are spread widely enough."""
     if not is_logarithmic(values, decades):
         return
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter

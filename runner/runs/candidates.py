@@ -1,4 +1,4 @@
-"""Runs that are compared as a whole: named by folders or conditions, paired by their seeds, refused if unlike.
+"""Groups of runs to compare: selected by folders or conditions, paired by seeds, refused if not comparable.
 
 Runs that share seed, data and order of samples are true pairs: what they have in common cancels in their differences.
 """
@@ -11,6 +11,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,15 @@ from runner.runs.listing import OUTPUTS, SavedFolder, find_runs, read_config
 from runner.runs.result import FOLD, SEED, Result, read_result
 
 TRAINED = (SEED, "model", "data", "folds", "optimizer", "scheduler", "trainer", "algorithms", "vars")
-"""Sections of a config that make runs different; the others only watch, or say where they run."""
+"""Sections of a config that make runs different; the others only observe, or control where they run."""
 
 UNTRAINED = ("callbacks", "launch", "sweep")
 """Config groups that are not among these sections."""
 
+LARGEST = 1e100  # of a metric: sums of squares of larger values overflow
+
 Pair = tuple[str, ...]
-"""What a run shares with the run that it is compared with: its seed, and its values of other keys."""
+"""The key for pairing runs of two candidates: the seed, and the values of other keys."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,9 @@ class Run:
     """A finished run that is compared.
 
     Attributes:
-        folder: its folder.
+        folder: folder of the run.
         result: how it ended.
-        config: what it was trained with, by dotted key.
+        config: config of the run, by dotted key.
     """
 
     folder: Path
@@ -49,7 +52,7 @@ class Run:
 
     @property
     def budget(self) -> str:
-        """How much it was trained, such as `5ep`, or `100ba of 64 samples`."""
+        """The length of its training, such as `5ep`, or `100ba of 64 samples`."""
         if (budget := self.config.get("budget")) is not None:
             return Budget.parse(budget).limit
         length = str(self.config.get("trainer.max_duration"))
@@ -64,9 +67,9 @@ class Candidate:
     """One of the things that are compared, and its runs.
 
     Attributes:
-        name: what was typed for it.
-        runs: its runs that ended well.
-        left_out: its runs that did not.
+        name: the typed text that selects the candidate.
+        runs: finished runs of the candidate.
+        left_out: other runs of the candidate.
     """
 
     name: str
@@ -78,7 +81,7 @@ class Candidate:
         """How many of its runs did not end well, by status."""
         return dict(Counter(one.status for one in self.left_out))
 
-    @property
+    @cached_property
     def varying(self) -> dict[str, list[str]]:
         """The keys in which its runs differ, each with its values as text. Keys that repeat the seed are left out."""
         keys = {key for run in self.runs for key in run.config if key != SEED}
@@ -99,13 +102,13 @@ class Candidate:
         return {group: values for group, values in found.items() if len(values) > 1 and group not in UNTRAINED}
 
     def values(self, metric: str, keys: Sequence[str], among: Collection[Pair] = ()) -> dict[str, float]:
-        """Return a metric of its runs by what they share with others; of two runs of one pair, the later counts.
+        """Return a metric of its runs by pairing key; if two runs have the same key, the later one counts.
 
-        Folds of one seed train on much the same samples, so they are no evidence of their own: their mean is one value.
+        Folds of one seed train on largely the same samples, so they are not independent: their mean is one value.
 
         Args:
-            metric: one that all of them have.
-            keys: by which runs are paired besides the seed.
+            metric: a metric that all runs have.
+            keys: keys by which runs are paired, besides the seed.
             among: pairs whose runs count; empty: all.
         """
         found: dict[str, dict[Pair, float]] = {}
@@ -153,7 +156,7 @@ def find_candidate(text: str, key: str) -> Candidate:
     known = {one.folder.resolve(): one for one in found}
     trained = [one for one in known.values() if one.setting("mode") in (None, "train")]
     if not trained:
-        raise WrongKey(key, "no run that was trained; runner runs lists runs", repr(text))
+        raise WrongKey(key, "no trained run; runner runs lists runs", repr(text))
     runs = [
         Run(one.folder, one.result, _flat(read_config(one.folder)))
         for one in trained
@@ -175,7 +178,7 @@ def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tupl
     """Return the metric that candidates are compared by, and whether a smaller value of it is better.
 
     Args:
-        candidates: with at least one run each.
+        candidates: candidates with at least one run each.
         asked: a metric, such as `eval/loss` or `loss`; empty for the objective of the runs.
         key: the key by which another metric is chosen, for error messages.
 
@@ -185,7 +188,7 @@ def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tupl
     runs = [run for one in candidates for run in one.runs]
     objectives = dict.fromkeys(run.result.objective_name for run in runs)
     if not asked and (len(objectives) > 1 or "" in objectives):
-        raise WrongKey(key, f"the runs have no common objective ({', '.join(objectives)}); name a metric", "null")
+        raise WrongKey(key, f"the runs have no objective in common ({', '.join(objectives)}); name a metric", "null")
     name = asked or next(iter(objectives))
     matching = [one for one in runs[0].result.metrics if name == one] or [
         one for one in runs[0].result.metrics if one.partition("/")[2] == name and not one.startswith("train/")
@@ -193,7 +196,7 @@ def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tupl
     metric = matching[0] if matching else name
     for run in runs:
         value = run.result.metrics.get(metric)
-        if value is None or not math.isfinite(value):
+        if value is None or not abs(value) <= LARGEST:
             has = ", ".join(run.result.metrics) or "none"
             raise WrongKey(key, f"{run.folder} has no finite value for it; its metrics: {has}", repr(metric))
     result = runs[0].result
@@ -205,8 +208,8 @@ def pair_up(a: Candidate, b: Candidate, metric: str, key: str, allows_budget: bo
 
     Args:
         a: a candidate with at least one run.
-        b: another one.
-        metric: what is compared.
+        b: another candidate.
+        metric: metric to compare.
         key: the key that they were typed for, for error messages.
         allows_budget: whether they may have been trained for other times.
 
@@ -220,10 +223,10 @@ def pair_up(a: Candidate, b: Candidate, metric: str, key: str, allows_budget: bo
 
 
 def pairing_keys(a: Candidate, b: Candidate, key: str) -> list[str]:
-    """Return the keys besides the seed by which the runs of two candidates are paired: what varies in both.
+    """Return the keys besides the seed by which the runs of two candidates are paired: keys that vary in both.
 
     Raises:
-        WrongKey: one candidate is several settings, of which the other is not.
+        WrongKey: one candidate consists of several settings, and the other does not vary in the same keys.
     """
     for one, other in ((a, b), (b, a)):
         alone = [name for name in one.varying if name not in other.varying]
@@ -237,7 +240,7 @@ def pairing_keys(a: Candidate, b: Candidate, key: str) -> list[str]:
 
 
 def check_comparable(a: Candidate, b: Candidate, metric: str, pairing: Sequence[str], allows_budget: bool) -> None:
-    """Check that two candidates were evaluated alike, and trained for as long.
+    """Check that two candidates were evaluated in the same way, and trained for the same length.
 
     Raises:
         ValueError: they were not; the message names what differs.
@@ -278,7 +281,7 @@ def find_differences(a: Candidate, b: Candidate) -> list[tuple[str, str, str]]:
 
 
 def _expand(word: str) -> Iterator[Path]:
-    """Yield the folders that a word names: itself, or those that match it as a glob."""
+    """Yield the folders that a word names: itself, or the matches of a glob."""
     if Path(word).is_dir():
         yield Path(word)
     elif has_magic(word):

@@ -14,6 +14,7 @@ import yaml
 from runner.config.command_line import key_of
 from runner.config.composed import OF_THE_COMMAND
 from runner.config.nearest import nearest
+from runner.failures.facts import WrongKey
 from runner.files.addresses import hidden_everywhere
 from runner.terminal.console import show_path
 
@@ -31,7 +32,7 @@ SAFE = (
     "init_weights",  # a resumed run has those of its checkpoint
     "trainer.max_duration",  # a schedule given in fractions of it stretches, which is reported
     "trainer.eval_interval",  # evaluating does not change training
-    "trainer.session",  # the run stops between two batches, and goes on
+    "trainer.session",  # the run stops between two batches, and continues
     "trainer.device",  # the same mathematics, up to rounding
     "trainer.parallel",  # likewise; any layout reads any checkpoint
     "trainer.shard_size",
@@ -51,8 +52,8 @@ class Change:
 
     Attributes:
         key: dotted path of the key or section.
-        before: its value before, or `ABSENT`.
-        after: its value now, or `ABSENT`.
+        before: old value of the key, or `ABSENT`.
+        after: new value of the key, or `ABSENT`.
         target: `_target_` of the nearest enclosing section, as it is now; empty if there is none.
     """
 
@@ -86,7 +87,9 @@ def find_changes(before: Any, after: Any, key: str = "", target: str = "") -> It
             yield from find_changes(before.get(one, ABSENT), after.get(one, ABSENT), path, target)
 
 
-def tell_changes(resume: str, before: Mapping[str, Any] | None, after: Mapping[str, Any], typed: Sequence[str]) -> None:
+def print_changes(
+    resume: str, before: Mapping[str, Any] | None, after: Mapping[str, Any], typed: Sequence[str]
+) -> None:
     """Print what a resumed run does differently from now on.
 
     Args:
@@ -103,7 +106,7 @@ def tell_changes(resume: str, before: Mapping[str, Any] | None, after: Mapping[s
     try:
         trained = read_config(find_checkpoint(resume))
     except FileNotFoundError:
-        trained = None  # the run was cut off before its first checkpoint
+        trained = None  # the run was interrupted before its first checkpoint
     before = before or trained
     if before:
         for line in check_changes(resume, before, after, typed):
@@ -112,7 +115,7 @@ def tell_changes(resume: str, before: Mapping[str, Any] | None, after: Mapping[s
         print(f"INFO: {one}, in the run's record since that checkpoint was saved", file=sys.stderr)
 
 
-def tell_changes_of_rerun(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+def print_changes_of_rerun(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Print what a rerun does differently from the original run.
 
     Args:
@@ -123,7 +126,7 @@ def tell_changes_of_rerun(before: Mapping[str, Any], after: Mapping[str, Any]) -
         print(f"INFO: {one}", file=sys.stderr)
 
 
-def tell_changes_of_fork(resume: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+def print_changes_of_fork(resume: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Print what a fork does differently from its parent; everything may change but the optimizer.
 
     Args:
@@ -167,7 +170,8 @@ def check_changes(resume: str, before: Mapping[str, Any], after: Mapping[str, An
     known = {*_paths(before), *_paths(after), *map(key_of, typed)}
     for one in allowed:
         if one not in known:
-            raise ValueError(f"resume_allow={one!r}: this config has no such key; {nearest(one, known)}")
+            reason = "this config has no such key; " + nearest(one, known).knowing(meant="")
+            raise WrongKey("resume_allow", reason, repr(one))
     changes = list(find_changes(before, after))
     _check_optimizer(changes, resume)
     refused = [one for one in changes if not one.is_safe and not is_among(one.key, allowed)]

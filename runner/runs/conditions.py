@@ -22,9 +22,9 @@ class Condition:
     """One condition that a run meets or does not.
 
     Attributes:
-        name: of a field, metric, choice or key of the config.
+        name: name of a field, metric, choice or key of the config.
         sign: one of = != < <= > >=.
-        value: as typed; for = and != a pattern as in a shell, such as `resnet*`.
+        value: value as typed; for = and != it may be a shell pattern, such as `resnet*`.
     """
 
     name: str
@@ -51,7 +51,7 @@ def parse_conditions(text: str, key: str = "runs.where") -> list[Condition]:
         key: the key that they were typed for, for error messages.
 
     Raises:
-        WrongKey: a part of it is no condition.
+        WrongKey: a part of the text is not a condition.
     """
     try:
         parts = shlex.split(text)
@@ -92,7 +92,7 @@ def in_order(runs: Sequence[SavedFolder], name: str) -> list[SavedFolder]:
 
     Args:
         runs: the runs.
-        name: what to sort by, the largest first if a `-` stands in front of it; empty for the latest runs first.
+        name: what to sort by, with the largest first if prefixed with `-`; empty for the latest runs first.
 
     Raises:
         WrongKey: no run has a value of this name.
@@ -135,7 +135,7 @@ def to_text(value: Any) -> str:
 
 
 def _equals(found: Any, typed: str) -> bool:
-    """Return whether a value is what was typed: by number, by pattern, or as an entry of a list or section."""
+    """Return whether a value matches the typed text: as a number, a pattern, or an entry of a list or section."""
     if isinstance(found, list | Mapping) and any(_equals(one, typed) for one in found):
         return True
     numbers = to_number(found), to_number(typed)
@@ -149,4 +149,5 @@ def _check_known(name: str, runs: Sequence[SavedFolder], key: str, shown: str) -
     results = [run.result for run in runs if run.result is not None]
     names = {*FIELDS, *(metric for one in results for metric in one.metrics)}
     names |= {group for one in results for group in one.choices}
-    raise WrongKey(key, f"no run has a value of this name; {nearest(name, names)}, or a key of a config", repr(shown))
+    near = nearest(name, names).knowing(meant="")  # a part of the value is wrong, not all of it
+    raise WrongKey(key, "no run has a value of this name; " + near + ", or a key of a config", repr(shown))

@@ -1,6 +1,6 @@
 """Whether one of two samples has the larger mean: tests, intervals, and how many more values would decide.
 
-Nothing here knows what a run is. All functions are pure, and draw from generators with fixed seeds: the same numbers
+This file knows nothing about runs. All functions are pure, and draw from generators with fixed seeds: the same numbers
 give the same answer. The two values of a pair share everything except what is compared, such as runs with one seed.
 
 Sources:
@@ -32,9 +32,9 @@ POWER = 0.8
 MOST_FLIPPED = 20  # pairs whose signs are all tried
 MOST_SPLITS = 200_000  # ways to divide values in two that are all tried
 DRAWS = 50_000  # where they are not
-BLOCK = 10_000
+BLOCK = 10_000_000  # random numbers drawn at a time
 RESAMPLES = 9_999
-MOST_NEEDED = 1_000  # values beyond which nobody would go
+MOST_NEEDED = 1_000  # more values than anyone would train
 SIMULATED = 10  # up to so many pairs, or values in both samples, power is simulated: they have few p-values
 DATASETS = 4_000
 NORMAL = NormalDist()
@@ -43,7 +43,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Decision:
-    """What is known of the difference between the means of two samples.
+    """Statistics of the difference between the means of two samples.
 
     Attributes:
         is_paired: whether the values are pairs.
@@ -82,8 +82,8 @@ class Samples(NamedTuple):
 
     Attributes:
         a: finite values of the first, at least one.
-        b: those of the second.
-        pairs: what two values at one place share, as text; empty if the values are not paired.
+        b: values of the second sample.
+        pairs: keys shared by the two values of each pair, as text; empty if the values are not paired.
     """
 
     a: Sequence[float]
@@ -92,7 +92,7 @@ class Samples(NamedTuple):
 
 
 def pair_values(first: Mapping[str, float], second: Mapping[str, float]) -> Samples:
-    """Return the values under common keys as pairs, if there are two such keys or no others; all values otherwise."""
+    """Return values with common keys as pairs, if there are at least two or no others; otherwise all values."""
     shared = [key for key in first if key in second]
     if len(shared) > 1 or len(first) == len(second) == len(shared):
         return Samples([first[key] for key in shared], [second[key] for key in shared], shared)
@@ -146,8 +146,8 @@ def flip_signs(differences: np.ndarray) -> float:
         return float(np.mean(np.abs(sums) >= observed))
     generator = np.random.default_rng(0)
     count = 0
-    for _ in range(DRAWS // BLOCK):
-        signs = 2.0 * generator.integers(0, 2, (BLOCK, len(differences))) - 1
+    for rows in _blocks(DRAWS, len(differences)):
+        signs = 2.0 * generator.integers(0, 2, (rows, len(differences))) - 1
         count += int(np.sum(np.abs(signs @ differences) >= observed))
     return (1 + count) / (1 + DRAWS)
 
@@ -165,8 +165,8 @@ def permute(a: np.ndarray, b: np.ndarray) -> float:
         return float(np.mean(np.abs(sums[-1]) >= observed))
     generator = np.random.default_rng(0)
     count = 0
-    for _ in range(DRAWS // BLOCK):
-        drawn = generator.permuted(np.broadcast_to(pooled, (BLOCK, len(pooled))), axis=1)
+    for rows in _blocks(DRAWS, len(pooled)):
+        drawn = generator.permuted(np.broadcast_to(pooled, (rows, len(pooled))), axis=1)
         count += int(np.sum(np.abs(drawn[:, : len(few)].sum(axis=1)) >= observed))
     return (1 + count) / (1 + DRAWS)
 
@@ -186,8 +186,9 @@ def bootstrap(*samples: np.ndarray) -> tuple[float, float] | None:
     second = third = 0.0  # moments of the influence of single values
     for sign, sample, size in zip(signs, samples, sizes, strict=True):
         estimate += sign * sample.mean()
-        weights = generator.multinomial(size, np.full(size, 1 / size), RESAMPLES) / size
-        resampled += sign * (weights @ sample)
+        each = np.full(size, 1 / size)
+        drawn = [generator.multinomial(size, each, rows) / size @ sample for rows in _blocks(RESAMPLES, size)]
+        resampled += sign * np.concatenate(drawn)
         influence = sign * (sample - sample.mean()) / size
         second += float(np.sum(influence**2))
         third += float(np.sum(influence**3))
@@ -218,7 +219,7 @@ def count_needed(effect: float, level: float = LEVEL, is_paired: bool = True) ->
 
     Args:
         effect: the true difference divided by the standard deviation.
-        level: of the test.
+        level: significance level of the test.
         is_paired: whether the values are pairs.
 
     Returns:
@@ -293,6 +294,13 @@ def _test(a: np.ndarray, b: np.ndarray, is_paired: bool) -> Decision:
 
 def _p_value(a: np.ndarray, b: np.ndarray, is_paired: bool) -> float:
     return flip_signs(b - a) if is_paired else permute(a, b)
+
+
+def _blocks(rows: int, width: int) -> Iterator[int]:
+    """Yield how many of so many rows are drawn at once, for results that do not depend on it."""
+    while rows:
+        yield (block := min(rows, max(BLOCK // width, 1)))
+        rows -= block
 
 
 def _sizes(level: float, is_paired: bool) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""What a run was evaluated by: digests of the evaluators' data and of the code of their metrics."""
+"""Identifies how a run was evaluated: digests of the evaluators' data and of the code of their metrics."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from runner.data.loaders import SeededBatches
 if TYPE_CHECKING:
     from runner.state import State
 
-SAMPLES = 8  # that are read of data that is not in memory, with seeds of their own if transforms are random
+SAMPLES = 8  # samples to read from data that is not in memory, with fixed seeds if transforms are random
 LIBRARIES = ("torch", "torchmetrics")  # whose classes are known by their names
 
 
 def describe_evaluators(state: State) -> dict[str, str]:
-    """Return what values of evaluators depend on besides the weights. Any rank; once, after training.
+    """Return everything besides the weights that an evaluation depends on. Any rank; once, after training.
 
     Returns:
         For each evaluator `{label}:data`, a digest of its samples, and `{label}:size`, how many there are; for each of

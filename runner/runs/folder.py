@@ -94,7 +94,7 @@ def remembered_folder(base: str, identity: str, renew: bool) -> str:
     if (lock := lock_file(root / INDEX_LOCK, PATIENCE)) is None:
         raise TimeoutError(f"{root / INDEX}: another process has held it for {PATIENCE:g} s; stop it and try again")
     with lock:
-        # Without an intact index, the folders of sweeps themselves say which sweep they belong to, the latest last.
+        # Without an intact index, the sweep of each folder is read from the folder itself, the latest last.
         listed = read_object(root / INDEX) or {
             read_object(file).get("identity"): str(file.parent.relative_to(root))
             for file in sorted(root.glob(f"*/*/{SWEEP}"), key=_changed_at)
@@ -128,7 +128,7 @@ def watch(folder: Path) -> None:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove the folder of a job that left nothing in it, unless it is the working directory."""
+    """Remove the folder of a job if it is empty, unless it is the working directory."""
     if folder.resolve() != Path.cwd():
         with suppress(OSError):
             folder.rmdir()
@@ -205,9 +205,9 @@ def run_folder_of(path: str) -> Path | None:
 
 
 def checkpoints_in(run_dir: Path) -> list[Path]:
-    """Return the folders of a run's checkpoints, including damaged ones, wherever its config saves them.
+    """Return the folders of a run's checkpoints, including damaged ones, in all places where its config saves them.
 
-    A save that was cut off does not count, since its folder has no final name yet.
+    An interrupted save does not count, because its folder has no final name yet.
     """
     found = {*run_dir.glob("checkpoints/*/"), *(path.parent for path in run_dir.rglob(MANIFEST))}
     return sorted(one for one in found if ".partial-" not in one.name and not one.is_symlink())

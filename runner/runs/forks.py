@@ -1,4 +1,4 @@
-"""Forks: runs of their own that begin where another one stood, and know their parent."""
+"""Forks: new runs that start from the state of another one, and record their parent."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def find_fork(config: Mapping[str, Any], run_dir: str | None) -> tuple[str | Non
         None if it is no fork. The checkpoint is None if the parent has none so early.
 
     Raises:
-        WrongKey: `at` is no batch, or there is no run.
+        WrongKey: `at` is not a batch, or there is no run.
     """
     if config["at"] is None:
         return None
     given = repr(config["at"])
     if config["resume"] is None or run_dir is None:
-        raise WrongKey("at", "begins a run where another one stood; name that one with resume=<its folder>", given)
+        raise WrongKey("at", "starts a new run from another one; name it with resume=<its folder>", given)
     batch = fork_batch([f"at={config['at']}"])
     if batch is None or batch < 1:
         raise WrongKey("at", "must be the number of a batch, such as ba1200", given)
@@ -63,8 +63,8 @@ def planted(job: Job) -> dict[str, Any]:
     """Return a config that resumes from a checkpoint in the fork's own folder, if it is a fork. All ranks.
 
     Where the parent has a checkpoint of that batch, it is a copy, which shares its blocks on the disk with the original
-    where the file system can do that. Otherwise the batches from the parent's last one are trained again. It stays when
-    the parent deletes old checkpoints, or is deleted itself.
+    where the file system can do that. Otherwise the batches after the parent's last checkpoint are retrained. It stays
+    when the parent deletes old checkpoints, or is deleted itself.
 
     Raises:
         WrongKey: the parent has no such batch.

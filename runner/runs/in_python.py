@@ -38,7 +38,7 @@ _folders = 0  # the number of folders that the ranks of this process have agreed
 
 
 def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Trainer:
-    """Return the Trainer of `Trainer.from_config`, and write the run's record; what it does ends in `result.json`.
+    """Return the Trainer of `Trainer.from_config`, and write the run's record; its outcome goes to `result.json`.
 
     Raises:
         WrongConfig: the config is wrong; the message names the key.
@@ -57,7 +57,7 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
                 raise WrongKey(key, f"is for the command line; leave it out, or run `python -m runner {key}=...`")
         build.check(config)
         if "RANK" not in os.environ and build.make_launch(config).processes() > 1:
-            raise WrongKey("launch.nproc_per_node", "a program cannot become several; start it with torchrun")
+            raise WrongKey("launch.nproc_per_node", "a program cannot start more ranks; use torchrun")
     run_dir = Path(_agree_on_folder())
     name = name_run(find_mode("train"), config, run_dir, None, choices)
     job = Job(
@@ -147,15 +147,16 @@ def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
 
 
 def replay(run: str | Path, batch: int, allow_targets: Sequence[str] = ()) -> Trainer:
-    """Return a Trainer that stands right before a batch of a saved run, with the run's weights and randomness.
+    """Return a Trainer positioned right before a batch of a saved run, with the run's weights and randomness.
 
         with runner.replay("latest", 1234) as trainer:
             trainer.fit()  # trains that batch, bit for bit; another fit() trains the next one
             print(trainer.state.total_loss, trainer.state.outputs)
 
     It begins at the run's last checkpoint before the batch, and trains the batches in between again. The run's own
-    callbacks run, but destinations do not; they write into a temporary folder. On as many ranks as the run had, all is
-    equal to the bit; from now on torch computes with as many CPU threads as in the run. The run is only read.
+    callbacks run, but destinations do not; they write into a temporary folder. On the same number of ranks as the run,
+    everything is equal to the bit; from now on, torch uses the same number of CPU threads as in the run. The run is
+    only read.
 
     Args:
         run: 'latest', a run's folder, or its MLflow id.

@@ -32,7 +32,7 @@ def write_code(run_dir: Path, modules: Mapping[str, bytes]) -> list[Path]:
 
 
 def read_code(run_dir: Path) -> dict[str, bytes]:
-    """Return the modules kept in a run's folder, by relative path; for a link, its destination in place of content."""
+    """Return the modules kept in a run's folder, by relative path; for a link, its destination instead of content."""
     folder = run_dir / CODE
     found = [folder] if folder.is_symlink() else sorted(folder.rglob("*"))
     return {
@@ -80,7 +80,7 @@ def changed_modules(run_dir: Path) -> list[str]:
 def import_from(code: Mapping[str, str]) -> None:
     """Make this process and the workers that it starts import modules as given, if they have changed since.
 
-    They are imported from a copy that nobody else can write to.
+    They are imported from a copy that no other user can write to.
 
     Args:
         code: contents by path, each byte as one character, so that they can be sent in messages.

@@ -1,6 +1,6 @@
-"""Runs as they lie in `outputs/`: found, read and chosen by their results and configs, without Hydra and torch.
+"""The runs in `outputs/`: found, read and selected by their results and configs, without Hydra and torch.
 
-What a run left was perhaps made by someone else, and is read as data: only so much of it, and never executed.
+A run may have been made by someone else, so its files are read as data: with a size limit, and never executed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ RUNS = ("*", "*/*", "sweeps/*/*/*")  # folders in it: of runs from Python, of co
 LOCK = ".lock"  # in a run's folder, locked while the run trains
 CONFIG = "config.yaml"
 LARGEST = 1_000_000  # bytes of a config that is read
-MOST_NODES = 100_000  # values of a config, in which an alias counts as all that it stands for
+MOST_NODES = 100_000  # values of a config, where an alias counts as everything it refers to
 FIELDS = ("status", "name", "folder", "started", "seconds", "objective")
-"""What a run can be chosen by, besides its metrics, its choices and the keys of its config."""
+"""The fields for selecting a run, besides its metrics, its choices and the keys of its config."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class SavedFolder:
     """The folder of a run.
 
     Attributes:
-        folder: its path.
+        folder: path of the run's folder.
         result: how the run ended so far; None if that cannot be read.
     """
 
@@ -65,7 +65,7 @@ class SavedFolder:
         """Return a field, a metric, a choice or a value of the config by its name; None if the run has none of it.
 
         Args:
-            name: such as 'status', 'eval/loss', 'loss' (of the first evaluator), 'model' or 'optimizer.lr'.
+            name: name such as 'status', 'eval/loss', 'loss' (of the first evaluator), 'model' or 'optimizer.lr'.
         """
         if self.result is None:
             return {"status": self.status, "folder": str(self.folder), "started": self.started}.get(name)
@@ -138,7 +138,7 @@ def load_plain(text: str) -> Any:
     """Return what YAML text holds, in plain containers.
 
     Raises:
-        ValueError: it is no YAML, is nested too deeply, or holds aliases that stand for more than anyone could read.
+        ValueError: the text is not YAML, is nested too deeply, or expands to too many values through aliases.
     """
     loader = yaml.CSafeLoader(text)
     try:
@@ -153,7 +153,7 @@ def load_plain(text: str) -> Any:
 
 
 def _size(node: Any, known: dict[int, float]) -> float:
-    """Return how many values a node stands for; infinitely many if it contains itself."""
+    """Return how many values a node expands to; infinity if it contains itself."""
     if id(node) in known:
         return known[id(node)]
     known[id(node)] = float("inf")
@@ -167,7 +167,7 @@ def _size(node: Any, known: dict[int, float]) -> float:
 
 
 def _is_locked(path: Path) -> bool:
-    """Return whether another process has a file locked; True if the file system cannot say."""
+    """Return whether another process has a file locked; True if the file system does not support locks."""
     try:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK), "r+b", buffering=0) as file:
             return take_lock(file) is not True

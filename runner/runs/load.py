@@ -1,4 +1,4 @@
-"""How busy the machine was while a run trained: seconds of runs can be compared only where other work took as much."""
+"""How busy the machine was while a run trained: times are comparable only under equal load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 UNEQUAL = 0.1
 """Difference in the share of the cores that other work took, from which times are not comparable."""
-LEAST = 1.0  # seconds below which the system's counters, in hundredths, say nothing
+LEAST = 1.0  # seconds below which the system's counters, in hundredths, are too coarse
 
 
 class LoadMeter:

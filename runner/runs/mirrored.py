@@ -38,8 +38,8 @@ def download_run(key: str, address: str, keep: bool) -> Path:
 
     Args:
         key: the key that the address was typed for.
-        address: of a run, or of one of its checkpoints.
-        keep: whether the folder is one in `outputs/`, for a run that goes on there; otherwise it is temporary.
+        address: address of a run, or of one of its checkpoints.
+        keep: whether to create the folder in `outputs/`, for a run that continues there; otherwise it is temporary.
 
     Raises:
         WrongKey: there is no such run, or it cannot be used.
@@ -48,7 +48,7 @@ def download_run(key: str, address: str, keep: bool) -> Path:
     shown = without_credentials(address)
     try:
         mirror, found = _find(address)
-    except Exception as error:  # each file system has errors of its own
+    except Exception as error:  # each file system has its own errors
         raise WrongKey(key, f"cannot be read: {_reason(address, error)}", repr(shown)) from error
     if not found:
         inside = mirror.names()
@@ -93,14 +93,14 @@ def _make_folder(keep: bool) -> Path:
 
 
 def _download(mirror: Mirror, name: str, index: Index, folder: Path) -> None:
-    """Download a checkpoint with its record, and the best ones of then, into a folder that shows all of it or nothing.
+    """Download a checkpoint with its record, and the best ones at that time, into a folder that appears atomically.
 
     Raises:
-        ValueError: the run has no record, or a file is not what its index says.
+        ValueError: the run has no record, or a file does not match its index.
         OSError: the disk is full, or a file is missing there.
     """
     if "config.yaml" not in index.files:
-        raise ValueError("it was made in Python and has no record (config.yaml), so no command can go on with it")
+        raise ValueError("it was made in Python and has no record (config.yaml), so no command can continue it")
     partial = folder / PARTIAL
     partial.mkdir()
     mirror.download(index, name, partial)

@@ -1,4 +1,4 @@
-"""Where a batch lies in a run's past: the session that trained it."""
+"""Finds the session of a run that trained a given batch."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def given_run(job: Job) -> str:
 
 
 def record_of(run_dir: Path, batch: int) -> Path:
-    """Return the folder with the record of the session that trained a batch, as the run goes on from it.
+    """Return the folder with the record of the session that trained a batch of the run as it stands now.
 
-    A run may be resumed from an earlier checkpoint; what was trained after that before is no part of it any more.
+    A run may be resumed from an earlier checkpoint; batches that were trained after it earlier no longer belong to the
+    run.
 
     Args:
         run_dir: the run's folder.
@@ -40,7 +41,7 @@ def record_of(run_dir: Path, batch: int) -> Path:
 def forked_after(run_dir: Path) -> int:
     """Return the batch of its parent after which a fork begins, 0 for any other run.
 
-    What was trained before had the parent's config, so a fork cannot be trained again from the start.
+    Earlier batches were trained with the parent's config, so a fork cannot be retrained from the start.
     """
     first = _records(run_dir)[0]
     return began_after(first) if read_config(first).get("at") is not None else 0

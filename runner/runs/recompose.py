@@ -48,10 +48,10 @@ def composable(overrides: Sequence[str], options: Sequence[str]) -> list[str]:
 
 
 def resolved(composed: DictConfig, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a composed config as plain values, with those that depend on Hydra's job taken from the record.
+    """Return a composed config as plain values; values that depend on Hydra's job come from the record.
 
     Args:
-        composed: from `compose_conf`, where no job is running that could resolve `${hydra:job.name}`.
+        composed: result of `compose_conf`, where no job is running that could resolve `${hydra:job.name}`.
         config: the config in the run's record.
     """
     plain = _as_recorded(OmegaConf.to_container(composed), config)

@@ -141,7 +141,7 @@ def differences(then: Mapping[str, Any]) -> list[str]:
 
 
 def _keep_earlier(run_dir: Path) -> Path | None:
-    """Copy the record of the previous session to a folder of its own and return that; None if there is no record."""
+    """Copy the record of the previous session to a separate folder and return that; None if there is no record."""
     if not (run_dir / "config.yaml").exists():
         return None
     sessions = run_dir / "sessions"

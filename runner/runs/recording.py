@@ -1,4 +1,4 @@
-"""How a run came out, recorded while it trains: its result at the start and at the end, and what makes it a failure."""
+"""Records the result of a run at the start and at the end, and decides what counts as a failure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_converged(state: State, result: Result) -> None:
 
     Args:
         state: the state of its Trainer.
-        result: its result, measured.
+        result: measured result of the run.
 
     Raises:
         Diverged: the last loss on any rank, or the objective, is not finite.
@@ -66,7 +66,7 @@ def check_converged(state: State, result: Result) -> None:
         wrong = "the loss of the last batch is not finite on another rank"
     raise Diverged(
         f"the run has diverged: {wrong}. Lower the learning rate, warm it up, or clip gradients "
-        "(+algorithms=gradient_clipping); allow_divergence=true lets such a run end well"
+        "(+algorithms=gradient_clipping); allow_divergence=true accepts such a run"
     )
 
 
@@ -79,7 +79,7 @@ def check_objective(state: State, objective: str | list[str] | None) -> None:
             'loss', and every run a 'time'. None stands for the first metric of the first evaluator.
 
     Raises:
-        ValueError: the run has no such metric; the message lists those that it has.
+        ValueError: the run has no such metric; the message lists its metrics.
     """
     metrics = {one.label: [*state.eval_metrics.get(one.label, {}), "loss"] for one in state.evaluators}
     metrics["train"] = [*state.train_metrics]

@@ -18,7 +18,7 @@ from runner.runs.saved_run import SavedRun
 
 
 def with_saved_arguments(saved: SavedRun, arguments: Sequence[str]) -> list[str]:
-    """Return arguments preceded by the run's own overrides, less those that are typed again or replaced.
+    """Return arguments preceded by the run's own overrides, except overrides that are typed again or replaced.
 
     The run's `--config-dir` comes last, if it is used.
     """

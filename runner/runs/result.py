@@ -27,7 +27,7 @@ FOLD = "folds.held_out"
 TIME = "time"
 """The objective that is the seconds of training, without evaluations."""
 Objective = float | list[float] | None
-"""What a job of a sweep answers: its objective, all of them if there are several, or None if it has none."""
+"""The return value of a job of a sweep: its objective, all of them if there are several, or None."""
 LARGEST = 4_000_000  # bytes of a result that is read; one of ours has a few thousand
 
 
@@ -37,32 +37,32 @@ class Result:
 
     Attributes:
         status: RUNNING, FINISHED, DIVERGED, FAILED, KILLED (by a signal), PAUSED (at the end of a session), QUEUED (as
-            a job of Slurm that goes on later), PRUNED (a sweep's pruner found it not worth training further), or
-            REFUSED (by a sweep, because of its config; such a job has no folder). A run that was cut off stays RUNNING.
+            a Slurm job that will be resumed), PRUNED (a sweep's pruner found it not worth training further), or
+            REFUSED (by a sweep, because of its config; such a job has no folder). An interrupted run stays RUNNING.
         name: name of the run.
         identity: hash of the config that was trained, see `identify`.
         overrides: overrides of the job.
         choices: the chosen name of each config group.
         evaluation: digests of the data and metrics of evaluators, see `runner.runs.evaluation`; only runs that have the
             same can be compared.
-        lower: names of the metrics of which a smaller value is better.
+        lower: names of the metrics for which a smaller value is better.
         objective: the value that runs are compared by, the first of several; None if it was not computed.
         objective_name: the metric behind it, such as 'eval/MulticlassAccuracy'; empty until it is known.
         objectives: all objectives by their metrics, in the order asked for.
-        told: the objectives that a sampler was told when the run was pruned; it is told them again when the run has
+        told: the objectives reported to a sampler when the run was pruned; they are reported again when the run has
             been revived, so that a seeded search repeats itself. Empty if the run was never pruned.
         lower_is_better: whether a smaller objective is better.
         metrics: last values by label and name.
         tested: checkpoint whose weights were tested after training, or 'last'; None if there was no test.
-        parent: folder of the run that this one was forked from; empty if it began by itself.
+        parent: folder of the run that this one was forked from; empty if it started from scratch.
         forked_at: the batch of the parent after which it began.
-        shares: whether it would have trained the same by itself, as a job of a sweep with `share=true`.
+        shares: whether it equals a run trained alone, as a job of a sweep with `share=true` does.
         batches: batches trained when training ended as it should; 0 until then.
         seconds: time that `fit` and tests took in all sessions that ended, without the building of objects before and
             the wait for MLflow after; of other modes, the time of evaluations or predictions.
         load: how busy the machine was meanwhile, see `runner.runs.load.LoadMeter`; empty until the run ends.
         started: when training began, in seconds since 1970; 0 until it does.
-        error: what went wrong, in the JSON form of errors, see `runner.terminal.answer.error_object`; None if nothing.
+        error: the error in its JSON form, see `runner.terminal.answer.error_object`; None if nothing.
         trace: stack trace of the failure; empty without one.
         wrong_key: key of the config with which the error of a REFUSED job begins; empty if it begins otherwise.
         pid: the process that trains the run, or last did.
@@ -128,14 +128,14 @@ class Result:
             self.evaluation = describe_evaluators(state)
 
     def evaluated_by(self, metric: str) -> dict[str, str | None]:
-        """Return what a metric such as 'eval/loss' was measured by; runs in which it is equal can be compared."""
+        """Return how a metric such as 'eval/loss' was measured; runs are comparable if it is equal."""
         label, name, *_ = f"{metric}/".split("/")  # of one class the rest is the class
         keys = {"data": f"{label}:data", "size": f"{label}:size", "metric's code": f"{label}/{name}"}
         return {name: self.evaluation.get(key) for name, key in keys.items()}
 
     @property
     def answer(self) -> Objective:
-        """What the sampler of a sweep is told: the objective, or all if there are several; None if it is unknown."""
+        """The value reported to the sampler of a sweep: the objective, or all if there are several; None if unknown."""
         values = self.told or [*self.objectives.values()]
         return values if len(values) > 1 else next(iter(values), None)
 
@@ -147,7 +147,7 @@ class Result:
 
     @property
     def message(self) -> str:
-        """What went wrong, for people; empty if nothing did."""
+        """The error message, for people; empty if there was no error."""
         return str((self.error or {}).get("message", ""))
 
     def as_json(self) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def _write_over(path: Path, content: bytes) -> None:
 
 
 def read_result(folder: Path) -> Result | None:
-    """Return the result of the run in a folder; None if there is none that can be read, whoever may have written it."""
+    """Return the result of the run in a folder, which may come from someone else; None if it cannot be read."""
     try:
         content = json.loads(read_bounded(folder / RESULT, LARGEST))
         content.pop("schema", None)

@@ -1,4 +1,4 @@
-"""Runs in a file: the bundle of a crash, or a pin, which is a few lines of YAML for a repository.
+"""Runs in a file: the bundle of a crash, or a pin, a few lines of YAML for a repository.
 
 Whoever wrote the file, it is only data: names, kinds and sizes of what is in it are checked before anything is
 unpacked, and the record in it is someone else's unless its signature is this user's.
@@ -36,7 +36,7 @@ _NAMES = re.compile(
     rf"config\.yaml|overrides\.yaml|environment\.json|git\.patch|signature|{DIGESTS}|{FACTS}|{BATCH}"
     rf"|code(/{_PART})+|{_PART}/{_PART}/(model\.pt|state\.pt|config\.json|manifest\.json|{_SHARD})"
 )
-"""What a bundle may hold: a record, modules, and a checkpoint."""
+"""Files that a bundle may contain: a record, modules, and a checkpoint."""
 _HEAD = "# A run to verify: python -m runner verify {name}\n"
 _unpacked: list[TemporaryDirectory[str]] = []
 """Folders that files were unpacked into; removed when this process ends."""
@@ -55,7 +55,7 @@ def unpacked(path: Path) -> Path:
         try:
             _unpack_bundle(path, folder)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-            raise ValueError(f"run={str(path)!r}: is no whole crash.zip: {error}") from error
+            raise ValueError(f"run={str(path)!r}: is not a complete crash.zip: {error}") from error
     else:
         _unpack_pin(path, folder)
     return folder
@@ -85,7 +85,7 @@ def write_pin(
 
 
 def _unpack_bundle(path: Path, folder: Path) -> None:
-    """Unpack a crash.zip, all of it or nothing.
+    """Unpack a crash.zip atomically.
 
     Raises:
         ValueError: something in it has no place in such a file, or it would take more room than it may.
@@ -99,9 +99,9 @@ def _unpack_bundle(path: Path, folder: Path) -> None:
         for one in entries:
             is_plain = stat.S_IFMT(one.external_attr >> 16) in (0, stat.S_IFREG) and not one.flag_bits & 1
             if not is_plain or not _NAMES.fullmatch(one.filename) or names.count(one.filename) > 1:
-                raise ValueError(f"run={str(path)!r}: holds {one.filename!r}, which has no place in a crash.zip")
+                raise ValueError(f"run={str(path)!r}: holds {one.filename!r}, which does not belong in a crash.zip")
         if "config.yaml" not in names:
-            raise ValueError(f"run={str(path)!r}: holds no run; a run that fails leaves a {BUNDLE}")
+            raise ValueError(f"run={str(path)!r}: contains no run; a run that fails leaves a {BUNDLE}")
         for one in entries:
             target = folder / one.filename
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -113,10 +113,10 @@ def _unpack_pin(path: Path, folder: Path) -> None:
     try:
         content = load_plain(read_bounded(path, LARGEST_PIN).decode())
     except (OSError, ValueError) as error:
-        raise ValueError(f"run={str(path)!r}: holds no run: {error}") from error
+        raise ValueError(f"run={str(path)!r}: contains no run: {error}") from error
     kinds = {"config": dict, "overrides": list, "environment": dict, "digests": list}
     if not isinstance(content, dict) or not all(isinstance(content.get(key), kind) for key, kind in kinds.items()):
-        raise ValueError(f"run={str(path)!r}: holds no run; mode=verify verify.pin=FILE writes such a file")
+        raise ValueError(f"run={str(path)!r}: contains no run; mode=verify verify.pin=FILE writes such a file")
     (folder / "config.yaml").write_bytes(_text(content["config"]))
     (folder / "overrides.yaml").write_bytes(_text(content["overrides"]))
     (folder / ENVIRONMENT).write_text(json.dumps(content["environment"], default=str))

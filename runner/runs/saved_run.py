@@ -65,7 +65,7 @@ class SavedRun:
         is_whole: whether `base` is composed with everything that the run was, so that it makes the same choices.
         unused: recorded arguments that are not among `overrides`, which the next record keeps.
         code: modules to rerun with if some have changed since, for `import_from`.
-        is_own: whether this user made the record, and nobody has changed it since.
+        is_own: whether this user made the record, and it is unchanged since.
     """
 
     given: str
@@ -97,7 +97,7 @@ def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
     if len(found) > 1:
         raise ValueError(
             f"{' and '.join(f'{key}=' for key in found)}: resume= continues a run, rerun= starts it over, and run= "
-            "trains a part of it again; give one of them"
+            "retrains a part of it; give only one of them"
         )
     if (typed := config_dir(arguments)) is not None and not typed.is_dir():
         raise ValueError(f"{CONFIG_DIR}={str(typed)!r}: no such directory")
@@ -244,7 +244,7 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
         run_name=str(environment.get("run_name", "")),
         config_dir=directory,
         is_whole=has_all and kept == plain,
-        # This user signs the next record, so nothing that somebody else wrote may go into it unseen.
+        # This user signs the next record, so nothing that someone else wrote may get into it unseen.
         unused=[one for one in recorded if one not in kept] if is_trusted else [],
         is_own=is_trusted,
         code=code,
@@ -287,10 +287,10 @@ def _allowed(key: str, arguments: Sequence[str]) -> list[str]:
 
 
 def _read_yaml(path: Path, named: str) -> Any:
-    """Return what a file of a record holds, None if there is no such file; whoever wrote it, it stays small.
+    """Return the content of a file of a record, None if there is no such file; foreign files must be small.
 
     Raises:
-        ValueError: it is no YAML, or stands for more values than anyone could read.
+        ValueError: the file is not YAML, or expands to too many values.
     """
     if not path.is_file():
         return None

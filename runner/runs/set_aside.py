@@ -1,4 +1,4 @@
-"""Setting aside later checkpoints when a run resumes from an earlier one of its own."""
+"""Setting aside later checkpoints when a run resumes from one of its earlier checkpoints."""
 
 from __future__ import annotations
 

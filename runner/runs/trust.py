@@ -16,6 +16,7 @@ from typing import Any
 
 from runner.config.catalogue import CONF
 from runner.config.composed import targets
+from runner.config.nearest import Advice
 from runner.files.addresses import has_hidden
 from runner.files.signing import is_signed
 from runner.runs.kept_code import read_code
@@ -31,7 +32,7 @@ _HARMLESS = re.compile(
 _COMMANDS = ("_cmd",)
 """Suffixes of keys whose values are run as commands."""
 _ADDRESSES = ("tracking_uri", "entity")
-"""Keys that say where data is sent, with values that may not look like an address."""
+"""Keys that control where data is sent, with values that may not look like an address."""
 
 
 def signed_code(modules: Mapping[str, bytes]) -> list[bytes]:
@@ -40,7 +41,7 @@ def signed_code(modules: Mapping[str, bytes]) -> list[bytes]:
 
 
 def is_own(folder: Path) -> bool:
-    """Return whether this user made the record in a folder, and nobody has changed it since."""
+    """Return whether this user made the record in a folder, and it is unchanged since."""
     if not all((folder / name).is_file() for name in (*SIGNED, "signature")):  # reading a pipe would never end
         return False
     try:
@@ -70,11 +71,12 @@ def check_targets(folder: Path, configs: Sequence[Any], allowed: Sequence[str]) 
     names |= {str(one) for config in configs for path, one in _leaves(config) if path.endswith(_COMMANDS) and one}
     unknown = sorted(one for one in names - shipped if not _HARMLESS.fullmatch(one) and not _is_allowed(one, allowed))
     if unknown:
-        raise ValueError(
+        text = (
             f"{folder / 'config.yaml'}: this run was made by someone else, or on another machine, and uses code that "
             f"is not part of this project: {', '.join(unknown)}. It would run with your permissions: read the file, "
             f"and if you trust it, add '{_allowing('allow_targets', unknown)}'"
         )
+        raise ValueError(Advice(text).knowing(key="allow_targets"))
 
 
 def check_addresses(folder: Path, configs: Sequence[Any], allowed: Sequence[str], typed: Sequence[str]) -> None:
@@ -104,15 +106,16 @@ def check_addresses(folder: Path, configs: Sequence[Any], allowed: Sequence[str]
         }
     )
     if unknown:
-        raise ValueError(
+        text = (
             f"{folder / 'config.yaml'}: this run was made by someone else, or on another machine, and would send to, "
             f"read from or write to: {', '.join(unknown)}. If you trust that, add "
             f"'{_allowing('allow_addresses', unknown)}'"
         )
+        raise ValueError(Advice(text).knowing(key="allow_addresses"))
 
 
 def check_credentials(folder: Path, config: Any, typed: Sequence[str]) -> None:
-    """Check that no address of a record lacks credentials, which are removed when a record is written.
+    """Check that no address of a record lacks its credentials, which are removed when a record is written.
 
     Args:
         folder: the folder with the record.

@@ -46,7 +46,7 @@ def patch() -> bytes:
 
 
 def loose_modules(config: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the uncommitted modules among those that a config names and those that they import.
+    """Return the uncommitted modules among those named in a config, and the uncommitted modules that these import.
 
     If a file of a package is uncommitted, the whole package is returned, so that it can be imported. For this project's
     own package, only the uncommitted files are returned. Installed packages are skipped. At most `LIMIT` bytes are

@@ -1,4 +1,4 @@
-"""What a job will do when, as far as its config says: a function of time, known before anything trains.
+"""Predicts from the config what a job will do when, as functions of time, before anything trains.
 
 Schedules, intervals and what has an `effect_at` are functions of time; all else acts from the first batch on. What the
 config does not decide is unknown.
@@ -33,17 +33,17 @@ from runner.time import Interval, Time, Timestamp, TimeUnit, convert
 NEUTRAL = (*OF_THE_COMMAND, "run_name", "experiment_name", "objective", "vars", "test")
 """Keys that no batch depends on; `test` comes after training."""
 OF_TIME = ("max_duration", "eval_interval", "scale_schedule_ratio", "scale_warmup")
-"""Keys of the trainer that say when something happens."""
+"""Keys of the trainer that set when something happens."""
 COUNTED = (TimeUnit.BATCH, TimeUnit.EPOCH, TimeUnit.DURATION)
 OURS = ("runner.", "torch.")
 LOOKS_AT_LENGTH = re.compile(r"max_duration|progress\b|elapsed|is_due|dataloader_len")
 FRACTION = re.compile(r"\ddur\b")  # in a callback's arguments: a time that stretches with the run
-UNCOUNTED: Any = object()  # samples, tokens and seconds are not known beforehand: to compute with them is a TypeError
+UNCOUNTED: Any = object()  # samples, tokens and seconds are not known in advance: computing with them is a TypeError
 
 
 @dataclass
 class Moment:
-    """Stands in for the State where only time is known."""
+    """A stand-in for the State that knows only time."""
 
     max_duration: Time
     train_dataloader_len: int
@@ -59,11 +59,11 @@ Effect = Callable[[Moment], Any]
 
 
 class Foreseen:
-    """A job, divided into what must be equal and what is a function of time.
+    """A job, divided into values that must be equal and functions of time.
 
     Attributes:
         unknown: why nothing can be said of it; empty if something can.
-        fixed: what must be equal to train alike at all.
+        fixed: values that must be equal for jobs to train alike at all.
         effects: functions of time by name, each with what it was made from.
         rate: the multiplier of the learning rate for the next batch, likewise.
     """
@@ -81,13 +81,13 @@ class Foreseen:
             try:
                 self._foresee()
             except (TypeError, ValueError) as error:
-                self.unknown = f"its length is not known beforehand ({error})"
+                self.unknown = f"its length is not known in advance ({error})"
 
     def _find_unknown(self) -> Iterator[str]:
-        """Yield what cannot be foreseen."""
+        """Yield the reasons why a job is unpredictable."""
         trainer = self.config["trainer"]
         if self.config["budget"] is not None:
-            yield "budget: is measured when a job begins"
+            yield "budget: measured when a job starts"
         if isinstance(trainer["eval_interval"], Mapping):
             yield "trainer.eval_interval: a function may look at anything"
         if build.make_launch(self.config).processes() > 2 and not trainer.get("deterministic"):
@@ -107,7 +107,7 @@ class Foreseen:
     def look(
         self, varying: Sequence[str], rates_vary: bool, previous: Timestamp, now: Timestamp
     ) -> tuple[list[Any], Any]:
-        """Return what the named effects are at a moment, and the rate after it; what is not known equals nothing."""
+        """Return the named effects at a moment, and the rate after it; unknown values equal nothing."""
         moment = self.moment
         moment.timestamp = now
         moment.previous_timestamp = previous
@@ -119,7 +119,7 @@ class Foreseen:
         self.fixed["trainer"] = {key: one for key, one in trainer.items() if key not in OF_TIME}
         length, evaluators = _data_of(self.config)
         if length is None:
-            raise ValueError("the training data have no length")
+            raise ValueError("the training data has no length")
         length = min(length, trainer.get("train_subset_num_batches") or length)
         ratio = trainer.get("scale_schedule_ratio", 1.0)
         whole = Time.parse_or_epochs(trainer["max_duration"]).scaled(ratio, length)
@@ -136,7 +136,7 @@ class Foreseen:
             self.fixed[f"order of {group}"] = [*sections]
 
     def _foresee_intervals(self, name: str, intervals: Sequence[Interval]) -> None:
-        """Note when intervals are due; those that nobody can foresee must be equal, in runs of equal length."""
+        """Record when intervals are due; unpredictable intervals must be equal, in runs of equal length."""
         if all(one.time.unit in COUNTED for one in intervals):
             source = [[str(one.time) for one in intervals], self._length]
             self.effects[name] = source, lambda moment: [moment.is_due(one) for one in intervals]
@@ -162,7 +162,7 @@ class Foreseen:
         self.rate = [section, ratio, scale_warmup, self._length], rate
 
     def _foresee_hooks(self, group: str, key: str, section: Mapping[str, Any]) -> Any:
-        """Note what a callback or algorithm does when, and return what must be equal."""
+        """Record what callbacks and algorithms do when, and return values that must be equal."""
         name = f"{group}.{key}"
         target = locate(name, section["_target_"])
         if hasattr(target, "effect_at"):
@@ -188,7 +188,7 @@ def _is_ours(target: Any) -> bool:
 
 
 def _as_interval(name: str, value: Any) -> Interval | None:
-    """Return an argument of a callback as the interval that its name says it is; None if it is something else."""
+    """Return an argument of a callback as an interval, if its name marks it as one; otherwise None."""
     if not name.endswith("interval") or not isinstance(value, str):
         return None
     try:
@@ -220,7 +220,7 @@ _read: dict[str, tuple[int | None, Any]] = {}  # lengths and evaluators of data 
 
 
 def _data_of(config: Mapping[str, Any]) -> tuple[int | None, Any]:
-    """Return the batches of an epoch and the evaluation data; data that have a stand-in are not read."""
+    """Return the batches of an epoch and the evaluation data; data with a stand-in is not read."""
     key = fingerprint([config["data"], config.get("folds")])
     if key not in _read:
         section = config["data"]
@@ -243,7 +243,7 @@ START = _at(0, 0, 0)
 
 
 def next_moment(now: Timestamp, length: int) -> Timestamp:
-    """Return what comes after a moment: the end of a batch, or the end of an epoch after its last batch."""
+    """Return the next moment: the end of a batch, or after the last batch the end of an epoch."""
     if now.batch_in_epoch == length:
         return _at(now.batch, now.epoch + 1, 0)
     return _at(now.batch + 1, now.epoch, now.batch_in_epoch + 1)

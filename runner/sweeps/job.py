@@ -36,7 +36,7 @@ from runner.terminal.output import output_to
 
 
 class JobFailed(Exception):
-    """A job failed in its own folder: its result says so, and its log has the trace."""
+    """A job failed: its folder holds the result, and the log with the traceback."""
 
 
 def attempt(work: Callable[[], Objective], hydra_config: Any, nothing: float | None) -> Objective:

@@ -1,4 +1,4 @@
-"""`sweep=ladder`, before its first job: which sizes of the model are trained with which amounts of compute."""
+"""`sweep=ladder`, before its first job: decides which sizes of the model are trained with how much compute."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LEAST = 4
 
 
 def prepare(config: DictConfig) -> None:
-    """Add to the config of a sweep what its ladder sweeps for the chosen model, and check that it is a ladder.
+    """Add the swept sizes and budgets of the chosen model to the config of a ladder, and check it.
 
     Args:
         config: Hydra's config of the sweep; unchanged without a ladder.
 
     Raises:
-        WrongKey: nothing makes the model larger, or the budgets are no rungs.
+        WrongKey: no key makes the model larger, or there are too few budgets.
     """
     if not config.get("ladder"):
         return
@@ -39,7 +39,7 @@ def prepare(config: DictConfig) -> None:
                 config.hydra.sweeper.params[key] = values
             has_size = has_size or key != BUDGET
     if not has_size:
-        reason = f"nothing says what makes model={model} larger; sweep the key that does"
+        reason = f"no known key makes model={model} larger; sweep the one that does"
         raise WrongKey("ladder", f"{reason}, such as model.module.width=8,16,32")
     _check_rungs({one.get_key_element(): one for one in typed_overrides(config)}.get(BUDGET))
 
@@ -47,7 +47,7 @@ def prepare(config: DictConfig) -> None:
 def _check_rungs(budget: Override | None) -> None:
     how = "such as budget=1e9flop,2e9flop,4e9flop,8e9flop"
     if budget is None:
-        raise WrongKey(BUDGET, f"nothing says how much to compute; give at least {LEAST} budgets, {how}")
+        raise WrongKey(BUDGET, f"no compute budgets; give at least {LEAST} budgets, {how}")
     values = [*budget.sweep_string_iterator()] if budget.is_discrete_sweep() else [str(budget.value())]
     flops = [Budget.parse(value).flop for value in values]
     if None in flops:

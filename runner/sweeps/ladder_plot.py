@@ -1,4 +1,4 @@
-"""The picture of a ladder: the loss of each size over compute, and the power law with what it predicts."""
+"""The plot of a ladder: the loss of each size over compute, and the power law with its prediction."""
 
 from __future__ import annotations
 

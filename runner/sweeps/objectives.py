@@ -1,4 +1,4 @@
-"""What a sweep says about several objectives, and about its keys: the Pareto front, and the importance of each key."""
+"""Analysis of a sweep with several objectives: the Pareto front, and the importance of each key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def several_objectives(settings: Sequence[Setting], led: Sweep) -> dict[str, boo
 
 
 def find_front(settings: Sequence[Setting], objectives: Mapping[str, bool]) -> list[Setting]:
-    """Return the Pareto front: the settings that no other setting beats in one objective and equals in the others.
+    """Return the Pareto front: settings that no other beats in one objective and equals in all others.
 
     Args:
         settings: the settings; those without a value of each objective are left out.
@@ -45,7 +45,7 @@ def find_front(settings: Sequence[Setting], objectives: Mapping[str, bool]) -> l
 
 
 def find_importances(settings: Sequence[Setting]) -> dict[str, float]:
-    """Return the share of the objective's variance that each swept key explains by itself, largest first.
+    """Return the share of the objective's variance that each swept key explains on its own, largest first.
 
     The estimate is fANOVA, by Optuna (Hutter et al., An Efficient Approach for Assessing Hyperparameter Importance,
     2014). It is empty for fewer than ten settings, or for fewer than two keys.
@@ -80,7 +80,7 @@ def draw_front(axes: Any, settings: Sequence[Setting], objectives: Mapping[str, 
     """Draw each setting by two objectives, and the Pareto front.
 
     Args:
-        axes: where to draw.
+        axes: axes to draw on.
         settings: the settings.
         objectives: all objectives, and whether lower is better for each.
         across: the objective on the horizontal axis; the vertical one has the first.

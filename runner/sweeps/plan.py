@@ -78,7 +78,7 @@ def check_jobs(jobs: list[PlannedJob], launcher: str) -> None:
     if launcher == "basic":
         build.warm_up(jobs[0].config)
         _check_all(jobs, is_here=True)
-    else:  # in a process of its own: this one only waits for others, and need not import torch
+    else:  # in a separate process: this one only waits for others, and need not import torch
         from concurrent.futures import ProcessPoolExecutor
         from multiprocessing import get_context
 

@@ -152,7 +152,7 @@ def _draw_parallel(axes: Any, settings: Sequence[Setting], keys: Sequence[str], 
 
 
 class _Scale:
-    """Where values lie on a vertical axis from 0 to 1: numbers to scale, other values side by side.
+    """The positions of values on a vertical axis from 0 to 1: numbers to scale, other values side by side.
 
     Args:
         values: all values on the axis.
@@ -191,7 +191,7 @@ class _Scale:
 
 
 def _place_of_zero(values: Sequence[float]) -> float:
-    """Return where 0 stands among few values: below the others, at a tenth of the least, if those are logarithmic."""
+    """Return the position of 0 among a few values: at a tenth of the smallest, if they are logarithmic."""
     others = [one for one in values if one != 0]
     is_below = 0 < len(others) < len(values) <= MAX_TICKS and is_logarithmic(others, decades=1.0)
     return min(others) / 10 if is_below else 0.0
@@ -207,7 +207,7 @@ def _draw_effect(axes: Any, settings: Sequence[Setting], key: str, objective: st
     for setting in settings:
         for job in setting.done:
             place = places[show_value(job.values.get(key))]
-            # The first run at a text stands over it, the others beside it, so that fewer hide others.
+            # The first run at a label is drawn above it, the others next to it, so that fewer overlap.
             aside = 0.0 if is_numeric else 0.2 * ((len(groups[place]) * 0.618034 + 0.5) % 1.0 - 0.5)
             groups[place].append(_objective(job))
             points.append((place + aside, _objective(job)))

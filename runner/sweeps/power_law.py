@@ -1,4 +1,4 @@
-"""A power law of loss over compute, its interval, and what it predicts. Pure functions of numbers, with fixed seeds.
+"""A power law of loss over compute, its interval, and its predictions. Pure functions of numbers, with fixed seeds.
 
 The form L = a C^-b + c is that of Henighan et al., Scaling laws for autoregressive generative modeling, 2020
 (arXiv:2010.14701), fitted to log L, as relative errors are alike at all amounts of compute.
@@ -32,7 +32,7 @@ class Law:
         unit: the compute at which `scale` is the loss above the floor.
         scale: above 0, unit of the loss.
         exponent: how fast the loss falls; no unit.
-        floor: the loss that no compute falls below; 0 where the values cannot tell one.
+        floor: the loss that no amount of compute can go below; 0 if the values do not determine it.
     """
 
     unit: float
@@ -47,14 +47,14 @@ class Law:
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """A law, and what it predicts where nothing was fitted.
+    """A law, and its prediction outside the fitted range.
 
     Attributes:
         law: the law.
         exponent: 95 % interval of its exponent; None if some compute has one value only, so that its noise is unknown.
         floor: 95 % interval of its floor; None without a floor.
         predicted: the loss that it predicts.
-        interval: 95 % prediction interval of the mean of as many values as were asked for.
+        interval: 95 % prediction interval of the mean of the requested number of values.
     """
 
     law: Law
@@ -69,7 +69,7 @@ def fit(compute: Sequence[float], losses: Sequence[float], has_floor: bool, star
 
     Args:
         compute: above 0, at least two different ones; three for a floor.
-        losses: above 0.
+        losses: losses above 0.
         has_floor: whether the law has a floor; it is 0 where the fit finds none.
         start: a law to begin with; several are tried without one.
     """
@@ -91,11 +91,11 @@ def fit(compute: Sequence[float], losses: Sequence[float], has_floor: bool, star
 
 
 def extrapolate(compute: Sequence[float], losses: Sequence[Sequence[float]], target: float, runs: int) -> Extrapolation:
-    """Return the law of losses, and what it predicts of the mean of several runs at another amount of compute.
+    """Return the law of losses, and its prediction of the mean of several runs at another amount of compute.
 
     Values are resampled around the mean at their compute: the relative noise of all is pooled. A floor is part of the
-    law if there are more amounts of compute than the law has parameters and nearly all resamples have one. Where it can
-    neither be told nor excluded, the intervals allow for it.
+    law if there are more amounts of compute than the law has parameters and nearly all resamples have one. If it can be
+    neither confirmed nor excluded, the intervals allow for it.
 
     Args:
         compute: above 0, at least `LEAST` different ones.

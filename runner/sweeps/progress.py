@@ -23,15 +23,15 @@ from runner.terminal.text import columns, shortened, show_seconds
 if TYPE_CHECKING:
     from runner.sweeps.sweep import Sweep
 
-INTERVAL = 0.5  # seconds between two looks at the sweep's folder
+INTERVAL = 0.5  # seconds between two checks of the sweep's folder
 WIDEST = 48  # columns for the swept values
 
 
 class Progress:
     """Watches the folder of a sweep, and prints how each job ended: the only output while jobs run.
 
-    The process that leads the sweep does so on a thread of its own, so it is the same for all launchers. On a terminal,
-    the last line says how many jobs are done, and what the one that runs printed last.
+    The process that leads the sweep does so on a separate thread, so it works the same for all launchers. On a
+    terminal, the last line says how many jobs are done, and what the one that runs printed last.
 
     Args:
         sweep: the sweep.
@@ -47,7 +47,7 @@ class Progress:
         self._before = {path: read_result(path.parent) for path in self._files()}  # from an earlier command
         self._ended: set[Path] = set()
         self._running: list[Result] = []
-        self._at_once = 1  # jobs that ran together at the last look at which none had ended
+        self._at_once = 1  # jobs that ran in parallel at the last check at which none had ended
         self._seconds: list[float] = []  # of the jobs that this command trained
         self._began = time.monotonic()
         self._over = threading.Event()
@@ -55,7 +55,7 @@ class Progress:
         self._live = ExitStack()
 
     def start(self) -> None:
-        """Print the jobs that have ended before, and go on with the others."""
+        """Print the jobs that ended earlier, and continue with the others."""
         jobs = "" if self._total is None else f": {self._total} {'job' if self._total == 1 else 'jobs'}"
         self._print(f"{self._sweep.name}{jobs} in {show_path(self._sweep.folder)}")
         console = make_console()
@@ -68,7 +68,7 @@ class Progress:
         if finished:
             self._print("skip_finished=false trains these again, in a new sweep")
         if any(one is not None and one.status == "PRUNED" for one in map(self._before.get, finished)):
-            self._print("revive=all trains further those that were pruned")
+            self._print("revive=all continues pruned jobs")
         self._thread.start()
 
     def stop(self) -> None:

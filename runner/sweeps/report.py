@@ -1,4 +1,4 @@
-"""The report of a sweep: one HTML file with its settings, its picture and its jobs, and the picture by itself."""
+"""The report of a sweep: one HTML file with its settings, plot and jobs, and the plot as a separate file."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def write_report(
 
     Args:
         led: the sweep.
-        settings: its settings, best first; the first has an objective.
+        settings: settings of the sweep, best first; the first has an objective.
         tables: tables of the settings and of the jobs.
-        ladder: what a ladder came to; its picture is `ladder.svg` and `ladder.png`.
+        ladder: result of a ladder; its plots are `ladder.svg` and `ladder.png`.
 
     Raises:
         OSError: a file cannot be written.
@@ -66,7 +66,7 @@ def write_report(
 
 
 def _inline(svg: bytes) -> str:
-    """Return the picture in an SVG file, to stand in a page."""
+    """Return the plot of an SVG file, for embedding in a page."""
     text = svg.decode()
     return text[text.index("<svg") :]
 
@@ -93,7 +93,7 @@ def describe(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table
         led: the sweep.
         settings: its settings, best first.
         tables: tables of the settings and of the jobs.
-        svg: the picture.
+        svg: content of the SVG file.
     """
     jobs = [job for setting in settings for job in setting.jobs]
     best = settings[0]
@@ -114,7 +114,7 @@ def describe(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table
 <div>{svg}</div>
 <h2>Settings, best first</h2>
 <p>Jobs that differ only in seed or fold are one setting. {objective} is the mean over its n runs, the spread their
-sample standard deviation. Settings of which a job has no result come after those that are complete.</p>
+sample standard deviation. Settings with a missing result are ranked after complete ones.</p>
 {_tabulate(*tables["settings"], kind="settings")}
 <h2>Jobs</h2>
 <details><summary>{len(jobs)} jobs with all their metrics</summary>{_tabulate(*tables["jobs"], kind="jobs")}</details>

@@ -1,4 +1,4 @@
-"""What came of `sweep=ladder`: a power law of the best loss at each amount of compute, and a check of its prediction.
+"""The result of `sweep=ladder`: a power law of the best loss at each amount of compute, and a check of its prediction.
 
 All sizes are trained with each amount of compute, a rung. The law is fitted to the best size of every rung but the
 last, which is held out: it is trained like the others, and shows how well the law predicts the next size.
@@ -50,7 +50,7 @@ class Ladder:
 
     Attributes:
         objective: the loss, such as 'eval/loss'.
-        rungs: from the least compute to the most.
+        rungs: the rungs, from least compute to most.
         found: the law, and what it predicts for the last rung; None if there is none.
         problem: why there is no law, or why it may mislead; empty if it is sound.
     """
@@ -197,20 +197,21 @@ def _doubts(rungs: Sequence[Rung], found: Extrapolation) -> list[str]:
     """Return why a law may mislead, a clause each."""
     doubts = []
     if found.interval is None:
-        doubts.append("one seed says nothing of the noise; add seed=0,1,2 for intervals")
+        doubts.append("one seed cannot show the noise; add seed=0,1,2 for intervals")
     elif found.exponent is not None and found.exponent[0] <= 0:
         doubts.append("the loss may not fall with compute at all")
     if missing := sum(rung.sizes - len(rung.settings) for rung in rungs):
         doubts.append(f"{missing} settings without a loss for every seed are left out")
     last = rungs[-1]
-    largest = max(last.settings, key=_rank)
-    if last.best is largest and last.sizes > 1:
-        doubts.append(f"{size_of(last.best)}, the largest, is best at {last.flop:g} flop; a larger one may be better")
+    for edge, beyond, choose in (("largest", "larger", max), ("smallest", "smaller", min)):
+        if last.best is choose(last.settings, key=_rank) and last.sizes > 1:
+            where = f"{size_of(last.best)}, the {edge}, is best at {last.flop:g} flop"
+            doubts.append(f"{where}; a {beyond} one may be better")
     return doubts
 
 
 def _rank(setting: Setting) -> list[tuple[float, str]]:
-    """Return what sizes are sorted by: numbers, and the sums of lists of them; other values as text."""
+    """Return the sort key of sizes: numbers, and sums of lists of numbers; other values as text."""
     ranks = []
     for value in _size(setting).values():
         numbers = value if isinstance(value, list) else [value]

@@ -1,4 +1,4 @@
-"""A sweep whose jobs Optuna chooses: its directions, and a study in a storage that is searched further."""
+"""A sweep whose jobs Optuna chooses: its directions, and a stored study that it continues."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def read_directions(config: DictConfig) -> list[str]:
 
 
 def resume_study(config: DictConfig, name: str, over: Sequence[Result], unfinished: Sequence[Result]) -> None:
-    """Let Optuna's sweeper go on with the study in its storage, as if it had never stopped.
+    """Let Optuna's sweeper continue the study in its storage, as if it had never stopped.
 
-    Jobs that are over count as trials of this sweep, and those that were cut off are asked for again. Without a storage
-    there is nothing to do: a seeded search then repeats itself, and is told the results of the jobs that are over.
+    Finished jobs count as trials of this sweep, and interrupted ones are requested again. Without a storage, nothing is
+    done: a seeded search repeats itself, and gets the results of finished jobs.
 
     Args:
         config: the sweep's config, which is changed: the name of the study, the number of trials, and the sampler's
@@ -94,7 +94,7 @@ def resume_study(config: DictConfig, name: str, over: Sequence[Result], unfinish
 
 
 def _ask_again(study: optuna.Study, result: Result) -> None:
-    """Enqueue the parameters of a job, whose trials were cut off."""
+    """Enqueue the parameters of a job whose trials were interrupted."""
     import optuna
 
     overrides = {*result.overrides}

@@ -23,7 +23,7 @@ class SweepJob:
     """A job of a sweep, for comparison.
 
     Attributes:
-        result: its result.
+        result: result of the job.
         values: the swept values of this job, by key.
         loss: the lower, the better; infinite if the job has no objective.
     """
@@ -60,7 +60,7 @@ class Setting:
 
     @property
     def losses(self) -> dict[str, float]:
-        """The losses by what pairs them with those of other settings: the seed, over whose folds they are means."""
+        """The losses by seed, averaged over the folds of each seed, for pairing with other settings."""
         by_seed: dict[str, list[float]] = {}
         for job in self.done:
             by_seed.setdefault(repr(job.values.get(SEED)), []).append(job.loss)
@@ -88,7 +88,7 @@ class Setting:
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
-        """What settings are sorted by: those whose jobs all have an objective come first, then the better mean.
+        """The sort key of settings: settings whose jobs all have an objective come first, then the better mean.
 
         Otherwise a setting that diverges with most seeds could win with the one that is left.
         """
@@ -101,7 +101,7 @@ class Setting:
         return statistics.fmean(values) if values else None
 
     def describe_missing(self) -> str:
-        """Return what became of the jobs without an objective, such as '1 failed, 2 not finite'; empty without them."""
+        """Return the outcome of jobs without an objective, such as '1 failed, 2 not finite'; empty without them."""
         statuses = [job.result.status.lower() for job in self.jobs if job not in self.done]
         missing = Counter("not finite" if status == "finished" else status for status in statuses)
         return ", ".join(f"{count} {status}" for status, count in missing.items())
@@ -129,7 +129,7 @@ def group(jobs: Sequence[SweepJob]) -> list[Setting]:
 
 
 def judge(settings: Sequence[Setting]) -> list[Setting]:
-    """Return settings, best first, with verdicts: which of them may be the best, as far as their runs can tell."""
+    """Return settings, best first, with verdicts: which of them may be the best, given their runs."""
     leader, *others = settings
     judged = [one for one in others if one.is_complete and _are_evaluated_alike(leader, one)]
     if not judged or not leader.is_complete or len(leader.losses) < 2:
@@ -148,7 +148,7 @@ def objective_name(jobs: Sequence[SweepJob]) -> str:
 
 
 def lower_is_better(jobs: Sequence[SweepJob], led: Sweep) -> bool:
-    """Return whether a smaller objective is better: as the sweeper says, or else the metric."""
+    """Return whether a smaller objective is better: according to the sweeper, or else the metric."""
     return led.direction == "minimize" if led.direction else any(job.result.lower_is_better for job in jobs)
 
 

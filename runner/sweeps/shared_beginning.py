@@ -1,4 +1,4 @@
-"""What a job of a sweep does for others that train the same up to some batch, and what it takes over from them."""
+"""How a job of a sweep shares its beginning with jobs that train the same up to some batch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def watchers_of(job: Job) -> dict[str, Callback]:
 
 
 class SharedNodes(Callback):
-    """Saves the state at the nodes from which other jobs begin, and takes over the digests of the run that did it.
+    """Saves the state at the nodes from which other jobs begin, and takes over the digests of the run that saved one.
 
     Args:
         nodes: the nodes to save, as `runner.sweeps.shared_tree.Node` describes them, each with the `path` to write.
@@ -67,7 +67,7 @@ class SharedNodes(Callback):
         found = now.epoch, now.batch_in_epoch, state.train_dataloader_len, str(state.max_duration)
         planned = node["epoch"], node["batch_in_epoch"], node["length"]
         if found[:3] != planned or found[3] not in node["lengths"].values():
-            log.warning("batch %d: is not where the sweep expected it, so no other job begins here", now.batch)
+            log.warning("batch %d: not where the sweep expected it, so no other job starts here", now.batch)
             return
         snapshot = capture(state, copy=False, sharded=False)
         if snapshot is not None:  # rank 0
@@ -79,11 +79,11 @@ class SharedNodes(Callback):
             try:
                 write_checkpoint({**snapshot, ORIGIN: {**origin, "digests": _read(state.run_dir / DIGESTS)}}, path)
             except OSError as error:
-                log.warning("batch %d: was not saved for other jobs, which train by themselves: %s", now.batch, error)
+                log.warning("batch %d: was not saved for other jobs, which train alone: %s", now.batch, error)
 
 
 class SharedPast(LoggerDestination):
-    """Tells all destinations what was logged before the run began, once they are ready: it comes last among them."""
+    """Forwards what was logged before the run began to all destinations, once they are ready: it comes last."""
 
     def fit_start(self, state: State, logger: Logger) -> None:
         lines = [json.loads(line) for line in (_origin_of(state).get("history") or "").splitlines()]
@@ -98,7 +98,7 @@ class SharedPast(LoggerDestination):
 
 
 def _origin_of(state: State) -> dict[str, Any]:
-    """Return what the run that saved a node told of itself; nothing if this run does not begin from a node."""
+    """Return what the run that saved a node recorded about itself; empty if this run does not begin from a node."""
     path = None if state.resumed_from is None else state.resumed_from / ORIGIN
     return json.loads(path.read_text()) if path is not None and path.is_file() else {}
 
@@ -108,7 +108,7 @@ def _read(path: Path) -> str | None:
 
 
 def _keep_checkpoints(run_dir: Path, kept: Path) -> None:
-    """Link the checkpoints that a run has now, because another run that goes on from here may call one its best."""
+    """Link the checkpoints that a run has now, because one may be the best of a run that continues from here."""
     for folder in {one.parent.parent for one in run_dir.glob("[!.]*/[!.]*/manifest.json")}:
         if folder.name != FOLDER:
             hidden = shutil.ignore_patterns(".*")

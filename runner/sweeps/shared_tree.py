@@ -1,7 +1,7 @@
-"""Which jobs of a sweep train alike, and up to which batch: a tree, known from their configs before anything trains.
+"""Finds which jobs of a sweep train alike up to which batch: a tree, derived from their configs before anything trains.
 
-All that acts from the first batch on must be equal. What is a function of time is evaluated batch by batch: jobs part
-after the last batch up to which all values agree. A job of which anything is unknown stays alone.
+Settings that act from the first batch must be equal. Functions of time are evaluated batch by batch: jobs diverge after
+the last batch up to which all values agree. A job with unknown effects is trained alone.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Branch:
     """One job in the tree of a sweep.
 
     Attributes:
-        job: its number, from 0.
+        job: number of the job, from 0.
         identity: hash of its config, see `identify`.
-        overrides: those that are specific to it.
-        end: its last batch; None if that is not known.
-        parent: the number of the job from which it branches off; None if it begins by itself.
+        overrides: the overrides specific to it.
+        end: last batch of the job; None if unknown.
+        parent: the number of the job from which it branches off; None if it starts from scratch.
         start: the batch after which it begins.
-        why: what differs from then on, or what keeps it alone.
+        why: keys that differ from then on, or the reason why the job trains alone.
     """
 
     job: int
@@ -46,7 +46,7 @@ class Branch:
 
 @dataclass
 class Node:
-    """A state of training from which several jobs go on.
+    """A state of training from which several jobs continue.
 
     Attributes:
         batch: the batch after which it is saved.
@@ -67,7 +67,7 @@ class Node:
 
 @dataclass
 class Tree:
-    """What the jobs of a sweep share: a branch for each, in their order, and the nodes between, early ones first."""
+    """The tree of what jobs of a sweep share: a branch for each, in order, and the nodes between, early ones first."""
 
     branches: list[Branch]
     nodes: list[Node] = field(default_factory=list)
@@ -105,14 +105,14 @@ def plan_tree(jobs: Sequence[PlannedJob]) -> Tree:
 
 
 def _difference(job: Foreseen, others: Sequence[Foreseen], typed: Sequence[str]) -> str:
-    """Return in which keys a job differs from the one that is most like it: those that were typed, if any were."""
+    """Return the keys in which a job differs from the most similar one: only typed keys, if any of them were typed."""
     found = [[one.key for one in find_changes(other.fixed, job.fixed)] for other in others if other is not job]
     nearest = min(found, key=len, default=[])
     return ", ".join([one for one in nearest if one in typed] or nearest)
 
 
 def _divide(tree: Tree, group: Sequence[Foreseen], now: Timestamp, above: Node | None) -> None:
-    """Follow jobs that train alike from a moment on until they part, and then those that still agree.
+    """Follow jobs that train alike from some moment until they diverge, and then each group that still agrees.
 
     Args:
         tree: gets the branches and nodes.

@@ -2,7 +2,7 @@
 
 The tree says where jobs part. Whichever job comes first to such a node trains through it and saves a checkpoint there;
 all others begin from that. So the jobs may start in any order, in any process. A job that needs a node which another
-one is training waits for it, and trains by itself if that one fails.
+one is training waits for it, and trains it itself if that job fails.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ TREE = "tree.json"
 KEPT = "kept"  # beside the checkpoint of a node: the checkpoints that the run had there
 ORIGIN = "shared.json"
 """In the checkpoint of a node: the run that saved it, what it had logged, and its digests."""
-PAUSE = 0.2  # seconds between two looks at a node that another job trains
+PAUSE = 0.2  # seconds between two checks of a node that another job trains
 
 
 def check_share(config: DictConfig, mode: Mode) -> None:
     """Check that the jobs of a sweep can share what they have in common.
 
     Raises:
-        WrongKey: nothing is trained, not all jobs are known beforehand, or one of them looks at others.
+        WrongKey: nothing is trained, not all jobs are known in advance, or one of them depends on others.
     """
     if not (mode.trains or mode.name == "explain"):
         raise WrongKey("share", f"is for training; mode={mode.name} trains nothing", "true")
     if not is_grid(config):
-        raise WrongKey("share", "is for a grid, whose jobs are known beforehand; leave the sweeper out", "true")
+        raise WrongKey("share", "is for a grid, whose jobs are known in advance; leave the sweeper out", "true")
     for key in ("resume", "rerun"):
         if config[key] is not None:
-            raise WrongKey("share", f"is for jobs that begin by themselves; leave {key}= out", "true")
+            raise WrongKey("share", f"is for jobs that start from scratch; leave {key}= out", "true")
     for key in build.callbacks_with({"callbacks": config.callbacks}, "only_in_sweeps"):
         reason = f"callbacks.{key} compares jobs at their beginning, which is then trained once; use one of the two"
         raise WrongKey("share", reason, "true")
@@ -83,7 +83,7 @@ def _plan(jobs: Sequence[PlannedJob]) -> dict[str, Any]:
 
 
 def offer(folder: Path, tree: Mapping[str, Any]) -> None:
-    """Write the tree of a sweep where its jobs look for it; an empty one keeps them from sharing."""
+    """Write the tree of a sweep where its jobs look for it; an empty tree disables sharing."""
     if tree:
         (folder / SHARED).mkdir(parents=True, exist_ok=True)
         write_whole(folder / SHARED / TREE, json.dumps(tree, indent=1))
@@ -100,7 +100,7 @@ def show_tree(tree: Mapping[str, Any], fixed: Sequence[str], form: str | None) -
     """Print what the jobs of a sweep share.
 
     Args:
-        tree: as `plan_sharing` returns it.
+        tree: result of `plan_sharing`.
         fixed: keys that are the same for all jobs.
         form: 'table' or 'json'; None prints one line.
     """
@@ -111,7 +111,7 @@ def show_tree(tree: Mapping[str, Any], fixed: Sequence[str], form: str | None) -
     trained = tree["batches"]
     alone = tree["batches_alone"]
     saved = f", {1 - trained / alone:.0%} less" if trained < alone else ": they share nothing"
-    print(f"share: {len(tree['jobs'])} jobs train {trained:,} batches in place of {alone:,}{saved}", flush=True)
+    print(f"share: {len(tree['jobs'])} jobs train {trained:,} batches instead of {alone:,}{saved}", flush=True)
     if form is None:
         return
     rows = [*_rows(tree["jobs"], None, 0)]
@@ -126,7 +126,7 @@ def show_tree(tree: Mapping[str, Any], fixed: Sequence[str], form: str | None) -
 
 
 def _rows(jobs: Sequence[Mapping[str, Any]], parent: int | None, depth: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield jobs, each below the one from which it branches off, with what stands before its name."""
+    """Yield jobs, each below the one from which it branches off, with the prefix of its name."""
     for one in sorted((one for one in jobs if one["parent"] == parent), key=lambda one: one["start"]):
         yield f"{'  ' * (depth - 1)}└ " if depth else "", one
         yield from _rows(jobs, one["job"], depth + 1)
@@ -141,7 +141,7 @@ def sharing(sweep_folder: Path, job: Job, is_stopped: Callable[[], bool]) -> Ite
 
     Args:
         sweep_folder: the sweep's folder.
-        job: the job; its config has `resume` if it goes on from a checkpoint of its own.
+        job: the job; its config has `resume` if it continues from its own checkpoint.
         is_stopped: returns whether the sweep was stopped, so that nothing should be waited for.
     """
     shared = sweep_folder / SHARED
@@ -165,7 +165,7 @@ def sharing(sweep_folder: Path, job: Job, is_stopped: Callable[[], bool]) -> Ite
         saved = [{**one, "path": str(_place(shared, one))} for one in due if _is_needed(shared, one, identity)]
         _remove_unneeded(shared, nodes)
         yield replace(job, shares=saved)
-        shutil.rmtree(Path(job.run_dir) / FOLDER, ignore_errors=True)  # it has ended well, with checkpoints of its own
+        shutil.rmtree(Path(job.run_dir) / FOLDER, ignore_errors=True)  # it has succeeded, with its own checkpoints
 
 
 Node = dict[str, Any]
@@ -179,7 +179,7 @@ def _wait_for_nodes(
     Args:
         nodes: the nodes on the way of the job, early ones first.
         shared: the folder of nodes.
-        identity: the job's.
+        identity: identity of the job.
         claims: keeps the claims on nodes.
         is_stopped: see `sharing`.
 
@@ -196,7 +196,7 @@ def _wait_for_nodes(
                 print(f"waits for another job, which trains the first {one['batch']} batches of this one", flush=True)
                 told = True
             time.sleep(PAUSE)
-        if not _is_ready(shared, one):  # looked at again, now that nobody else can be about to save it
+        if not _is_ready(shared, one):  # checked again, now that no other job can be about to save it
             return start, [one, *(later for later in nodes[place + 1 :] if _claim(shared, later, claims))]
         start = one
     return start, []
@@ -212,7 +212,7 @@ def _is_ready(shared: Path, node: Node) -> bool:
 
 
 def _claim(shared: Path, node: Node, claims: ExitStack) -> bool:
-    """Return whether nobody else is training a node, and nobody will as long as the claim is kept."""
+    """Return whether no other job is training a node, or will while the claim is held."""
     lock = lock_file(shared / f"ba{node['batch']}-{node['head']}.lock")
     if lock is not None:
         claims.enter_context(lock)
@@ -220,7 +220,7 @@ def _claim(shared: Path, node: Node, claims: ExitStack) -> bool:
 
 
 def _is_needed(shared: Path, node: Node, by_others_than: str = "") -> bool:
-    """Return whether a job that goes through a node has not begun yet."""
+    """Return whether a job that passes through a node has not started yet."""
     return any(not (shared / f"begun-{one}").exists() for one in node["lengths"] if one != by_others_than)
 
 
@@ -232,7 +232,7 @@ def _remove_unneeded(shared: Path, nodes: Sequence[Node]) -> None:
 
 
 def _begun_at(job: Job, checkpoint: Path, batch: int) -> Job:
-    """Return a job that begins from a node, of which its folder gets copies that share their blocks on the disk."""
+    """Return a job that begins from a node, copying the node's files to its folder (sharing disk blocks)."""
     origin = read_object(checkpoint / ORIGIN)
     tags = {**job.tags, PARENT: str(origin.get("run", "")), FORKED_AT: str(batch)}
     fork = replace(job, config={**job.config, "at": batch, "resume": str(checkpoint)}, tags=tags)
@@ -240,5 +240,5 @@ def _begun_at(job: Job, checkpoint: Path, batch: int) -> Job:
     kept = checkpoint.parent / KEPT
     if kept.is_dir():
         shutil.copytree(kept, Path(job.run_dir), symlinks=True, copy_function=link_or_copy, dirs_exist_ok=True)
-    print(f"begins after batch {batch}, up to which {Path(tags[PARENT]).name} has trained the same", flush=True)
+    print(f"starts after batch {batch}, up to which {Path(tags[PARENT]).name} trained the same", flush=True)
     return replace(fork, config={**config, "at": None})

@@ -117,7 +117,7 @@ def _summarize(
         led: the sweep.
         jobs: the jobs, best first.
         settings: the settings that they make, best first.
-        ladder: what a ladder came to.
+        ladder: result of a ladder.
         refused: number of jobs that could not start, and left nothing behind.
     """
     known = [job.result for job in jobs if job.result.objective_name]
@@ -269,7 +269,7 @@ def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: Sweep
 
 
 def _describe_ties(settings: Sequence[Setting]) -> Iterator[str]:
-    """Yield which settings may be the best as well, and how many seeds could tell."""
+    """Yield which settings may be just as good as the first, and how many seeds could decide."""
     tied = [one.name for one in settings if one.verdict == "tied"]
     if not tied:
         return

@@ -80,7 +80,7 @@ class Sweep:
         handlers: signal handlers from before the sweep.
         progress: prints a line for each job that ends; None for a mode without results.
         is_ladder: whether it trains sizes at equal compute, see `runner.sweeps.ladder`.
-        tree: what its jobs share, see `runner.sweeps.shared_tree`; empty without `share=true`.
+        tree: tree of what jobs share, see `runner.sweeps.shared_tree`; empty without `share=true`.
     """
 
     folder: Path
@@ -225,7 +225,7 @@ def begin(config: DictConfig) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     led.write()
     led.clear_notes()
-    total = config.hydra.sweeper.get("n_trials")  # None if the sweeper does not say
+    total = config.hydra.sweeper.get("n_trials")  # None if the sweeper does not define it
     if is_optuna(config):
         quieten_optuna()
         jobs_before = [one for one in led.results() if one.status != "REFUSED"]
@@ -259,7 +259,7 @@ def _find_revived(sweep: Sweep, revive: Any) -> list[str]:
     jobs = {one.name: one.status for one in sweep.results() if one.status != "REFUSED"}
     if not jobs:
         raise WrongKey(
-            "revive", "no job of this sweep has begun yet; add it to the same command that pruned them", repr(revive)
+            "revive", "no job of this sweep has started yet; add it to the command that pruned the jobs", repr(revive)
         )
     if revive == "all":
         return [name for name, status in jobs.items() if status == "PRUNED"]
@@ -301,7 +301,7 @@ def check_choice(hydra_config: Any, config: Mapping[str, Any], saved: SavedRun |
     if config["share"]:
         raise WrongKey("share", "is for the jobs of a sweep; add -m, and values to sweep over", "true")
     if config["revive"] is not None:
-        remedy = "is for a sweep, given again with -m; resume=<folder of a job> revives one by itself"
+        remedy = "is for rerunning a sweep with -m; resume=<folder of a job> revives a single job"
         raise WrongKey("revive", remedy, repr(config["revive"]))
     if saved is None and config["mode"] in TRAINING:
         for key in build.callbacks_with(config, "only_in_sweeps"):
@@ -343,9 +343,9 @@ def _listen(sweep: Sweep) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Start no more jobs, and end those that train on this machine; a second Ctrl-C ends this process at once.
+    """Start no more jobs, and stop the jobs training on this machine; a second Ctrl-C ends this process immediately.
 
-    A job that trains in this process handles signals by itself.
+    A job that trains in this process handles signals itself.
     """
     assert led is not None
     again = led.stopped_by > 0

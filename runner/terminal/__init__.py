@@ -1,1 +1,1 @@
-"""What people see in a terminal, a pipe or a notebook."""
+"""Output for people: in a terminal, a pipe or a notebook."""

@@ -1,4 +1,4 @@
-"""The one JSON object that a command with `output=json` prints; `docs/programs.md` says what is in it."""
+"""The one JSON object that a command with `output=json` prints; `docs/programs.md` documents it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _given: dict[str, Any] = {}
 
 
 def give(**found: Any) -> None:
-    """Note what the command's object is to hold, such as its `result`; without `output=json` nothing comes of it."""
+    """Record fields of the command's object, such as its `result`; no effect without `output=json`."""
     _given.update(found)
 
 
@@ -34,10 +34,10 @@ def error_object(code: int, message: str, key: str = "", allowed: Sequence[str] 
 
     Args:
         code: the exit code.
-        message: what people are told.
+        message: the message for people.
         key: the config key at fault; empty if no single key is.
-        allowed: the values or names that may stand there; empty if they cannot be listed.
-        fix: an argument to type instead of the wrong one; empty if it cannot be told.
+        allowed: the allowed values or names; empty if they cannot be listed.
+        fix: an argument to type instead of the wrong one; empty if unknown.
     """
     return {
         "code": NAMES.get(code, NAMES[FAILED]),
@@ -108,7 +108,7 @@ def _as_text(typed: Sequence[str], code: int, text: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: NaN and infinities as text, and what it has no form for as text, too."""
+    """Return a value in a form that JSON can hold: NaN, infinities and unsupported types become text."""
     if isinstance(value, Mapping):
         return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple | set):
@@ -119,7 +119,7 @@ def plain(value: Any) -> Any:
 
 
 class _Kept:
-    """Passes text on to stderr, and keeps it for modes that have no other result."""
+    """Forwards text to stderr, and keeps it for modes that have no other result."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

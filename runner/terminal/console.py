@@ -24,7 +24,7 @@ _announced: tuple[Path, int, int] | None = None
 
 
 def make_console(width: int = 120) -> Any:
-    """Return a console as wide as the terminal; elsewhere `width` columns wide, unless COLUMNS says how wide it is."""
+    """Return a console as wide as the terminal; elsewhere `width` columns wide, unless COLUMNS sets the width."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, force_jupyter=False)
@@ -34,7 +34,7 @@ def make_console(width: int = 120) -> Any:
 
 
 class Unpadded:
-    """What rich renders, without the blanks with which it fills lines.
+    """Rich's output, without the blanks that pad its lines.
 
     Args:
         renderable: anything that rich prints, such as a table.

@@ -1,4 +1,4 @@
-"""A line that says how far something is: redrawn on a terminal and in a notebook, repeated elsewhere."""
+"""A progress line: redrawn on a terminal and in a notebook, repeated elsewhere."""
 
 from __future__ import annotations
 
@@ -82,4 +82,4 @@ def _line_of_cell(console: Any, draw: Callable[[], Any], interval: float) -> Ite
         with repeated(lambda: line.update(content(), raw=True), interval):
             yield
     finally:
-        line.update({"text/plain": ""}, raw=True)  # as on a terminal, where it goes with the end of training
+        line.update({"text/plain": ""}, raw=True)  # as on a terminal, where it disappears at the end of training

@@ -1,4 +1,4 @@
-"""Where output goes: to a stream that may break, or to the log of a job."""
+"""Output streams: ones that may break, and the log of a job."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def output_to(path: str, is_printed: bool = False) -> Iterator[None]:
 
 
 def texts_written() -> int:
-    """Return how many texts this process has written to its streams, to tell whether anything was printed since."""
+    """Return how many texts this process has written to its streams, to detect whether anything was printed since."""
     return _LastingStream.written
 
 
@@ -129,7 +129,7 @@ class _LastingStream:
             if not self._has_warned:
                 self._has_warned = True
                 with suppress(OSError):
-                    lost = f"{self._name} cannot be written ({error}): what is printed there is lost, the run goes on"
+                    lost = f"{self._name} cannot be written ({error}): output there is lost, the run continues"
                     print(f"WARNING: {lost}", file=self._other, flush=True)
 
     def __getattr__(self, name: str) -> Any:

@@ -18,7 +18,7 @@ NUMBER_WIDTH = 9  # characters of the widest text that `show_number` returns
 
 
 def columns() -> int:
-    """Return the width of the terminal, 80 in a pipe; COLUMNS in the environment says otherwise."""
+    """Return the width of the terminal, 80 in a pipe, or COLUMNS from the environment."""
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 
@@ -29,7 +29,7 @@ def heading(text: str) -> str:
 
 
 def printable(text: object) -> str:
-    """Return text in which each character that a terminal would act on, or that has no picture, is a question mark."""
+    """Return text with control characters and unprintable ones replaced by question marks."""
     return "".join(one if one.isprintable() else "?" for one in str(text))
 
 
@@ -123,7 +123,7 @@ def in_columns(rows: Sequence[Sequence[str]], indent: int = 2) -> Iterator[str]:
 
 
 def paragraphs(text: str, indent: int = 0) -> Iterator[str]:
-    """Yield the lines of a docstring, wrapped anew; lists keep their items, and indented blocks their lines."""
+    """Yield the rewrapped lines of a docstring; lists keep their items, and indented blocks their lines."""
     width = min(columns(), WIDEST)
     blank = " " * indent
     for number, block in enumerate(re.split(r"\n\s*\n", text.strip("\n"))):

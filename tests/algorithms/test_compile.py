@@ -191,7 +191,7 @@ def test_what_cannot_be_one_step_is_refused(make_trainer):
         def training_step(self, state):
             return self.loss(self(state.microbatch), state.microbatch)
 
-    with pytest.raises(ValueError, match="scope='step': Own has a training_step of its own; use scope='model'"):
+    with pytest.raises(ValueError, match="scope='step': Own has its own training_step; use scope='model'"):
         make_trainer(Compile(scope="step"), build=lambda: Own(net().module, 3))
 
 
@@ -225,7 +225,7 @@ def test_names_of_weights_stay(make_trainer, resnet):
 
 
 def test_a_model_without_repeated_blocks_is_refused(make_trainer):
-    with pytest.raises(ValueError, match="scope='block': the model repeats no block"):
+    with pytest.raises(ValueError, match="scope='block': the model has no repeated block"):
         make_trainer(Compile())
     make_trainer(Compile(scope="model")).close()
 

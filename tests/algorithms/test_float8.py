@@ -63,7 +63,7 @@ def test_where_it_cannot_run_it_is_refused(make_trainer, language, monkeypatch: 
         (
             Float8(RECIPES[-1], emulate=True),
             {"precision": "amp_fp16"},
-            "heeds no autocast on cpu: set",
+            "ignores autocast on cpu: set",
         ),
     ):
         with pytest.raises(ValueError, match=message):

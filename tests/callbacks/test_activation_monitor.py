@@ -250,7 +250,7 @@ class Compiles(Algorithm):
     ],
 )
 def test_what_is_compiled_is_refused(arguments: Callable[[], dict[str, Any]], named: str):
-    with pytest.raises(ValueError, match=f"ActivationMonitor cannot look into what is compiled, which is {named}"):
+    with pytest.raises(ValueError, match=f"ActivationMonitor cannot look into compiled modules, which are {named}"):
         fit(ActivationMonitor(), **arguments())
 
 

@@ -82,7 +82,7 @@ def test_a_mirror_that_is_away_costs_a_warning_and_has_the_newest_once_it_is_bac
     remote.fault = staticmethod(away)
     fit(tmp_path, mirroring(keep=-1), Back(), run_name="one")
     (message,) = messages(caplog)
-    assert "mirror faulty://runs/one: checkpoint ep" in message and "training goes on without it" in message
+    assert "mirror faulty://runs/one: checkpoint ep" in message and "training continues without it" in message
     assert {*mirrored()} == saved(tmp_path) == {"ep1-ba4", "ep2-ba8", "ep3-ba12", "ep4-ba16"}
 
 
@@ -167,7 +167,7 @@ def test_a_run_leaves_the_checkpoints_of_another_one_alone(
     before = {path: one.getvalue() for path, one in remote.store.items()}
     fit(tmp_path / "second", mirroring(), run_name="one")
     assert {path: one.getvalue() for path, one in remote.store.items()} == before
-    assert "holds another run's checkpoints; give this run a run_name= of its own" in messages(caplog)[0]
+    assert "holds another run's checkpoints; choose another run_name= for this run" in messages(caplog)[0]
     fit(tmp_path / "fork", mirroring(), run_name="one", max_duration="5ep", resume_path=tmp_path / "first")
     assert {path: one.getvalue() for path, one in remote.store.items()} == before
     fit(tmp_path / "third", mirroring(overwrite=True), run_name="one")
@@ -175,7 +175,7 @@ def test_a_run_leaves_the_checkpoints_of_another_one_alone(
 
 
 def test_two_savers_have_mirrors_of_their_own(tmp_path: Path, remote: type[Faulty]):
-    with pytest.raises(ValueError, match="mirror='faulty://runs': .* each needs a mirror of its own"):
+    with pytest.raises(ValueError, match="mirror='faulty://runs': .* give each a different mirror"):
         make_trainer(tmp_path, mirroring(), mirroring(folder="others"))
 
 
@@ -213,4 +213,4 @@ def test_a_bucket_of_s3_is_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     finally:
         server.stop()
     fit(tmp_path / "away", mirroring(mirror="s3://bucket/runs"), run_name="two")
-    assert "training goes on without it" in messages(caplog)[0]
+    assert "training continues without it" in messages(caplog)[0]

@@ -281,17 +281,17 @@ def entry(name: str, mode: int = 0) -> zipfile.ZipInfo:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([entry("../evil")], "holds '../evil', which has no place"),
+        ([entry("../evil")], "holds '../evil', which does not belong"),
         ([entry("/etc/evil")], "holds '/etc/evil'"),
         ([entry("code/../../evil.py")], "holds 'code/../../evil.py'"),
-        ([entry("code/.hidden/evil.py")], "has no place"),
-        ([entry("code\\..\\evil.py")], "has no place"),
-        ([entry("checkpoints/x/evil.pkl")], "has no place"),
-        ([entry("runner/__init__.py")], "has no place"),
-        ([entry("git.patch", stat.S_IFLNK | 0o777)], "holds 'git.patch', which has no place"),
-        ([entry("git.patch", stat.S_IFIFO | 0o777)], "has no place"),
-        ([entry("overrides.yaml"), entry("overrides.yaml")], "has no place"),
-        ([], "holds no run; a run that fails leaves a crash.zip"),
+        ([entry("code/.hidden/evil.py")], "does not belong"),
+        ([entry("code\\..\\evil.py")], "does not belong"),
+        ([entry("checkpoints/x/evil.pkl")], "does not belong"),
+        ([entry("runner/__init__.py")], "does not belong"),
+        ([entry("git.patch", stat.S_IFLNK | 0o777)], "holds 'git.patch', which does not belong"),
+        ([entry("git.patch", stat.S_IFIFO | 0o777)], "does not belong"),
+        ([entry("overrides.yaml"), entry("overrides.yaml")], "does not belong"),
+        ([], "contains no run; a run that fails leaves a crash.zip"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -303,7 +303,7 @@ def test_a_hostile_file_writes_nothing(tmp_path: Path, entries: list[zipfile.Zip
         if entries:
             file.writestr("config.yaml", "{}")
         file.writestr("signature", "x")
-    with pytest.raises(ValueError, match="has no place|holds no run") as raised:
+    with pytest.raises(ValueError, match="does not belong|contains no run") as raised:
         unpacked(path)
     assert message in str(raised.value)
     assert os.listdir(tmp_path) == ["crash.zip"]
@@ -322,5 +322,5 @@ def test_a_bomb_and_a_torn_file_are_refused(tmp_path: Path):
     content = bytearray(path.read_bytes())
     content[60:70] = b"\xff" * 10
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"is no whole crash\.zip"):
+    with pytest.raises(ValueError, match=r"is not a complete crash\.zip"):
         unpacked(path)

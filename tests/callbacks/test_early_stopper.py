@@ -179,7 +179,7 @@ def test_arguments_are_checked(arguments: dict):
 def test_a_metric_that_was_never_a_number_is_said(caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO", "runner")
     assert epochs_run([float("nan")] * 12, EarlyStopper("loss")) == 2
-    assert caplog.messages == ["stopped early: eval/loss has not been a number so far"]
+    assert caplog.messages == ["stopped early: eval/loss has been NaN so far"]
 
 
 def test_a_metric_that_nobody_measures_is_said(caplog: pytest.LogCaptureFixture):

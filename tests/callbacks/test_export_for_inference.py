@@ -231,7 +231,7 @@ def test_outputs_may_be_nested_where_the_format_can(save_format: str, tmp_path: 
     export = ExportForInference(save_format)
     with make_trainer(tmp_path, export, model=Named(nested=True), train_dataloader=[batch]) as trainer:
         if save_format == "torchscript":
-            with pytest.raises(RuntimeError, match="^save_format='torchscript' takes and gives tensors, tup"):
+            with pytest.raises(RuntimeError, match="^save_format='torchscript' supports only tensors, tup"):
                 trainer.fit()
             assert [*tmp_path.iterdir()] == []
             return
@@ -355,7 +355,7 @@ def test_a_sample_of_ones_own_needs_no_batch(tmp_path: Path):
 def test_a_run_without_any_batch_says_so(tmp_path: Path):
     export, checkpoint = ExportForInference(), finished_run(tmp_path)
     with make_trainer(tmp_path, export, train_dataloader=Loader(0), resume_path=checkpoint) as trainer:
-        message = "no batch was trained here, and the dataloaders give none to export with: set sample_input"
+        message = "no batch to export with, neither trained nor in the dataloaders: set sample_input"
         with pytest.raises(RuntimeError, match=f"(?m)^{message}$"):
             trainer.fit(may_be_over=True)
 
@@ -384,7 +384,7 @@ def test_a_full_disk_fails_no_trained_run(save_format: str, tmp_path: Path, capl
 def test_weights_in_bf16_are_none_for_onnx(tmp_path: Path):
     require_onnx()
     with (
-        pytest.raises(ValueError, match="save_format='onnx': holds no weights in bf16"),
+        pytest.raises(ValueError, match="save_format='onnx': a CPU cannot run its bf16 weights"),
         make_trainer(tmp_path, ExportForInference("onnx"), precision="bf16") as trainer,
     ):
         trainer.fit()

@@ -189,7 +189,7 @@ def test_bytes_that_are_no_text_are_shown_as_such():
 
 def test_a_prompt_must_be_known_to_the_model():
     trainer = make_trainer(Successor(), Generate(["a", "é"]))
-    with pytest.raises(ValueError, match="prompts='é': has token 195, but the model knows 128 tokens"):
+    with pytest.raises(ValueError, match="prompts='é': has token 195, but the model has only 128 tokens"):
         trainer.fit()
 
 

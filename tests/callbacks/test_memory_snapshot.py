@@ -37,7 +37,7 @@ def test_without_a_gpu_it_says_so_once_and_training_goes_on(tmp_path: Path, capl
         trainer.fit("1ep")
         assert trainer.state.timestamp.batch == 20
     assert caplog.messages == [
-        "memory_snapshot does nothing: the model is on cpu, and torch records memory on CUDA alone"
+        "memory_snapshot does nothing: the model is on cpu, and torch records memory only on CUDA"
     ]
     assert [*tmp_path.iterdir()] == []
 

@@ -168,6 +168,6 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
 
 
 def test_the_best_model_needs_a_metric(folder: Path) -> None:
-    with pytest.raises(ValueError, match="log_model='best': no checkpoint is the best without a metric"):
+    with pytest.raises(ValueError, match="log_model='best': the best checkpoint needs a metric"):
         fit(MLflowLogger(log_model="best"), nn.Linear(2, 2), callbacks=[CheckpointSaver()])
     assert not (folder / "outputs" / "toy").exists()

@@ -123,7 +123,7 @@ def test_every_rank_ends_with_an_error_that_names_what_differs(
     run_ranks, world_size: int, broken: int, at: int, interval: str, found: int, ranks: list[int], equal_at: int
 ):
     message = (
-        f"RuntimeError: replicas have diverged: after batch {found} (from 1) the parameters of ranks {ranks} differ "
+        f"RuntimeError: replicas have diverged: after batch {found} (from 1), the parameters of ranks {ranks} differ "
         "from the first replica's, 1 of 6, the first 'module.2.weight'. "
         f"They were equal after batch {equal_at}: resume from a checkpoint of then or before"
     )

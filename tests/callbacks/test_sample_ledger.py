@@ -232,7 +232,7 @@ def test_batches_of_other_samples_are_refused(tmp_path: Path):
     }
     with (
         make_trainer(tmp_path, SampleLedger(), **arguments) as trainer,
-        pytest.raises(ValueError, match="the batch has 8 samples where the data have 2"),
+        pytest.raises(ValueError, match="the batch has 8 samples instead of 2"),
     ):
         trainer.fit()
 

@@ -19,7 +19,7 @@ from runner.callbacks._pruning_study import JOURNAL, PruningStudy, make_pruner
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"pruner": "medin"}, "pruner='medin': must be one of median, successive_halving, hyperband, wilcoxon"),
+        ({"pruner": "medin"}, "pruner='medin': must be one of 'median', 'successive_halving', 'hyperband', 'wilcoxon'"),
         (
             {"options": {"n_trials": 3}},
             "options={'n_trials': 3}: MedianPruner has no n_trials; it takes n_startup_trials",

@@ -230,7 +230,7 @@ def test_a_full_disk_is_reported_once_and_nothing_is_left(tmp_path: Path, caplog
         assert trainer.state.timestamp.batch == 20
     (message,) = caplog.messages
     assert message.startswith("torch_profiler cannot write (torch could not finish ")
-    assert message.endswith("rank0-ba12-ba13.json; is the disk full?): training goes on without it")
+    assert message.endswith("rank0-ba12-ba13.json; is the disk full?): training continues without it")
     assert files(tmp_path) == []
 
 

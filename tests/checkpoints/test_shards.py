@@ -159,7 +159,7 @@ def test_a_part_may_be_of_several_blocks(tmp_path: Path):
     place = Place((5, 7), ((Run(0, 0, 1), Run(3, 1, 2)), (Run(1, 0, 2), Run(5, 2, 1))), True)
     mine = WHOLE[[0, 3, 4]][:, [1, 2, 5]].clone()
     write_checkpoint({"timestamp": {}, "model.pt": {"a": mine}, "places": {id(mine): place}}, tmp_path / "a")
-    assert "do not make up a tensor (5, 7)" in (verify(tmp_path / "a") or "")  # the rest has been left out
+    assert "are not a whole tensor (5, 7)" in (verify(tmp_path / "a") or "")  # the rest has been left out
     write_shards(tmp_path / "one", {"0.safetensors": {"model.pt['a']@0,0": WHOLE}})
     found = read_file(tmp_path / "one", "model.pt")["a"]
     assert torch.equal(found.read_at(place), mine)
@@ -189,14 +189,14 @@ def test_what_computes_with_a_saved_tensor_has_it_whole(tmp_path: Path):
 KEY = "model.pt['a']"
 ABOVE, BELOW = WHOLE[:2].clone(), WHOLE[2:].clone()
 WRONG: dict[str, tuple[dict[str, Tensor], str]] = {
-    "missing": ({}, r"the shards of model.pt\['a'\] do not make up a tensor \(5, 7\), torch.float32"),
-    "gap": ({f"{KEY}@3,0": BELOW[1:]}, "do not make up"),
-    "overlapping": ({f"{KEY}@1,0": BELOW}, "do not make up"),
-    "overlapping and gap": ({f"{KEY}@1,0": WHOLE[1:2], f"{KEY}@3,0": BELOW[1:]}, "do not make up"),
-    "beyond the end": ({f"{KEY}@3,0": BELOW}, "do not make up"),
-    "other columns": ({f"{KEY}@2,1": BELOW}, "do not make up"),
-    "another rank of tensor": ({f"{KEY}@14": BELOW.flatten()}, "do not make up"),
-    "another type": ({f"{KEY}@2,0": BELOW.double()}, "do not make up"),
+    "missing": ({}, r"the shards of model.pt\['a'\] are not a whole tensor \(5, 7\), torch.float32"),
+    "gap": ({f"{KEY}@3,0": BELOW[1:]}, "are not a whole"),
+    "overlapping": ({f"{KEY}@1,0": BELOW}, "are not a whole"),
+    "overlapping and gap": ({f"{KEY}@1,0": WHOLE[1:2], f"{KEY}@3,0": BELOW[1:]}, "are not a whole"),
+    "beyond the end": ({f"{KEY}@3,0": BELOW}, "are not a whole"),
+    "other columns": ({f"{KEY}@2,1": BELOW}, "are not a whole"),
+    "another rank of tensor": ({f"{KEY}@14": BELOW.flatten()}, "are not a whole"),
+    "another type": ({f"{KEY}@2,0": BELOW.double()}, "are not a whole"),
     "negative start": ({f"{KEY}@2,-1": BELOW}, "which is not the name of a part"),
     "no start": ({KEY: BELOW}, "which is not the name of a part"),
 }
@@ -234,7 +234,7 @@ def test_torn_altered_and_foreign_shards_are_not_used(tmp_path: Path):
     manifest["files"][shard.name]["sha256"] = hashlib.sha256(shard.read_bytes()).hexdigest()
     manifest["files"][shard.name]["size"] = len(content)
     (path / MANIFEST).write_text(json.dumps(manifest))
-    assert (verify(path) or "").startswith("0.safetensors is not a file of safetensors (")
+    assert (verify(path) or "").startswith("0.safetensors is not a safetensors file (")
 
 
 def test_tensors_that_are_the_same_stay_so(tmp_path: Path):

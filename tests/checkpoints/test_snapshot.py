@@ -176,7 +176,7 @@ def test_resuming_at_the_end_finds_nothing_to_do_and_goes_on_when_asked(tmp_path
         whole.fit()
         whole.fit(duration="1ep")
     ended = make_trainer(**full_arguments(), resume_path=tmp_path / "ep2")
-    with pytest.raises(ValueError, match="nothing is left to train"):
+    with pytest.raises(ValueError, match="nothing left to train"):
         ended.fit()
     ended.close()
     with make_trainer(**full_arguments(), resume_path=tmp_path / "ep2") as resumed:

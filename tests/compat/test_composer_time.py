@@ -75,9 +75,9 @@ def test_times_are_compared_also_with_numbers_text_and_ours():
     [
         (lambda: Time.from_batch(1) + Time.from_epoch(1), "'1ba' and '1ep' are in different units"),
         (lambda: Time.from_batch(1) < "1ep", "different units"),
-        (lambda: Time.from_batch(1) * Time.from_batch(2), "one of the two must be a number, or in 'dur'"),
+        (lambda: Time.from_batch(1) * Time.from_batch(2), "one of them must be a number, or in 'dur'"),
         (lambda: Time.from_timestring("10 batches"), "is not a time"),
-        (lambda: Time.from_input(3), "a number needs its unit; give default_int_unit, or write '3ba' or '3ep'"),
+        (lambda: Time.from_input(3), "a number needs a unit; give default_int_unit, or write '3ba' or '3ep'"),
         (lambda: Time(1, "minutes"), "'minutes' is not a valid TimeUnit"),
     ],
 )

@@ -91,7 +91,7 @@ def explained(*overrides: str) -> str:
                 "add to it with +callbacks.mlflow_logger.tags.team=...",
             ),
             (["seed.x=1"], "seed.x: seed is a single value, it has no keys"),
-            (["folds.count=3"], "folds.count: folds is null in this run; runner help folds says what sets it"),
+            (["folds.count=3"], "folds.count: folds is null in this run; runner help folds shows what sets it"),
             (["sede=1"], "sede: no key 'sede'; did you mean 'seed'? A value of your own"),
             (
                 ["~callbacks.lr_monitor"],
@@ -118,7 +118,7 @@ def explained(*overrides: str) -> str:
             (["model", "mlp"], "model: has no value; write model=..., without spaces"),
             (
                 ["optimizer.param_groups=[{lr: 1}]"],
-                "optimizer.param_groups=[...]: a list cannot stand for a section of keys; write optimizer.",
+                "optimizer.param_groups=[...]: a list cannot replace a section of keys; write optimizer.",
             ),
             (["seed", "3"], "seed: has no value; write seed=..., without spaces"),
             (["optimizer.lr", "0.1"], "optimizer.lr: has no value; write optimizer.lr=..., without spaces"),

@@ -214,7 +214,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "experiment=own_section": ("mytool: ", "+vars.mytool=..."),
     "+algorithms=scale": ("algorithms.scale.alpha: ", "+algorithms.scale.alpha=..."),
     "+algorithms=missing": ("algorithms.missing.alpha: ", "write algorithms.missing.alpha=..."),
-    "+algorithms=nameless": ("algorithms._target_=", "begins with its own name"),
+    "+algorithms=nameless": ("algorithms._target_=", "starts with its own name"),
 }
 
 

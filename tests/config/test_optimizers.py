@@ -187,7 +187,9 @@ def test_a_function_of_the_model(tmp_path: Path):
         assert [group["weight_decay"] for group in trainer.state.optimizers[0].param_groups] == [0.1, 0.0]
         trainer.fit()
     del config["optimizer"]["_partial_"]
-    with pytest.raises(ValueError, match=r"optimizer: optimized_here.* gives it model: add '_partial_: true'"):
+    with pytest.raises(
+        ValueError, match=r"optimizer: optimized_here.* gets model only during training: add '_partial_: true'"
+    ):
         build.check(config)
 
 
@@ -198,7 +200,7 @@ def test_a_function_of_the_model(tmp_path: Path):
         ({"_target_": "runner.optim.Muon", "momentum": 2}, "momentum=2: must be a number from 0 to below 1"),
         (
             {"_target_": "torch.optim.SGD", "lr": 0.1, "param_groups": {"a": {"names": "nothing", "lr": 1}}},
-            "param_groups.a.names=['nothing']: selects no parameter",
+            "param_groups.a.names=['nothing']: selects no trainable parameter",
         ),
         ({"_target_": "torch.optim.SGD", "lr": 0.1, "param_groups": {"a": 1}}, "param_groups.a=1: must be a rule"),
     ],

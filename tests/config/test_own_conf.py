@@ -13,7 +13,7 @@ from tiers import one_in
 from runner.config.catalogue import CONF
 from runner.config.own_conf import find_own_conf
 
-READ = "INFO: conf/ of this folder is read as well"
+READ = "INFO: conf/ in this folder is read too"
 EXPERIMENT = """# @package _global_
 defaults:
   - /callbacks: [greeter]

@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_named(wrong: Mapping[str, Any], message: str):
 
 def test_arguments_that_code_supplies_are_neither_missing_nor_allowed():
     check_signature("group", section("Plain"), ["needed"])
-    with pytest.raises(ValueError, match="group.needed: is made from the other groups"):
+    with pytest.raises(ValueError, match="group.needed: is built from the other groups"):
         check_signature("group", section("Plain", needed=1), ["needed"])
     with pytest.raises(ValueError, match="Allowed: flag, name, rate$"):
         check_signature("group", section("Plain", nam=1), ["needed"])
@@ -155,7 +155,9 @@ def test_annotations_that_are_no_strings_are_read_too():
 
 
 def test_what_is_called_in_training_is_to_be_partial():
-    with pytest.raises(ValueError, match="optimizer: torch.optim.SGD is called in training.*'_partial_: true'"):
+    with pytest.raises(
+        ValueError, match="optimizer: torch.optim.SGD gets params only during training.*'_partial_: true'"
+    ):
         check_signature("optimizer", {"_target_": "torch.optim.SGD", "lr": 1})
 
 

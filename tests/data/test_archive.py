@@ -143,7 +143,7 @@ def test_the_wait_for_a_process_that_makes_no_progress_is_bounded(
 
 def test_a_download_that_breaks_off_leaves_nothing(server: Server, tmp_path: Path):
     server.stops_after = 100_000
-    with pytest.raises(ConnectionError, match=r"url='http.*broke off \(100000 of \d+ bytes came\); try again, or get"):
+    with pytest.raises(ConnectionError, match=r"url='http.*broke off \(100000 of \d+ bytes received\); try again, or"):
         fetch(server, tmp_path)
     assert contents(tmp_path) == {} and [one.name for one in tmp_path.iterdir()] == [LOCK]
 
@@ -162,24 +162,24 @@ def test_a_server_that_refuses_or_is_not_there_is_told(server: Server, tmp_path:
 @pytest.mark.parametrize(
     ("body", "md5", "message"),
     [
-        (tar_gz(FILES), "0" * 32, "md5='000.*': what http.* gave has '[0-9a-f]{32}'; get http"),
+        (tar_gz(FILES), "0" * 32, "md5='000.*': the file from http.* has '[0-9a-f]{32}'; get http"),
         (
             b"<html>not here</html>",
             None,
-            r"url='http.*': gave something other than a whole \.tar\.gz archive \(.*\); get http",
+            r"url='http.*': did not return a complete \.tar\.gz archive \(.*\); get http",
         ),
         (
             tar_gz(FILES)[:200_000],
             None,
-            r"url='http.*': gave something other than a whole \.tar\.gz archive \(.*\); get http",
+            r"url='http.*': did not return a complete \.tar\.gz archive \(.*\); get http",
         ),
         (
             tar_gz(FILES)[:-8] + b"00000000",
             None,
-            r"url='http.*': gave something other than a whole \.tar\.gz archive \(.*\); get http",
+            r"url='http.*': did not return a complete \.tar\.gz archive \(.*\); get http",
         ),
         (tar_gz({"set/a.bin": b""}), None, "url='http.*': the archive lacks set/b.bin; get http"),
-        (b"", None, r"url='http.*': gave something other than a whole \.tar\.gz archive"),
+        (b"", None, r"url='http.*': did not return a complete \.tar\.gz archive"),
     ],
     ids=["checksum", "no archive", "cut off", "damaged", "other files", "empty"],
 )

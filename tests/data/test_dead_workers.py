@@ -163,7 +163,7 @@ def test_workers_of_a_loader_in_a_cycle_of_references_end_at_once():
 
 
 def restarts(caplog):
-    return [record.getMessage() for record in caplog.records if "started again" in record.getMessage()]
+    return [record.getMessage() for record in caplog.records if "restarting all workers" in record.getMessage()]
 
 
 @pytest.mark.parametrize(
@@ -501,4 +501,4 @@ def test_workers_of_one_rank_killed_change_no_rank(run_ranks, tmp_path):
     for rank, finished in enumerate(run_ranks(program)):
         undisturbed, disturbed = finished.stdout.splitlines()
         assert undisturbed == disturbed
-        assert finished.stderr.count("started again") == (2 if rank == 1 else 0)
+        assert finished.stderr.count("restarting all workers") == (2 if rank == 1 else 0)

@@ -352,7 +352,7 @@ def test_what_is_no_map_style_data_set_is_refused():
 
 
 def test_options_that_the_order_decides_are_refused():
-    with pytest.raises(TypeError, match="generator, sampler: the order of samples is decided by shuffle and seed"):
+    with pytest.raises(TypeError, match="generator, sampler: only shuffle and seed determine the order of samples"):
         DatasetLoader(range(3), batch_size=1, shuffle=False, sampler=[2, 1], generator=None)
 
 

@@ -237,7 +237,7 @@ def test_two_nodes_train_as_one(tmp_path: Path, free_port: int, local: int):
     ("arguments", "part"),
     [
         (("launch.nproc_per_node=3",), "launch.nproc_per_node=3: torchrun or srun has started 2 on this machine"),
-        (("-m", "seed=0,1", "hydra/launcher=joblib"), "hydra/launcher=joblib: starts processes of its own"),
+        (("-m", "seed=0,1", "hydra/launcher=joblib"), "hydra/launcher=joblib: starts its own processes"),
     ],
 )
 def test_what_does_not_go_with_torchrun_is_refused(tmp_path: Path, arguments: tuple[str, ...], part: str):
@@ -279,7 +279,7 @@ def test_the_number_of_processes(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_processes_do_not_share_a_gpu():
-    with pytest.raises(ValueError, match="trainer.device='cuda:0': each of 2 processes needs a GPU of its own"):
+    with pytest.raises(ValueError, match="trainer.device='cuda:0': each of 2 processes needs its own GPU"):
         check_gpus(2, "cuda:0")
     check_gpus(1, "cuda:0")
     check_gpus(2, "cpu")

@@ -95,7 +95,7 @@ def test_one_rank_reads_everything_itself():
     ("loader", "label", "said"),
     [
         (evaluation(), "eval", r"same samples; use runner.data.DatasetLoader.*Sharded\(loader\).*Replicated\(loader\)"),
-        (evaluation(), "train", r"same samples; use .*Sharded\(loader\) if each rank has samples of its own$"),
+        (evaluation(), "train", r"same samples; use .*Sharded\(loader\) if each rank reads its own samples$"),
         (Replicated(evaluation()), "train", "Replicated is for evaluation, where each batch counts on one rank only"),
         (
             Sharded(DataLoader(evaluation().dataset, sampler=DistributedSampler(evaluation().dataset, 2, 0))),
@@ -116,7 +116,7 @@ def test_what_is_meant_is_accepted():
 
 
 def test_a_wrong_wish_is_refused():
-    with pytest.raises(ValueError, match="loader=TensorLoader: already says what each rank reads; leave out Sharded"):
+    with pytest.raises(ValueError, match="loader=TensorLoader: already declares what ranks read; leave out Sharded"):
         Sharded(TensorLoader(torch.zeros(4), batch_size=2, shuffle=False))
     with pytest.raises(TypeError, match="loader=3: must be iterable, yielding batches"):
         Replicated(3)  # type: ignore[arg-type]

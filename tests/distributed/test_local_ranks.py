@@ -275,7 +275,7 @@ def test_a_rank_0_that_cannot_close_is_ended(folder: Path):
     with started(folder, *SHORT, TWO, *use("Failing", ranks="[1]", how="kill"), *use("Stuck")) as command:
         assert command.process.wait(PATIENCE) == 75
         command.wait_until_gone()
-    assert command.stderr().rstrip().endswith("it was killed by SIGKILL, as the system does where memory is short")
+    assert command.stderr().rstrip().endswith("it was killed by SIGKILL, which the system does when memory is short")
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def test_one_process_trains_the_same_and_says_so(tmp_path: Path, caplog: pytest.
     plain, sharded = (train(Case(), tmp_path, parallel=one) for one in ("ddp", "fsdp"))
     assert difference(plain, sharded) == 0
     assert [one.getMessage() for one in caplog.records if "fsdp" in one.getMessage()] == [
-        "parallel='fsdp': one process has no other ranks to share its weights with"
+        "parallel='fsdp': a single process has no other ranks to share its weights with"
     ]
 
 

@@ -77,12 +77,15 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch):
     [
         (
             lambda net: nn.Linear(2, 2),
-            "a plan for the GPT of runner.models, and Llama, Mistral .* none for Linear",
+            "only the GPT of runner.models, and Llama, Mistral .* can be split, not Linear",
         ),
         (lambda net: setattr(net.blocks[1].attention, "attend", nn.Softmax(-1)), "blocks.1.attention.attend is a Soft"),
         (lambda net: setattr(net.blocks[0].attention, "q_norm", nn.RMSNorm(4)), "blocks.0.attention.q_norm is a RMSN"),
         (lambda net: setattr(net.blocks[0].mlp, "up", nn.Identity()), "mlp.up is a Identity, and only plain linear"),
-        (lambda net: setattr(net, "extra", nn.Linear(2, 2)), "extra is a Linear, which the plan for GPT does not know"),
+        (
+            lambda net: setattr(net, "extra", nn.Linear(2, 2)),
+            "extra is a Linear, which the plan for GPT does not support",
+        ),
         (lambda net: setattr(net.token_embedding, "padding_idx", 0), "token_embedding has padding_idx=0"),
         (
             lambda net: setattr(net.blocks[0].mlp, "down", nn.Linear(63, 16)),
@@ -330,10 +333,10 @@ def refuse_on_ranks() -> None:
         for key in sorted(NOT_SPLIT):
             with pytest.raises(ValueError, match="tensor_parallel=2: "):
                 make_trainer("text", key, folder=Path("run"), **TWO)
-        for key, said in {"sam": "SAM cannot climb", "ddp": "DDP: each rank has a part"}.items():
+        for key, said in {"sam": "SAM cannot be used", "ddp": "DDP: each rank has a part"}.items():
             with pytest.raises(ValueError, match=said):
                 make_trainer("text", key, folder=Path("run"), **TWO)
-        with pytest.raises(ValueError, match="none for Sequential; set 1"):
+        with pytest.raises(ValueError, match="can be split, not Sequential; set 1"):
             make_trainer("images", folder=Path("run"), **TWO)
 
 
@@ -409,12 +412,12 @@ def test_a_split_run_is_resumed_evaluated_and_predicts_like_any_other(run_app, t
         ),
         (
             ("trainer.context_parallel=2",),
-            "no such key; sequences are not split over ranks",
+            "no such key; context parallelism is not supported",
         ),
-        (("trainer.pipeline_parallel=2",), "no such key; layers are not put on different ranks"),
+        (("trainer.pipeline_parallel=2",), "no such key; pipeline parallelism is not supported"),
         (
             ("mode=check", "model=mlp", "algorithms=none", "trainer.tensor_parallel=2", "launch.nproc_per_node=2"),
-            "trainer.tensor_parallel=2: there is a plan for the GPT of runner.models",
+            "trainer.tensor_parallel=2: only the GPT of runner.models",
         ),
     ],
 )

@@ -173,6 +173,6 @@ def test_a_run_is_explained_and_checked_without_memory_for_its_weights(run_here)
 
 def test_a_wrong_value_is_one_message(run_here):
     assert (
-        "init_weights='names': must be in_order, as the model is made, or by_name"
+        "init_weights='names': must be in_order (weights are drawn one after another), or by_name"
         in run_here("init_weights=names", code=2).err
     )

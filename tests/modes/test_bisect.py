@@ -114,7 +114,7 @@ def test_the_commit_that_worsens_a_metric_is_found_among_others_that_change_bits
 
 def test_what_cannot_be_bisected_is_one_message(repository: Path, run_app: Any):
     for arguments, message in (
-        (("good=HEAD",), "bisect.good='HEAD': is no ancestor of bisect.bad=HEAD"),
+        (("good=HEAD",), "bisect.good='HEAD': is not an ancestor of bisect.bad=HEAD"),
         (("good=nowhere",), "bisect.good='nowhere': no such commit"),
         ((), "bisect.good='': must be a commit"),
         (("good=HEAD~4", "bad=HEAD~3", "batches=2"), "bisect.good='HEAD~4': the run cannot be trained there"),
@@ -158,5 +158,5 @@ def test_the_keys_are_checked():
     for key, value in (("good", ""), ("bad", "--upload-pack=x"), ("batches", 0), ("seeds", 0), ("patience", 0)):
         with pytest.raises(ValueError, match=rf"bisect\.{key}={value!r}: must be"):
             check_bisect({"bisect": asked | {key: value}})
-    with pytest.raises(ValueError, match=r"bisect\.seeds=5: so few runs of each commit cannot decide"):
+    with pytest.raises(ValueError, match=r"bisect\.seeds=5: too few runs per commit to decide"):
         check_bisect({"bisect": asked | {"by": "metric", "seeds": 5}})

@@ -134,8 +134,8 @@ def test_final_metrics_are_compared_of_runs_that_end_together(tmp_path: Path):
     [
         (["compare=[a,nowhere]"], "compare='nowhere': no such folder"),
         (["compare=[a,empty]"], "compare='empty': has no result.json, config.yaml or digests.jsonl"),
-        (["compare=[a]"], "compare=['a']: give two runs or more"),
-        ([], "compare=None: give two runs or more"),
+        (["compare=[a]"], "compare=['a']: give two or more runs"),
+        ([], "compare=None: give two or more runs"),
         (["compare=[a,a]", "optimizer.lrr=3"], "optimizer.lrr"),
     ],
     ids=str,

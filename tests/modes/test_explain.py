@@ -203,7 +203,7 @@ def test_the_table_shows_who_listens_and_how_to_see_the_rest(
     assert "each microbatch" in lines[place] and "wrapper: Puts something" in " ".join(" ".join(lines).split())
     assert not any(line.startswith("BEFORE_BACKWARD") for line in lines)  # nobody listens
     assert any("cannot be combined: Wrapper.conflicts_with names MixUp" in line for line in lines)
-    assert "explain.format=json lists all" in lines[-1]
+    assert "explain.format=json lists them" in lines[-1]
 
 
 @pytest.mark.slow

@@ -121,7 +121,7 @@ def test_a_metric_without_its_label_is_that_of_the_evaluation_and_not_of_the_tes
         (
             {},
             {"test": "best"},
-            r"test='best': no checkpoint is the best without a metric; add callbacks.checkpoint_sav",
+            r"test='best': the best checkpoint needs a metric; add callbacks.checkpoint_sav",
         ),
         ({"monitor": "test/loss"}, {"test": "best"}, r"chosen by monitor='test/loss', which has no value in training"),
         ({"monitor": "loss", "eval_interval": 0}, {"test": "best"}, r"chosen by monitor='loss', which has no value"),
@@ -218,7 +218,7 @@ def test_one_command_tests_and_a_run_cut_off_before_that_tests_when_it_is_resume
 
 def test_a_wrong_wish_is_one_message_and_leaves_nothing(tmp_path: Path, run_app: Any):
     done = run_app(*SHORT[:-1], exit_code=2)
-    assert "test='best': no checkpoint is the best without a metric" in done.stderr
+    assert "test='best': the best checkpoint needs a metric" in done.stderr
     assert not [*tmp_path.glob("outputs/20*/*")]
 
 

@@ -184,7 +184,7 @@ def test_the_version_is_ours(run_here: Any):
         (["mode=list", "seed=1"], "seed=1: mode=list composes no config and takes no such key"),
         (["-m", "mode=help"], "-m: mode=help composes no config"),
         (["completion", "tcsh"], "completion='tcsh': "),
-        (["--shell-completion", "install=bash"], "--shell-completion: completion is set up with the command"),
+        (["--shell-completion", "install=bash"], "--shell-completion: to set up completion, use the command"),
     ],
     ids=str,
 )

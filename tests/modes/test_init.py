@@ -46,7 +46,7 @@ def test_the_commands_of_its_readme_run(project: Path, run_app: Any):
     assert (project / "README.md").read_text().startswith("# my project\n") and "$name" not in str(project)
     check, train, resume, change, sweep, test = commands(project)
     said = run_app(*check[2:], folder=project)
-    assert "TwoLayers" in said.stdout and "INFO: conf/ of this folder is read as well\n" in said.stderr
+    assert "TwoLayers" in said.stdout and "INFO: conf/ in this folder is read too\n" in said.stderr
     assert not run_folders(project)
     run_app(*train[2:], folder=project)
     (run,) = run_folders(project)

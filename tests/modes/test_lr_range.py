@@ -75,7 +75,7 @@ def test_parameter_groups_keep_their_ratios():
         ({"lr_range": ASKED | {"end": 1e-6}}, "lr_range.end=1e-06: must be larger than lr_range.start=1e-05"),
         ({"lr_range": ASKED | {"batches": 19}}, "lr_range.batches=19: too few to see a slope; give at least 20"),
         ({"lr_range": ASKED | {"picture": "x.jpg"}}, "lr_range.picture='x.jpg': must end in .png"),
-        ({"resume": "run"}, "resume='run': mode=lr_range begins anew"),
+        ({"resume": "run"}, "resume='run': mode=lr_range starts from scratch"),
         ({"optimizer": {}}, "optimizer: mode=lr_range varies the rate of one optimizer"),
         ({"optimizer": {"generator": {}, "critic": {}}}, "of one optimizer, not generator, critic"),
         ({"optimizer": {"_target_": "mine"}}, "optimizer.lr=None: mode=lr_range varies it"),

@@ -37,6 +37,14 @@ def test_markdown_is_bold_where_a_verdict_says_so(outputs: Path, run_here: Any):
     assert "<!-- model=mlp, optimizer.lr=0.1: outputs/mlp0.1/seed0 outputs/mlp0.1/seed1 " in "\n".join(lines)
 
 
+def test_names_of_others_stay_within_their_cells_and_comments(tmp_path: Path, run_here: Any):
+    for name, model in (("a--->\x1b[2J", "[x](http://x)\\|"), ("b", "mlp")):
+        write_seeds(tmp_path / "outputs" / name, [0.5, 0.5], model=model)
+    text = run_here("table", code=0).out
+    assert text.splitlines()[2] == "| [x\\](http://x)\\\\\\| | 0.5 [0.5, 0.5] (2) |"
+    assert text.count("-->") == text.count("<!--") and "\x1b" not in text
+
+
 def test_latex_is_escaped(outputs: Path, run_here: Any):
     text = run_here("table", "optimizer.lr=0.1", "table.rows=model", "table.format=latex", code=0).out
     assert "res|net\\_8 & \\textbf{0.9500 [0.9437, 0.9562]} (8) \\\\\n" in text
@@ -75,7 +83,7 @@ def test_what_cannot_be_compared_is_not_bold_and_says_why(outputs: Path, run_her
     [
         (["table.rows=modle"], "table.rows='modle': no run has a value of this name"),
         (["table.format=pdf"], "table.format='pdf': allowed: csv, latex, markdown"),
-        (["model=gpt"], "table.where='model=gpt': no run that was trained"),
+        (["model=gpt"], "table.where='model=gpt': no trained run"),
     ],
     ids=str,
 )

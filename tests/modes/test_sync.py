@@ -49,7 +49,7 @@ def test_what_is_unsent_is_sent_once(tmp_path: Path, run_app: Any):
     done = run_app("mode=sync")
     assert done.stdout == "a: MLflow has all of it\n"
     (register / "entry").write_text(str(tmp_path / "a run whose folder was removed"))
-    assert run_app("mode=sync").stdout == "MLflow: nothing is left to send\n"
+    assert run_app("mode=sync").stdout == "MLflow: nothing left to send\n"
     run_app("mode=sync", "resume=a")  # again: nothing is there twice
     assert query(tmp_path, "select status from runs") == [("FINISHED",)] * 2
     counts = query(tmp_path, "select run_uuid, count(*) from metrics where key = 'loss/train/total' group by run_uuid")

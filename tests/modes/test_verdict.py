@@ -120,8 +120,12 @@ def test_a_setting_that_diverges_with_some_seeds_is_not_better(outputs: Path, ru
         ({"evaluation": EVALUATION | {"eval:size": "100"}}, "differs in its size: 597 and 100"),
         ({"evaluation": EVALUATION | {"eval/MulticlassAccuracy": "c9"}}, "differs in its metric's code: c2 and c9"),
         ({"config": {"trainer": {"max_duration": "9ep"}}}, "have different budgets: 2ep and 9ep; runner verdict"),
-        ({"objective_name": "eval/loss"}, "verdict.metric=null: the runs have no common objective"),
+        ({"objective_name": "eval/loss"}, "verdict.metric=null: the runs have no objective in common"),
         ({"metrics": {"eval/loss": 0.1}}, "has no finite value for it; its metrics: eval/loss"),
+        (
+            {"metrics": {"eval/MulticlassAccuracy": 1e200, "\x1b[2J": 0.1}},
+            "has no finite value for it; its metrics: eval/MulticlassAccuracy, ?[2J",
+        ),
         ({"status": "FAILED"}, "verdict='outputs/b': none of its runs has finished (8 failed)"),
     ],
     ids=str,
@@ -153,7 +157,7 @@ def test_a_candidate_is_one_setting_unless_both_vary_alike(outputs: Path, run_he
     [
         (["outputs/a"], "verdict outputs/a: write runner verdict"),
         (["outputs/a", "outputs/c"], "verdict='outputs/c': no such folder"),
-        (["outputs/a", "model=mlp"], "verdict='model=mlp': no run that was trained"),
+        (["outputs/a", "model=mlp"], "verdict='model=mlp': no trained run"),
         (["outputs/a", "modle=mlp"], "verdict='modle=mlp': no run has a value of this name"),
         (["outputs/a", "outputs/a"], "both 'outputs/a' and 'outputs/a' contain the run"),
         (["outputs/a", "outputs/a", "verdict.budget=all"], "verdict.budget='all': "),

@@ -180,7 +180,7 @@ def test_a_folder_that_was_edited_is_told_from_code_that_changed(tmp_path: Path,
 def test_a_run_without_digests_says_so(run_here: Any):
     run_here(*SMALL, "callbacks=[checkpoint_saver]", "hydra.run.dir=run", code=0)
     error = run_here("verify", "run", code=2).err
-    assert "run='run': has kept no digests of batches 1 to 50" in error and "+callbacks=state_digest" in error
+    assert "run='run': has no digests of batches 1 to 50" in error and "+callbacks=state_digest" in error
 
 
 def test_a_pin_is_a_small_file_that_anyone_can_verify(tmp_path: Path, run_here: Any):
@@ -212,7 +212,7 @@ def test_a_run_without_digests_is_pinned_with_those_of_today(run_here: Any):
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"a: [", b"- 1", b"config: {}\n", b"x" * 5_000_000])
 def test_a_file_that_holds_no_run_is_refused(tmp_path: Path, content: bytes):
     (tmp_path / "pin.yaml").write_bytes(content)
-    with pytest.raises(ValueError, match=r"pin\.yaml': holds no run"):
+    with pytest.raises(ValueError, match=r"pin\.yaml': contains no run"):
         unpacked(tmp_path / "pin.yaml")
 
 

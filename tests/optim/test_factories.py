@@ -163,7 +163,7 @@ def test_a_function_of_the_timestamp_is_a_schedule():
 
 
 def test_both_kinds_of_schedules_at_once_are_refused():
-    with pytest.raises(ValueError, match="would undo one another"):
+    with pytest.raises(ValueError, match="would undo each other"):
         make_schedulers(
             [constant(0.5), partial(StepLR, step_size=1)],
             make_optimizers(partial(SGD, lr=1.0), Two()),
@@ -181,7 +181,7 @@ def test_both_kinds_of_schedules_at_once_are_refused():
         (lambda t: 0.5, "returned 0.5: name its first argument `timestamp`"),
         (
             partial(ReduceLROnPlateau),
-            "schedulers=ReduceLROnPlateau: torch's own cannot see a run's metrics; use runner.algorithms.Reduce",
+            "schedulers=ReduceLROnPlateau: torch's class cannot see a run's metrics; use runner.algorithms.Reduce",
         ),
     ],
 )

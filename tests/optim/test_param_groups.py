@@ -167,7 +167,7 @@ def test_a_weight_that_is_tied_has_all_its_names():
     [
         ([], TypeError, "param_groups=[]: must be rules by name"),
         ({"a": 3}, TypeError, "param_groups.a=3: must be a rule"),
-        ({"a": {"names": "head.*"}}, ValueError, "param_groups.a={'names': 'head.*'}: sets nothing"),
+        ({"a": {"names": "head.*"}}, ValueError, "param_groups.a={'names': 'head.*'}: changes nothing"),
         ({"a": {"names": 3, "lr": 1}}, TypeError, "param_groups.a.names=3: must be a name or a list"),
         ({"a": {"max_ndim": -1, "lr": 1}}, ValueError, "param_groups.a.max_ndim=-1"),
         ({"a": {"lr_scale": "x"}}, TypeError, "param_groups.a.lr_scale='x': must be a number"),
@@ -176,12 +176,12 @@ def test_a_weight_that_is_tied_has_all_its_names():
         (
             {"a": {"names": "hed.*", "lr": 1}},
             ValueError,
-            "param_groups.a.names=['hed.*']: selects no parameter that is trained; parameters are embed.weight, ",
+            "param_groups.a.names=['hed.*']: selects no trainable parameter; parameters are embed.weight, ",
         ),
         (
             {"a": {"modules": ["BatchNorm2d"], "lr": 1}},
             ValueError,
-            "param_groups.a.modules=['BatchNorm2d']: selects no parameter that is trained; classes are Embedding, ",
+            "param_groups.a.modules=['BatchNorm2d']: selects no trainable parameter; classes are Embedding, ",
         ),
         (
             {"a": {"weight_dekay": 0}},

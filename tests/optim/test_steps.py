@@ -145,7 +145,7 @@ def test_half_precision_scales_its_losses_and_leaves_out_a_step_that_overflowed(
 
 
 def test_a_second_step_in_half_precision_is_refused():
-    with pytest.raises(RuntimeError, match="precision='amp_fp16': Adam can step once a batch only; use amp_bf16"):
+    with pytest.raises(RuntimeError, match="precision='amp_fp16': Adam can step only once per batch; use amp_bf16"):
         train(make(), precision="amp_fp16")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from runner.runs import decision
 from runner.runs.decision import (
     Samples,
     bootstrap,
@@ -53,6 +54,13 @@ def test_above_twenty_pairs_signs_are_drawn_and_always_the_same():
     exact: Any = scipy.stats.ttest_1samp(values, 0)  # close to it for normal values
     assert flip_signs(values) == flip_signs(values) == pytest.approx(exact.pvalue, rel=0.15)
     assert flip_signs(np.ones(24)) == smallest_p(24)
+
+
+def test_many_values_are_drawn_in_blocks_that_change_nothing(monkeypatch: pytest.MonkeyPatch):
+    a, b = np.random.default_rng(0).normal(0, 1, (2, 24))
+    whole = flip_signs(b - a), permute(a, b), bootstrap(a), bootstrap(a, b)
+    monkeypatch.setattr(decision, "BLOCK", 20_000)
+    assert (flip_signs(b - a), permute(a, b), bootstrap(a), bootstrap(a, b)) == whole
 
 
 @pytest.mark.parametrize("sizes", [(3, 5), (6, 6), (9, 4)])

@@ -65,7 +65,7 @@ def test_a_fork_between_checkpoints_trains_the_parent_again(batch: int, tmp_path
     done = run_here("resume=parent", f"at={batch}", "hydra.run.dir=same", code=0)
     run_here("resume=parent", f"at={batch}", "optimizer.lr=0.01", "hydra.run.dir=child", code=0)
     assert tree(tmp_path / "parent") == before
-    assert f"its batches 1 to {batch} are trained again" in done.out  # as it keeps only the last two checkpoints
+    assert f"its batches 1 to {batch} are retrained" in done.out  # as it keeps only the last two checkpoints
     assert f"ok digests  equal to the bit up to batch {batch}" in done.out
     whole, same, child = (lines(tmp_path / one) for one in ("parent", "same", "child"))
     assert [*same] == [*child] == [*range(batch + 1, 19)]
@@ -82,7 +82,7 @@ def test_a_fork_is_no_run_from_the_start(parent: Path, tmp_path: Path, run_here:
     run_here("resume=parent", "at=ba7", "optimizer.lr=0.01", "hydra.run.dir=child", code=0)
     done = run_here("verify", "child", code=0).out  # from its own first batch on
     assert "equal to the bit up to batch 18; 11 digests compared" in done
-    begins = "this run is a fork, and begins with the checkpoint of its parent after batch 7; name the parent"
+    begins = "this run is a fork that begins after batch 7 of its parent; name the parent"
     assert f"replay.batch=7: {begins}" in run_here("replay", "child", "7", code=2).err
     assert f"at=5: {begins}" in run_here("resume=child", "at=ba5", code=2).err
     assert "a fork has none" in run_here("verify", "child", "pin=x.yaml", code=2).err
@@ -127,9 +127,9 @@ def test_the_tree_of_edited_results_is_still_a_table(tmp_path: Path):
         (("resume=parent", "at=ba5", "optimizer=adamw"), "a run cannot continue with another optimizer"),
         (("resume=parent", "at=soon"), "at='soon': must be the number of a batch"),
         (("resume=parent", "at=0"), "at=0: must be the number of a batch"),
-        (("at=ba4",), "at='ba4': begins a run where another one stood; name that one with resume="),
-        (("rerun=parent", "at=ba4"), "at='ba4': begins a run where another one stood"),
-        (("resume=parent", "at=ba4", "mode=eval"), "at='ba4': begins a run of its own"),
+        (("at=ba4",), "at='ba4': starts a new run from another one; name it with resume="),
+        (("rerun=parent", "at=ba4"), "at='ba4': starts a new run from another one"),
+        (("resume=parent", "at=ba4", "mode=eval"), "at='ba4': starts a new run"),
         (("resume=parent", "at=ba4", "optimizer=adamw"), "a run cannot continue with another optimizer"),
     ],
 )

@@ -88,7 +88,7 @@ def test_it_can_be_resumed_and_loaded(folder: Path, run_here: Any):
         (("model=mpl",), "did you mean 'mlp'"),
         (("mode=check",), "mode: is for the command line"),
         (("resume=latest",), "resume: is for the command line"),
-        (("launch.nproc_per_node=2",), "launch.nproc_per_node: a program cannot become several"),
+        (("launch.nproc_per_node=2",), "launch.nproc_per_node: a program cannot start more ranks"),
         (("data.batch_size=0",), "data.batch_size=0"),
     ],
 )

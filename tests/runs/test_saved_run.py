@@ -31,7 +31,7 @@ def test_without_a_record_there_is_nothing_to_rerun(tmp_path: Path):
         (["rerun=missing"], "rerun='missing': no such folder"),
         (["rerun=."], "rerun='.': no record"),
         (["rerun=a,b"], "one run at a time"),
-        (["rerun=a", "resume=b"], "give one of them"),
+        (["rerun=a", "resume=b"], "give only one of them"),
         (["rerun=" + "0" * 32, "~callbacks.mlflow_logger"], "neither a folder, nor a run"),
         (["resume=" + "abcdef01" * 4], "neither a folder, nor a run"),
         (["rerun=" + "0" * 32, "callbacks.mlflow_logger.tracking_uri=http://127.0.0.1:9"], "http://127.0.0.1:9"),

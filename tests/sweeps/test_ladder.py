@@ -20,8 +20,8 @@ RUNGS = "budget=2e7flop,4e7flop,8e7flop,1.6e8flop"
         (("model=mlp", "budget=1e9flop"), "budget=1e9flop: a ladder needs at least 4 rungs"),
         (("model=mlp", "budget=5s,1e9flop"), "budget='5s': a ladder has equal compute, in floating-point operations"),
         (("model=mlp", "budget=5x,1e9flop"), "budget='5x': must be wall-clock time above 0"),
-        (("model=supervised", RUNGS), "ladder: nothing says what makes model=supervised larger; sweep the key that"),
-        (("model=supervised", "model.module.width=1,2"), "budget: nothing says how much to compute; give at least 4"),
+        (("model=supervised", RUNGS), "ladder: no known key makes model=supervised larger; sweep the one that"),
+        (("model=supervised", "model.module.width=1,2"), "budget: no compute budgets; give at least 4"),
         (("model=mlp", "hydra/sweeper=optuna"), "hydra/sweeper='optuna': a ladder trains every combination"),
     ],
 )

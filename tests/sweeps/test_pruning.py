@@ -68,13 +68,13 @@ def test_a_revived_job_is_equal_to_the_bit_to_one_that_was_never_pruned(tmp_path
 def test_wrong_commands_say_what_to_write(tmp_path: Path, run_here: Any):
     single = run_here(*PRUNED, code=2)
     assert "callbacks.sweep_pruner: compares the jobs of a sweep; add -m" in single.err
-    assert "revive='all': is for a sweep, given again with -m" in run_here(*QUIET, "revive=all", code=2).err
-    assert "no job of this sweep has begun yet" in run_here("-m", RATES, *PRUNED, "revive=all", code=2).err
+    assert "revive='all': is for rerunning a sweep with -m" in run_here(*QUIET, "revive=all", code=2).err
+    assert "no job of this sweep has started yet" in run_here("-m", RATES, *PRUNED, "revive=all", code=2).err
     assert not (tmp_path / "outputs").exists()
     several = run_here("-m", "seed=0", *PRUNED, "objective=[eval/loss,time]", code=2)
     assert "several objectives; name one of them, such as eval/loss" in several.err
     folds = run_here("-m", "sweep=folds", "folds.count=2", *PRUNED, "callbacks.sweep_pruner.pruner=wilcoxon", code=2)
-    assert "for which folds are no substitute" in folds.err
+    assert "folds cannot replace seeds" in folds.err
     assert run_here("-m", RATES, *PRUNED, "hydra.sweep.dir=mine", "trainer.max_duration=1ba").code == 0
     unknown = run_here("-m", RATES, *PRUNED, "hydra.sweep.dir=mine", "trainer.max_duration=1ba", "revive=lr0.6", code=2)
     assert unknown.out == ""

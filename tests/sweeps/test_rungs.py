@@ -74,7 +74,9 @@ def test_what_grows_with_compute_is_no_loss():
 
 def test_what_makes_a_law_doubtful_is_said():
     assert ladder().problem == "width=16, the largest, is best at 8e+09 flop; a larger one may be better"
-    assert "one seed says nothing of the noise" in ladder(seeds=1).problem and ladder(seeds=1).is_inside is None
+    small = ladder({("8e9", 4, seed): 0.1 for seed in (0, 1, 2)})
+    assert "width=4, the smallest, is best at 8e+09 flop; a smaller one may be better" in small.problem
+    assert "one seed cannot show the noise" in ladder(seeds=1).problem and ladder(seeds=1).is_inside is None
     left_out = ladder({("2e9", 16, 0): math.nan})
     assert "1 settings without a loss" in left_out.problem and left_out.found is not None
     flat = ladder({(flop, width, seed): 2.0 + seed for flop in FLOPS for width in (4, 16) for seed in (0, 1)})

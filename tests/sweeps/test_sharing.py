@@ -100,7 +100,7 @@ def test_jobs_that_share_are_equal_to_the_bit_to_jobs_alone(folder: Path, run_he
     run_here(*command, "hydra.sweep.dir=alone", code=0)
     assert len(batches(folder)) == 4 * 24
     done = run_here(*command, "share=true", "hydra.sweep.dir=shared", code=0)
-    assert "share: 4 jobs train 51 batches in place of 96, 47% less" in done.out and done.err == ""
+    assert "share: 4 jobs train 51 batches instead of 96, 47% less" in done.out and done.err == ""
     assert [one.count("from batch 14") for one in done.out.splitlines()].count(1) == 2
     assert batches(folder) == [
         f"{name} {batch}" for name, start in zip(NAMES, STARTS, strict=True) for batch in range(start, 24)
@@ -232,7 +232,7 @@ def test_mlflow_has_the_whole_curve_of_each_job(folder: Path, run_here: Any):
 def test_explain_shows_the_tree_before_anything_trains(folder: Path, run_here: Any):
     shown = run_here("-m", "mode=explain", "share=true", *POINTS, *QUIET, code=0)
     assert shown.out.splitlines() == [
-        "share: 4 jobs train 51 batches in place of 96, 47% less",
+        "share: 4 jobs train 51 batches instead of 96, 47% less",
         "job                            batches  apart by",
         "alpha_f=0 t_decay=0.25dur      1-24",
         "└ alpha_f=0 t_decay=0.5dur     14-24    scheduler",

@@ -5,8 +5,9 @@
     from runner.compat.composer import Callback, Event, Logger, State, Time
 
 A subclass of `Callback` or `Algorithm` from here is one of this library, so it works in a config, on several ranks and
-in a resumed run. Its hooks get Composer's view of the state, of time and of the logger. What has no counterpart raises
-an error that says what to use. Only these classes make views: other callbacks and runs without them pay nothing.
+in a resumed run. Its hooks get Composer's view of the state, of time and of the logger. Anything without a counterpart
+raises an error that says what to use. Only these classes make views: other callbacks, and runs without such classes,
+    have no overhead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Composer's state has and this one has not: what it is here, or what to do instead."""
+"""Attributes of Composer's state that are missing here: their equivalents, or what to do instead."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ READ: dict[str, str] = {
     "steps_per_epoch": "read state.dataloader_len",
     "using_torch_2": "torch is 2.11 or newer",
 }
-"""Attributes that cannot be read, and what to use in place of each."""
+"""Attributes that cannot be read, and what to use instead of each."""
 
 WRITTEN: dict[str, str] = {
     "callbacks": "list callbacks in the config or the Trainer",
@@ -58,4 +58,4 @@ WRITTEN: dict[str, str] = {
     "run_name": "give run_name in the config or the Trainer",
     "grad_accum": "give trainer.microbatch_size a size, and set state.device_train_microbatch_size",
 }
-"""Attributes that cannot be set, and what to do instead; any other is one that a user made up."""
+"""Attributes that cannot be set, and what to do instead; all others are the user's own."""

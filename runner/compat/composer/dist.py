@@ -1,4 +1,4 @@
-"""Ranks as `composer.utils.dist` names them. What needs pickling between ranks is left out."""
+"""The functions of `composer.utils.dist`, except those that need pickling between ranks."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def all_gather(tensor: Tensor) -> Sequence[Tensor]:
 
 def __getattr__(name: str) -> Any:
     if name in ("all_gather_object", "broadcast_object_list"):
-        raise AttributeError(f"dist.{name} would unpickle what another rank sends: gather or broadcast tensors instead")
+        raise AttributeError(f"dist.{name} would unpickle data from another rank: gather or broadcast tensors instead")
     raise AttributeError(f"dist.{name} has no counterpart here; dist has {', '.join(__all__)}, is_initialized")

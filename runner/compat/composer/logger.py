@@ -67,7 +67,7 @@ class Logger:
             step: the batch to log at, by default the current one.
             masks: not supported.
             mask_class_labels: not supported.
-            use_table: of no effect.
+            use_table: has no effect.
 
         Raises:
             ValueError: masks are given, which no destination here can show.

@@ -52,7 +52,7 @@ class State:
         try:
             return getattr(self.unwrapped, name)
         except AttributeError:
-            reason = "has no value yet" if name in _FIELDS else "is no attribute of the state"
+            reason = "has no value yet" if name in _FIELDS else "is not an attribute of the state"
             raise AttributeError(f"state.{name} {reason} at {self.hook_event.upper()}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -126,7 +126,7 @@ class State:
         return _item(self.batch, key)
 
     def batch_set_item(self, key: Any, value: Any) -> None:
-        """Replace a part of the batch; `key` is that of `batch_get_item`, but for a single function."""
+        """Replace a part of the batch; `key` is as in `batch_get_item`, except that it cannot be a single function."""
         if _is_pair_of_functions(key):
             self.batch = key[1](self.batch, value)
             return

@@ -81,7 +81,7 @@ class Time(ours.Time):
         if isinstance(i, str):
             return cls.from_timestring(i)
         if default_int_unit is None:
-            raise ValueError(f"time={i!r}: a number needs its unit; give default_int_unit, or write '{i}ba' or '{i}ep'")
+            raise ValueError(f"time={i!r}: a number needs a unit; give default_int_unit, or write '{i}ba' or '{i}ep'")
         return cls(i, default_int_unit)
 
     def to_timestring(self) -> str:
@@ -116,7 +116,7 @@ class Time(ours.Time):
             return Time(self.value * other, self.unit)
         its = Time.from_input(other)
         if TimeUnit.DURATION not in (self.unit, its.unit):
-            raise ValueError(f"{str(self)!r} * {str(its)!r}: one of the two must be a number, or in 'dur'")
+            raise ValueError(f"{str(self)!r} * {str(its)!r}: one of them must be a number, or in 'dur'")
         return Time(self.value * its.value, its.unit if self.unit is TimeUnit.DURATION else self.unit)
 
     __rmul__ = __mul__

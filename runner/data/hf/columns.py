@@ -160,13 +160,13 @@ def check_column(features: Mapping[str, Any], key: str, column: str) -> None:
     Only targets may be texts, which become numbers of classes.
     """
     if column not in features:
-        raise ValueError(f"{key}={column!r}: there is no such column; there are {', '.join(features)}")
+        raise ValueError(f"{key}={column!r}: no such column; the columns are {', '.join(features)}")
     feature = features[column]
     if key == "targets" and is_text(feature):
         return
     if not _is_image(feature) and _leaf(feature) not in WHOLE + FRACTIONS:
         raise ValueError(
-            f"{key}={column!r}: this column holds {feature}; numbers, lists of them, labels and images become tensors"
+            f"{key}={column!r}: this column holds {feature}; must be numbers, lists of them, labels or images"
         )
 
 
@@ -254,7 +254,7 @@ def _check_values(rows: Any, key: str, column: str) -> None:
         ends = compute.min_max(compute.list_value_length(values)).as_py()
         if ends["min"] != ends["max"]:
             raise ValueError(
-                f"{key}={column!r}: its lists have {ends['min']} to {ends['max']} entries; a batch needs equal ones"
+                f"{key}={column!r}: its lists have {ends['min']} to {ends['max']} entries; must be equal in a batch"
             )
     if hasattr(feature, "num_classes") and (compute.min(values).as_py() or 0) < 0:
         raise ValueError(f"{key}={column!r}: some rows have no label (-1); choose another split")

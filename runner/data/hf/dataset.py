@@ -17,10 +17,10 @@ batch, at most `context`; the labels of padding are -100, which no loss counts. 
   word's class, `(N, T)`, the others -100.
 - masked_lm: the tokens that are hidden, 15 % as for BERT, `(N, T)`; there are no targets. Which are hidden depends on
   seed, epoch and row alone, and in evaluation on seed and row.
-- causal_lm: the tokens themselves, `(N, T)`; there are no targets, and each row is a sample of its own.
+- causal_lm: the tokens themselves, `(N, T)`; there are no targets, and each row is a separate sample.
 - seq2seq_lm: the tokens of the text in targets, `(N, T')`.
 
-`datasets` keeps what it downloads and converts in a folder of its own (`HF_HOME`), and its locks let one process do
+`datasets` caches its downloads and conversions in its own folder (`HF_HOME`), and its locks let one process do
 that while others wait. Batches are found by their number, so streaming is not possible.
 """
 
@@ -144,16 +144,16 @@ def load_hf_dataset(  # noqa: D417 (some arguments are described together)
         eval_share: share of the rows that is kept for evaluation, in (0, 1); not used with an eval_split.
         text: a column of texts, for language modelling.
         inputs, targets: columns of numbers, lists of equal length, images or labels; or of texts, as `task` says.
-        classes: of class names in targets: the names in order, also those only in other data; None sorts those found.
-        tokenizer: of texts: a folder or a name on the Hub, for transformers' AutoTokenizer; None takes the bytes.
-        pack_documents: of text with a tokenizer: whether rows stay whole, see `PackedWindows`.
-        task: of texts with a tokenizer: what the model is for; None is 'sequence_classification'.
-        context: of text: window length, in tokens; of inputs that are texts: tokens in a sample at most.
-        eval_tokens: of text: tokens that are evaluated at most; None evaluates all.
-        cache: of text: a folder in which tokens are kept; None tokenizes at each start, on each rank.
+        classes: names of the classes in order, if targets are names, including those only in other data; None: sorted.
+        tokenizer: tokenizer for texts: a folder or a name on the Hub, for transformers' AutoTokenizer; None: bytes.
+        pack_documents: whether rows of `text` stay whole, with a tokenizer; see `PackedWindows`.
+        task: task of the model, for texts with a tokenizer; None is 'sequence_classification'.
+        context: window length for `text`, or maximum length of a sample for inputs that are texts, in tokens.
+        eval_tokens: maximum number of tokens of `text` to evaluate; None evaluates all.
+        cache: folder in which tokens of `text` are cached; None tokenizes at each start, on each rank.
         image_size: height and width of images, in pixels; None leaves them as they are.
         batch_size, eval_batch_size: windows or samples in a batch to train, or to evaluate and test, of all ranks.
-        num_workers: of inputs and targets: processes that read on each rank; 0 reads in this process.
+        num_workers: processes that read inputs and targets on each rank; 0 reads in this process.
         seed: seed of the order, and of the rows that are kept for evaluation.
 
     Raises:

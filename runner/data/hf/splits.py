@@ -19,7 +19,7 @@ FROM_FOLDERS = frozenset({"imagefolder", "audiofolder", "videofolder", "pdffolde
 
 
 class Source(NamedTuple):
-    """Where a data set comes from: what ``datasets.load_dataset`` is given, ``config`` as its ``name``."""
+    """Where a data set comes from: the arguments of ``datasets.load_dataset``, with ``config`` as its ``name``."""
 
     name: str
     config: str | None
@@ -46,7 +46,7 @@ def load_parts(source: Source, splits: Splits, eval_share: float, seed: int) -> 
     """Return the rows to train and to evaluate on and, if there is a split for it, to test on.
 
     Args:
-        source: where the rows come from.
+        source: source of the rows.
         splits: the splits; without an `eval_split` a part of the rows to train on is kept for evaluation.
         eval_share: share of the rows that is kept, in (0, 1).
         seed: seed by which these rows are drawn, at least 0.
@@ -72,7 +72,7 @@ def _divide(part: Part, eval_share: float, seed: int) -> Iterator[Part]:
 
 def _count_evaluated(rows: int, eval_share: float) -> int:
     if rows < 2:
-        raise ValueError(f"eval_share={eval_share!r}: the split has {rows} rows, too few to keep some for evaluation")
+        raise ValueError(f"eval_share={eval_share!r}: the split has {rows} rows, too few to hold some out")
     return min(rows - 1, max(1, round(rows * eval_share)))
 
 
@@ -91,8 +91,8 @@ def load_split(source: Source, key: str, split: str) -> Any:
                 raise ValueError(f"{key}={split!r}: name={source.name!r} has the splits {', '.join(saved)}")
             return saved[split].with_format(None)
         if key != "split":
-            remedy = "eval_split=null keeps a part of it" if key == "eval_split" else "leave test_split out"
-            raise ValueError(f"{key}={split!r}: name={source.name!r} has one split only; {remedy}")
+            remedy = "eval_split=null takes a part of it" if key == "eval_split" else "leave test_split out"
+            raise ValueError(f"{key}={split!r}: name={source.name!r} has only one split; {remedy}")
         return saved.with_format(None)
     _check_files(source)
     with _naming(source, key, split):
@@ -170,6 +170,6 @@ def _mean_length(texts: Any) -> float:
 def check_text(features: Mapping[str, Any], text: str) -> None:
     """Raise ValueError if the column `text` does not exist or holds no texts."""
     if text not in features:
-        raise ValueError(f"text={text!r}: there is no such column; there are {', '.join(features)}")
+        raise ValueError(f"text={text!r}: no such column; the columns are {', '.join(features)}")
     if getattr(features[text], "dtype", None) not in ("string", "large_string"):
         raise ValueError(f"text={text!r}: must be a column of texts; this one holds {features[text]}")

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from runner.checks import check_one_of
 from runner.data.hf.columns import Columns, holds_texts, is_text
 from runner.data.text.tokenizer import load_pretrained_tokenizer
 from runner.failures.facts import wrong_argument
@@ -92,7 +93,7 @@ class Encoder:
         tokenizer: a folder, or a name on the Hub.
         context: the most tokens of a sample; longer ones are cut, of a pair the longer text first.
         task: one of `TASKS`.
-        classes: for 'token_classification': the names of the classes in order, None if the targets are numbers.
+        classes: names of the classes in order, for 'token_classification'; None if the targets are numbers.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -124,7 +125,7 @@ class Encoder:
             collator = import_hf("transformers").DataCollatorForLanguageModeling
             self._mask = collator(self._tokenizer).torch_mask_tokens
         if task == "token_classification" and not self._tokenizer.is_fast:
-            reason = "does not tell which word a token belongs to, which task='token_classification' needs"
+            reason = "cannot map tokens to words, which task='token_classification' needs"
             raise wrong_argument("tokenizer", tokenizer, f"{reason}; choose a fast one")
 
     def __call__(self, texts: Sequence[Any], target: Any) -> dict[str, Tensor]:
@@ -227,12 +228,10 @@ def check_task(
     """Return the task, after checking that the other arguments are as it needs them.
 
     Raises:
-        ValueError: there is no such task, targets are missing or of no use, there are too many inputs, there is no
-            tokenizer.
+        ValueError: the task is unknown, targets are missing or unusable, there are too many inputs, or no tokenizer.
     """
     task = TASKS[0] if task is None else task
-    if task not in TASKS:
-        raise wrong_argument("task", task, f"must be one of {', '.join(TASKS)}")
+    check_one_of("task", task, TASKS)
     if task in UNLABELLED and targets is not None:
         raise wrong_argument("targets", targets, f"task={task!r} predicts tokens of the inputs; leave targets out")
     if task not in UNLABELLED and targets is None:
@@ -254,7 +253,7 @@ def check_columns(features: Mapping[str, Any], task: str, inputs: Sequence[str],
     kind = "lists of words" if words else "texts"
     for key, column in (*(("inputs", one) for one in inputs), *([("targets", targets)] if targets else [])):
         if column not in features:
-            raise wrong_argument(key, column, f"there is no such column; there are {', '.join(features)}")
+            raise wrong_argument(key, column, f"no such column; the columns are {', '.join(features)}")
         feature = features[column]
         fits = holds_texts(feature) if words else is_text(feature)
         if words and key == "targets":
@@ -273,14 +272,14 @@ def text_columns(features: Mapping[str, Any], inputs: Sequence[str], tokenizer: 
     """
     for column in inputs:
         if column not in features:
-            raise wrong_argument("inputs", column, f"there is no such column; there are {', '.join(features)}")
+            raise wrong_argument("inputs", column, f"no such column; the columns are {', '.join(features)}")
     holding = [column for column in inputs if is_text(features[column])]
     if len(inputs) > 1 and len(holding) < len(inputs):
         other = next(one for one in inputs if one not in holding)
         reason = f"two columns must both hold texts, but {other!r} holds {features[other]}; give one column"
         raise wrong_argument("inputs", list(inputs), reason)
     if holding and tokenizer is None:
-        reason = "this column holds texts; give tokenizer=<a folder, or a name on the Hub>, that of the model"
+        reason = "this column holds texts; set tokenizer=<a folder, or a name on the Hub> to the model's tokenizer"
         raise wrong_argument("inputs", holding[0], reason)
     if tokenizer is not None and not holding:
         reason = f"inputs={inputs[0]!r} holds {features[inputs[0]]}, not texts; leave tokenizer out"

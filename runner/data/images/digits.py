@@ -51,7 +51,7 @@ def load_digits(
 
     Raises:
         ValueError: `test_samples` is negative, or leaves nothing to evaluate on.
-        ModuleNotFoundError: scikit-learn, in whose folder the data lies, is not installed.
+        ModuleNotFoundError: scikit-learn, which contains the data, is not installed.
         FileNotFoundError: the installed scikit-learn does not have the file.
     """
     _check(test_samples)

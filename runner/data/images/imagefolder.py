@@ -14,7 +14,7 @@ from runner.data.loaders import DatasetLoader
 from runner.libraries.torchvision import import_torchvision
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
-# Of ImageNet's images; red, green and blue in [0, 1].
+# Statistics of ImageNet: red, green and blue in [0, 1].
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 EVAL_MARGIN = 256 / 224  # of the shorter side before the center is cut out
@@ -148,6 +148,6 @@ def _folders(path: str, test_folder: str | None) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise FileNotFoundError(
-                f"path={path!r}: the folder {folder} is missing; make it, with one folder of images for each class"
+                f"path={path!r}: the folder {folder} is missing; create it, with one folder of images for each class"
             )
     return folders

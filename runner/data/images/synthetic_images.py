@@ -62,7 +62,7 @@ def load_synthetic_images(
         size: height and width, in pixels.
         noise: standard deviation of the noise, at least 0; that of the classes' images is 1.
         batch_size: samples in a training batch, all ranks together.
-        eval_samples: evaluation images, which have noise of their own.
+        eval_samples: evaluation images, with different noise.
         eval_batch_size: samples in an evaluation or test batch, all ranks together.
         test_samples: test images, drawn after all others; 0: no test loader.
         seed: seed of the images and of the order of the training samples.

@@ -1,4 +1,4 @@
-"""A folder of shards that were fetched, of bounded size: those that were not used for longest make room for others."""
+"""A cache folder of fetched shards with bounded size: the least recently used shards are evicted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ShardCache:
 
     Args:
         folder: created if it does not exist; ``~`` is the home folder.
-        gigabytes: what its files take at most, in units of 10^9 bytes.
+        gigabytes: maximum size of all files, in units of 10^9 bytes.
 
     Raises:
         ValueError: `gigabytes` is not above 0.
@@ -57,11 +57,11 @@ class ShardCache:
         Args:
             name: the file's name, without a suffix.
             size: bytes that it will take, as far as they are known.
-            make: writes the file to a path; what it writes beside that, with `.raw` appended, is removed.
+            make: writes the file to a path; temporary output with `.raw` appended is removed.
             keep: names of files that must not make room for it.
 
         Raises:
-            NoRoom: the files in `keep`, and those that others are making, leave no room for it.
+            NoRoom: the files in `keep`, and those that others are writing, leave no room for it.
             OSError: the disk is full, or the folder cannot be written to.
             TimeoutError: another process that makes it makes no progress.
         """
@@ -130,7 +130,7 @@ class ShardCache:
                     partial.touch()
                     return
             if keep or not reserved or time.monotonic() - waited_since > PATIENCE:
-                reason = f"there is no room for a shard of {size / 1e9:.3g} GB beside those in use; raise it"
+                reason = f"no room for a shard of {size / 1e9:.3g} GB besides those in use; raise it"
                 raise wrong_argument("cache_gb", self._gigabytes, reason, NoRoom)
             time.sleep(0.1)  # what others are making will be whole, and may then make room
 

@@ -1,4 +1,4 @@
-"""A data set in shards, of which any sample is found at once, and its loader, which fetches the next shards ahead."""
+"""A data set in shards with fast random access, and its loader, which prefetches the next shards."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class ShardedDataset(Dataset[Any]):
 
     Args:
         files: the shards, at least one.
-        form: their format.
-        cache: where they are kept, unless they are read in place.
+        form: format of the shards.
+        cache: cache for shards that are not read in place.
         mixed: how many are read at a time, at least 1.
         decode: makes a sample of a row, as `OpenShard.read` returns it in a list.
         columns: columns that every shard must have, of the same type.
@@ -102,7 +102,7 @@ class ShardedDataset(Dataset[Any]):
         """Return the path of a shard's file in the cache, fetched first if need be; None if it is read in place.
 
         Args:
-            shard: its number.
+            shard: number of the shard.
             keep: numbers of shards that must not make room for it.
 
         Raises:
@@ -144,7 +144,7 @@ class ShardedDataset(Dataset[Any]):
             else:
                 found = form.describe(self.fetch(shard), file.address, file.size)
             if not found["rows"]:
-                raise ValueError("there are no samples in it; leave it out")
+                raise ValueError("it contains no samples; leave it out")
         write_whole(kept, json.dumps(found))
         return found
 
@@ -175,7 +175,7 @@ class ShardedDataset(Dataset[Any]):
             raise wrong_argument("cache_gb", self._cache.limit / 1e9, reason)
 
     def _check_content(self, raw: Path, name: str, file: ShardFile) -> None:
-        """Raise ValueError if a file that is fetched again is not what it was, though its server says so."""
+        """Raise ValueError if a file that is fetched again has different content, unnoticed by its server."""
         with raw.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
         kept = self._cache.folder / f"{name}.sha256"
@@ -306,7 +306,7 @@ class _FollowedKeys(BatchKeys):
                 self._dataset.fetch(shard, keep)
             except IndexError:  # another thread took the last one
                 return
-            except Exception as error:  # whoever reads the shard fetches it again, and fails if it must
+            except Exception as error:  # the reader of the shard fetches it again, and raises the error if it persists
                 log.debug("not fetched ahead: %s", error)
 
 
@@ -326,7 +326,7 @@ class _naming:
 
 
 def _name(file: ShardFile, form: Format) -> str:
-    """Return the name in the cache of what is made of a file: it differs when anything that decides it does."""
+    """Return the cache name of a prepared file; it depends on everything that determines the content."""
     content = json.dumps([VERSION, *file, type(form).__name__, form.identity])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 

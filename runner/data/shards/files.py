@@ -1,4 +1,4 @@
-"""Where shards are: on this machine, or at an address that fsspec knows, such as s3://, gs:// and https://."""
+"""Locations of shards: on this machine, or at an address that fsspec supports, such as s3://, gs:// and https://."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ShardFile(NamedTuple):
 
     Attributes:
         address: a path of this machine, or an address with a protocol.
-        size: in bytes.
-        tag: what its server says of its content or time of change; empty if that is nothing.
+        size: size of the file in bytes.
+        tag: the server's version tag or modification time of the file; empty if there is none.
     """
 
     address: str
@@ -55,14 +55,14 @@ class ShardFile(NamedTuple):
         if (now := _look(self.address)) != self:
             raise ValueError(
                 f"{self.shown} has changed since this run began ({self.size} bytes {self.tag} -> {now.size} bytes "
-                f"{now.tag}): samples would no longer be the same; put it back, or start again"
+                f"{now.tag}): samples would no longer be the same; restore it, or start a new run"
             )
 
     def download(self, target: Path) -> None:
         """Write a copy of the file to a path of this machine, all of it.
 
         Raises:
-            ConnectionError: its server fails, or breaks off, in every attempt.
+            ConnectionError: the server fails or disconnects in every attempt.
             ValueError: the file has changed.
         """
 
@@ -70,7 +70,7 @@ class ShardFile(NamedTuple):
             _filesystem(self.address).get_file(self.address, str(target))
             if (received := target.stat().st_size) != self.size:
                 self.check()
-                raise ConnectionError(f"{received} of {self.size} bytes came")
+                raise ConnectionError(f"{received} of {self.size} bytes received")
 
         retried(self.address, fetch)
         self.check()
@@ -100,7 +100,7 @@ def find_shards(path: str | Sequence[str], suffixes: Sequence[str], key: str = "
     found = [file for one in named for file in _find(one, suffixes, key)]
     if not found:
         raise FileNotFoundError(
-            f"{key}={without_credentials(str(path))!r}: there are no shards; give files that end with "
+            f"{key}={without_credentials(str(path))!r}: no shards found; give files that end with "
             f"{' or '.join(suffixes)}, a folder of them, or a pattern"
         )
     return in_parallel(_look, sorted({*found}))
@@ -113,12 +113,12 @@ def in_parallel(work: Callable[[Any], Result], items: Iterable[Any]) -> list[Res
 
 
 def retried(address: str, work: Callable[[], Result]) -> Result:
-    """Return what `work()` returns, called again where a server fails, a bounded number of times.
+    """Return the result of `work()`, retrying a bounded number of times if a server fails.
 
     Raises:
         ConnectionError: it failed each time.
         FileNotFoundError: the server has no such file.
-        ValueError: raised by `work`, as is, at once.
+        ValueError: raised by `work`, without a retry.
     """
     for wait in (*RETRY_WAITS, None):
         try:
@@ -176,14 +176,14 @@ def _look(address: str) -> ShardFile:
     info = retried(address, lambda: _filesystem(address).info(address))
     if info.get("size") is None:
         raise ValueError(
-            f"{without_credentials(address)!r}: the server does not say how large the file is, so that nobody could "
-            "tell when all of it has come; use another server"
+            f"{without_credentials(address)!r}: the server does not report the size of the file, so a truncated "
+            "download could not be detected; use another server"
         )
     return ShardFile(address, info["size"], next((str(info[one]) for one in TAGS if info.get(one)), ""))
 
 
 def _filesystem(address: str) -> Any:
-    """Return fsspec's file system for an address, which lists and asks anew each time."""
+    """Return fsspec's file system for an address, without cached listings."""
     protocol = address.partition("://")[0]
     options: dict[str, Any] = {"use_listings_cache": False}
     if protocol in ("http", "https"):

@@ -20,11 +20,11 @@ from torch import Tensor
 from runner.data.text.token_cache import STORED, map_tokens
 from runner.libraries.hugging_face import import_hf
 
-ROWS_WRITTEN = 8192  # of a table at once
+ROWS_WRITTEN = 8192  # rows of a table per write
 BLOCK = 512  # bytes, of a tar file
 
 Description = dict[str, Any]
-"""What is known of a shard, made of what JSON can hold: `rows`, their number; `bytes`, what it takes in the cache;
+"""Metadata of a shard, as JSON values: `rows`, their number; `bytes`, what it takes in the cache;
 `columns`, from their names to their types; `in_place`, whether a file of this machine is read where it is; perhaps an
 `index`."""
 
@@ -34,16 +34,16 @@ class OpenShard(ABC):
 
     @abstractmethod
     def read(self, rows: Sequence[int]) -> Any:
-        """Return rows, given by their numbers, in their order; what they are depends on the format."""
+        """Return rows, given by their numbers, in order; their type depends on the format."""
 
 
 class Format(ABC):
     """A format of shards.
 
     Attributes:
-        suffixes: names of such files end with one of them.
-        identity: what else a prepared file depends on, made of what JSON can hold.
-        described_by_a_part: suffixes of files of which a description needs a small part only.
+        suffixes: file name suffixes of this format.
+        identity: everything else that a prepared file depends on, as JSON values.
+        described_by_a_part: suffixes of files whose metadata can be read from a small part.
         is_prepared: whether files that are not read in place are first made into others, by `prepare`.
     """
 
@@ -54,10 +54,10 @@ class Format(ABC):
 
     @abstractmethod
     def describe(self, file: Any, name: str, size: int) -> Description:
-        """Return what is known of a shard.
+        """Return the metadata of a shard.
 
         Args:
-            file: its path; or, if its name ends with one of `described_by_a_part`, an open file at an address.
+            file: path of the file; or, if its name ends with one of `described_by_a_part`, an open remote file.
             name: its name.
             size: its size in bytes.
 
@@ -173,7 +173,7 @@ class Tars(Format):
                 sample, field = _split(member)
                 if sample in samples and (sample != last or field in samples[sample]):
                     raise ValueError(
-                        f"member {member.name!r}: its sample occurs twice; a sample's files follow each other"
+                        f"member {member.name!r}: its sample occurs twice; the files of a sample must be adjacent"
                     )
                 if member.offset_data + member.size > size:
                     raise ValueError(f"member {member.name!r}: the file ends within it; fetch or make the file again")
@@ -183,7 +183,7 @@ class Tars(Format):
         with open(file, "rb") as raw:
             raw.seek(end)
             if raw.read(BLOCK) != bytes(BLOCK):
-                raise ValueError("the file has no end, which is a block of zeros; fetch or make it again")
+                raise ValueError("the file has no end, which is a block of zeros; download or create it again")
         fields = [*dict.fromkeys(field for one in samples.values() for field in one)]
         everywhere = [field for field in fields if all(field in one for one in samples.values())]
         spans = [[one.get(field, (0, 0)) for field in fields] for one in samples.values()]
@@ -221,12 +221,12 @@ def _split(member: tarfile.TarInfo) -> tuple[str, str]:
     """Return the name of the sample that a member belongs to, and its field."""
     name = posixpath.normpath(member.name)
     if name.startswith(("/", "..")) or not member.isreg() or member.issparse():
-        reason = "must be a plain file, with a name that stays within the archive; make it anew"
+        reason = "must be a plain file, with a name that stays within the archive; create it again"
         raise ValueError(f"member {member.name!r}: {reason}")
     folder, base = posixpath.split(name)
     stem, _, field = base.partition(".")
     if not stem or not field:
-        raise ValueError(f"member {member.name!r}: must be named <sample>.<field>, such as 000123.jpg; make it anew")
+        raise ValueError(f"member {member.name!r}: must be named <sample>.<field>, such as 000123.jpg; create it again")
     return posixpath.join(folder, stem), field.lower()
 
 
@@ -245,7 +245,7 @@ class Tokens(Format):
     def describe(self, file: Any, name: str, size: int) -> Description:
         dtype = numpy.dtype(name.rpartition(".")[2])
         if size % dtype.itemsize:
-            raise ValueError(f"{size} bytes are no whole number of {dtype.name}: fetch or make the file again")
+            raise ValueError(f"{size} bytes are not a multiple of {dtype.name}: download or create the file again")
         rows = max(0, (size // dtype.itemsize - 1) // self._context)
         return {"rows": rows, "bytes": size, "columns": {"tokens": dtype.name}, "in_place": True}
 
@@ -265,13 +265,13 @@ class _OpenTokens(OpenShard):
 
 @contextmanager
 def _refused(reason: str) -> Iterator[None]:
-    """Turn what libraries raise for a file of another form into one ValueError."""
+    """Turn the errors that libraries raise for files of another format into one ValueError."""
     try:
         yield
     except (tarfile.TarError, EOFError, StopIteration) as error:
-        raise ValueError(f"{reason} ({error}); fetch or make it again") from error
+        raise ValueError(f"{reason} ({error}); download or create it again") from error
     except Exception as error:
         is_of_pyarrow = type(error).__module__.startswith("pyarrow") or (type(error) is OSError and error.errno is None)
         if not is_of_pyarrow:
             raise
-        raise ValueError(f"{reason} ({' '.join(str(error).split())[:200]}); fetch or make it again") from error
+        raise ValueError(f"{reason} ({' '.join(str(error).split())[:200]}); download or create it again") from error

@@ -60,7 +60,7 @@ def open_shards(options: ShardOptions, form: Format, make: MakeDataset) -> list[
         train = found["path"][: -options.eval_shards]
         kept = found["path"][-options.eval_shards :]
         if not train:
-            reason = f"there are {len(kept)} shards in all, of which none is left to train on; give eval_path, or more"
+            reason = f"there are {len(kept)} shards in total, so none is left to train on; set eval_path, or add shards"
             raise wrong_argument("eval_shards", options.eval_shards, reason)
         found = {"path": train, "eval_path": kept, **{key: one for key, one in found.items() if key == "test_path"}}
     _refuse_shared(found)
@@ -70,7 +70,7 @@ def open_shards(options: ShardOptions, form: Format, make: MakeDataset) -> list[
 def shard_loaders(
     parts: Sequence[ShardedDataset], options: ShardOptions, transform: Transform | None = None
 ) -> tuple[ShardLoader, ...]:
-    """Return a training, an evaluation and perhaps a test loader of what `open_shards` returned."""
+    """Return a training, an evaluation and perhaps a test loader for the result of `open_shards`."""
     train, *others = parts
     shared: dict[str, Any] = {"num_workers": options.num_workers, "transform": transform}
     return (
@@ -82,7 +82,7 @@ def shard_loaders(
 def fake_shard_loaders(
     parts: Sequence[ShardedDataset], options: ShardOptions, transform: Transform | None = None
 ) -> tuple[FakeLoader, ...]:
-    """Return stand-ins for the loaders of `shard_loaders`, made of the first samples: whole numbers are their largest.
+    """Return stand-ins for the loaders of `shard_loaders`, made from the first samples, with the largest whole numbers.
 
     Of data at an address they fetch one shard.
     """

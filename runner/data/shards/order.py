@@ -1,4 +1,4 @@
-"""An order of samples that is made block by block, so that any batch of a data set of any size is found at once."""
+"""An order of samples that is computed block by block, so that any batch of a data set of any size is found quickly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BlockOrder(SampleOrder):
         sizes: samples in each block, in the order of the sample numbers, at least 1 each.
         mixed: blocks whose samples are mixed, at least 1.
         batch_size: see `SampleOrder`, as the rest.
-        shuffle: whether each epoch has an order of its own; otherwise it is 0, 1, 2, ...
+        shuffle: whether to shuffle in each epoch; otherwise the order is 0, 1, 2, ...
         drop_last: whether an incomplete last batch is left out.
         seed: seed of the order, at least 0.
         rank: this process's number; None is the environment's ``RANK``, or 0.
@@ -66,7 +66,7 @@ class BlockOrder(SampleOrder):
             ValueError: the number is not that of the blocks, or the samples are not a single batch.
         """
         if num_samples != self._sizes.sum():
-            raise ValueError("samples in shards cannot be divided anew, as folds do: make shards of each part")
+            raise ValueError("folds cannot redistribute samples in shards: create separate shards for each part")
         super().resize(num_samples)
 
     def permutation(self, epoch: int) -> Tensor:

@@ -63,11 +63,11 @@ def load_parquet_shards(
         test_path: shards to test on; None: no test loader.
         inputs: a column of numbers, of lists of equal length, or of images.
         targets: a column of the same kinds, or of names of classes.
-        classes: of targets that are names: all of them, in order.
+        classes: all class names in order, if targets are names.
         image_size: height and width of images, in pixels; None leaves them as they are.
         shuffle_shards: shards whose samples are mixed at a time, at least 1.
         cache_dir: folder for what was fetched and decoded, which processes and runs share.
-        cache_gb: what it takes at most, in units of 10^9 bytes; what was not used for longest makes room.
+        cache_gb: maximum size of the cache, in units of 10^9 bytes; the least recently used shards are evicted.
         batch_size: samples in a training batch, all ranks together.
         eval_batch_size: samples in an evaluation or test batch, all ranks together.
         num_workers: processes that read on each rank; 0 reads in this process.
@@ -95,7 +95,7 @@ def load_parquet_shards(
 def _open(
     inputs: str, targets: str, classes: Sequence[str] | None, image_size: int | None, options: ShardOptions
 ) -> tuple[list[ShardedDataset], ShardOptions, Transform | None]:
-    """Return the samples, the options, and what makes images of a batch float32 where it is read or on the device."""
+    """Return the samples, the options, and the function that converts images to float32, on the host or the device."""
     if image_size is not None and image_size < 1:
         raise wrong_argument("image_size", image_size, "must be at least 1 pixel")
     columns = {"inputs": inputs, "targets": targets}
@@ -148,7 +148,7 @@ def _tensor(values: Any, classes: dict[str, int] | None, image_size: int | None)
         inner = _tensor(values.flatten(), classes, image_size)
         lengths = import_hf("pyarrow.compute").list_value_length(values).unique().to_pylist()
         if len(lengths) > 1:
-            raise ValueError(f"lists have {min(lengths)} to {max(lengths)} entries; a batch needs equal ones")
+            raise ValueError(f"lists have {min(lengths)} to {max(lengths)} entries; must be equal in a batch")
         return inner.unflatten(0, (len(values), lengths[0]))
     if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
         return _tensor(values.field("bytes"), classes, image_size)
@@ -159,7 +159,7 @@ def _tensor(values: Any, classes: dict[str, int] | None, image_size: int | None)
             raise ValueError("holds texts; if they are names of classes, give targets and classes=[<name>, ...]")
         return torch.tensor([_class(name, classes) for name in values.to_pylist()])
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-        raise ValueError(f"holds {kind}; numbers, lists of them, names of classes and images become tensors")
+        raise ValueError(f"holds {kind}; must be numbers, lists of them, names of classes or images")
     array = values.to_numpy(zero_copy_only=False)
     return torch.from_numpy(array.astype(numpy.float32 if types.is_floating(kind) else numpy.int64))
 

@@ -109,9 +109,9 @@ def decode_sample(sample: tuple[str, dict[str, bytes]], inputs: str, targets: st
     """Return the inputs and the targets of a sample as tensors.
 
     Args:
-        sample: its name, and the content of its files by field.
-        inputs: a field.
-        targets: a field.
+        sample: name of the sample, and the content of its files by field.
+        inputs: field of the inputs.
+        targets: field of the targets.
         image: makes a tensor of a Pillow image.
 
     Raises:

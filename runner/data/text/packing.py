@@ -1,4 +1,4 @@
-"""Windows of whole documents: packed by best fit, and told apart by positions that start again with each document."""
+"""Windows of whole documents: packed by best fit, and separated by positions that restart with each document."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ IGNORED = -100  # target of padding, which no loss counts
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Return which pieces share a window, by best fit: each goes where it leaves the least room, the longest first.
+    """Return which pieces share a window, by best fit: the longest first, each where it leaves the least room.
 
     It depends on nothing else, and takes time in proportion to the number of pieces. Source: Ding et al. 2024, "Fewer
     Truncations Improve Language Modeling", https://arxiv.org/abs/2404.10830.
 
     Args:
-        lengths: of the pieces, each in [1, capacity].
+        lengths: lengths of the pieces, each in [1, capacity].
         capacity: length of a window.
 
     Returns:
@@ -56,13 +56,13 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 class PackedWindows(Dataset[tuple[Tensor, ...]]):
-    """Windows of whole documents; one longer than a window is cut into pieces, which are documents of their own.
+    """Windows of whole documents; one longer than a window is cut into pieces, which count as separate documents.
 
     Batches are `(inputs, targets, positions)`, int64 `(N, context)`: the targets are the inputs one token later, and
     -100 at the end of a window that is not full; positions count from 0 in each document.
 
     Args:
-        tokens: of the documents, one after another, uint8, int16 (which stands for uint16) or int32 `(n,)`.
+        tokens: tokens of the documents, one after another, uint8, int16 (which stands for uint16) or int32 `(n,)`.
         ends: after how many tokens each document ends, ascending; the last is n.
         context: length of a window, in tokens.
         cache: keeps which documents share a window.
@@ -129,13 +129,13 @@ def end_token(encoder: Tokenizer) -> int:
     """
     end = getattr(encoder, "end", None)
     if end is None:
-        reason = "needs a tokenizer with a token that ends a text; give tokenizer=<one that has it>"
+        reason = "needs a tokenizer with an end-of-text token; choose another tokenizer"
         raise wrong_argument("pack_documents", True, reason)
     return end
 
 
 def document_ends(tokens: Tensor, end: int) -> NDArray[Any]:
-    """Return after how many tokens each document ends, of tokens in which one value ends each."""
+    """Return the end position of each document, in tokens where one value marks the ends."""
     values = tokens.numpy()
     ends = numpy.flatnonzero((values.view(numpy.uint16) if values.dtype == numpy.int16 else values) == end) + 1
     return ends if len(ends) and ends[-1] == len(tokens) else numpy.append(ends, len(tokens))
@@ -159,7 +159,7 @@ def packed_loaders(
 
     Args:
         parts: tokens of each loader, see `PackedWindows`.
-        ends: where the documents of each part end.
+        ends: end positions of the documents of each part.
         sizes: sizes that `check_windows` has passed; `eval_tokens` are counted in whole windows, spread evenly.
         cache: see `PackedWindows`.
         key: see `PackedWindows`.

@@ -17,7 +17,7 @@ from runner.data.text.windows import check_eval_limit, count_windows, cut_window
 
 # Tests, installed packages, and a library that the newer Pythons lack.
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3"})
-SHARE = 16  # one file in sixteen evaluates, by the checksum of its path, and as many test
+SHARE = 16  # one file in sixteen is for evaluation, by the checksum of its path, and one for testing
 
 
 def _fake(
@@ -97,7 +97,7 @@ def _list_stdlib(kept: int = 1) -> list[list[Path]]:
         texts[number + 1 if number < kept else 0].append(root / path)
     if not all(texts):
         raise FileNotFoundError(
-            f"{root} holds no sources of the standard library: this Python comes without them; use another data set"
+            f"{root} contains no sources of the standard library: this Python comes without them; use another data set"
         )
     return texts
 

@@ -34,7 +34,7 @@ from runner.data.text.windows import (
     window_loaders,
 )
 
-PIECE = 1 << 18  # characters of a file that are tokenized at once
+PIECE = 1 << 18  # characters of a file to tokenize at a time
 Part = TypeVar("Part")
 LINE_END = re.compile(r"(?<=\S)\n(?=\S)")
 
@@ -157,12 +157,12 @@ def _in_order(kept: Iterable[Part], others: Iterable[Part], eval_path: str | Non
 
 
 def _list_files(path: str, pattern: str, eval_path: str | None, test_path: str | None) -> list[list[Path]]:
-    """Return the files of each path that is given, in the order in which they are joined."""
+    """Return the files of each given path, in the order in which they are concatenated."""
     given = {"path": path, "eval_path": eval_path, "test_path": test_path}
     found = {key: _find(key, one, pattern) for key, one in given.items() if one is not None}
     for one, other in combinations(found, 2):
         if both := sorted({*found[one]} & {*found[other]}):
-            raise ValueError(f"{other}={given[other]!r}: {str(both[0])!r} is among those of {one}; give other texts")
+            raise ValueError(f"{other}={given[other]!r}: {str(both[0])!r} is also in {one}; give different texts")
     return [*found.values()]
 
 
@@ -171,7 +171,7 @@ def _find(name: str, path: str, pattern: str) -> list[Path]:
     if root.is_file():
         return [root]
     if not root.is_dir():
-        raise FileNotFoundError(f"{name}={path!r}: does not exist; give a text file, or a folder of them")
+        raise FileNotFoundError(f"{name}={path!r}: does not exist; give a text file or a folder of text files")
     try:
         found = [file for file in root.glob(pattern) if file.is_file()]
     except (ValueError, NotImplementedError, IndexError) as error:
@@ -222,6 +222,6 @@ def _pieces(files: list[Path]) -> Iterator[tuple[str, bool]]:
 
 
 def _cut(text: str) -> int:
-    """Return where to cut a text: after its last line end that has no other white space beside it, or at its end."""
+    """Return where to cut a text: after its last line end with no other white space next to it, or at its end."""
     *_, last = [len(text), *(found.end() for found in LINE_END.finditer(text, max(0, len(text) - PIECE // 4)))]
     return last

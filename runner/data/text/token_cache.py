@@ -36,7 +36,7 @@ class TokenCache:
     in memory.
 
     Args:
-        folder: where the files are, created if it does not exist; ``~`` is the home folder; None keeps the tokens in
+        folder: folder of the files, created if it does not exist; ``~`` is the home folder; None keeps the tokens in
             the memory of each process.
         patience: seconds to wait for another process that makes no progress.
     """
@@ -128,7 +128,7 @@ class TokenCache:
 
     def _warn(self, error: Exception) -> None:
         reason = getattr(error, "strerror", None) or error
-        log.warning("cache=%r: tokens are not kept there: %s", str(self.folder), reason)
+        log.warning("cache=%r: tokens are not cached there: %s", str(self.folder), reason)
 
 
 def _joined(parts: list[NDArray[Any]], dtype: numpy.dtype[Any]) -> Tensor:

@@ -24,7 +24,7 @@ class Tokenizer(ABC):
     """Turns texts into tokens.
 
     Attributes:
-        vocab_size: one more than the largest token.
+        vocab_size: size of the vocabulary: the largest token plus one.
         identity: all that the tokens of a text depend on, made of what JSON can hold.
     """
 
@@ -42,7 +42,8 @@ class Tokenizer(ABC):
         """Return the tokens ``(n,)`` of texts, one after another.
 
         Args:
-            texts: each with whether it ends a document; the token for that follows it, if there is one.
+            texts: each with a flag for the end of a document, where the end-of-text token is added if the tokenizer has
+                one.
         """
 
     def encode_all(self, texts: Iterable[tuple[str, bool]]) -> Iterator[NDArray[Any]]:
@@ -132,5 +133,5 @@ def load_pretrained_tokenizer(name: str) -> Any:
         reason = str(error).strip().partition("\n")[0].rstrip(".:")
         raise OSError(
             f"tokenizer={name!r}: transformers cannot load it ({reason}); give a folder that save_pretrained wrote, or "
-            "a name on the Hub, for which a network is needed once"
+            "a name on the Hub, which needs a network connection once"
         ) from error

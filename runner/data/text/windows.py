@@ -31,7 +31,7 @@ class WindowSizes(TypedDict):
 
 
 def check_windows(sizes: WindowSizes) -> None:
-    """Check the arguments that say how tokens become batches, before anything is read.
+    """Check the arguments for turning tokens into batches, before anything is read.
 
     Args:
         sizes: the arguments as the user gave them.
@@ -103,7 +103,7 @@ def next_token(windows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 PARTS = ("train", "evaluate", "test")
-"""What tokens are for, in the order of the loaders; there may be none to test on."""
+"""The uses of tokens, in the order of the loaders; there may be no test tokens."""
 
 
 def window_loaders(parts: Iterable[Tensor], seed: int, sizes: WindowSizes) -> tuple[OrderedLoader, ...]:

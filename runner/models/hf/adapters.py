@@ -33,7 +33,7 @@ def add_adapters(network: Any, task: str, lora: Mapping[str, Any]) -> Any:
             raise wrong_argument("lora", dict(lora), f"peft's LoraConfig has no {key!r}; did you mean {near[0]!r}?")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what peft then does right by itself, and of transformers' old names
+            warnings.simplefilter("ignore")  # peft handles what it warns about, and old names of transformers
             return peft.get_peft_model(network, peft.LoraConfig(task_type=TASKS[task].peft_type, **lora))
     except (ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())

@@ -219,7 +219,7 @@ def _asked(kind: Any, name: str, **options: Any) -> Any:
         raise FileNotFoundError(f"name={name!r}: {_reason(error, name, options['revision'])}") from error
     except ValueError as error:
         if "trust_remote_code" in str(error):
-            message = "needs code of its own, which is not run; choose a model that is part of transformers"
+            message = "needs its own code, which is not run; choose a model that is part of transformers"
             raise ValueError(f"name={name!r}: {message}") from error
         if kind.__name__ == "AutoConfig":
             message = "transformers does not know this model; a newer version may"

@@ -26,7 +26,7 @@ class HFModel(Model):
 
     Args:
         module: an `HFNetwork`, or a model of transformers.
-        metrics: torchmetrics by name, in place of the default ones: bits per token for language models, the mean
+        metrics: torchmetrics by name, instead of the default ones: bits per token for language models, the mean
             squared error for regression, else accuracy. They see logits and labels; those of tokens are flattened to
             `(N * T, C)` and `(N * T,)`, and may need `ignore_index=-100`.
 
@@ -118,7 +118,7 @@ class HFModel(Model):
         return (self._aligned(labels, labels)[1] != IGNORED_TARGET).sum()
 
     def without_targets(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is left of a batch in inference, where there are no labels."""
+        """Return a batch without labels, as it is in inference."""
         return {name: value for name, value in batch.items() if name != "labels"}
 
     def _takes_numbers(self) -> bool:

@@ -30,7 +30,7 @@ class HFNetwork(nn.Module):
     Args:
         name: a name on the Hub, such as `'google-bert/bert-base-uncased'`, or a folder that `save_pretrained` wrote.
             With `pretrained=False` also an architecture, such as `'bert'`.
-        task: what the model is for: 'causal_lm', 'masked_lm', 'seq2seq_lm', 'sequence_classification' or
+        task: task of the model: 'causal_lm', 'masked_lm', 'seq2seq_lm', 'sequence_classification' or
             'token_classification'.
         pretrained: whether the weights are the trained ones; otherwise they are drawn from torch's generator, so from
             the run's seed alone. So is what a task adds to a pretrained model, such as a classifier.
@@ -68,7 +68,7 @@ class HFNetwork(nn.Module):
         if not isinstance(name, str) or not name:
             raise wrong_argument("name", name, "must be a name on the Hub, such as 'gpt2', or a folder")
         if num_labels is not None and num_labels < 1:
-            allowed = "must be at least 1, or None for what the model's config says"
+            allowed = "must be at least 1, or None for the value in the model's config"
             raise wrong_argument("num_labels", num_labels, allowed)
         if revision is not None and is_local(name):
             reason = f"belongs to a model on the Hub, but name={name!r} is a folder; leave revision out"

@@ -18,7 +18,7 @@ KINDS = {f"{kind.__module__}.{kind.__name__}": kind for kind in (HFNetwork, HFCa
 def save_pretrained(run: str | Path, folder: str | Path, tokenizer: str | None = None) -> Path:
     """Write a trained model for `from_pretrained` of transformers' classes to load, and return its folder.
 
-    The weights are those that the run's evaluations measured (under an averaging algorithm, the average), in float32.
+    The weights are the ones that the run's evaluations used (with an averaging algorithm, the average), in float32.
     Adapters are merged into the weights that they adapt. From a shell:
     `python -c "from runner.models.hf.saving import save_pretrained as s; s('RUN', 'FOLDER')"`.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from runner.failures.facts import wrong_argument
+from runner.checks import check_one_of
 from runner.libraries.hugging_face import import_hf
 from runner.models.language import IGNORED_TARGET
 
 
 class Task(NamedTuple):
-    """What a task is called elsewhere.
+    """The names of a task in other places.
 
     Attributes:
         auto_class: the class of transformers that makes its models.
@@ -39,8 +39,7 @@ LANGUAGE = ("causal_lm", "masked_lm", "seq2seq_lm")
 
 def check_task(task: str) -> None:
     """Raise ValueError if there is no such task."""
-    if task not in TASKS:
-        raise wrong_argument("task", task, f"must be one of {', '.join(TASKS)}")
+    check_one_of("task", task, TASKS)
 
 
 def task_of(network: Any) -> str | None:

@@ -99,14 +99,14 @@ def test_all_ranks_number_classes_alike(pairs: dict[str, Any], monkeypatch: pyte
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"inputs": "one", "tokenizer": None}, "inputs='one': this column holds texts; give tokenizer="),
+        ({"inputs": "one", "tokenizer": None}, "inputs='one': this column holds texts; set tokenizer="),
         ({"inputs": "number"}, "inputs='number' holds Value('int64'), not texts; leave tokenizer out"),
         ({"inputs": ["one", "number"]}, "two columns must both hold texts, but 'number' holds"),
         ({"inputs": ["one", "other", "label"]}, "must be one column, or two columns of texts"),
-        ({"inputs": ["one", "x"]}, "inputs='x': there is no such column; there are one, other, label, number"),
+        ({"inputs": ["one", "x"]}, "inputs='x': no such column; the columns are one, other, label, number"),
         ({"inputs": "one", "classes": ["a", "b"]}, "classes=['a', 'b']: the column 'label' also has 'c'; add it"),
         ({"inputs": "one", "targets": "number", "classes": ["a"]}, "classes=['a']: is for targets that are texts"),
-        ({"inputs": "one", "targets": "gone"}, "targets='gone': there is no such column"),
+        ({"inputs": "one", "targets": "gone"}, "targets='gone': no such column"),
     ],
 )
 @pytest.mark.parametrize("how", [load, fake])
@@ -216,7 +216,10 @@ def test_made_up_batches_of_each_task_have_the_names_and_types_of_real_ones(list
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": "translation"}, "task='translation': must be one of sequence_classification, token_classification"),
+        (
+            {"task": "translation"},
+            "task='translation': must be one of 'sequence_classification', 'token_classification'",
+        ),
         ({"task": "masked_lm", "targets": "other"}, "targets='other': task='masked_lm' predicts tokens of the inputs"),
         ({"task": "masked_lm", "inputs": "words"}, "inputs='words': task='masked_lm' needs a column of texts; this"),
         ({"task": "masked_lm", "tokenizer": None}, "tokenizer=None: task='masked_lm' needs a folder, or a name"),
@@ -229,7 +232,7 @@ def test_made_up_batches_of_each_task_have_the_names_and_types_of_real_ones(list
             {"task": "token_classification", "inputs": "words", "targets": "n"},
             "targets='n': task='token_classification'",
         ),
-        ({"task": "causal_lm", "inputs": "gone"}, "inputs='gone': there is no such column; there are words, tags"),
+        ({"task": "causal_lm", "inputs": "gone"}, "inputs='gone': no such column; the columns are words, tags"),
     ],
     ids=str,
 )

@@ -169,7 +169,7 @@ def test_missing_files_are_downloaded_once(server: Server, tmp_path: Path):
         train, evaluation = load(tmp_path / "new", url=server.url, md5=md5)
         assert (train.order.num_samples, evaluation.order.num_samples) == (NUM_TRAIN, NUM_EVAL)
     assert server.requests == 1
-    with pytest.raises(ValueError, match=f"md5='{MD5}': what {server.url} gave has '{md5}'"):
+    with pytest.raises(ValueError, match=f"md5='{MD5}': the file from {server.url} has '{md5}'"):
         load(tmp_path / "other", url=server.url, md5=MD5)
 
 

@@ -114,7 +114,7 @@ def test_folders_with_other_classes_are_refused(folder: Path, torchvision: Modul
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match=r"path='.*': the folder .*train is missing; make it, with one folder"):
+    with pytest.raises(FileNotFoundError, match=r"path='.*': the folder .*train is missing; create it, with one"):
         load(tmp_path)
 
 

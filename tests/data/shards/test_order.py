@@ -92,5 +92,5 @@ def test_a_million_batches_on_cost_nothing():
 
 
 def test_folds_are_refused():
-    with pytest.raises(ValueError, match="samples in shards cannot be divided anew"):
+    with pytest.raises(ValueError, match="folds cannot redistribute samples in shards"):
         BlockOrder(SIZES, 2, 4).resize(10)

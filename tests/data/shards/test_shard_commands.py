@@ -97,7 +97,7 @@ def test_a_run_reads_from_an_address(tmp_path: Path, run_here: Callable[..., Any
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("data.path=none",), "error: data.path='none': there are no shards; give files that end with .parquet"),
+        (("data.path=none",), "error: data.path='none': no shards found; give files that end with .parquet"),
         (("data.cache_gb=1e-6",), "error: data.cache_gb=1e-06: must hold the shards that are read at a time"),
         (("data.cache_dir=/dev/null/x",), "error: data.cache_dir='/dev/null/x': cannot be written to"),
         (("data.path='s4://x/a.parquet'",), "error: data.path='s4://x/a.parquet': "),

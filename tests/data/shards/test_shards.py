@@ -218,7 +218,7 @@ def spoil(folder: Path, how: str) -> None:
     [
         ("parquet", "torn", "001.parquet': not a whole file of parquet or arrow"),
         ("parquet", "flipped", "001.parquet': a damaged file of parquet or arrow"),
-        ("parquet", "empty", "001.parquet': there are no samples in it; leave it out"),
+        ("parquet", "empty", "001.parquet': it contains no samples; leave it out"),
         ("parquet", "other columns", "001.parquet': has double in column 'targets', where '"),
         ("arrow", "torn", "001.arrow': not a whole file of parquet or arrow"),
         ("tar", "torn", "001.tar': member 'some/00015.cls': the file ends within it|not a whole tar file|has no end"),
@@ -227,8 +227,8 @@ def spoil(folder: Path, how: str) -> None:
         ("tar", "unnamed", "001.tar': member 'readme': must be named <sample>.<field>"),
         ("tar", "scattered", "001.tar': member '1.cls': its sample occurs twice"),
         ("tar", "no field", "001.tar': has no column 'cls', only npy"),
-        ("tokens", "odd", "001.uint16': 57 bytes are no whole number of uint16"),
-        ("tokens", "empty", "001.uint16': there are no samples in it; leave it out"),
+        ("tokens", "odd", "001.uint16': 57 bytes are not a multiple of uint16"),
+        ("tokens", "empty", "001.uint16': it contains no samples; leave it out"),
     ],
 )
 def test_a_bad_shard_is_one_error_that_names_it(kind: str, how: str, message: str, tmp_path: Path):
@@ -244,8 +244,8 @@ def test_a_bad_shard_is_one_error_that_names_it(kind: str, how: str, message: st
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"path": "nowhere/*.parquet"}, FileNotFoundError, "path='nowhere/\\*.parquet': there are no shards"),
-        ({"eval_shards": 5}, ValueError, "eval_shards=5: there are 5 shards in all"),
+        ({"path": "nowhere/*.parquet"}, FileNotFoundError, "path='nowhere/\\*.parquet': no shards found"),
+        ({"eval_shards": 5}, ValueError, "eval_shards=5: there are 5 shards in total"),
         ({"cache_gb": 1e-7}, ValueError, "cache_gb=1e-07: must hold the shards that are read at a time; the largest 2"),
         ({"cache_gb": 0}, ValueError, "cache_gb=0: must be above 0"),
         ({"cache_dir": "/dev/null/cache"}, OSError, "cache_dir='/dev/null/cache': cannot be written to"),

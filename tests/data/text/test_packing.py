@@ -184,7 +184,7 @@ def test_files_are_documents(bytes_only: bool, tmp_path: Path):
 def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path):
     (tmp_path / "a.txt").write_text("some words " * 50)
     name = make_tokenizer(tmp_path / "tokenizer", end=None)
-    with pytest.raises(ValueError, match="pack_documents=True: needs a tokenizer with a token that ends a text"):
+    with pytest.raises(ValueError, match="pack_documents=True: needs a tokenizer with an end-of-text token"):
         load_text_files(str(tmp_path / "a.txt"), tokenizer=name, context=8, cache=None, pack_documents=True)
 
 

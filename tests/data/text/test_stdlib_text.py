@@ -99,5 +99,5 @@ def test_wrong_arguments_are_named(arguments, message):
 
 def test_a_python_without_sources_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="holds no sources of the standard library"):
+    with pytest.raises(FileNotFoundError, match="contains no sources of the standard library"):
         load_stdlib_text()

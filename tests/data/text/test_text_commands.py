@@ -105,13 +105,13 @@ def test_mode_check_finds_tokens_outside_of_the_vocabulary(data: str, here: Path
         [
             (
                 (*DATA["text_files"], "data.path=nowhere"),
-                "error: data.path='nowhere': does not exist; give a text file, or a folder of them\n",
+                "error: data.path='nowhere': does not exist; give a text file or a folder of text files\n",
             ),
             ((*DATA["text_files"], "data.tokenizer=./no"), "error: data.tokenizer='./no': transformers cannot load it"),
             ((*DATA["text_files"], "data.contxt=8"), "data.contxt"),
             (
                 (*DATA["hf_dataset"], "data.text=words"),
-                "error: data.text='words': there is no such column; there are text",
+                "error: data.text='words': no such column; the columns are text",
             ),
             ((*DATA["hf_dataset"], "data.eval_split=x"), "error: data.eval_split='x': Unknown split"),
             ((*DATA["hf_dataset"], "+data.streaming=true"), "data.streaming"),

@@ -155,13 +155,13 @@ def test_the_stand_in_has_the_sizes_of_the_data(
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "path": ({"path": "nowhere"}, "path='nowhere': does not exist; give a text file, or a folder"),
-    "eval_path": ({"eval_path": "nowhere"}, "eval_path='nowhere': does not exist; give a text file, or a folder"),
+    "path": ({"path": "nowhere"}, "path='nowhere': does not exist; give a text file or a folder"),
+    "eval_path": ({"eval_path": "nowhere"}, "eval_path='nowhere': does not exist; give a text file or a folder"),
     "nothing fits": ({"pattern": "*.rst"}, "no file in this folder matches pattern='.*.rst'"),
     "no pattern": ({"pattern": "/x"}, "pattern='/x'"),
     "trained on": (
         {"eval_path": "texts/b.txt"},
-        "eval_path='texts/b.txt': .*b.txt' is among those of path; give other",
+        "eval_path='texts/b.txt': .*b.txt' is also in path; give different",
     ),
     "context": ({"context": 0}, "context=0: must be at least 1"),
     "batch_size": ({"batch_size": 0}, "batch_size=0: must be at least 1"),
@@ -171,7 +171,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "both": ({"test_path": "texts", "test_share": 0.1}, "test_share=0.1: give a share .* or test_path, not both"),
     "shares": ({"eval_share": 0.5, "test_share": 0.5}, "test_share=0.5: must be at least 0, and below 1 together"),
     "test_share": ({"eval_path": "texts/c.txt", "test_share": -0.5}, "test_share=-0.5: must be at least 0"),
-    "tested too": ({"test_path": "texts/c.txt"}, "test_path='texts/c.txt': .*c.txt' is among those of path"),
+    "tested too": ({"test_path": "texts/c.txt"}, "test_path='texts/c.txt': .*c.txt' is also in path"),
     "small share": (
         {"eval_share": 1e-6},
         "context=8: must be shorter than the text, which has 0 tokens to evaluate on",

@@ -108,7 +108,7 @@ def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path: Path, caplog: pytes
     make = Parts(DTYPES[0])
     tokens = TokenCache(str(tmp_path / "file" / "cache")).tokens("key", DTYPES[0], make)
     assert values(tokens, DTYPES[0]) == make.tokens.tolist()
-    assert "are not kept there" in caplog.text
+    assert "are not cached there" in caplog.text
 
 
 def test_what_cannot_be_read_is_no_fault_of_the_cache(tmp_path: Path):
@@ -195,7 +195,7 @@ def test_who_waits_for_a_process_that_gets_no_further_goes_on_in_memory(
     assert values(tokens, DTYPES[0]) == make.tokens.tolist()
     waiting, gave_up = caplog.messages
     assert waiting == f"another process tokenizes into {tmp_path}: waiting for it"
-    assert gave_up.startswith(f"cache={str(tmp_path)!r}: tokens are not kept there: ")
+    assert gave_up.startswith(f"cache={str(tmp_path)!r}: tokens are not cached there: ")
     assert "has made no progress for 0.2 s" in gave_up
     assert [one.suffix for one in tmp_path.iterdir()] == [".lock"]
 

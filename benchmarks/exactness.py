@@ -23,33 +23,26 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import statistics
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.multiprocessing.spawn import spawn
+from _ranks import Found, runs, start
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tests"))
-
-import sharded_runs as runs  # noqa: E402  # pyright: ignore[reportMissingImports]
-
-from runner import Callback, LanguageModel, Trainer  # noqa: E402
-from runner.callbacks import CheckpointSaver  # noqa: E402
-from runner.checkpoints.digest import digest  # noqa: E402
-from runner.checkpoints.files import read_file  # noqa: E402
-from runner.data import TensorLoader  # noqa: E402
-from runner.distributed.sharding import local  # noqa: E402
-from runner.models import GPT  # noqa: E402
-from runner.modes.sizes import size_of  # noqa: E402
+from runner import Callback, LanguageModel, Trainer
+from runner.callbacks import CheckpointSaver
+from runner.checkpoints.digest import digest
+from runner.checkpoints.files import read_file
+from runner.data import TensorLoader
+from runner.distributed.sharding import local
+from runner.models import GPT
+from runner.modes.sizes import size_of
 
 EXACT: dict[str, Any] = {"exact": True}  # 64 bits and no dropout, whose masks are of a rank
 LIMIT = 0.30
@@ -57,27 +50,6 @@ LIMIT = 0.30
 COPY_LIMIT = 1.2
 """Times a plain copy: the longest that training may stand still for a save in the background."""
 ROUNDS = 5
-Found = dict[str, Any]
-
-
-def start(function: Callable[[], Found], ranks: int, folder: Path) -> Found:
-    """Run a function on ranks of their own, in a folder, and return what rank 0 found."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(_rank, (function, ranks, port, str(folder)), nprocs=ranks)
-    return torch.load(folder / "found.pt", weights_only=True)
-
-
-def _rank(rank: int, function: Callable[[], Found], ranks: int, port: int, folder: str) -> None:
-    warnings.simplefilter("ignore")
-    given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in given.items()} | {"MASTER_ADDR": "127.0.0.1"})
-    os.chdir(folder)
-    with runs.on_ranks():
-        found = function()
-        if rank == 0:
-            torch.save(found, "found.pt")
 
 
 def compare_cases() -> Found:

@@ -167,7 +167,8 @@ def _tokens() -> tuple[Tensor, Tensor]:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def _loss_of_tokens(logits: Tensor, targets: Tensor) -> Tensor:
+def loss_of_tokens(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross entropy of logits `(N, T, V)` and tokens `(N, T)`."""
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
@@ -178,9 +179,7 @@ TASKS = {
     "resnet18": Task(
         lambda: ResNet18(3, 10), lambda one: ClassificationModel(one, 10), lambda: make_images(3, 8, 8), F.cross_entropy
     ),
-    "gpt": Task(
-        lambda: GPT(64, context=16, d_model=16, n_layers=6, n_heads=2), LanguageModel, _tokens, _loss_of_tokens
-    ),
+    "gpt": Task(lambda: GPT(64, context=16, d_model=16, n_layers=6, n_heads=2), LanguageModel, _tokens, loss_of_tokens),
 }
 
 

@@ -17,17 +17,23 @@ class BestValues:
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
-        self._lower: dict[str, bool | None] = {}  # by key, whether lower is better; None: not of an evaluation
+        self.others: set[str] = set()
+        """Keys that were seen and have no best value, as they are not of an evaluation."""
+        self._lower: dict[str, bool] = {}  # by key, whether lower is better
 
     def add(self, key: str, value: float, state: State) -> bool:
         """Note a value that was logged, and return whether it is the best of its key so far; NaN never is."""
-        if key not in self._lower:
-            self._lower[key] = _lower_is_better(key, state)
-        lower = self._lower[key]
-        if lower is None or math.isnan(value):
+        if key in self.others:
             return False
+        lower = self._lower.get(key)
+        if lower is None:
+            lower = _lower_is_better(key, state)
+            if lower is None:
+                self.others.add(key)
+                return False
+            self._lower[key] = lower
         best = self.values.get(key)
-        if best is not None and (value >= best if lower else value <= best):
+        if math.isnan(value) or (best is not None and (value >= best if lower else value <= best)):
             return False
         self.values[key] = value
         return True

@@ -9,9 +9,15 @@ import struct
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runner import Record
+
+MOST_FORMS = 64  # sets of keys for which an event is kept; few are ever logged together
 
 
 class EventFile:
@@ -33,6 +39,7 @@ class EventFile:
         self._file = (folder / name).open("ab", buffering=0)
         self._size = 0
         self._writing = threading.Lock()
+        self._forms: dict[tuple[str, ...], tuple[Any, list[Any]]] = {}  # events and their values, by keys
         self.write([{"wall_time": time.time(), "file_version": "brain.Event:2"}])
         if first_step is not None:
             session = SessionLog(status=SessionLog.START)
@@ -46,21 +53,48 @@ class EventFile:
         """
         from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
-        everything = b"".join([_frame(Event(**event).SerializeToString()) for event in events])
         with self._writing:
-            if self._file.write(everything) < len(everything):
-                self._file.truncate(self._size)  # half an event would hide everything after it
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self._size += len(everything)
+            self._append([Event(**event).SerializeToString() for event in events])
+
+    def write_metrics(self, records: Sequence[Record]) -> None:
+        """Append an event for each record, as `write` does, in a third of the time."""
+        with self._writing:
+            self._append([self._filled_in(record) for record in records])
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
+    def _append(self, contents: Iterable[bytes]) -> None:
+        everything = b"".join([_head(len(one)) + one + checksum(one) for one in contents])
+        if self._file.write(everything) < len(everything):
+            self._file.truncate(self._size)  # half an event would hide everything after it
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._size += len(everything)
 
-def _frame(content: bytes) -> bytes:
-    length = struct.pack("<Q", len(content))
-    return length + checksum(length) + content + checksum(content)
+    def _filled_in(self, record: Record) -> bytes:
+        """Return an event as bytes. Records with the same keys share one that is filled in anew."""
+        keys = tuple(record.metrics)
+        if keys not in self._forms:
+            from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+
+            if len(self._forms) >= MOST_FORMS:
+                self._forms.clear()
+            event = Event(summary={"value": [{"tag": key} for key in keys]})
+            self._forms[keys] = event, [*event.summary.value]
+        event, values = self._forms[keys]
+        event.wall_time = record.wall_time
+        event.step = record.step
+        for value, number in zip(values, record.metrics.values(), strict=True):
+            value.simple_value = number
+        return event.SerializeToString()
+
+
+@lru_cache(1024)
+def _head(length: int) -> bytes:
+    """Return what stands before an event of so many bytes."""
+    packed = struct.pack("<Q", length)
+    return packed + checksum(packed)
 
 
 def checksum(content: bytes) -> bytes:

@@ -27,8 +27,11 @@ def copy_rates(optimizers: Sequence[Optimizer]) -> list[Any]:
 
     Rates that are tensors are copied, because schedulers change them in place.
     """
-    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
-    return [rate if type(rate) is float else _copy(rate) for rate in rates]
+    return [
+        rate if type(rate := group["lr"]) is float else _copy(rate)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+    ]
 
 
 def _copy(rate: Any) -> Any:

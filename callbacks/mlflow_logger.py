@@ -176,6 +176,8 @@ class MLflowLogger(LoggerDestination):
     def _improved(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the values that are better than all before, by the key for the best value; not those of one class."""
         found: dict[str, float] = {}
+        if self._best.others.issuperset(metrics):  # as after most batches
+            return found
         for key, value in metrics.items():
             if self._state is not None and self._best.add(key, value, self._state):
                 label, name = name_metric(key)

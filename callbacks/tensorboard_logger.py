@@ -56,14 +56,9 @@ class TensorBoardLogger(LoggerDestination):
         self._log_text("hyperparameters", f"```json\n{text}\n```", 0)
 
     def log_records(self, records: Sequence[Record]) -> None:
-        self._open().write(
-            {"wall_time": record.wall_time, "step": record.step, "summary": {"value": _scalars(record.metrics)}}
-            for record in records
-        )
+        self._open().write_metrics(records)
 
-    def log_past(self, records: Sequence[Record]) -> None:
-        """Log what another run logged up to where this one began."""
-        self.log_records(records)
+    log_past = log_records
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         lines = [columns, ["---"] * len(columns), *rows]
@@ -95,10 +90,6 @@ class TensorBoardLogger(LoggerDestination):
                 assert self.path is not None
                 self._file = EventFile(self.path, self._first_step if self._first_step > 1 else None)
             return self._file
-
-
-def _scalars(metrics: Mapping[str, float]) -> list[dict[str, Any]]:
-    return [{"tag": key, "simple_value": value} for key, value in metrics.items()]
 
 
 def _cell(value: Any) -> str:

@@ -6,20 +6,20 @@ Whichever it is, `.grad` ends up with the gradient of the mean over the whole ba
 from __future__ import annotations
 
 import logging
-import re
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 
 from runner.batch import split
+from runner.device.attempts import NOT_AGAIN, is_out_of_memory, remember, shapes_of
+from runner.device.memory import bytes_in_use
 from runner.distributed.collectives import any_rank, largest
-from runner.loss import Weight, detach, fractions, root_gradient, total_of, weighted_sum
+from runner.loss import Share, detach, fractions, root_gradient, total_of, weighted_sum
 from runner.run import Accumulate, Run
 from runner.state import State
 
 log = logging.getLogger("runner")
-
-NO_MEMORY = re.compile(r"CU(BLAS|DNN)_STATUS_\w*ALLOC|CUBLAS_STATUS_NOT_INITIALIZED|CUDA error: out of memory")
 
 
 def choose_accumulation(state: State, reduces_in_backward: bool) -> Accumulate:
@@ -30,12 +30,12 @@ def choose_accumulation(state: State, reduces_in_backward: bool) -> Accumulate:
         reduces_in_backward: whether DDP averages gradients over the ranks within the last backward of a batch.
     """
     if state.microbatch_size == "auto":
-        return in_fitting_microbatches
+        return FittingMicrobatches()
     splits = state.grad_accum > 1 or state.microbatch_size is not None or not reduces_in_backward
     return in_microbatches if splits else whole_batch
 
 
-def whole_batch(run: Run, share: Weight) -> None:
+def whole_batch(run: Run, share: Share) -> None:
     """Add to `.grad` the gradient of the loss averaged over the batch of all ranks, in one forward and backward.
 
     Args:
@@ -48,7 +48,7 @@ def whole_batch(run: Run, share: Weight) -> None:
     state.total_loss, state.loss_parts = detach(state.loss)
 
 
-def in_microbatches(run: Run, share: Weight) -> None:
+def in_microbatches(run: Run, share: Share) -> None:
     """Do what `whole_batch` does one slice at a time, each weighted so that the gradients add up to the same."""
     state = run.state
     model = state.unwrapped_model
@@ -62,57 +62,72 @@ def in_microbatches(run: Run, share: Weight) -> None:
     for index, (state.microbatch_start, state.microbatch) in enumerate(microbatches):
         is_last = index == rounds - 1
         with nullcontext() if is_last and run.reduces_in_backward else run.unsynchronized():
-            train_microbatch(run, index, parts[index] * share)
+            train_microbatch(run, index, lambda part=parts[index]: part * share())
         losses.append(detach(state.loss))
     if rounds > len(microbatches):  # the others' blocks are gathered from this rank too, in each of their passes
         is_padding = state.batch_is_padding
         state.batch_is_padding = True
         for index in range(len(microbatches), rounds):
-            train_microbatch(run, index, 0.0 * parts[-1] * share)
+            train_microbatch(run, index, lambda: 0.0 * parts[-1] * share())
         state.batch_is_padding = is_padding
     state.total_loss, state.loss_parts = weighted_sum(losses, parts)
 
 
-def in_fitting_microbatches(run: Run, share: Weight) -> None:
-    """Do what `in_microbatches` does, again with microbatches of half the size where a rank runs out of memory."""
-    state = run.state
-    # Running statistics must not see the microbatches of an attempt that failed.
-    buffers = [*state.unwrapped_model.buffers()]
-    before = torch._foreach_clone(buffers) if buffers else ()  # pyright: ignore[reportPrivateImportUsage]
-    while True:
-        size = state.fitting_size = state.fitting_size or state.unwrapped_model.num_samples(state.batch)
-        out_of_memory = False
-        try:
-            in_microbatches(run, share)
-        except RuntimeError as error:
-            if size == 1 or not is_out_of_memory(error):
-                raise
-            out_of_memory = True
-        if not any_rank(out_of_memory):
-            break
-        state.fitting_size = max(1, size // 2)
-        log.warning("out of memory with microbatches of %d samples: done again with %d", size, state.fitting_size)
-        state.drop_outputs()  # they would keep all that the failed attempt computed
-        for parameter in run.parameters:
-            parameter.grad = None
-        if state.device.type == "cuda":
-            torch.cuda.empty_cache()
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.copy_(value)
+class FittingMicrobatches:
+    """Does what `in_microbatches` does, again with microbatches of half the size where a rank runs out of memory.
+
+    An attempt that failed must leave what its passes count as it was: training metrics, and buffers such as running
+    statistics. They are copied before a batch that may fail. One that repeats what has fit gets no copy: its shapes
+    have gone through in microbatches of this size, with as much memory in use before. If it fails all the same, the
+    run ends; what it has counted is in no checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self._fit: dict[Any, int] = {}
+        """Sizes of microbatches and shapes of batches that have fit, with the bytes in use before."""
+
+    def __call__(self, run: Run, share: Share) -> None:
+        state = run.state
+        state.fitting_size = state.fitting_size or state.unwrapped_model.num_samples(state.batch)
+        shapes, used = shapes_of(state.batch), bytes_in_use(state.device)
+        repeats = shapes is not None and used <= self._fit.get((state.fitting_size, shapes), -1)
+        restore = (lambda: None) if repeats else remember(state.unwrapped_model, state.train_metrics)
+        once = repeats and (run.has_buffers or bool(state.train_metrics))
+        done = False
+        while True:
+            size = state.fitting_size
+            try:
+                if not done:
+                    in_microbatches(run, share)
+                    done = True
+            except RuntimeError as error:
+                if size == 1 or not is_out_of_memory(error):
+                    raise
+                if once:
+                    error.add_note(NOT_AGAIN.format(size=size))
+                    raise
+            if not any_rank(not done):
+                break
+            state.fitting_size = max(1, size // 2)
+            log.warning("out of memory with microbatches of %d samples: done again with %d", size, state.fitting_size)
+            if once:
+                continue  # another rank's part failed; this one's stays as it is
+            done = False
+            state.drop_outputs()  # they would keep all that the failed attempt computed
+            for parameter in run.parameters:
+                parameter.grad = None
+            torch.cuda.empty_cache()  # does nothing where CUDA is not used
+            restore()
+        self._fit[state.fitting_size, shapes] = max(used, self._fit.get((state.fitting_size, shapes), -1))
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether an error says that the device has no memory left: torch's allocator, cuBLAS or cuDNN."""
-    return isinstance(error, torch.OutOfMemoryError) or NO_MEMORY.search(str(error)) is not None
-
-
-def train_microbatch(run: Run, index: int, scale: Weight) -> None:
+def train_microbatch(run: Run, index: int, scale: Share) -> None:
     """Run forward, loss and backward of `state.microbatch`.
 
     Args:
         run: with `state.microbatch` set.
         index: of the microbatch in its batch.
-        scale: what the loss is multiplied by before backward.
+        scale: what the loss is multiplied by before backward; called after the forward pass.
     """
     state = run.state
     on = run.on
@@ -120,9 +135,9 @@ def train_microbatch(run: Run, index: int, scale: Weight) -> None:
     state.drop_outputs()
     run.forward_stream.start(state.timestamp.batch, index)  # after the event, which may draw from the same generators
     if run.training_step is not None:
-        state.loss_scale = scale
+        state.loss_scale = scale()
         if state.scaler is not None:
-            state.loss_scale = state.scaler.scale(torch.ones((), device=state.device)) * scale
+            state.loss_scale = state.scaler.scale(torch.ones((), device=state.device)) * state.loss_scale
         state.loss = run.training_step(state)
         if not run.loss_is_checked:
             run.check_loss(state.loss, "training_step", trains=True)
@@ -137,5 +152,5 @@ def train_microbatch(run: Run, index: int, scale: Weight) -> None:
     on.after_loss()
     on.before_backward()
     total = total_of(state.loss) if state.scaler is None else state.scaler.scale(total_of(state.loss))
-    total.backward(root_gradient(total, scale, run.root_gradients))
+    total.backward(root_gradient(total, scale(), run.root_gradients))
     on.after_backward()

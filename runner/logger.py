@@ -209,9 +209,9 @@ def join(records: Sequence[Record]) -> list[Record]:
 def read_back(records: Sequence[Record]) -> None:
     """Replace tensors in records by floats, in place, with one sync for each dtype on each device."""
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
-    for metrics in (record.metrics for record in records):
-        for key, tensor in [(key, value) for key, value in metrics.items() if type(value) is not float]:
-            groups.setdefault((tensor.device, tensor.dtype), []).append((metrics, key))
+    found = [(one.metrics, *pair) for one in records for pair in one.metrics.items() if type(pair[1]) is not float]
+    for metrics, key, value in found:
+        groups.setdefault((value.device, value.dtype), []).append((metrics, key))
     for places in groups.values():
         # The intended host-device sync, on the logger's own thread.
         values = torch.stack([metrics[key] for metrics, key in places])

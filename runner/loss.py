@@ -6,16 +6,20 @@ microbatches and spread over ranks. The items are samples, or, say, target token
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from runner.distributed.collectives import all_reduce_sum
+from runner.distributed.ranks import get_data_parallel_group
 from runner.model import Model
 
 Weight = float | Tensor
+Share = Callable[[], Weight]
+"""Returns a part of a batch of all ranks, once the forward pass has been queued; it may have to wait for the ranks."""
 
 
 def check_loss(loss: Any, source: str, trains: bool) -> None:
@@ -90,12 +94,12 @@ def fractions(model: Model, microbatches: Sequence[Any]) -> list[Weight]:
     return [weight / total for weight in weights]
 
 
-def rank_share(model: Model, batch: Any, samples: int, all_samples: int, world_size: int) -> Weight:
-    """Return this rank's fraction of the batch of all ranks, by loss weight, times the number of ranks.
+def rank_share(model: Model, batch: Any, samples: int, all_samples: int, world_size: int) -> Share:
+    """Return a function for this rank's fraction of the batch of all ranks, by loss weight, times the number of ranks.
 
     DDP averages gradients over ranks, so 1 is right if all ranks have equal weights. The sampler knows how many samples
     each rank has. If the loss averages over something else, only the ranks know how much of it they have; they then
-    sum one number over all ranks, on the device.
+    sum one number over all ranks, on the device, beside the forward pass: only the function waits for it. All ranks.
 
     Args:
         model: the model that computes the loss.
@@ -104,13 +108,20 @@ def rank_share(model: Model, batch: Any, samples: int, all_samples: int, world_s
         all_samples: the number of samples on all ranks.
         world_size: the number of ranks.
     """
-    if type(model).loss_weight is Model.loss_weight:
-        return samples * world_size / all_samples
+    if world_size == 1 or type(model).loss_weight is Model.loss_weight:
+        return lambda: samples * world_size / all_samples if world_size > 1 else 1.0
     mine = _exact(model.loss_weight(batch)) if samples else 0.0
     device = next(model.parameters()).device
     mine = mine if isinstance(mine, Tensor) else torch.full((), mine, dtype=_float(device), device=device)
-    everyones = all_reduce_sum(mine.clone())
-    return mine * world_size / torch.where(everyones > 0, everyones, 1)
+    everyones = mine.clone()
+    work: Any = dist.all_reduce(everyones, group=get_data_parallel_group(), async_op=True)
+
+    @cache
+    def share() -> Weight:
+        work.wait()
+        return mine * world_size / torch.where(everyones > 0, everyones, 1)
+
+    return share
 
 
 def _exact(weight: float | Tensor) -> Weight:

@@ -11,7 +11,7 @@ Logs:
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,21 +27,6 @@ from runner.state import State
 
 class TrainMetrics(Callback):
     """Updates the model's training metrics with each microbatch, and computes and resets them at each EPOCH_END."""
-
-    def __init__(self) -> None:
-        self._before: list[tuple[Any, dict[str, Any]]] = []
-        self._is_repeated = False
-
-    def before_train_batch(self, state: State, logger: Logger) -> None:
-        if state.microbatch_size == "auto":  # the batch may be repeated with smaller microbatches
-            self._before = copy_states(state.train_metrics)
-            self._is_repeated = False
-
-    def before_forward(self, state: State, logger: Logger) -> None:
-        if self._before and state.microbatch_start == 0:
-            if self._is_repeated:
-                restore_states(self._before)
-            self._is_repeated = True
 
     def after_loss(self, state: State, logger: Logger) -> None:
         counts = not state.batch_is_padding
@@ -142,24 +127,6 @@ def update_metrics(model: Model, batch: Any, outputs: Any, metrics: Mapping[str,
             empty(metric)
 
 
-def copy_states(metrics: Mapping[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
-    """Return each part of some metrics with a copy of what it has accumulated; a deep copy takes 50 times as long."""
-    parts = [part for metric in metrics.values() for part in metric.modules() if hasattr(part, "metric_state")]
-    return [(part, _copied(part.metric_state) | {"_update_count": part._update_count}) for part in parts]
-
-
-def restore_states(states: Sequence[tuple[Any, dict[str, Any]]]) -> None:
-    """Put back what `copy_states` returned, as often as needed."""
-    for part, values in states:
-        for name, value in _copied(values).items():
-            setattr(part, name, value)
-
-
-def _copied(states: Mapping[str, Any]) -> dict[str, Any]:
-    # Metrics append to the lists among their states, and add to the tensors in place; those in lists never change.
-    return {name: one.clone() if isinstance(one, Tensor) else copy.copy(one) for name, one in states.items()}
-
-
 def empty(metric: Any) -> None:
     """Empty a metric's states but keep their types and dimensions, which must agree when ranks gather the states."""
     for part in metric.modules():
@@ -183,14 +150,15 @@ class WeightedMean:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(2, dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        self._total, self._weight = torch.zeros(2, dtype=dtype, device=device)
 
     def add(self, value: Tensor, weight: float | Tensor) -> None:
         """Add a zero-dimensional value with its weight."""
-        self._sums[0] += value * weight
-        self._sums[1] += weight
+        self._total += value * weight
+        self._weight += weight
 
     def compute(self) -> Tensor:
         """Return the mean over all ranks. Call it on all ranks."""
-        total, weight = all_reduce_sum(self._sums.clone())
+        total, weight = all_reduce_sum(torch.stack((self._total, self._weight)))
         return total / weight

@@ -14,7 +14,7 @@ from runner.distributed.collectives import all_reduce_sum
 from runner.distributed.ranks import get_data_parallel_size
 from runner.distributed.session import ending
 from runner.distributed.sharding import is_sharded
-from runner.loss import Weight, check_loss
+from runner.loss import Share, check_loss
 from runner.model import Model
 from runner.randomness import ForwardStream
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from runner.state import State
     from runner.time import Time
 
-Accumulate = Callable[["Run", Weight], None]
+Accumulate = Callable[["Run", Share], None]
 """Adds the gradient of `state.batch` to `.grad`, given this rank's share of the batch of all ranks."""
 
 

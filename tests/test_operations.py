@@ -39,6 +39,12 @@ def test_the_trainer_adds_few_operations(title: str, tmp_path: Path):
     assert more[4] <= 44  # calls of Python functions
 
 
+def test_microbatches_whose_size_is_found_add_three_operations(tmp_path: Path):
+    counts = operations.with_trainer(TASKS["resnet8"], tmp_path, microbatch_size="auto")
+    more = [one - other for one, other in zip(counts.row(), without("resnet8"), strict=True)]
+    assert more[0] <= 3 and more[1:4] == [0, 0, 0] and more[4] <= 36
+
+
 def test_operations_are_told_apart():
     counts = operations.Counts()
     x = torch.ones(4)

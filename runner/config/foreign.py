@@ -61,5 +61,5 @@ def _row(key: str) -> dict[str, Any] | None:
 @cache
 def _table() -> dict[str, dict[str, Any]]:
     """Return the rows of the table by their keys."""
-    rows = yaml.safe_load((Path(__file__).parent / "foreign_keys.yaml").read_text(encoding="utf-8"))
+    rows = yaml.load((Path(__file__).parent / "foreign_keys.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
     return {key: {"write": row} if isinstance(row, str) else row for key, row in rows.items()}

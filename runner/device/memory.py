@@ -26,3 +26,12 @@ def free_bytes(device: torch.device) -> int | None:
     import torch
 
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
+
+def bytes_in_use(device: torch.device) -> int:
+    """Return how many bytes the tensors of this process take on a GPU, without waiting for it; 0 on other devices."""
+    import torch
+
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["current"]

@@ -134,7 +134,8 @@ def any_rank(condition: bool) -> bool:
 
 def largest(number: int) -> int:
     """Return the largest of the ranks' numbers. All ranks, on the host: waits for no device."""
+    if get_world_size() == 1:
+        return number
     found = torch.tensor(number)
-    if get_world_size() > 1:
-        dist.all_reduce(found, dist.ReduceOp.MAX)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
     return int(found)

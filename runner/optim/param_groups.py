@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from runner.checks import check_whole
+from runner.optim.unwrapped_step import spare_compiler
 
 OptimizerFactory = Callable[[Any], Optimizer]
 """Called with a list of parameters, or with the model itself if its first argument is named `model`."""
@@ -29,6 +30,7 @@ def takes_model(factory: Any) -> bool:
 
 def call_factory(factory: Any, model: nn.Module) -> Any:
     """Return the result of calling a factory with a model or its trainable parameters."""
+    spare_compiler()
     return factory(model if takes_model(factory) else [one for one in model.parameters() if one.requires_grad])
 
 

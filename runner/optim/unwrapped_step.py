@@ -1,12 +1,22 @@
-"""Step an optimizer without torch's wrappers for profilers and hooks, while there are none."""
+"""Make, step and save optimizers without what torch wraps around them for profilers, hooks and its compiler.
+
+The wrappers for the compiler import `torch._dynamo`, which takes as long as torch itself, two thirds of a second.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch.autograd import _profiler_enabled  # pyright: ignore[reportPrivateImportUsage]
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+    _use_grad_for_differentiable,
+)
 
 _WRAPPER = Optimizer.profile_hook_step(print).__code__  # type: ignore[attr-defined]
+_GRAD_MODE = _use_grad_for_differentiable(print).__code__  # type: ignore[attr-defined]
+_NOT_COMPILED = ("add_param_group", "load_state_dict", "state_dict")
 
 
 def step(optimizer: Optimizer) -> None:
@@ -27,5 +37,21 @@ def step(optimizer: Optimizer) -> None:
         or _profiler_enabled()
     ):
         optimizer.step()
+        return
+    inner = of_class.__wrapped__  # type: ignore[attr-defined]
+    if getattr(inner, "__code__", None) is _GRAD_MODE:
+        with torch.set_grad_enabled(optimizer.defaults["differentiable"]):
+            inner.__wrapped__(optimizer)
     else:
-        of_class.__wrapped__(optimizer)  # type: ignore[attr-defined]
+        inner(optimizer)
+
+
+def spare_compiler() -> None:
+    """Let optimizers be made, saved and loaded without `torch._dynamo`.
+
+    Torch keeps its compiler out of these methods, and imports it for that where they are called first.
+    """
+    for name in _NOT_COMPILED:
+        function = getattr(getattr(Optimizer, name), "__wrapped__", None)
+        if function is not None:
+            vars(function).setdefault("__dynamo_disable", function)

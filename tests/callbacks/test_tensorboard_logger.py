@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from logged_runs import make_trainer
 
+from runner import Record, Timestamp
 from runner.callbacks import CheckpointSaver, InMemoryLogger, TensorBoardLogger
-from runner.callbacks._event_file import EventFile, checksum
+from runner.callbacks._event_file import MOST_FORMS, EventFile, checksum
 
 installed = importlib.util.find_spec("tensorboard") is not None
 needs_tensorboard = pytest.mark.skipif(not installed, reason="needs the package tensorboard")
@@ -63,6 +64,25 @@ def test_checksums_are_tensorboards():
     contents = [random.Random(length).randbytes(length) for length in (*range(20), 1000, 5000)]
     expected = [pywrap_tensorflow.masked_crc32c(one).to_bytes(4, "little") for one in contents]
     assert [checksum(one) for one in contents] == expected
+
+
+@needs_tensorboard
+def test_metrics_are_the_same_bytes_as_their_events(tmp_path: Path):
+    keys = [("a",), ("a", "b"), ("b", "a"), *((f"key {number}",) for number in range(MOST_FORMS)), ("a", "b")]
+    numbers = [0.0, -1.5, math.nan, math.inf, 1e-3, 0.0]
+    metrics = [{key: numbers[(step + place) % 6] for place, key in enumerate(one)} for step, one in enumerate(keys * 3)]
+    records = [Record(one, step, Timestamp(), 1e9 + step) for step, one in enumerate(metrics)]
+    values = [[{"tag": key, "simple_value": value} for key, value in one.items()] for one in metrics]
+    events = [{"wall_time": 1e9 + step, "step": step, "summary": {"value": value}} for step, value in enumerate(values)]
+    written = []
+    for name in ("metrics", "events"):
+        file = EventFile(tmp_path / name, None)
+        (path,) = (tmp_path / name).iterdir()
+        start = path.stat().st_size
+        file.write_metrics(records) if name == "metrics" else file.write(events)
+        file.close()
+        written.append(path.read_bytes()[start:])
+    assert written[0] == written[1]
 
 
 @needs_tensorboard

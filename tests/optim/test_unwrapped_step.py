@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -56,6 +58,32 @@ def test_gradients_are_not_recorded():
     weight, optimizer = make(torch.optim.SGD)
     step(optimizer)
     assert weight.is_leaf and torch.is_grad_enabled()
+
+
+def test_a_differentiable_step_is_recorded():
+    _, optimizer = make(torch.optim.SGD, differentiable=True)
+    with pytest.raises(RuntimeError, match="leaf Variable"):  # which a recorded step may not change
+        step(optimizer)
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+def test_an_optimizer_is_made_stepped_saved_and_loaded_without_the_compiler(kind: str):
+    code = (
+        "import sys, torch\n"
+        "from runner.optim.factories import make_optimizers\n"
+        "from runner.optim.unwrapped_step import step\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        f"(optimizer,) = make_optimizers(torch.optim.{kind}, model)\n"
+        "model(torch.ones(2)).sum().backward()\n"
+        "step(optimizer)\n"
+        "optimizer.load_state_dict(optimizer.state_dict())\n"
+        "print('torch._dynamo' in sys.modules)\n"
+        "compiled = torch.compile(model, backend='eager')\n"  # and it is there when it is needed
+        "print(torch.equal(compiled(torch.ones(2)), model(torch.ones(2))), 'torch._dynamo' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "True", "True"], done.stderr
 
 
 @pytest.mark.parametrize("where", ["before", "after", "of all", "on the object", "profiler"])

@@ -1,0 +1,214 @@
+"""What the trainer costs on two ranks: training, evaluation and prediction, against loops written by hand.
+
+    python benchmarks/ranks.py                # an MLP for digits, and a small GPT: about two minutes
+    python benchmarks/ranks.py --clock cpu    # the same by CPU time, for a machine that others use
+
+Two processes of one thread each, which average gradients over gloo, read batches that are there already, from a list. A
+careful person's loop with torch's DistributedDataParallel and the trainer take turns, many short rounds each, by the
+clock of rank 0. The ratio is taken round by round; printed are the median ratio and its quartiles. In an evaluation
+both sides average the loss over all samples, in a prediction both keep the outputs; what `Trainer.eval` and
+`Trainer.predict` take at their start and end is counted too. In the end both sides must have the same weights and
+outputs, to the bit, and the same loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import operations
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from _ranks import Found, start
+from overhead import Clock, print_ratios
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from runner import ClassificationModel, LanguageModel, Trainer, get_global_rank
+from runner.models import GPT, MLP
+
+KINDS = ("training", "evaluation", "prediction")
+LIMITS: dict[str, float] = dict.fromkeys(KINDS, 1.02)
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+Batches = list[tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Task(operations.Task):
+    """A network with its loss, and a round of this rank's samples."""
+
+    trained: int
+    """Samples in a batch of training, on each rank."""
+    evaluated: int
+    """Samples in a batch of evaluation and prediction, on each rank."""
+
+    def batches(self, size: int) -> Batches:
+        """Return the round in batches of so many samples."""
+        return [*zip(*(one.split(size) for one in self.data()), strict=True)]
+
+
+def make_digits() -> tuple[Tensor, Tensor]:
+    """Return samples of the shapes of digits: images `(N, 64)` and classes `(N,)`."""
+    generator = torch.Generator().manual_seed(get_global_rank())
+    return torch.rand(4800, 64, generator=generator), torch.randint(10, (4800,), generator=generator)
+
+
+def make_windows() -> tuple[Tensor, Tensor]:
+    """Return windows of bytes, and the bytes that follow them, each `(N, 128)`."""
+    tokens = torch.randint(256, (96, 129), generator=torch.Generator().manual_seed(get_global_rank()))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+TASKS = {
+    "digits": Task(
+        lambda: MLP(64, (128, 128), 10),
+        lambda one: ClassificationModel(one, 10),
+        make_digits,
+        F.cross_entropy,
+        trained=32,
+        evaluated=300,
+    ),
+    "gpt": Task(
+        lambda: GPT(256, context=128, d_model=64, n_layers=2, n_heads=4),
+        LanguageModel,
+        make_windows,
+        operations.loss_of_tokens,
+        trained=4,
+        evaluated=32,
+    ),
+}
+"""With the sizes of `model=mlp data=digits` and `model=gpt data=stdlib_text`, whose batches two ranks share."""
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    """Return the optimizer of both sides."""
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+
+
+class ByHand:
+    """The loops that a careful person would write."""
+
+    def __init__(self, task: Task) -> None:
+        self.loss_of = task.loss
+        self.module = operations.make_module(task)
+        self.replica = DistributedDataParallel(self.module, gradient_as_bucket_view=True)
+        self.optimizer = sgd(self.module.parameters())
+
+    def train(self, batches: Batches) -> None:
+        """Train on some batches."""
+        for inputs, targets in batches:
+            self.optimizer.zero_grad(set_to_none=True)
+            loss = self.loss_of(self.replica(inputs), targets)
+            loss.backward()
+            self.optimizer.step()
+
+    def evaluate(self, batches: Batches) -> Tensor:
+        """Return the mean loss over the batches of all ranks."""
+        total, samples = torch.zeros((), dtype=torch.float64), 0
+        self.module.eval()
+        with torch.no_grad():
+            for inputs, targets in batches:
+                total += self.loss_of(self.module(inputs), targets) * len(inputs)
+                samples += len(inputs)
+        self.module.train()
+        sums = torch.stack([total, total.new_tensor(samples)])
+        dist.all_reduce(sums)
+        return sums[0] / sums[1]
+
+    def predict(self, batches: Batches) -> list[Tensor]:
+        """Return the outputs for some batches."""
+        self.module.eval()
+        with torch.no_grad():
+            outputs = [self.module(inputs) for inputs, _ in batches]
+        self.module.train()
+        return outputs
+
+
+def measure(name: str, rounds: int, timer: Callable[[], float] = time.perf_counter) -> Found:
+    """Return the seconds of a batch in each round, by hand and with the Trainer, for each of `KINDS`. All ranks."""
+    logging.getLogger("runner").setLevel(logging.ERROR)
+    task = TASKS[name]
+    trained, evaluated = task.batches(task.trained), task.batches(task.evaluated)
+    hand, clock = ByHand(task), Clock(timer)
+    model = task.wrap(operations.make_module(task))
+    vars(model)["metrics"] = lambda train: {}  # the loops by hand have none
+    with Trainer(
+        model=model,
+        train_dataloader=trained,
+        eval_dataloader=evaluated,
+        eval_interval=0,
+        optimizers=sgd,
+        callbacks=[clock],
+        device="cpu",
+        run_dir="run",
+    ) as trainer:
+
+        def timed(function: Callable[..., Any], *arguments: Any) -> float:
+            dist.barrier()
+            began = timer()
+            function(*arguments)
+            return timer() - began
+
+        def train() -> float:
+            dist.barrier()
+            trainer.fit(duration="1ep")
+            return clock.seconds
+
+        runs: dict[str, tuple[Callable[[], float], Callable[[], float]]] = {
+            "training": (partial(timed, hand.train, trained), train),
+            "evaluation": (partial(timed, hand.evaluate, evaluated), partial(timed, trainer.eval)),
+            "prediction": (partial(timed, hand.predict, evaluated), partial(timed, trainer.predict, evaluated)),
+        }
+        found: Found = {kind: {"hand-written": [], kind: []} for kind in KINDS}
+        for number in range(rounds + 1):
+            for kind, sides in runs.items():
+                for times, run in zip(found[kind].values(), sides, strict=True):
+                    seconds = run() / len(trained if kind == "training" else evaluated)
+                    if number:  # the first round warms up
+                        times.append(seconds)
+        check(hand, trainer, evaluated)
+    return found
+
+
+def check(hand: ByHand, trainer: Trainer, batches: Batches) -> None:
+    """Check that both sides have done the same work. All ranks.
+
+    Raises:
+        AssertionError: weights or outputs differ, or losses differ in more than the last digits.
+    """
+    same = partial(torch.testing.assert_close, rtol=0, atol=0)
+    same([*trainer.state.unwrapped_model.parameters()], [*hand.module.parameters()])
+    same(trainer.predict(batches), hand.predict(batches))
+    torch.testing.assert_close(trainer.eval()["eval"]["loss"].double(), hand.evaluate(batches), rtol=1e-6, atol=0)
+
+
+def main() -> int:
+    """Print what was measured; exit code 1 when a ratio is over its limit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=25, help="that count, of each kind (default 25)")
+    parser.add_argument("--tasks", nargs="*", default=[*TASKS], choices=TASKS, help="which networks")
+    parser.add_argument("--clock", default="wall", choices=CLOCKS, help="time that passes, or that of a rank's threads")
+    arguments = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    failed = False
+    for name in arguments.tasks:
+        with tempfile.TemporaryDirectory() as folder:
+            found = start(partial(measure, name, arguments.rounds, CLOCKS[arguments.clock]), 2, Path(folder))
+        print(f"\n{name} on two ranks, {arguments.clock} clock", flush=True)
+        for kind in KINDS:
+            failed |= print_ratios(found[kind], LIMITS)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

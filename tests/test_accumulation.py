@@ -1,0 +1,265 @@
+"""Microbatches whose size is found: what is copied when, and what failed attempts leave. What ranks wait for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+from torch import Tensor, nn
+
+from runner import Callback, ClassificationModel, Trainer, accumulation
+from runner.data import TensorLoader
+from runner.device.attempts import shapes_of
+
+BATCH, BATCHES = 4, 5
+
+
+class Seen(torchmetrics.SumMetric):
+    """Samples seen; notes how often its state is asked for, as is done to copy it."""
+
+    asked = 0
+
+    @property
+    def metric_state(self):
+        Seen.asked += 1
+        return super().metric_state
+
+
+class Lean(ClassificationModel):
+    """Counts samples with running statistics and a metric, and has room for `room` samples at a time."""
+
+    def __init__(self, room: int = BATCH):
+        super().__init__(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double(), 2)
+        self.room = room
+
+    def forward(self, batch):
+        outputs = super().forward(batch)
+        if self.training and len(batch[0]) > self.room:
+            raise torch.OutOfMemoryError("out of memory")
+        return outputs
+
+    def metrics(self, train):
+        return {"seen": Seen()} if train else {}
+
+    def update_metric(self, batch, outputs, metric):
+        metric.update(float(len(batch[0])))
+
+
+class Rooms(Callback):
+    """Gives the model other room at some batches, and notes which batches had what they count copied."""
+
+    def __init__(self, rooms: dict[int, int]):
+        self.rooms = rooms
+        self.copies: list[int] = []
+
+    def batch_start(self, state, logger):
+        model: Any = state.unwrapped_model
+        model.room = self.rooms.get(state.timestamp.batch, model.room)
+        self.asked = Seen.asked
+
+    def batch_end(self, state, logger):
+        self.copies.append(int(Seen.asked > self.asked))
+
+
+def make_trainer(
+    folder: Path, rooms: dict[int, int], samples: int = BATCH * BATCHES, **arguments: Any
+) -> tuple[Trainer, Rooms]:
+    torch.manual_seed(0)
+    inputs = torch.randn(samples, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    watch = Rooms(rooms)
+    given = {"model": Lean(), "max_duration": "2ep", "microbatch_size": "auto"} | arguments
+    return Trainer(
+        train_dataloader=TensorLoader(inputs, (inputs[:, 0] > 0).long(), batch_size=BATCH, shuffle=True),
+        optimizers=lambda params: torch.optim.SGD(params, lr=0.5, momentum=0.9),
+        callbacks=[watch],
+        device="cpu",
+        run_dir=folder,
+        **given,
+    ), watch
+
+
+def weights(trainer: Trainer) -> dict[str, Tensor]:
+    return {key: one.clone() for key, one in trainer.state.unwrapped_model.state_dict().items()}
+
+
+def test_what_a_batch_counts_is_copied_only_until_its_shapes_have_fit(tmp_path: Path):
+    trainer, watch = make_trainer(tmp_path, {}, samples=BATCH * BATCHES - 1)
+    with trainer:
+        trainer.fit()
+    assert watch.copies == [1, 0, 0, 0, 1, *[0] * 5]  # the last batch of an epoch has one sample less
+
+
+def test_an_attempt_that_failed_leaves_nothing_and_its_size_is_tried_with_copies(tmp_path: Path):
+    trainer, watch = make_trainer(tmp_path / "auto", {0: 2})
+    with trainer:
+        trainer.fit()
+    assert watch.copies == [1, *[0] * 9] and trainer.state.samples_per_microbatch == 2
+    assert float(trainer.state.train_metric_values["seen"]) == BATCH * BATCHES
+    plain, _ = make_trainer(tmp_path / "plain", {}, microbatch_size=2)
+    with plain:
+        plain.fit()
+    torch.testing.assert_close(weights(trainer), weights(plain), rtol=0, atol=0)
+
+
+def test_more_memory_in_use_is_a_reason_to_copy_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    used = iter([10, 30, 20, 30, 31, *[31] * 5])
+    monkeypatch.setattr(accumulation, "bytes_in_use", lambda device: next(used))
+    trainer, watch = make_trainer(tmp_path, {4: 2})  # memory runs out at the fifth batch, when more is in use
+    with trainer:
+        trainer.fit()
+    assert watch.copies == [1, 1, 0, 0, 1, *[0] * 5] and trainer.state.samples_per_microbatch == 2
+    assert float(trainer.state.train_metric_values["seen"]) == BATCH * BATCHES
+
+
+def test_where_nothing_is_counted_a_batch_can_always_be_done_again(tmp_path: Path):
+    class Plain(Lean):
+        def metrics(self, train):
+            return {}
+
+    model = Plain()
+    model.module = nn.Linear(3, 2).double()
+    trainer, _ = make_trainer(tmp_path, {3: 1}, model=model)
+    with trainer:
+        trainer.fit()
+    assert trainer.state.samples_per_microbatch == 1 and trainer.state.timestamp.batch == 2 * BATCHES
+
+
+def test_where_a_batch_had_fit_running_out_ends_the_run_and_a_resumed_run_is_the_one_with_smaller_microbatches(
+    tmp_path: Path,
+):
+    trainer, watch = make_trainer(tmp_path / "run", {3: 2})
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory") as caught, trainer:
+        trainer.fit(duration="3ba")
+        trainer.save_checkpoint(tmp_path / "saved")
+        trainer.fit(duration="7ba")
+    assert "microbatches of 4 samples had fit a batch of these shapes, so what it counts" in "\n".join(
+        caught.value.__notes__
+    )
+    assert watch.copies == [1, 0, 0] and not trainer.state.is_consistent
+
+    resumed, watch = make_trainer(tmp_path / "run", {3: 2}, resume_path=tmp_path / "saved")
+    with resumed:
+        resumed.fit()
+    assert watch.copies == [1, *[0] * 6] and resumed.state.samples_per_microbatch == 2
+    assert float(resumed.state.train_metric_values["seen"]) == BATCH * BATCHES
+
+    plain, _ = make_trainer(tmp_path / "plain", {})
+    with plain:
+        plain.fit(duration="3ba")
+        plain.state.fitting_size = 2
+        plain.fit(duration="7ba")
+    torch.testing.assert_close(weights(resumed), weights(plain), rtol=0, atol=0)
+
+
+class Graph:
+    def to(self, device):
+        return self
+
+
+def test_shapes_of_batches():
+    image, label = torch.zeros(2, 3), torch.zeros(2)
+    assert shapes_of((image, label)) == ((image.shape,), (label.shape,))
+    assert shapes_of({"a": [image], "b": None, "c": "text"}) == (((image.shape,),), (), ())
+    nested = torch.nested.nested_tensor([image, image[:1]], layout=torch.jagged)
+    assert shapes_of((label, Graph())) is None and shapes_of([label, nested]) is None
+
+
+def test_a_rank_whose_batch_had_fit_keeps_its_part_when_another_runs_out(run_ranks, tmp_path: Path):
+    def program():
+        import torch
+        import torchmetrics
+        from torch import nn
+
+        from runner import ClassificationModel, Trainer, get_global_rank
+
+        class Lean(ClassificationModel):
+            """Takes the mean over lengths; there is no room for more than two samples of length 5."""
+
+            room = 2 * 5 * 3
+            passes = 0
+
+            def forward(self, batch):
+                self.passes += 1
+                if len(batch[0]) > 2 and batch[0].numel() > self.room:
+                    raise torch.OutOfMemoryError("out of memory")
+                return self.module(batch[0].mean(1))
+
+            def metrics(self, train):
+                return {"seen": torchmetrics.SumMetric()}
+
+            def update_metric(self, batch, outputs, metric):
+                metric.update(float(len(batch[0])))
+
+        def train(size):
+            torch.manual_seed(0)
+            generator = torch.Generator().manual_seed(get_global_rank())
+            lengths = [2, 2, 2, 5 if get_global_rank() == 0 else 2, 2]  # the fourth is new on rank 0 alone
+            batches = [
+                (torch.randn(4, length, 3, dtype=torch.float64, generator=generator), torch.arange(4) % 2)
+                for length in lengths
+            ]
+            model = Lean(nn.Linear(3, 2).double(), 2)
+            with Trainer(
+                model=model,
+                train_dataloader=batches,
+                optimizers=lambda params: torch.optim.SGD(params, lr=0.5),
+                microbatch_size=size,
+                device="cpu",
+            ) as trainer:
+                trainer.fit()
+            state = trainer.state
+            return {
+                "size": state.samples_per_microbatch,
+                "passes": model.passes,
+                "seen": float(state.train_metric_values["seen"]),
+                "weights": dict(state.unwrapped_model.state_dict()),
+            }
+
+        torch.save([train("auto"), train(2)], f"{get_global_rank()}.pt")
+
+    run_ranks(program)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for auto, plain in ranks:
+        assert auto["size"] == 2 and auto["seen"] == plain["seen"] == 40
+        torch.testing.assert_close(auto["weights"], plain["weights"], rtol=1e-12, atol=0)
+    assert [auto["passes"] for auto, _ in ranks] == [3 + 1 + 2 + 2, 3 + 1 + 2]
+
+
+def test_a_rank_computes_while_the_weights_of_the_others_are_still_to_come(run_ranks):
+    def program():
+        import time
+        from pathlib import Path
+
+        import torch
+        from torch import nn
+
+        from runner import ClassificationModel, Trainer, get_global_rank
+
+        computed = Path("computed")
+
+        class Weighed(ClassificationModel):
+            def forward(self, batch):
+                outputs = super().forward(batch)
+                if get_global_rank() == 0:
+                    computed.touch()
+                return outputs
+
+            def loss_weight(self, batch):
+                end = time.monotonic() + 60
+                while get_global_rank() == 1 and not computed.exists():
+                    assert time.monotonic() < end, "rank 0 waits for this rank's weight before it computes"
+                    time.sleep(0.01)
+                return batch[1].sum()
+
+        with Trainer(
+            model=Weighed(nn.Linear(3, 2), 2),
+            train_dataloader=[(torch.zeros(4, 3), torch.ones(4, dtype=torch.int64))],
+            optimizers=lambda params: torch.optim.SGD(params, lr=0.5),
+            device="cpu",
+        ) as trainer:
+            trainer.fit()
+
+    run_ranks(program)

@@ -104,7 +104,7 @@ class FittingMicrobatches:
                 if size == 1 or not is_out_of_memory(error):
                     raise
                 if once:
-                    error.add_note(NOT_AGAIN.format(size=size))
+                    error.add_note(NOT_AGAIN.format(size=size, half=size // 2))
                     raise
             if not any_rank(not done):
                 break

@@ -167,7 +167,7 @@ _ROWS = (
     ),
     Mode(
         "replay",
-        says="retrains one batch of a run, and shows everything that happened in it",
+        says="retrains one batch of a run, and shows what happened in it",
         example="runner replay RUN 1234",
         runs="runner.modes.replay:replay",
         check="runner.modes.replay:check_replay",

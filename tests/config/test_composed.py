@@ -25,7 +25,7 @@ def plain(*overrides: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("key", ["mode", "allow_targets", "skip_finished", "allow_divergence", "explain", "predict"])
 def test_a_key_that_a_run_needs_cannot_be_removed(key: str):
-    with pytest.raises(ValueError, match=f"{key}: a run needs this key"):
+    with pytest.raises(ValueError, match=f"~{key}: a run needs this key"):
         plain(f"~{key}")
 
 
@@ -42,11 +42,11 @@ def test_a_recipe_whose_keys_are_not_those_of_the_run_is_refused(group: str):
         ({"explain": None}, "explain=None: set its keys: explain.format=..."),
         ({"predict": {"format": "pt", "split": 3}}, "predict.split=3: allowed: eval, test, train"),
         ({"predict": {"formt": "pt"}}, "predict.formt: has no effect; did you mean 'format'"),
-        ({"predict": {"format": "pt"}}, "predict.split: mode=predict needs this key"),
+        ({"predict": {"format": "pt"}}, "~predict.split: mode=predict needs this key"),
         ({"prove": {"kills": 2.5}}, "prove.kills=2.5: must be a whole number"),
         ({"prove": {"keep": 1}}, "prove.keep=1: must be true or false"),
         ({"prove": {"without": "mlflow_logger"}}, "prove.without='mlflow_logger': must be a list of names"),
-        ({"prove": {}}, "prove.batches: mode=prove needs this key"),
+        ({"prove": {}}, "~prove.batches: mode=prove needs this key"),
         ({"test": "first"}, "test='first': must be best or last, the weights to test"),
         ({"skip_finished": 1}, "skip_finished=1: must be true or false"),
         ({"allow_divergence": None}, "allow_divergence=None: must be true or false"),

@@ -47,6 +47,28 @@ ORDER = "runner/data/order.py"
 SHARD_ORDER = "runner/data/shards/order.py"
 PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
+    # mode=check
+    Fault(
+        "peak memory: a rank gets the batch of all",
+        "runner/modes/dry_run.py",
+        "-(-data.order.batch_size // ranks)",
+        "data.order.batch_size",
+        "modes/test_peak_memory.py",
+    ),
+    Fault(
+        "peak memory: the first step, before optimizers have their state, is the last",
+        "runner/modes/peak_memory.py",
+        "if state.timestamp.batch > 1:",
+        "if True:",
+        "modes/test_peak_memory.py",
+    ),
+    Fault(
+        "peak memory: tied weights count twice",
+        "runner/modes/peak_memory.py",
+        "if id(one) not in made:",
+        "if True:",
+        "modes/test_peak_memory.py",
+    ),
     Fault(
         "attempts: an attempt goes on in the log of the one before",
         "runner/runs/folder.py",

@@ -15,13 +15,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from benchmark_modules import load
-from live_bytes import LiveBytes
 from torch import Tensor
 
 from runner import Callback, LanguageModel, Trainer, algorithms, callbacks
 from runner.data import TensorLoader
 from runner.loss import total_of
 from runner.models import GPT, ResNet8
+from runner.modes.live_bytes import LiveBytes
 
 operations = load("benchmark_of_operations", "operations.py")
 

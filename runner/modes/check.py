@@ -50,10 +50,15 @@ def report(config: dict[str, Any], findings: Findings) -> Iterator[tuple[str, st
     yield "ok data", findings.data
     where = "on the CPU" if findings.device == "cpu" else "on the meta device: shapes and types only"
     yield "ok batch", f"{findings.batch}: through {findings.events} events, {where}"
-    memory = {name: getattr(sizes, name) for name in ("weights", "gradients", "optimizer", "algorithms")}
-    total = show_bytes(sum(memory.values()))
-    parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in memory.items() if size)
-    yield "memory", f"{total} per process without activations: {parts}"
+    names = ("weights", "gradients", "optimizer", "algorithms", "activations", "gathered")
+    memory = {name: size for name in names if (size := getattr(sizes, name))}
+    parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in memory.items())
+    if sizes.peak:
+        yield "memory", f"{show_bytes(sizes.peak)} per process at the peak of a step: {parts}"
+    else:
+        yield "memory", f"{show_bytes(sum(memory.values()))} per process without activations: {parts}"
+    if findings.unpredicted:
+        yield "no figure", findings.unpredicted
     yield "checkpoint", f"{show_bytes(sizes.checkpoint)}, including weights of {show_bytes(sizes.checkpoint_weights)}"
     if findings.destinations:
         yield "not run", f"{', '.join(findings.destinations)}: destinations, which would write, print or connect"

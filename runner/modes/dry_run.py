@@ -14,35 +14,30 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from runner.batch import split
 from runner.config import build
 from runner.config.signatures import locate
-from runner.data import FakeLoader, SampleOrder
 from runner.dataloader import refuse_unsharded
 from runner.destination import LoggerDestination
 from runner.distributed.collectives import pick_device
 from runner.distributed.ranks import get_world_size
-from runner.evaluator import Evaluator, ensure_evaluators
+from runner.evaluator import ensure_evaluators
 from runner.event import Event
 from runner.failures.facts import annotate
 from runner.hooks import Callback
-from runner.modes.batch_text import describe_batch
 from runner.modes.diagnosis import NO_CHOICES, Choices, hook_at_fault, naming_fault
 from runner.modes.final_test import check_test
 from runner.modes.lint import find_mistakes
-from runner.modes.sizes import Sizes, describe_groups, measure, size_of
+from runner.modes.one_batch import OneBatch, TrialData
+from runner.modes.sizes import Sizes, at_peak, describe_groups, measure, size_of
 from runner.state import State
 from runner.trainer import Trainer
 
 MAX_WEIGHTS = 128 * 2**20
 """Bytes up to which a model is tried on the CPU; with gradients and moments it takes four times as much memory."""
-
-SAMPLES = 4
-"""Samples in the batch that goes through the run."""
 
 
 @dataclass
@@ -59,6 +54,7 @@ class Findings:
         events: the number of events that fired.
         destinations: keys of callbacks that would write, print or connect: they are made, and not called.
         refused: keys of callbacks and algorithms that read values, which tensors on the meta device do not have.
+        unpredicted: why it cannot be told how much memory training takes at its peak; empty if it can.
         warnings: what would train, but is most likely a mistake, a sentence each.
     """
 
@@ -71,78 +67,8 @@ class Findings:
     events: int = 0
     destinations: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    unpredicted: str = ""
     warnings: list[str] = field(default_factory=list)
-
-
-class OneBatch:
-    """Stands in for a loader, and yields one batch an epoch: the first samples of the loader's own first batch.
-
-    The loader is read when the run reads it, after callbacks and algorithms have prepared it, for example with the
-    policy that makes its batches. What they read from this object or set on it is the loader's own.
-
-    Args:
-        loader: the loader to read, once.
-        label: 'train', or the label of an evaluator.
-    """
-
-    stands_in = True  # its order of samples is not the one that a checkpoint records
-    _loader: Any
-    _label: str
-    _model: Any
-    _batches: list[Any]
-
-    def __init__(self, loader: Any, label: str) -> None:
-        # Not by assignment, which would set attributes of the loader.
-        vars(self).update(_loader=loader, _label=label, _model=None, _batches=[])
-        order = getattr(loader, "order", None)
-        if order is not None:
-            vars(self)["order"] = SampleOrder(order.num_samples, min(SAMPLES, order.batch_size), shuffle=False)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "to":  # batches are moved one by one, to a device that may be another at the next try
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._loader, name, value)
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the batch; it is kept, so that a second try has the same one.
-
-        Raises:
-            ValueError: the loader yields no batch.
-        """
-        if not self._batches:
-            self._batches.append(_first_batch(self._label, self._loader, self._model))
-        yield from self._batches
-
-    def seek(self, epoch: int, batch: int = 0) -> None:
-        """Do nothing: all batches are the same."""
-
-    def read_for(self, model: Any) -> None:
-        """Let a model choose which samples of the first batch to yield."""
-        vars(self)["_model"] = model
-
-    def describe(self) -> str:
-        """Return the types and shapes of the batch, which has been read."""
-        return describe_batch(self._batches[0])
-
-
-class TrialData(NamedTuple):
-    """What a dry run has in place of a run's data, with one batch in each loader.
-
-    Attributes:
-        order: the order of the real training samples, None if it is not known.
-        train: the training batch.
-        evaluators: the run's evaluators, with a `OneBatch` each.
-    """
-
-    order: SampleOrder | None
-    train: OneBatch
-    evaluators: list[Evaluator]
 
 
 class EventRecorder(Callback):
@@ -181,7 +107,44 @@ def try_out(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Finding
         else:
             findings.device = "cpu"
             _try_with_and_without_algorithms(config, data, findings)
+    _predict_peak(config, data, findings)
     return findings
+
+
+def _predict_peak(config: Mapping[str, Any], data: TrialData, findings: Findings) -> None:
+    """Add to the findings what training takes at its peak with the batches of a rank, or why this cannot be told."""
+    from runner.modes.peak_memory import predict_peak  # which imports much of torch
+
+    shards, split = layout_of(config)
+    if split > 1:
+        findings.unpredicted = f"the memory of activations: trainer.tensor_parallel={split} splits a part of them"
+        return
+    ranks = max(build.make_launch(config).processes(), get_world_size())
+    samples = None if data.order is None else -(-data.order.batch_size // ranks)
+    reading: list[str] = []
+    while True:
+        parts = _make_parts(config, findings) | {"callbacks": {}, "schedulers": None}
+        parts["algorithms"] = {key: one for key, one in parts["algorithms"].items() if key not in reading}
+        try:
+            with collecting_warnings([]):
+                model = make_model_on_meta(config)
+                model = build.make_model(config) if model is None else model
+                batch = data.train.take(samples)
+                peak = predict_peak(config, model, batch, lambda one: data.train.yielding(one, samples), parts, ranks)
+        except Exception as error:  # whether training works has been tried before
+            hook = hook_at_fault(error, config)
+            if hook is None or hook.key in reading:
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                findings.unpredicted = f"the memory of activations: {reason}"
+                return
+            reading.append(hook.key)
+        else:
+            break
+    findings.sizes = at_peak(findings.sizes, peak, ranks, shards)
+    if reading:
+        findings.unpredicted = (
+            f"the memory of {', '.join(reading)}: they read values, and tensors without memory have none"
+        )
 
 
 @contextmanager
@@ -250,13 +213,7 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings) -
         changed["precision"] = "fp32"  # only bf16 changes the weights; autocast leaves them as they are
     if on_meta:
         changed["load_path"] = None
-    parts = build.make_parts(config, uploads=False)
-    findings.destinations = [key for key, one in parts["callbacks"].items() if isinstance(one, LoggerDestination)]
-    for group in ("callbacks", "algorithms"):
-        left_out = (*findings.destinations, *findings.refused)
-        parts[group] = {key: one for key, one in parts[group].items() if key not in left_out}
-    if "scheduler" in findings.refused:
-        parts["schedulers"] = None
+    parts = _make_parts(config, findings)
     parts["callbacks"]["check"] = recorder = EventRecorder()
     model = make_model_on_meta(config) if on_meta else build.make_model(config)
     loaders: list[Any] = [data.train, *(one.dataloader for one in data.evaluators)]
@@ -288,6 +245,18 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings) -
             findings.events = len(recorder.seen)
             findings.warnings += _find_untrained(trainer.state)
             findings.warnings += find_mistakes(config, trainer.state.progress, data.order, device.type)
+
+
+def _make_parts(config: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
+    """Return the objects of a config without its destinations, and without those that were refused before."""
+    parts = build.make_parts(config, uploads=False)
+    findings.destinations = [key for key, one in parts["callbacks"].items() if isinstance(one, LoggerDestination)]
+    for group in ("callbacks", "algorithms"):
+        left_out = (*findings.destinations, *findings.refused)
+        parts[group] = {key: one for key, one in parts[group].items() if key not in left_out}
+    if "scheduler" in findings.refused:
+        parts["schedulers"] = None
+    return parts
 
 
 def layout_of(config: Mapping[str, Any]) -> tuple[int, int]:
@@ -328,22 +297,6 @@ def _find_untrained(state: State) -> Iterator[str]:
     if idle:
         more = f" and {len(idle) - 3} more" * (len(idle) > 3)
         yield f"no gradient reaches {', '.join(idle[:3])}{more}: not trained, and refused by DDP"
-
-
-def _first_batch(label: str, loader: Any, model: Any) -> Any:
-    """Return the first samples of a loader's first batch, taken apart as the model does it; else the whole batch.
-
-    Raises:
-        ValueError: the loader yields no batch.
-    """
-    if isinstance(loader, FakeLoader):
-        return loader.make(min(SAMPLES, loader.order.batch_size))
-    for batch in loader:
-        try:
-            return split(batch, model.num_samples(batch), model.slice_batch, size=SAMPLES)[0][1]
-        except (TypeError, ValueError):
-            return batch
-    raise ValueError(f"the {label} data of {loader!r} has no batch")
 
 
 def _describe(loader: Any) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -14,9 +14,27 @@ from runner.checkpoints.snapshot import capture
 from runner.state import State
 
 
+class Peak(NamedTuple):
+    """Memory of one process that trains a model, whole, with batches of some size; in bytes.
+
+    Attributes:
+        total: the most that lives at once, of everything.
+        activations: what a microbatch needs until its backward pass begins: what the forward pass leaves, and itself.
+        working: what lives at the peak beside weights, gradients and the states of optimizers and algorithms.
+        gathered: what a rank needs besides if it holds a part of the weights only.
+        microbatches: how many there are in a batch.
+    """
+
+    total: int
+    activations: int
+    working: int
+    gathered: int
+    microbatches: int
+
+
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of what a rank holds, without activations, and of checkpoints. All but the first two are in bytes."""
+    """Sizes of what a rank holds, and of checkpoints. All but the first two are in bytes."""
 
     parameters: int = 0
     """Number of elements of all parameters."""
@@ -29,6 +47,12 @@ class Sizes:
     """State of the optimizers, such as momentum."""
     algorithms: int = 0
     """State of the algorithms, such as an average of the weights."""
+    activations: int = 0
+    """What a microbatch needs until its backward pass begins, itself included; 0 if it is not known."""
+    gathered: int = 0
+    """Weights of other ranks that a rank has at once."""
+    peak: int = 0
+    """The most that a training step takes of all this: activations go as gradients come. 0 if it is not known."""
     checkpoint: int = 0
     """All files of a checkpoint."""
     checkpoint_weights: int = 0
@@ -78,6 +102,24 @@ def measure(state: State, shards: int = 1, tensor_parallel: int = 1) -> Sizes:
         checkpoint=sum(files.values()),
         checkpoint_weights=files["model.pt"],
     )
+
+
+def at_peak(sizes: Sizes, peak: Peak, ranks: int, shards: int) -> Sizes:
+    """Return sizes with what training takes at its peak.
+
+    Args:
+        sizes: of a rank, without that.
+        peak: of one process with the whole model.
+        ranks: the number of ranks.
+        shards: the ranks that share one copy of the weights.
+    """
+    gathered = peak.gathered if shards > 1 else 0
+    total = peak.total
+    if shards > 1:
+        total = sizes.weights + sizes.gradients + sizes.optimizer + sizes.algorithms + peak.working + gathered
+    elif ranks > 1 and peak.microbatches > 1:
+        total += sizes.gradients  # those that are summed lie beside those that DDP averages
+    return replace(sizes, activations=peak.activations, gathered=gathered, peak=total)
 
 
 def describe_groups(optimizers: Sequence[Optimizer]) -> list[str]:

@@ -398,7 +398,7 @@ def test_the_report_is_short_and_says_what_was_found():
     rows = dict(report(config, dry_run.try_out(config)))
     assert rows["ok model"] == "ClassificationModel(MLP), 26,122 parameters, all trainable"
     assert rows["ok batch"].endswith("through 40 events, on the CPU")
-    assert rows["memory"].startswith("418 kB per process without activations: weights 104 kB, gradients 104 kB")
+    assert rows["memory"].startswith("585 kB per process at the peak of a step: weights 104 kB, gradients 104 kB")
     assert rows["checkpoint"].endswith("including weights of 107 kB")
     assert len(rows) <= 9
 

@@ -13,17 +13,19 @@ from torch.utils._pytree import tree_leaves
 class LiveBytes(TorchDispatchMode):
     """Follows the memory of all tensors that operations of this thread return, until the last reference is gone.
 
+    What an operation takes for itself while it runs is not seen.
+
     Attributes:
         live: bytes that live now, of what was made within the `with` block.
-        peak: the most that lived at once.
+        peak: the most that lived at once; whoever reads it may set it back to `live`.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.live = self.peak = 0
         self._known: set[int] = set()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for one in tree_leaves(result):
             if isinstance(one, Tensor):

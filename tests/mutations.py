@@ -714,9 +714,23 @@ FAULTS = (
     Fault(
         "weights by name: ranks keep parts of weights of their own",
         "runner/distributed/sharding.py",
-        "        value = draws[name]()\n        dist.broadcast(value, src=0)\n",
-        "        value = draws[name]()\n",
+        "            dist.broadcast(value, src=0)\n",
+        "",
         "models/test_by_name.py",
+    ),
+    Fault(
+        "weights by name: pretrained ones are drawn",
+        "runner/models/by_name.py",
+        " and not is_deferred(one)",
+        "",
+        "models/hf/test_deferred_weights.py",
+    ),
+    Fault(
+        "weights by name: a rank reads whole weights",
+        "runner/distributed/sharding.py",
+        "        value = draws[name]()\n",
+        "        value = unsaved(draws[name]())\n",
+        "models/hf/test_deferred_weights.py",
     ),
     # budgets
     Fault(

@@ -1,4 +1,4 @@
-"""Weights without values yet: each is drawn in full when it is needed, and immediately cut down to this rank's part."""
+"""Weights without values yet: each is drawn or read when it is needed, and immediately cut down to this rank's part."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ import torch
 from torch import Tensor, nn
 
 Draw = Callable[[], Tensor]
-"""Returns the value of a weight, whole, on the CPU."""
+"""Returns the value of a weight on the CPU: whole, or a `SavedTensor`, of which a rank reads its part."""
 _KEY = "_draw_value"
 
 
 def defer(parameter: nn.Parameter, draw: Draw) -> None:
     """Register how the value of a parameter is drawn; its memory is undefined until then."""
     vars(parameter)[_KEY] = draw
+
+
+def is_deferred(parameter: nn.Parameter) -> bool:
+    """Return whether a parameter has no value yet."""
+    return _KEY in vars(parameter)
 
 
 def deferred(model: nn.Module) -> dict[str, Draw]:

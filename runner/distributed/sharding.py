@@ -258,12 +258,12 @@ def broadcast_tensors(model: nn.Module) -> None:
 
 @torch.no_grad()
 def fill_shards(model: nn.Module, device: torch.device, draws: Mapping[str, Draw]) -> None:
-    """Draw the values of a sharded model's parameters, one at a time, and keep this rank's part of each. All ranks.
+    """Draw or read the values of a sharded model's parameters, one at a time, and keep this rank's part. All ranks.
 
     Args:
         model: the model, whose parameters are on the meta device where they have no values.
         device: this rank's device.
-        draws: functions that draw the values, by name; rank 0's values are used.
+        draws: functions that return the values, by name; rank 0's are used, but each rank reads its own file.
     """
     names = {name: one for name, one in model.named_parameters() if name not in draws}
     kept = {name: local(one).clone() for name, one in (*names.items(), *model.named_buffers())}
@@ -273,8 +273,10 @@ def fill_shards(model: nn.Module, device: torch.device, draws: Mapping[str, Draw
             local(one).copy_(kept[name])
             continue
         value = draws[name]()
-        dist.broadcast(value, src=0)
-        local(one).copy_(local(like(value.to(one.dtype), one)))
+        if not isinstance(value, SavedTensor):
+            dist.broadcast(value, src=0)
+            value = value.to(one.dtype)
+        local(one).copy_(local(like(value, one)))
 
 
 def is_sharded(value: Tensor | nn.Module) -> bool:

@@ -8,6 +8,7 @@ which weights are drawn one after another from one generator.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from runner.distributed.deferred import defer
+from runner.distributed.deferred import defer, is_deferred
 from runner.randomness import stream_seed
 
 T = TypeVar("T")
@@ -25,12 +26,20 @@ BLANK = ("empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like
 SETTING = ("normal_", "uniform_", "zero_", "fill_")
 """Operations that leave nothing of what a tensor held."""
 
+_is_active = ContextVar("_is_active", default=False)
+
+
+def is_making_by_name() -> bool:
+    """Return whether a module is being made whose weights get their values later."""
+    return _is_active.get()
+
 
 def make_by_name(make: Callable[[], T], seed: int) -> T:
     """Return the module that a function makes, whose weights are drawn later, from the seed and their names.
 
     These are the weights that are made without values, as those of torch's own layers, and what initializes them:
-    drawing, filling, scaling, also of a part of them. Weights made of values, such as `torch.ones(3)`, keep these.
+    drawing, filling, scaling, also of a part of them. Weights made of values, such as `torch.ones(3)`, keep these, and
+    those that are deferred already, because a file has them, are read from there.
 
     Args:
         make: makes the module.
@@ -41,14 +50,16 @@ def make_by_name(make: Callable[[], T], seed: int) -> T:
     """
     notes = _Notes()
     handle = register_module_parameter_registration_hook(notes.register)
+    active = _is_active.set(True)
     try:
         with notes:
             made = make()
     finally:
+        _is_active.reset(active)
         handle.remove()
     named: Any = made.named_parameters() if isinstance(made, nn.Module) else ()
     for name, one in named:
-        if (steps := notes.steps.get(_storage(one))) is not None:
+        if (steps := notes.steps.get(_storage(one))) is not None and not is_deferred(one):
             defer(one, partial(_draw, stream_seed(seed, f"weights.{name}"), one.shape, one.dtype, tuple(steps)))
     return made
 

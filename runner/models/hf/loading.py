@@ -17,6 +17,8 @@ from runner.distributed.ranks import get_global_rank
 from runner.failures.facts import argument_of
 from runner.libraries.hugging_face import bars_on_terminals, draws_bars, import_hf
 from runner.libraries.targets import prepare_import
+from runner.models.by_name import is_making_by_name
+from runner.models.hf.deferred_weights import defer_weights
 from runner.models.hf.tasks import TASKS
 
 log = logging.getLogger("runner")
@@ -176,20 +178,28 @@ def load_network(
 def _load_weights(
     auto_class: Any, config: Any, name: str, task: str, revision: str | None, options: Mapping[str, Any]
 ) -> Any:
-    options = {**options, "config": config, "revision": revision, "output_loading_info": True}
-    options |= {"ignore_mismatched_sizes": True}  # reported below, in one sentence
-    found = None
-    if not is_local(name):
-        with suppress(OSError):
-            found = _asked(auto_class, name, **options, local_files_only=True)
-    network, told = _asked(auto_class, name, **options) if found is None else found
+    if is_making_by_name():
+        network = auto_class.from_config(config, **options)
+        try:
+            told = defer_weights(network, name, revision)
+        except OSError as error:
+            raise FileNotFoundError(f"name={name!r}: {_reason(error, name, revision)}") from error
+    else:
+        options = {**options, "config": config, "revision": revision, "output_loading_info": True}
+        options |= {"ignore_mismatched_sizes": True}  # reported below, in one sentence
+        found = None
+        if not is_local(name):
+            with suppress(OSError):
+                found = _asked(auto_class, name, **options, local_files_only=True)
+        network, told = _asked(auto_class, name, **options) if found is None else found
     lacking = sorted(told["missing_keys"]) + sorted(str(one[0]) for one in told["mismatched_keys"])
     new = [key for key in lacking if task != "causal_lm" and _may_be_new(key, network.base_model_prefix)]
     lacking = [key for key in lacking if key not in new]
     if lacking:
         raise ValueError(
             f"name={name!r}: {len(lacking)} of the model's weights are missing or have another shape, such as "
-            f"{lacking[0]!r}; change overrides, or give pretrained=false for new weights"
+            f"{lacking[0]!r}; change overrides, give pretrained=false for new weights"
+            + (", or set init_weights=in_order, which also converts weights" if is_making_by_name() else "")
         )
     if get_global_rank() == 0:
         if new:

@@ -26,8 +26,8 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -73,7 +73,7 @@ READS_ENVIRONMENT = ("transformers", "datasets", "huggingface_hub", "wandb")
 TOO_QUICK = "submitit.local._local"
 """A program that must take longer to start than its parent takes to make its folder."""
 OF_ARROW = "jemalloc_bg_thd"  # the thread of an allocator that knows how to be forked
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 1, 36, 37
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STREAMS = (0, 1, 2)
 
 
@@ -325,18 +325,6 @@ class Copier:
             channel.sendall(os.read(reader, 32))
             for one in (reader, writer, *received):
                 os.close(one)
-
-
-@contextmanager
-def orphans_left_alone() -> Iterator[None]:
-    """Within the context, this process takes in no orphans, as a `Copier` makes it do."""
-    before = ctypes.c_int()
-    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
-    prctl(PR_SET_CHILD_SUBREAPER, 0)
-    try:
-        yield
-    finally:
-        prctl(PR_SET_CHILD_SUBREAPER, before.value)
 
 
 def prctl(option: int, value: int) -> None:

@@ -7,32 +7,29 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from fork_server import orphans_left_alone
-from python_process import wait_until
 
-from runner.runs.load import LoadMeter, _cpu_seconds, describe_inequality
+from runner.runs.load import LoadMeter, describe_inequality
 from runner.runs.result import Result, read_result
 
 SECONDS = 1.0  # of CPU time; starting an interpreter takes up to a quarter of that on a busy machine
-BUSY = f"import time\nwhile time.process_time() < {SECONDS}: pass"
+MEASURE = f"""
+import subprocess, sys
+from runner.runs.load import _cpu_seconds
+
+busy = [sys.executable, "-I", "-c", "import time\\nwhile time.process_time() < {SECONDS}: pass"]
+orphan = [sys.executable, "-I", "-c", f"import subprocess; subprocess.Popen({{busy!r}})"]
+before = _cpu_seconds()
+subprocess.run(busy if sys.argv[1] == "True" else orphan, check=True, stdout=subprocess.PIPE)  # closed when both end
+print(*(now - then for now, then in zip(_cpu_seconds(), before)))
+"""
 
 
 @pytest.mark.parametrize("is_own", [True, False])
 def test_other_work_counts_and_that_of_our_own_processes_does_not(is_own: bool):
-    before = _cpu_seconds()
-    busy = [sys.executable, "-I", "-c", BUSY]
-    if is_own:
-        subprocess.run(busy, check=True)
-    else:  # a process whose parent has ended
-        start = f"import subprocess; print(subprocess.Popen({busy!r}, stdout=subprocess.DEVNULL).pid)"
-        with orphans_left_alone():
-            done = subprocess.run([sys.executable, "-I", "-c", start], stdout=subprocess.PIPE, text=True, check=True)
-        wait_until(lambda: not psutil.pid_exists(int(done.stdout)))
-    after = _cpu_seconds()
-    assert before is not None and after is not None
-    everyone, own = (now - then for now, then in zip(after, before, strict=True))
+    """In a process without other children, as those of other tests may end meanwhile."""
+    measure = [sys.executable, "-c", MEASURE, str(is_own)]
+    everyone, own = map(float, subprocess.run(measure, stdout=subprocess.PIPE, text=True, check=True).stdout.split())
     assert everyone > SECONDS - 0.1  # counted in hundredths, for each core
     assert (own > SECONDS / 2) is is_own
 

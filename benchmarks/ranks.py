@@ -65,7 +65,7 @@ def make_digits() -> tuple[Tensor, Tensor]:
 
 def make_windows() -> tuple[Tensor, Tensor]:
     """Return windows of bytes, and the bytes that follow them, each `(N, 128)`."""
-    tokens = torch.randint(256, (96, 129), generator=torch.Generator().manual_seed(get_global_rank()))
+    tokens = torch.randint(256, (480, 129), generator=torch.Generator().manual_seed(get_global_rank()))
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 

@@ -114,7 +114,8 @@ class ByHand:
 
     def evaluate(self, batches: Batches) -> Tensor:
         """Return the mean loss over the batches of all ranks."""
-        total, samples = torch.zeros((), dtype=torch.float64), 0
+        total = torch.zeros((), dtype=torch.float64)
+        samples = 0
         self.module.eval()
         with torch.no_grad():
             for inputs, targets in batches:
@@ -138,8 +139,10 @@ def measure(name: str, rounds: int, timer: Callable[[], float] = time.perf_count
     """Return the seconds of a batch in each round, by hand and with the Trainer, for each of `KINDS`. All ranks."""
     logging.getLogger("runner").setLevel(logging.ERROR)
     task = TASKS[name]
-    trained, evaluated = task.batches(task.trained), task.batches(task.evaluated)
-    hand, clock = ByHand(task), Clock(timer)
+    trained = task.batches(task.trained)
+    evaluated = task.batches(task.evaluated)
+    hand = ByHand(task)
+    clock = Clock(timer)
     model = task.wrap(operations.make_module(task))
     vars(model)["metrics"] = lambda train: {}  # the loops by hand have none
     with Trainer(

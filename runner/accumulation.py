@@ -89,7 +89,8 @@ class FittingMicrobatches:
     def __call__(self, run: Run, share: Share) -> None:
         state = run.state
         state.fitting_size = state.fitting_size or state.unwrapped_model.num_samples(state.batch)
-        shapes, used = shapes_of(state.batch), bytes_in_use(state.device)
+        shapes = shapes_of(state.batch)
+        used = bytes_in_use(state.device)
         repeats = shapes is not None and used <= self._fit.get((state.fitting_size, shapes), -1)
         restore = (lambda: None) if repeats else remember(state.unwrapped_model, state.train_metrics)
         once = repeats and (run.has_buffers or bool(state.train_metrics))

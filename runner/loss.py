@@ -109,7 +109,8 @@ def rank_share(model: Model, batch: Any, samples: int, all_samples: int, world_s
         world_size: the number of ranks.
     """
     if world_size == 1 or type(model).loss_weight is Model.loss_weight:
-        return lambda: samples * world_size / all_samples if world_size > 1 else 1.0
+        known = samples * world_size / all_samples if world_size > 1 else 1.0
+        return lambda: known
     mine = _exact(model.loss_weight(batch)) if samples else 0.0
     device = next(model.parameters()).device
     mine = mine if isinstance(mine, Tensor) else torch.full((), mine, dtype=_float(device), device=device)

@@ -857,8 +857,8 @@ FAULTS = (
     Fault(
         "DDP weights: ranks count alike",
         LOSS,
-        "return lambda: samples * world_size / all_samples if world_size > 1 else 1.0",
-        "return lambda: 1.0",
+        "known = samples * world_size / all_samples if world_size > 1 else 1.0",
+        "known = 1.0",
         "distributed/test_collectives.py",
     ),
     Fault(

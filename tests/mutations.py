@@ -926,6 +926,34 @@ FAULTS = (
     ),
     # checkpoints
     Fault(
+        "a checkpoint is overwritten by the next one before it is written",
+        "callbacks/checkpoint_saver.py",
+        "        self._wait()\n        logger.flush()",
+        "        logger.flush()",
+        "callbacks/test_checkpoint_saver.py",
+    ),
+    Fault(
+        "a checkpoint's averaged weights are copied after the others are back",
+        "runner/checkpoints/snapshot.py",
+        "        copies.finish()\n    return {name",
+        "        pass\n    return {name",
+        "callbacks/test_checkpoint_saver.py",
+    ),
+    Fault(
+        "a checkpoint is copied into the memory of another kind of tensor",
+        "runner/checkpoints/copies.py",
+        "made.shape != tensor.shape or ",
+        "",
+        "checkpoints/test_copies.py",
+    ),
+    Fault(
+        "a checkpoint is copied into new memory each time",
+        "runner/checkpoints/copies.py",
+        "self._free = deque(self._made)",
+        "self._free = deque()",
+        "checkpoints/test_copies.py",
+    ),
+    Fault(
         "a checkpoint of weights that are not finite",
         "callbacks/_soundness.py",
         "for name in weights.keys() & trained:",

@@ -26,13 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from runner.batch import map_tensors
+from runner.checkpoints.copies import Copies
 from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, verify_together
 from runner.checkpoints.shards import should_shard
 from runner.checkpoints.writing import write_checkpoint
 from runner.device.staging import staging
 from runner.distributed.ranks import get_data_parallel_rank, get_global_rank, get_world_size
 from runner.distributed.saved_tensor import Place, place_of
-from runner.distributed.sharding import is_sharded, like, local, whole
+from runner.distributed.sharding import is_sharded, like, whole
 from runner.engine import evaluation_weights, overrides
 from runner.failures.facts import UnsupportedType
 from runner.hooks import Algorithm, Hooks
@@ -57,18 +58,19 @@ def save_checkpoint(state: State, path: str | Path, weights_only: bool = False, 
         FileExistsError: `path` exists and is not a checkpoint.
         OSError: the disk is full or the folder is read-only; no partial checkpoint is left behind.
     """
-    write_checkpoint(capture(state, weights_only, copy=False, sharded=sharded), path)
+    write_checkpoint(capture(state, weights_only, sharded=sharded), path)
 
 
+@torch.no_grad()
 def capture(
-    state: State, weights_only: bool = False, copy: bool = True, sharded: bool | None = None
+    state: State, weights_only: bool = False, copies: Copies | None = None, sharded: bool | None = None
 ) -> Snapshot | None:
     """Return the content of a checkpoint, on the CPU; None on ranks other than 0 if it is not sharded. All ranks.
 
     Args:
         state: the run, between two batches.
         weights_only: leave out what only a resumed run needs.
-        copy: copy tensors, so that training can continue while they are written.
+        copies: makes copies of tensors, so that training can continue while they are written; None: they are shared.
         sharded: as in `save_checkpoint`.
     """
     places: dict[int, Place] | None = {} if should_shard(state, sharded) else None
@@ -79,12 +81,12 @@ def capture(
         return None  # otherwise this rank helps to gather tensors, one at a time, and keeps none
 
     def keep(value: Any) -> Any:
-        return map_tensors(value, lambda tensor: _to_cpu(tensor, copy, places))
+        return map_tensors(value, lambda tensor: _to_cpu(tensor, copies, places))
 
     averaged = any(type(one).evaluation_weights is not Algorithm.evaluation_weights for one in state.algorithms)
     with evaluation_weights(state):
         # The average is swapped into these tensors only for now: copy them before the weights are swapped back.
-        weights = _weights(state.unwrapped_model, copy or averaged, places)
+        weights = _weights(state.unwrapped_model, copies or (Copies() if averaged else None), places)
     snapshot: Snapshot = {
         "timestamp": state.timestamp.state_dict(),
         "model.pt": weights,
@@ -95,7 +97,7 @@ def capture(
         snapshot["state.pt"] = {
             "algorithms": _states(state.algorithms, keep),
             "callbacks": _states([*state.callbacks, *state.loggers], keep),
-            "model": _weights(state.unwrapped_model, copy, places) if averaged else None,
+            "model": _weights(state.unwrapped_model, copies, places) if averaged else None,
             **keep({
                 "timestamp": state.timestamp.state_dict(),
                 "previous_timestamp": state.previous_timestamp.state_dict(),
@@ -115,6 +117,8 @@ def capture(
                 "world_size": get_world_size(),
             }),
         }  # fmt: skip
+    if copies is not None:
+        copies.finish()
     if state.device.type == "cuda":
         staging(state.device).finish()  # The intended sync: all copies at once.
     return snapshot if get_global_rank() == 0 or places is not None else None
@@ -273,36 +277,37 @@ def _check_order(path: Path, saved: Mapping[str, Any], order: dict[str, Any]) ->
         )
 
 
-def _weights(model: nn.Module, copy: bool, places: dict[int, Place] | None) -> dict[str, Any]:
+def _weights(model: nn.Module, copies: Copies | None, places: dict[int, Place] | None) -> dict[str, Any]:
     """Return a model's `state_dict` on the CPU, in which names that share a weight still share it."""
-    first: dict[int, str] = {}
-    names = {name: first.setdefault(id(one), name) for name, one in model.named_parameters(remove_duplicate=False)}
-    kept: dict[str, Any] = {}
-    for name, tensor in model.state_dict().items():
-        owner = names.get(name, name)
-        kept[name] = kept[owner] if owner in kept else map_tensors(tensor, lambda one: _to_cpu(one, copy, places))
-    return kept
+    own = model.state_dict(keep_vars=True)  # the parameters themselves: detaching DTensors would take a while
+    kept = {id(one): one for one in own.values()}
+    kept = {key: map_tensors(one, lambda tensor: _to_cpu(tensor, copies, places)) for key, one in kept.items()}
+    if copies is not None:
+        copies.finish()
+    return {name: kept[id(one)] for name, one in own.items()}
 
 
-def _to_cpu(tensor: Tensor, copy: bool, places: dict[int, Place] | None) -> Tensor:
+def _to_cpu(tensor: Any, copies: Copies | None, places: dict[int, Place] | None) -> Tensor:
     """Return a tensor to write; a sharded one in full, or this rank's part if `places` are given."""
-    if is_sharded(tensor) and places is not None:
-        place = place_of(tensor)
-        part = _copy(local(tensor), copy) if place.is_first_copy else local(tensor).new_empty(0, device="cpu")
-        places[id(part)] = place
-        return part
-    if is_sharded(tensor):
+    if not is_sharded(tensor):
+        tensor = tensor.detach()
+        # A dry run allocates no memory.
+        return tensor if tensor.is_meta or get_global_rank() != 0 else _copy(tensor, copies)
+    if places is None:
         gathered = whole(tensor)
         return gathered.cpu() if get_global_rank() == 0 else gathered.new_empty(0)
-    tensor = tensor.detach()
-    # A dry run allocates no memory.
-    return tensor if tensor.is_meta or get_global_rank() != 0 else _copy(tensor, copy)
+    place = place_of(tensor)
+    held = tensor.to_local()
+    part = _copy(held, copies) if place.is_first_copy else held.new_empty(0, device="cpu")
+    places[id(part)] = place
+    return part
 
 
-def _copy(tensor: Tensor, copy: bool) -> Tensor:
-    if tensor.is_cuda and tensor.layout is torch.strided:
-        return staging(tensor.device).copy(tensor)
-    return tensor.clone() if copy and tensor.device.type == "cpu" else tensor.cpu()
+def _copy(tensor: Tensor, copies: Copies | None) -> Tensor:
+    if copies is not None:
+        return copies.copy(tensor)
+    on_gpu = tensor.is_cuda and tensor.layout is torch.strided
+    return staging(tensor.device).copy(tensor) if on_gpu else tensor.cpu()
 
 
 def _states(hooks: Any, keep: Callable[[Any], Any]) -> dict[str, Any]:

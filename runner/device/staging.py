@@ -29,9 +29,14 @@ class Staging:
         self._backend = backend
         self._filling, self._other = (_Half(size // 2, backend.Event()) for _ in range(2))
 
-    def copy(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of the host for the values that a tensor of the GPU has now; `finish` fills it."""
-        copied = torch.empty_like(tensor, device="cpu")
+    def copy(self, tensor: Tensor, into: Tensor | None = None) -> Tensor:
+        """Return a tensor of the host for the values that a tensor of the GPU has now; `finish` fills it.
+
+        Args:
+            tensor: the tensor of the GPU.
+            into: the tensor to return, of the same shape, type and strides; None: a new one.
+        """
+        copied = torch.empty_like(tensor, device="cpu") if into is None else into
         order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)  # in which its memory lies
         packed = tensor.permute(order)
         if copied.stride() != tensor.stride() or not packed.is_contiguous():

@@ -90,7 +90,7 @@ def measure(state: State, shards: int = 1, tensor_parallel: int = 1) -> Sizes:
         return size_of(content) - held_elsewhere(content)
 
     trained = [one for one in model.parameters() if one.requires_grad]
-    snapshot = capture(state, copy=False) or {}
+    snapshot = capture(state) or {}
     files = {name: saved_size(content) for name, content in snapshot.items() if name.endswith(".pt")}
     return Sizes(
         parameters=sum(one.numel() for one in model.parameters()),

@@ -69,7 +69,7 @@ class SharedNodes(Callback):
         if found[:3] != planned or found[3] not in node["lengths"].values():
             log.warning("batch %d: not where the sweep expected it, so no other job starts here", now.batch)
             return
-        snapshot = capture(state, copy=False, sharded=False)
+        snapshot = capture(state, sharded=False)
         if snapshot is not None:  # rank 0
             logger.flush()
             path = Path(node["path"])

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from python_process import wait_until
 from saver_runs import fit, saved, target
 
-from runner import Callback, LoggerDestination
+from runner import Algorithm, Callback, LoggerDestination
+from runner.algorithms import EMA
 from runner.callbacks import CheckpointSaver, ThresholdStopper
+from runner.checkpoints.digest import digest
 from runner.checkpoints.files import read_file
 
 
@@ -161,3 +164,30 @@ def test_the_thread_that_writes_computes_on_one_core_and_no_other_does(tmp_path)
     finally:
         torch.set_num_threads(before)
     assert seen == {"writer": 1, "training": 3, "a later thread": 3}
+
+
+@pytest.mark.parametrize("algorithms", [[], [EMA("2ba")]], ids=["trained", "averaged"])
+def test_training_and_later_saves_leave_alone_what_is_being_written(tmp_path: Path, algorithms: list[Algorithm]):
+    class Late(CheckpointSaver):
+        """Writes a checkpoint only once the next batch is trained, and waits for training to reach the next save."""
+
+        waiting = False
+
+        def _write(self, snapshot, *rest):
+            wait_until(lambda: self.waiting)
+            super()._write(snapshot, *rest)
+
+        def _wait(self):
+            self.waiting = True
+            super()._wait()
+            self.waiting = False
+
+    late = Late("1ba", folder="late", keep=-1, asynchronous=True)
+    fit(tmp_path, CheckpointSaver("1ba", keep=-1), late, algorithms=algorithms)
+    names = saved(tmp_path)
+    assert len(names) == 16
+    for name in names:
+        one, other = (tmp_path / folder / name for folder in ("checkpoints", "late"))
+        assert digest(read_file(one, "model.pt")) == digest(read_file(other, "model.pt"))
+        states = [read_file(path, "state.pt") for path in (one, other)]
+        assert len({digest([state[key] for key in ("optimizers", "algorithms", "model")]) for state in states}) == 1

@@ -25,6 +25,7 @@ from runner import (
 )
 from runner.algorithms import EMA, BatchAugment, GradientClipping, MixUp
 from runner.callbacks import InMemoryLogger
+from runner.checkpoints.copies import Copies
 from runner.checkpoints.files import read_file
 from runner.data import TensorLoader
 from runner.schedulers import cosine_annealing
@@ -434,6 +435,6 @@ def test_what_is_captured_has_arrived_on_the_host(weights_only: bool, algorithms
         with torch.no_grad(), evaluation_weights(trainer.state):
             expected = [value.cpu() for value in trainer.state.unwrapped_model.state_dict().values()]
         torch.cuda._sleep(1_000_000_000)  # cycles for the copies to wait
-        found = capture(trainer.state, weights_only, copy)
+        found = capture(trainer.state, weights_only, Copies() if copy else None)
     assert found is not None
     torch.testing.assert_close([*found["model.pt"].values()], expected, rtol=0, atol=0)

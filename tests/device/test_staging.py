@@ -91,6 +91,15 @@ def test_values_and_layouts_arrive_whatever_the_size_of_the_buffer(gpu: GPU, siz
     assert gpu.pinned == size
 
 
+def test_copies_go_into_the_tensors_that_are_given(gpu: GPU):
+    stage = Staging(CPU, 16, gpu)
+    given = [torch.full((5,), 9), torch.full((7,), 9)]
+    copied = [stage.copy(torch.arange(len(one)), one) for one in given]
+    stage.finish()
+    assert all(one is other for one, other in zip(copied, given, strict=True))
+    assert [one.tolist() for one in given] == [[*range(5)], [*range(7)]]
+
+
 def test_what_is_changed_later_was_copied_before(gpu: GPU):
     stage = Staging(CPU, 64, gpu)
     weights = torch.arange(100)

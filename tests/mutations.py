@@ -50,21 +50,21 @@ FAULTS = (
     # mode=check
     Fault(
         "peak memory: a rank gets the batch of all",
-        "runner/modes/dry_run.py",
+        "runner/modes/checking/dry_run.py",
         "-(-data.order.batch_size // ranks)",
         "data.order.batch_size",
         "modes/test_peak_memory.py",
     ),
     Fault(
         "peak memory: the first step, before optimizers have their state, is the last",
-        "runner/modes/peak_memory.py",
+        "runner/modes/checking/peak_memory.py",
         "if state.timestamp.batch > 1:",
         "if True:",
         "modes/test_peak_memory.py",
     ),
     Fault(
         "peak memory: tied weights count twice",
-        "runner/modes/peak_memory.py",
+        "runner/modes/checking/peak_memory.py",
         "if id(one) not in made:",
         "if True:",
         "modes/test_peak_memory.py",
@@ -1365,7 +1365,7 @@ FAULTS = (
     ),
     Fault(
         "replay: samples that were left out keep their numbers",
-        "runner/modes/replayed.py",
+        "runner/modes/retraining/replayed.py",
         "                self._follow(rows, _rows(state))",
         "                pass",
         "modes/test_replay.py",
@@ -1379,21 +1379,21 @@ FAULTS = (
     ),
     Fault(
         "forks: the parent's last batches are trained with the fork's config",
-        "runner/modes/trunk.py",
+        "runner/modes/retraining/trunk.py",
         "        **job.parent,\n",
         "",
         "runs/test_forks.py",
     ),
     Fault(
         "forks: a fork between checkpoints has no curves of its parent",
-        "runner/modes/trunk.py",
+        "runner/modes/retraining/trunk.py",
         """if one.get("_target_") == CURVES""",
         "if not one",
         "runs/test_forks.py",
     ),
     Fault(
         "forks: a fork is trained again from the start",
-        "runner/modes/standing.py",
+        "runner/modes/retraining/standing.py",
         "if checkpoint is None and (begun := forked_after(run)):",
         "if begun := 0:",
         "runs/test_forks.py",

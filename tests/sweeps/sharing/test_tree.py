@@ -14,9 +14,9 @@ from hydra import compose
 from runner.config.command_line import merge_repeated
 from runner.config.composed import to_plain
 from runner.runs.recompose import composing
-from runner.sweeps.foresight import Foreseen, looks_at_length
 from runner.sweeps.plan import PlannedJob
-from runner.sweeps.shared_tree import Tree, plan_tree
+from runner.sweeps.sharing.foresight import Foreseen, looks_at_length
+from runner.sweeps.sharing.tree import Tree, plan_tree
 
 # 12 batches an epoch, so 60 in all.
 MLP = ("model=mlp", "data.batch_size=100", "trainer.max_duration=5ep", "algorithms=none", "callbacks=none")

@@ -12,8 +12,9 @@
 - layouts: a run saved on two ranks, gathered and in shards, and loaded on 1 to 4: its weights and moments, with a
   vocabulary that does not divide, and the rest of training, compared with the whole run.
 - memory: bytes of weights, gradients and optimizer states of a GPT of 50 million weights on each of four ranks.
-- save: how long training on four ranks stands still while a GPT with AdamW is saved in shards in the background, and
-  how long a plain copy of what each rank holds takes; for comparison, how long saves take to their end.
+- save: how long training on four ranks stands still while a GPT with AdamW is saved in shards in the background, into
+  the memory of the save before, and how long a plain copy of what each rank holds takes; for comparison, the first save
+  of a run, and how long saves take to their end.
 
 A `=` means equal to the bit. The exit code is 1 where something differs that should not, a rank holds too much, or
 training stands still for too long.

@@ -47,3 +47,11 @@ class Copies:
             targets, sources = (list(one) for one in zip(*self._pending, strict=True))
             torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
             self._pending.clear()
+
+
+def to_host(tensor: Tensor, copies: Copies | None) -> Tensor:
+    """Return a tensor of the host: a copy, or without `copies` the tensor itself if it is there."""
+    if copies is not None:
+        return copies.copy(tensor)
+    on_gpu = tensor.is_cuda and tensor.layout is torch.strided
+    return staging(tensor.device).copy(tensor) if on_gpu else tensor.cpu()

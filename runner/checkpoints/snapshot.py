@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.batch import map_tensors
-from runner.checkpoints.copies import Copies
+from runner.checkpoints.copies import Copies, to_host
 from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, verify_together
 from runner.checkpoints.shards import should_shard
 from runner.checkpoints.writing import write_checkpoint
@@ -292,22 +292,15 @@ def _to_cpu(tensor: Any, copies: Copies | None, places: dict[int, Place] | None)
     if not is_sharded(tensor):
         tensor = tensor.detach()
         # A dry run allocates no memory.
-        return tensor if tensor.is_meta or get_global_rank() != 0 else _copy(tensor, copies)
+        return tensor if tensor.is_meta or get_global_rank() != 0 else to_host(tensor, copies)
     if places is None:
         gathered = whole(tensor)
         return gathered.cpu() if get_global_rank() == 0 else gathered.new_empty(0)
     place = place_of(tensor)
     held = tensor.to_local()
-    part = _copy(held, copies) if place.is_first_copy else held.new_empty(0, device="cpu")
+    part = to_host(held, copies) if place.is_first_copy else held.new_empty(0, device="cpu")
     places[id(part)] = place
     return part
-
-
-def _copy(tensor: Tensor, copies: Copies | None) -> Tensor:
-    if copies is not None:
-        return copies.copy(tensor)
-    on_gpu = tensor.is_cuda and tensor.layout is torch.strided
-    return staging(tensor.device).copy(tensor) if on_gpu else tensor.cpu()
 
 
 def _states(hooks: Any, keep: Callable[[Any], Any]) -> dict[str, Any]:

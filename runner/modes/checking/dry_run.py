@@ -116,11 +116,8 @@ def _predict_peak(config: Mapping[str, Any], data: TrialData, findings: Findings
     from runner.modes.checking.peak_memory import predict_peak  # which imports much of torch
 
     shards, split = layout_of(config)
-    if split > 1:
-        findings.unpredicted = f"the memory of activations: trainer.tensor_parallel={split} splits a part of them"
-        return
     ranks = max(build.make_launch(config).processes(), get_world_size())
-    samples = None if data.order is None else -(-data.order.batch_size // ranks)
+    samples = None if data.order is None else -(-data.order.batch_size // (ranks // split))
     reading: list[str] = []
     while True:
         parts = _make_parts(config, findings) | {"callbacks": {}, "schedulers": None}
@@ -140,7 +137,7 @@ def _predict_peak(config: Mapping[str, Any], data: TrialData, findings: Findings
             reading.append(hook.key)
         else:
             break
-    findings.sizes = at_peak(findings.sizes, peak, ranks, shards)
+    findings.sizes = at_peak(findings.sizes, peak, ranks > shards == split == 1)
     if reading:
         findings.unpredicted = (
             f"the memory of {', '.join(reading)}: they read values, and tensors without memory have none"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -23,23 +23,43 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.live = self.peak = 0
-        self._known: set[int] = set()
+        self._known: dict[int, int] = {}
+
+    def __enter__(self) -> LiveBytes:
+        resize = self._resize = UntypedStorage.resize_  # by which FSDP frees gathered weights; no operation tells of it
+
+        def resize_(storage: UntypedStorage, size: int) -> UntypedStorage:
+            resize(storage, size)
+            self._follow(storage)
+            return storage
+
+        UntypedStorage.resize_ = resize_
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        UntypedStorage.resize_ = self._resize
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(kind, "full_tensor") for kind in types):
+            return NotImplemented  # a sharded tensor has no memory itself: what follows is done with its parts
         result = func(*args, **(kwargs or {}))
         for one in tree_leaves(result):
-            if isinstance(one, Tensor):
+            if isinstance(one, Tensor) and one.device.type != "meta":
                 self._follow(one.untyped_storage())
         return result
 
     def _follow(self, storage: Any) -> None:
         if storage._cdata not in self._known:
-            self._known.add(storage._cdata)
-            self.live += storage.nbytes()
-            self.peak = max(self.peak, self.live)
+            self._known[storage._cdata] = 0
             # Torch keeps the object of a memory as long as the memory, so its end is that of the memory.
-            weakref.finalize(storage, self._end, storage._cdata, storage.nbytes())
+            weakref.finalize(storage, self._end, storage._cdata)
+        self._size(storage._cdata, storage.nbytes())
 
-    def _end(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.live -= size
+    def _size(self, key: int, size: int) -> None:
+        self.live += size - self._known[key]
+        self._known[key] = size
+        self.peak = max(self.peak, self.live)
+
+    def _end(self, key: int) -> None:
+        self.live -= self._known.pop(key)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from runner.batch import split
 from runner.data import FakeLoader, SampleOrder
+from runner.distributed.ranks import get_world_size
 from runner.evaluator import Evaluator
 from runner.modes.checking.batch_text import describe_batch
 
@@ -41,7 +42,9 @@ class OneBatch:
         vars(self).update(_loader=loader, _label=label, _model=None, _whole=[], _batches=given)
         order = getattr(loader, "order", None)
         if order is not None:
-            vars(self)["order"] = SampleOrder(order.num_samples, min(samples, order.batch_size), shuffle=False)
+            ranks = get_world_size()
+            size = min(samples * ranks, order.batch_size)
+            vars(self)["order"] = SampleOrder(order.num_samples, size, shuffle=False, rank=0, world_size=ranks)
 
     def __getattr__(self, name: str) -> Any:
         if name == "to":  # batches are moved one by one, to a device that may be another at the next try

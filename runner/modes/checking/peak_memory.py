@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from runner.batch import map_tensors
 from runner.config import build
 from runner.distributed.blocks import find_units
+from runner.distributed.collectives import destroy_process_group
+from runner.distributed.sharding import Layout
 from runner.event import Event
 from runner.hooks import Callback
 from runner.logger import Logger
@@ -47,14 +51,14 @@ def predict_peak(
     """
     section = config["trainer"]
     precision = {"tf32": "fp32", "amp_fp16": "amp_bf16"}.get(section.get("precision"), section.get("precision", "fp32"))
-    if section.get("gather_dtype") and ranks > 1:
-        precision = "bf16"  # weights are gathered, and activations are, in 16 bits
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # what fails is an exception, too
     changed = {"device": "cpu", "precision": precision, "compile": False, "load_path": None, "iteration_length": None}
     model.metrics = lambda train: {}
     model.to = lambda *_, **__: model  # it is where it should be, and fake tensors cannot be exchanged in place
-    with _OnCPU() as live, tempfile.TemporaryDirectory(prefix="runner-check-") as folder:
-        watch = _Watch(live, ranks > 1)
+    gathered = _gathered(model, section) if ranks > 1 and section.get("parallel") == "fsdp" else 0
+    split = ranks > 1 and Layout(section.get("parallel", "ddp"), tensor_parallel=section.get("tensor_parallel", 1)).shards
+    with _OnCPU() as live, _pretended(ranks if split else 1), tempfile.TemporaryDirectory(prefix="runner-check-") as folder:
+        watch = _Watch(live, ranks > 1 and not split, config.get("init_weights") == "by_name")
         with FakeTensorMode(allow_non_fake_inputs=True):
             _drop_values(model, Precision(precision).weight_dtype)
             batch = map_tensors(batch, torch.empty_like, objects=lambda one: None if isinstance(one, Mapping) else one)
@@ -68,8 +72,20 @@ def predict_peak(
         )
         with trainer:
             trainer.fit()
-    total = max(watch.total, live.peak)
-    return Peak(total, watch.activations, total - watch.kept, watch.gathered, watch.microbatches)
+    return Peak(max(watch.total, live.peak), watch.activations, gathered, watch.microbatches)
+
+
+@contextmanager
+def _pretended(ranks: int) -> Iterator[None]:
+    """Make this process the first of ranks that do not exist: it gets nothing from them, in memory of the right size."""
+    if ranks == 1:
+        yield
+        return
+    dist.init_process_group("fake", rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        destroy_process_group()
 
 
 class _OnCPU(LiveBytes):
@@ -77,7 +93,7 @@ class _OnCPU(LiveBytes):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if func is torch.ops.aten.convolution_backward.default:
+        if result is not NotImplemented and func is torch.ops.aten.convolution_backward.default:
             inputs, weight = (0 if one is None else one.nbytes for one in result[:2])
             self.peak = max(self.peak, self.live + 2 * inputs, self.live + weight)
         return result
@@ -86,13 +102,16 @@ class _OnCPU(LiveBytes):
 class _Watch(Callback):
     """Reads the memory that lives, and ends training after two batches: in the second, optimizers have their state."""
 
-    def __init__(self, live: LiveBytes, keeps_gradients: bool) -> None:
+    def __init__(self, live: LiveBytes, keeps_gradients: bool, begins_sharded: bool) -> None:
         self.live = live
         self.keeps_gradients = keeps_gradients
-        self.total = self.activations = self.gathered = self.kept = self.microbatches = self._start = 0
+        self.begins_sharded = begins_sharded
+        self.total = self.activations = self.microbatches = self._start = 0
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
-        if event is Event.BATCH_START:
+        if event is Event.FIT_START and self.begins_sharded:
+            self.live.peak = self.live.live  # no rank ever has whole weights, which there are here
+        elif event is Event.BATCH_START:
             self.microbatches = 0
         elif event is Event.BEFORE_FORWARD:
             self.microbatches += 1
@@ -106,13 +125,8 @@ class _Watch(Callback):
             # The second of these is the only one that a model with its own training_step has.
             self.activations = max(self.activations, self.live.peak - self._start)
             self._start = 0
-        elif event is Event.BATCH_END:
-            model = state.unwrapped_model
-            states = [one.state_dict() for one in (*state.optimizers, *state.algorithms)]
-            self.kept = size_of([dict(model.state_dict()), [one.grad for one in model.parameters()], states])
-            self.gathered = _gathered(model)
-            if state.timestamp.batch > 1:
-                state.stop_training()
+        elif event is Event.BATCH_END and state.timestamp.batch > 1:
+            state.stop_training()
 
 
 def _drop_values(model: nn.Module, dtype: torch.dtype | None) -> None:
@@ -128,8 +142,9 @@ def _drop_values(model: nn.Module, dtype: torch.dtype | None) -> None:
             setattr(module, name, made[id(one)][1])
 
 
-def _gathered(model: nn.Module) -> int:
+def _gathered(model: nn.Module, section: Mapping[str, Any]) -> int:
     """Return the bytes of what a rank has whole at once of a sharded model: all but the blocks, and two of these."""
     blocks = sorted(size_of([*one.parameters()]) for one in find_units(model).values())
     root = size_of([*model.parameters()]) - sum(blocks)
-    return root + sum(blocks[-2:])
+    size = root + sum(blocks[-2:])
+    return size // 2 if section.get("gather_dtype") and section.get("precision") != "bf16" else size

@@ -15,19 +15,17 @@ from runner.state import State
 
 
 class Peak(NamedTuple):
-    """Memory of one process that trains a model, whole, with batches of some size; in bytes.
+    """Memory of a process that trains a model with batches of some size; in bytes.
 
     Attributes:
         total: the most that lives at once, of everything.
         activations: what a microbatch needs until its backward pass begins: what the forward pass leaves, and itself.
-        working: what lives at the peak beside weights, gradients and the states of optimizers and algorithms.
-        gathered: what a rank needs besides if it holds a part of the weights only.
+        gathered: the most of the whole weights that a rank has at once if it holds a part of them only.
         microbatches: how many there are in a batch.
     """
 
     total: int
     activations: int
-    working: int
     gathered: int
     microbatches: int
 
@@ -104,22 +102,17 @@ def measure(state: State, shards: int = 1, tensor_parallel: int = 1) -> Sizes:
     )
 
 
-def at_peak(sizes: Sizes, peak: Peak, ranks: int, shards: int) -> Sizes:
+def at_peak(sizes: Sizes, peak: Peak, replicas: bool) -> Sizes:
     """Return sizes with what training takes at its peak.
 
     Args:
         sizes: of a rank, without that.
-        peak: of one process with the whole model.
-        ranks: the number of ranks.
-        shards: the ranks that share one copy of the weights.
+        peak: what was found.
+        replicas: whether other ranks have the same whole model.
     """
-    gathered = peak.gathered if shards > 1 else 0
-    total = peak.total
-    if shards > 1:
-        total = sizes.weights + sizes.gradients + sizes.optimizer + sizes.algorithms + peak.working + gathered
-    elif ranks > 1 and peak.microbatches > 1:
-        total += sizes.gradients  # those that are summed lie beside those that DDP averages
-    return replace(sizes, activations=peak.activations, gathered=gathered, peak=total)
+    # Gradients that are summed lie beside those that DDP averages.
+    total = peak.total + (sizes.gradients if replicas and peak.microbatches > 1 else 0)
+    return replace(sizes, activations=peak.activations, gathered=peak.gathered, peak=total)
 
 
 def describe_groups(optimizers: Sequence[Optimizer]) -> list[str]:

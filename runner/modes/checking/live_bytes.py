@@ -15,25 +15,29 @@ class LiveBytes(TorchDispatchMode):
 
     What an operation takes for itself while it runs is not seen.
 
+    Args:
+        fake: mode of the fake tensors that count as if they had memory; no others do.
+
     Attributes:
         live: bytes that live now, of what was made within the `with` block.
         peak: the most that lived at once; whoever reads it may set it back to `live`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fake: Any = None) -> None:
         super().__init__()
+        self.fake = fake
         self.live = self.peak = 0
         self._known: dict[int, int] = {}
 
     def __enter__(self) -> LiveBytes:
         resize = self._resize = UntypedStorage.resize_  # by which FSDP frees gathered weights; no operation tells of it
 
-        def resize_(storage: UntypedStorage, size: int) -> UntypedStorage:
+        def resize_(storage: Any, size: int) -> Any:
             resize(storage, size)
             self._follow(storage)
             return storage
 
-        UntypedStorage.resize_ = resize_
+        UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -45,7 +49,8 @@ class LiveBytes(TorchDispatchMode):
             return NotImplemented  # a sharded tensor has no memory itself: what follows is done with its parts
         result = func(*args, **(kwargs or {}))
         for one in tree_leaves(result):
-            if isinstance(one, Tensor) and one.device.type != "meta":
+            is_held = isinstance(one, Tensor) and one.device.type != "meta"
+            if is_held and getattr(one, "fake_mode", self.fake) is self.fake:
                 self._follow(one.untyped_storage())
         return result
 

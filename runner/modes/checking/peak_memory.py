@@ -1,8 +1,9 @@
 """The most memory that training takes, predicted: batches go through the real Trainer as tensors that have none.
 
 Weights and batches are torch's fake tensors. They have a shape, a type and a device, by which torch chooses its
-kernels, and so has all that is computed from them; but they have neither values nor memory. What an operation takes for
-itself while it runs is not seen.
+kernels, and so has all that is computed from them; but they have neither values nor memory. Sharded models are sharded
+by torch, over ranks that do not exist. Of replicas one is trained, and what DDP keeps is added. What an operation takes
+for itself while it runs is seen only where it is large.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,6 @@ from runner.batch import map_tensors
 from runner.config import build
 from runner.distributed.blocks import find_units
 from runner.distributed.collectives import destroy_process_group
-from runner.distributed.sharding import Layout
 from runner.event import Event
 from runner.hooks import Callback
 from runner.logger import Logger
@@ -44,7 +45,7 @@ def predict_peak(
         batch: a batch of the size that a rank gets.
         loader: a function from a batch to the loader that yields it once an epoch.
         parts: the run's algorithms and optimizers, new, by the Trainer's arguments.
-        ranks: the number of ranks; several have memory for all gradients throughout.
+        ranks: the number of ranks.
 
     Raises:
         RuntimeError: the model or an algorithm reads values.
@@ -55,11 +56,17 @@ def predict_peak(
     changed = {"device": "cpu", "precision": precision, "compile": False, "load_path": None, "iteration_length": None}
     model.metrics = lambda train: {}
     model.to = lambda *_, **__: model  # it is where it should be, and fake tensors cannot be exchanged in place
-    gathered = _gathered(model, section) if ranks > 1 and section.get("parallel") == "fsdp" else 0
-    split = ranks > 1 and Layout(section.get("parallel", "ddp"), tensor_parallel=section.get("tensor_parallel", 1)).shards
-    with _OnCPU() as live, _pretended(ranks if split else 1), tempfile.TemporaryDirectory(prefix="runner-check-") as folder:
-        watch = _Watch(live, ranks > 1 and not split, config.get("init_weights") == "by_name")
-        with FakeTensorMode(allow_non_fake_inputs=True):
+    is_sharded = ranks > 1 and section.get("parallel") == "fsdp"
+    is_replica = ranks > 1 and not is_sharded and section.get("tensor_parallel", 1) == 1
+    gathered = _gathered(model, section) if is_sharded else 0
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with (
+        _OnCPU(fake) as live,
+        _pretended(1 if is_replica else ranks),
+        tempfile.TemporaryDirectory(prefix="runner-check-") as folder,
+    ):
+        watch = _Watch(live, is_replica, begins_sharded=config.get("init_weights") == "by_name")
+        with fake:
             _drop_values(model, Precision(precision).weight_dtype)
             batch = map_tensors(batch, torch.empty_like, objects=lambda one: None if isinstance(one, Mapping) else one)
         trainer = build.assemble(
@@ -77,7 +84,7 @@ def predict_peak(
 
 @contextmanager
 def _pretended(ranks: int) -> Iterator[None]:
-    """Make this process the first of ranks that do not exist: it gets nothing from them, in memory of the right size."""
+    """Make this process the first of ranks that do not exist: what they send has no values, but its size."""
     if ranks == 1:
         yield
         return
@@ -89,13 +96,24 @@ def _pretended(ranks: int) -> Iterator[None]:
 
 
 class _OnCPU(LiveBytes):
-    """Counts what oneDNN needs, too: it computes the gradients of a convolution in a layout of its own."""
+    """Counts what oneDNN and gloo need, too.
+
+    The first computes the gradients of a convolution in a layout of its own. The second gathers into memory of its own,
+    and sums in a copy.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.empty.memory_format and prod(args[0]) >= 1 << 20:
+            with self.fake:  # what FSDP gathers into; its values are undefined anyway
+                return super().__torch_dispatch__(func, types, args, kwargs)
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if result is not NotImplemented and func is torch.ops.aten.convolution_backward.default:
+        if result is NotImplemented:
+            return result
+        if func is torch.ops.aten.convolution_backward.default:
             inputs, weight = (0 if one is None else one.nbytes for one in result[:2])
             self.peak = max(self.peak, self.live + 2 * inputs, self.live + weight)
+        elif func in (torch.ops.c10d._allgather_base_.default, torch.ops.c10d._reduce_scatter_base_.default):
+            self.peak = max(self.peak, self.live + max(one.nbytes for one in args[:2]))
         return result
 
 
@@ -115,6 +133,7 @@ class _Watch(Callback):
             self.microbatches = 0
         elif event is Event.BEFORE_FORWARD:
             self.microbatches += 1
+            # DDP has memory for all gradients throughout.
             for one in state.unwrapped_model.parameters() if self.keeps_gradients else ():
                 if one.requires_grad and one.grad is None:
                     one.grad = torch.zeros_like(one)

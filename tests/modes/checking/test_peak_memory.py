@@ -141,11 +141,11 @@ def test_a_rank_has_its_share():
 
 
 def measure_ranks() -> None:
-    """Leave the most that this rank's allocator gives with each layout in a file."""
+    """Leave the most that this rank's allocator gives with each layout, twice, in a file."""
     folder = Path(f"rank{get_global_rank()}")
     folder.mkdir()
     with on_ranks():
-        found = [allocated(folder, *overrides) for overrides in RANKED[get_world_size()]]
+        found = [[allocated(folder, *overrides) for overrides in RANKED[get_world_size()]] for _ in range(2)]
     (folder / "found.json").write_text(json.dumps(found))
 
 
@@ -153,13 +153,14 @@ def measure_ranks() -> None:
 @pytest.mark.parametrize("ranks", RANKED)
 def test_the_peak_of_a_rank_is_what_its_allocator_gives(run_ranks: Any, tmp_path: Path, ranks: int):
     run_ranks(program_of("modes/checking/test_peak_memory", "measure_ranks"), ranks)
-    for rank in range(ranks):
-        found = json.loads((tmp_path / f"rank{rank}" / "found.json").read_text())
-        for overrides, measured in zip(RANKED[ranks], found, strict=True):
-            findings = predicted(*overrides, f"launch.nproc_per_node={ranks}")
-            assert findings.unpredicted == ""
-            assert findings.sizes.peak == pytest.approx(measured, rel=0.1), overrides
-            assert bool(findings.sizes.gathered) == (SHARDED in overrides)
+    found = [one for path in tmp_path.glob("rank*/found.json") for one in json.loads(path.read_text())]
+    assert len(found) == 2 * ranks
+    for overrides, *measured in zip(RANKED[ranks], *found, strict=True):
+        findings = predicted(*overrides, f"launch.nproc_per_node={ranks}")
+        assert findings.unpredicted == ""
+        # Torch sometimes does not notice that a thread of gloo frees memory; then it counts too much.
+        assert findings.sizes.peak == pytest.approx(min(measured), rel=0.1), overrides
+        assert bool(findings.sizes.gathered) == (SHARDED in overrides)
 
 
 def test_a_large_model_takes_no_memory():

@@ -134,6 +134,20 @@ FAULTS = (
         "runs/test_mirrored.py",
     ),
     Fault(
+        "mirror: a failed upload keeps its room there",
+        "runner/checkpoints/mirror.py",
+        "                self._remove(name)\n            raise",
+        "                pass\n            raise",
+        "callbacks/test_checkpoint_saver_mirror.py",
+    ),
+    Fault(
+        "mirror: a checkpoint that cannot be used is left out without a word",
+        "runner/checkpoints/mirror.py",
+        "report(name, error)",
+        "pass",
+        "runs/test_mirrored.py",
+    ),
+    Fault(
         "mirror: another run's checkpoints are replaced",
         "callbacks/_mirror_uploads.py",
         "if not self._may_begin and self._mirror.saved():",

@@ -134,6 +134,13 @@ FAULTS = (
         "runs/test_mirrored.py",
     ),
     Fault(
+        "ranks: a warning does not say which rank it comes from",
+        "runner/job.py",
+        "%(levelname)s: rank {ranks.rank}: ",
+        "%(levelname)s: ",
+        "distributed/test_local_ranks.py",
+    ),
+    Fault(
         "checkpoints: each rank reports a damaged one",
         "runner/checkpoints/files.py",
         "if fault is not None and get_global_rank() == 0:",

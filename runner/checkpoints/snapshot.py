@@ -194,7 +194,7 @@ def _load_into(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path
             f"weights of {str(path)!r} do not fit the model: missing {missing}, unexpected {unexpected}, "
             f"of a different shape {shapes}"
         )
-    if missing or unexpected:
+    if (missing or unexpected) and get_global_rank() == 0:
         log.warning("weights of %s loaded in part: missing %s, unexpected %s", path, missing, unexpected)
     load_into(model, weights)
 

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from runner.destination import LoggerDestination, Record
 from runner.failures.facts import add_raiser
+from runner.time import Timestamp
 
 if TYPE_CHECKING:
     from runner.state import State
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("runner")
 
 Number = bool | int | float
+_Logged = tuple[dict[str, Any], int, Timestamp, float]  # the fields of a `Record`, which takes longer to make
 
 
 class Logger:
@@ -41,7 +43,7 @@ class Logger:
         self.destinations = tuple(destinations)
         self._state = state
         self._interval = interval
-        self._pending: deque[Record] = deque()
+        self._pending: deque[_Logged] = deque()
         self._draining = threading.RLock()
         self._delivering = False
         self._stop = threading.Event()
@@ -86,7 +88,7 @@ class Logger:
         if self._error is not None:
             self.flush()
         timestamp = self._state.timestamp
-        self._pending.append(Record(metrics, timestamp.batch if step is None else step, timestamp, time.time()))
+        self._pending.append((metrics, timestamp.batch if step is None else step, timestamp, time.time()))
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="logger", daemon=True)
             self._thread.start()
@@ -187,31 +189,35 @@ def _keep(key: str, value: Tensor | Number) -> Tensor | float:
         raise TypeError(f"metric {key!r}={value!r}: {allowed}") from None
 
 
-def join(records: Sequence[Record]) -> list[Record]:
-    """Return records with adjacent ones of the same moment merged, since several callbacks log metrics of a batch.
+def join(logged: Iterable[_Logged]) -> list[Record]:
+    """Return the records of what was logged: one for all that several callbacks logged at a moment, one after another.
 
-    Metrics are merged into the dict of the first record. A record that repeats a key stays separate.
+    Metrics are merged into the dict that was logged first. If a key is logged again, another record begins.
     """
     joined: list[Record] = []
     metrics: dict[str, Any] = {}
     step = -1
     timestamp = None
-    for record in records:
+    for one in logged:
         # Timestamps are immutable, so the same object means the same moment.
-        if record.timestamp is timestamp and record.step == step and metrics.keys().isdisjoint(record.metrics):
-            metrics.update(record.metrics)
+        if one[2] is timestamp and one[1] == step and metrics.keys().isdisjoint(one[0]):
+            metrics.update(one[0])
         else:
-            metrics, step, timestamp, _ = record
-            joined.append(record)
+            metrics, step, timestamp, _ = one
+            joined.append(tuple.__new__(Record, one))
     return joined
 
 
 def read_back(records: Sequence[Record]) -> None:
     """Replace tensors in records by floats, in place, with one sync for each dtype on each device."""
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
-    found = [(one.metrics, *pair) for one in records for pair in one.metrics.items() if type(pair[1]) is not float]
-    for metrics, key, value in found:
-        groups.setdefault((value.device, value.dtype), []).append((metrics, key))
+    for metrics, _, _, _ in records:
+        for key, value in metrics.items():
+            if type(value) is not float:
+                if value.is_cpu:
+                    metrics[key] = float(value.item())
+                else:
+                    groups.setdefault((value.device, value.dtype), []).append((metrics, key))
     for places in groups.values():
         # The intended host-device sync, on the logger's own thread.
         values = torch.stack([metrics[key] for metrics, key in places])

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from runner.destination import LoggerDestination, Record
 from runner.failures.facts import add_raiser
-from runner.time import Timestamp
 
 if TYPE_CHECKING:
     from runner.state import State
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("runner")
 
 Number = bool | int | float
-_Logged = tuple[dict[str, Any], int, Timestamp, float]  # the fields of a `Record`, which takes longer to make
 
 
 class Logger:
@@ -43,7 +41,7 @@ class Logger:
         self.destinations = tuple(destinations)
         self._state = state
         self._interval = interval
-        self._pending: deque[_Logged] = deque()
+        self._pending: deque[Record] = deque()
         self._draining = threading.RLock()
         self._delivering = False
         self._stop = threading.Event()
@@ -88,7 +86,7 @@ class Logger:
         if self._error is not None:
             self.flush()
         timestamp = self._state.timestamp
-        self._pending.append((metrics, timestamp.batch if step is None else step, timestamp, time.time()))
+        self._pending.append(Record(metrics, timestamp.batch if step is None else step, timestamp, time.time()))
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="logger", daemon=True)
             self._thread.start()
@@ -189,29 +187,29 @@ def _keep(key: str, value: Tensor | Number) -> Tensor | float:
         raise TypeError(f"metric {key!r}={value!r}: {allowed}") from None
 
 
-def join(logged: Iterable[_Logged]) -> list[Record]:
-    """Return the records of what was logged: one for all that several callbacks logged at a moment, one after another.
+def join(records: Sequence[Record]) -> list[Record]:
+    """Return records with adjacent ones of the same moment merged, since several callbacks log metrics of a batch.
 
-    Metrics are merged into the dict that was logged first. If a key is logged again, another record begins.
+    Metrics are merged into the dict of the first record. A record that repeats a key stays separate.
     """
     joined: list[Record] = []
     metrics: dict[str, Any] = {}
     step = -1
     timestamp = None
-    for one in logged:
+    for record in records:
         # Timestamps are immutable, so the same object means the same moment.
-        if one[2] is timestamp and one[1] == step and metrics.keys().isdisjoint(one[0]):
-            metrics.update(one[0])
+        if record.timestamp is timestamp and record.step == step and metrics.keys().isdisjoint(record.metrics):
+            metrics.update(record.metrics)
         else:
-            metrics, step, timestamp, _ = one
-            joined.append(tuple.__new__(Record, one))
+            metrics, step, timestamp, _ = record
+            joined.append(record)
     return joined
 
 
 def read_back(records: Sequence[Record]) -> None:
     """Replace tensors in records by floats, in place, with one sync for each dtype on each device."""
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
-    for metrics, _, _, _ in records:
+    for metrics, *_ in records:
         for key, value in metrics.items():
             if type(value) is not float:
                 if value.is_cpu:

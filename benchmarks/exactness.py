@@ -42,7 +42,7 @@ from runner.checkpoints.files import read_file
 from runner.data import TensorLoader
 from runner.distributed.sharding import local
 from runner.models import GPT
-from runner.modes.sizes import size_of
+from runner.modes.checking.sizes import size_of
 
 EXACT: dict[str, Any] = {"exact": True}  # 64 bits and no dropout, whose masks are of a rank
 LIMIT = 0.30

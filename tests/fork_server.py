@@ -37,7 +37,7 @@ PRELOADED = (
     "runner.modes.compare",
     "runner.modes.diagnosis",
     "runner.modes.explain",
-    "runner.modes.lint",
+    "runner.modes.checking.lint",
     "runner.modes.prove",
     "runner.modes.sync",
     "runner.modes.train",

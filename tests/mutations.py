@@ -3,7 +3,8 @@
     python tests/mutations.py                 # all, two at a time: a table; exit code 1 where one is not caught
     python tests/mutations.py order uneven    # those whose names hold one of these words
 
-Each fault is first tried on the tests next to it and, if they miss it, on the whole first tier, which must catch it.
+Each fault is first tried on the tests next to it, those of the second tier last, and if they miss it, on the whole
+first tier, which must catch it.
 Add a fault with each new promise.
 """
 
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("runner", "callbacks", "algorithms", "conf", "tests", "benchmarks", "docs", ".editable")
 FILES = ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "LICENSE", "constraints.txt")
 AT_ONCE = 2
+NO_TESTS = 5  # pytest's exit code where none is selected
 TIMEOUT = 1800.0  # seconds for the whole first tier
 
 
@@ -50,24 +52,24 @@ FAULTS = (
     # mode=check
     Fault(
         "peak memory: a rank gets the batch of all",
-        "runner/modes/dry_run.py",
+        "runner/modes/checking/dry_run.py",
         "-(-data.order.batch_size // ranks)",
         "data.order.batch_size",
-        "modes/test_peak_memory.py",
+        "modes/checking/test_peak_memory.py",
     ),
     Fault(
         "peak memory: the first step, before optimizers have their state, is the last",
-        "runner/modes/peak_memory.py",
+        "runner/modes/checking/peak_memory.py",
         "if state.timestamp.batch > 1:",
         "if True:",
-        "modes/test_peak_memory.py",
+        "modes/checking/test_peak_memory.py",
     ),
     Fault(
         "peak memory: tied weights count twice",
-        "runner/modes/peak_memory.py",
+        "runner/modes/checking/peak_memory.py",
         "if id(one) not in made:",
         "if True:",
-        "modes/test_peak_memory.py",
+        "modes/checking/test_peak_memory.py",
     ),
     Fault(
         "attempts: an attempt goes on in the log of the one before",
@@ -171,17 +173,17 @@ FAULTS = (
     ),
     Fault(
         "ladder: the rung that is held out is fitted too",
-        "runner/sweeps/rungs.py",
+        "runner/sweeps/ladder/rungs.py",
         "    *fitted, last = (rung for rung in rungs if rung.settings)",
         "    fitted = [rung for rung in rungs if rung.settings]\n    last = fitted[-1]",
-        "sweeps/test_rungs.py",
+        "sweeps/ladder/test_rungs.py",
     ),
     Fault(
         "power law: a floor that cannot be told is part of it",
-        "runner/sweeps/power_law.py",
+        "runner/sweeps/ladder/power_law.py",
         "if floor[0] <= TOLD * min(means):",
         "if not law.floor:",
-        "sweeps/test_power_law.py",
+        "sweeps/ladder/test_power_law.py",
     ),
     Fault(
         "budget: the operations of one rank only are counted",
@@ -1258,52 +1260,52 @@ FAULTS = (
     # sharing
     Fault(
         "sharing: a class of a user is taken to do nothing that matters",
-        "runner/sweeps/foresight.py",
+        "runner/sweeps/sharing/foresight.py",
         "if not all(_is_ours(one) for one in ([*inner] if is_told else [outer, *inner])):",
         "if not all(_is_ours(one) for one in inner):",
-        "sweeps/test_shared_tree.py",
+        "sweeps/sharing/test_tree.py",
     ),
     Fault(
         "sharing: a batch at whose end jobs differ is shared",
-        "runner/sweeps/shared_tree.py",
+        "runner/sweeps/sharing/tree.py",
         "else max(0, now.batch - 1)",
         "else now.batch",
-        "sweeps/test_shared_tree.py",
+        "sweeps/sharing/test_tree.py",
     ),
     Fault(
         "sharing: an algorithm that looks at the length of the run is shared between lengths",
-        "runner/sweeps/foresight.py",
+        "runner/sweeps/sharing/foresight.py",
         "self._length if looks_at_length(target.__module__) else ",
         "",
-        "sweeps/test_shared_tree.py",
+        "sweeps/sharing/test_tree.py",
     ),
     Fault(
         "sharing: the digests of the common part are left behind",
-        "runner/sweeps/shared_beginning.py",
+        "runner/sweeps/sharing/beginning.py",
         "if digests is not None and is_rank_zero():",
         "if False:",
-        "sweeps/test_sharing.py",
+        "sweeps/sharing/test_nodes.py",
     ),
     Fault(
         "sharing: the best checkpoint of the common part is left behind",
-        "runner/sweeps/sharing.py",
+        "runner/sweeps/sharing/nodes.py",
         "    if kept.is_dir():\n",
         "    if False:\n",
-        "sweeps/test_sharing.py",
+        "sweeps/sharing/test_nodes.py",
     ),
     Fault(
         "sharing: MLflow does not hear of the best values of the common part",
         "callbacks/mlflow_logger.py",
         "        self._best = BestValues()  # which",
         "        # which",
-        "sweeps/test_sharing.py",
+        "sweeps/sharing/test_nodes.py",
     ),
     Fault(
         "sharing: the checkpoint of a node goes before all have begun",
-        "runner/sweeps/sharing.py",
+        "runner/sweeps/sharing/nodes.py",
         "        if not _is_needed(shared, one):\n",
         "        if _is_ready(shared, one):\n",
-        "sweeps/test_sharing.py",
+        "sweeps/sharing/test_nodes.py",
     ),
     # pruning
     Fault(
@@ -1400,7 +1402,7 @@ FAULTS = (
     ),
     Fault(
         "replay: samples that were left out keep their numbers",
-        "runner/modes/replayed.py",
+        "runner/modes/retraining/replayed.py",
         "                self._follow(rows, _rows(state))",
         "                pass",
         "modes/test_replay.py",
@@ -1414,21 +1416,21 @@ FAULTS = (
     ),
     Fault(
         "forks: the parent's last batches are trained with the fork's config",
-        "runner/modes/trunk.py",
+        "runner/modes/retraining/trunk.py",
         "        **job.parent,\n",
         "",
         "runs/test_forks.py",
     ),
     Fault(
         "forks: a fork between checkpoints has no curves of its parent",
-        "runner/modes/trunk.py",
+        "runner/modes/retraining/trunk.py",
         """if one.get("_target_") == CURVES""",
         "if not one",
         "runs/test_forks.py",
     ),
     Fault(
         "forks: a fork is trained again from the start",
-        "runner/modes/standing.py",
+        "runner/modes/retraining/standing.py",
         "if checkpoint is None and (begun := forked_after(run)):",
         "if begun := 0:",
         "runs/test_forks.py",
@@ -1516,12 +1518,12 @@ def copy_tree(tree: Path) -> None:
         shutil.copy(ROOT / name, tree)
 
 
-def run_tests(tree: Path, *arguments: str) -> tuple[str | None, float]:
-    """Return the first test of the first tier that failed or hung, None if all passed, and seconds."""
+def run_tests(tree: Path, tier: str, *arguments: str) -> tuple[str | None, float]:
+    """Return the first test of a tier, by its marks, that failed or hung, None if all passed, and seconds."""
     began = time.monotonic()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-m", tier, "-p", "no:cacheprovider", *arguments],
         cwd=tree,
         env=environment | {"PYTHONPATH": str(tree)},
         stdin=subprocess.DEVNULL,
@@ -1532,13 +1534,13 @@ def run_tests(tree: Path, *arguments: str) -> tuple[str | None, float]:
     failed = re.findall(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", done.stdout, re.MULTILINE)
     if done.returncode and not failed:  # conftest.py ends a process that hangs and prints where it is
         failed = [f"{file}::{name}" for file, name in re.findall(r'/tests/(\S+)", line \d+ in (test_\w+)', done.stderr)]
-    if done.returncode and not failed:
+    if done.returncode not in (0, NO_TESTS) and not failed:
         raise RuntimeError(f"the tests could not be run:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     return failed[0] if failed else None, time.monotonic() - began
 
 
 def try_out(fault: Fault, trees: queue.SimpleQueue[Path]) -> tuple[bool, str]:
-    """Return whether the first tier catches a fault, and its row of the table.
+    """Return whether the tests catch a fault, and its row of the table.
 
     Args:
         fault: the fault.
@@ -1548,9 +1550,13 @@ def try_out(fault: Fault, trees: queue.SimpleQueue[Path]) -> tuple[bool, str]:
     whole = (tree / fault.file).read_text()
     apply(fault, tree)
     try:
-        where, (failed, seconds) = "next to it", run_tests(tree, *(f"tests/{path}" for path in fault.tests.split()))
+        near = [f"tests/{path}" for path in fault.tests.split()]
+        where, (failed, seconds) = "next to it", run_tests(tree, "not slow", *near)
         if failed is None:
-            where, (failed, seconds) = "first tier", run_tests(tree, "-n", "2", "tests")
+            where, (failed, seconds) = "next to it, slow", run_tests(tree, "slow", *near)
+        if failed is None:  # without the test that each fault fits the code
+            found = run_tests(tree, "not slow", "-n", "2", "--ignore=tests/test_mutations.py", "tests")
+            where, (failed, seconds) = "first tier", found
     finally:
         (tree / fault.file).write_text(whole)
         trees.put(tree)

@@ -15,7 +15,7 @@ from runner.config import build
 from runner.config.composed import to_plain
 from runner.config.errors import WrongConfig
 from runner.config.hydra_versions import initialized
-from runner.modes import dry_run
+from runner.modes.checking import dry_run
 from runner.precision import Precision
 
 CONF = Path(__file__).resolve().parents[1] / "conf"

@@ -40,7 +40,7 @@ NOT_FOLLOWED = {
     "pretrained=true": "needs a network",
     "model.module.name=gpt2": "needs a network",
     "sweep=learning_rate seed=0,1,2": "thirty jobs",
-    "sweep=ladder": "tests/sweeps/test_ladder.py",
+    "sweep=ladder": "tests/sweeps/ladder/test_jobs.py",
     "replay crash.zip": "tests/callbacks/test_crash_bundle.py",
     "runner bisect": "tests/modes/test_bisect.py",
 }

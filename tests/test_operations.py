@@ -21,7 +21,7 @@ from runner import Callback, LanguageModel, Trainer, algorithms, callbacks
 from runner.data import TensorLoader
 from runner.loss import total_of
 from runner.models import GPT, ResNet8
-from runner.modes.live_bytes import LiveBytes
+from runner.modes.checking.live_bytes import LiveBytes
 
 operations = load("benchmark_of_operations", "operations.py")
 

@@ -17,7 +17,7 @@ from runner.config import build
 from runner.config.composed import to_plain
 from runner.config.hydra_versions import initialized
 from runner.libraries.hugging_face import import_hf
-from runner.modes import dry_run
+from runner.modes.checking import dry_run
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 RECIPES = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))

@@ -53,7 +53,7 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
             reads.
     """
     plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    plain.pop("ladder", None)  # is for the sweep as a whole, see `runner.sweeps.ladder`
+    plain.pop("ladder", None)  # is for the sweep as a whole, see `runner.sweeps.ladder.jobs`
     for group in ("experiment", "sweep"):  # their files set keys of other sections and leave none of their own
         if isinstance(own := plain.pop(group, None), dict) and own:
             raise WrongKey(

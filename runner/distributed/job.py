@@ -24,7 +24,7 @@ class Job:
         code: modules of a saved run that are imported instead of the current ones, by path.
         parent: the config of the run that a fork begins from, as that run had it there; empty if it is not a fork.
         shares: nodes at which this job of a sweep saves its state, so that others can begin there; None if its sweep
-            shares nothing with others, see `runner.sweeps.sharing`.
+            shares nothing with others, see `runner.sweeps.sharing.nodes`.
         choices: the chosen name of each config group, such as {'model': 'mlp'}; without those whose target was typed.
     """
 

@@ -17,7 +17,7 @@ from runner.terminal.answer import give, plain
 from runner.terminal.console import print_block
 
 if TYPE_CHECKING:
-    from runner.modes.dry_run import Findings
+    from runner.modes.checking.dry_run import Findings
 
 
 def check(job: Job) -> None:
@@ -26,7 +26,7 @@ def check(job: Job) -> None:
     Raises:
         WrongConfig: the run cannot be trained.
     """
-    from runner.modes.dry_run import try_out
+    from runner.modes.checking.dry_run import try_out
 
     findings = try_out(job.config, job.choices)
     give(result={"overrides": job.overrides, **plain(asdict(findings))})

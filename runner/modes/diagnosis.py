@@ -17,7 +17,7 @@ from runner.config.command_line import only_typed
 from runner.config.errors import CONFIG_ERRORS, WrongConfig, explain, line_of_user
 from runner.event import Event
 from runner.failures.facts import RankFailed, annotate, argument_of, facts_of
-from runner.modes.batch_text import describe_batch
+from runner.modes.checking.batch_text import describe_batch
 
 if TYPE_CHECKING:
     from runner.distributed.job import Job

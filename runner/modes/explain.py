@@ -111,7 +111,7 @@ def make_engine(config: Mapping[str, Any]) -> tuple[Engine, list[str]]:
     """Return the engine of a run, and the conflicts in it. Callbacks and algorithms are made, and none is called."""
     from runner.arguments import split_schedulers
     from runner.engine import Engine
-    from runner.modes.dry_run import make_idle_trainer
+    from runner.modes.checking.dry_run import make_idle_trainer
     from runner.ordering import conflicts_among, sort_algorithms
 
     parts = build.make_parts(config)

@@ -65,8 +65,8 @@ def find_rate(job: Job) -> None:
     Raises:
         WrongConfig: training cannot begin, or the loss diverged too early to suggest anything.
     """
+    from runner.modes.checking.trial import trial
     from runner.modes.rising_rate import RisingRate
-    from runner.modes.trial import trial
 
     asked = job.config["lr_range"]
     rising = RisingRate(asked["start"], asked["end"], asked["batches"], float(job.config["optimizer"]["lr"]))

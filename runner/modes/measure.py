@@ -24,7 +24,7 @@ from runner.evaluator import Evaluator
 from runner.failures.facts import WrongKey
 from runner.hooks import Callback
 from runner.logger import Logger
-from runner.modes.trial import trial
+from runner.modes.checking.trial import trial
 from runner.state import State
 from runner.time import TimeUnit, convert
 

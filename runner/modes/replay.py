@@ -23,7 +23,7 @@ from runner.terminal.console import print_block, show_path
 from runner.terminal.text import printable
 
 if TYPE_CHECKING:
-    from runner.modes.replayed import ReplayedBatch
+    from runner.modes.retraining.replayed import ReplayedBatch
     from runner.trainer import Trainer
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -57,8 +57,8 @@ def replay(job: Job) -> None:
     """
     from runner.distributed.ranks import get_world_size
     from runner.modes.diagnosis import noting_faults
-    from runner.modes.replayed import ReplayedBatch
-    from runner.modes.standing import check_reached, standing_before
+    from runner.modes.retraining.replayed import ReplayedBatch
+    from runner.modes.retraining.standing import check_reached, standing_before
 
     asked = job.config["replay"]
     run = Path(job.config["run"])
@@ -122,7 +122,7 @@ def _failing_as(crash: Mapping[str, Any], noted: ReplayedBatch) -> Iterator[None
 
 
 def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, begun: int) -> None:
-    from runner.modes.worst_samples import describe_target, inputs_and_targets, show_text
+    from runner.modes.retraining.worst_samples import describe_target, inputs_and_targets, show_text
 
     asked = job.config["replay"]
     run = Path(job.config["run"])
@@ -180,7 +180,7 @@ def compare_digests(run: Path, again: Path, begun: int, batch: int) -> tuple[boo
     """
     from runner.checkpoints.digest import PARTS, first_difference
     from runner.distributed.ranks import get_world_size
-    from runner.modes.standing import ranks_of
+    from runner.modes.retraining.standing import ranks_of
 
     ranks = ranks_of(run, batch)
     alike = ranks == get_world_size()
@@ -252,7 +252,7 @@ def _joined(parts: list[Any]) -> Any:
 
 def _draw(inputs: Any, places: list[int], worst: list[dict[str, Any]], path: str, title: str) -> str | None:
     """Write a picture of the worst samples if they are images, and return its path."""
-    from runner.modes.worst_samples import draw_images, is_image
+    from runner.modes.retraining.worst_samples import draw_images, is_image
 
     if not (path and places and is_image(inputs)):
         return None

@@ -71,7 +71,7 @@ def train(job: Job) -> Objective:
 def _watchers(job: Job) -> dict[str, Callback]:
     if job.shares is None:
         return {}
-    from runner.sweeps.shared_beginning import watchers_of  # imports torch
+    from runner.sweeps.sharing.beginning import watchers_of  # imports torch
 
     return watchers_of(job)
 

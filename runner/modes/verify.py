@@ -92,7 +92,7 @@ def verify(job: Job) -> None:
         WrongConfig: the run has kept no digests of these batches, or cannot be trained any more.
     """
     from runner.modes.diagnosis import noting_faults
-    from runner.modes.standing import standing_before
+    from runner.modes.retraining.standing import standing_before
 
     asked = job.config["verify"]
     run = Path(job.config["run"])
@@ -163,7 +163,7 @@ def _report(
     job: Job, kept: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], changed: Sequence[str]
 ) -> None:
     from runner.distributed.ranks import get_world_size
-    from runner.modes.standing import ranks_of
+    from runner.modes.retraining.standing import ranks_of
 
     asked = job.config["verify"]
     run = Path(job.config["run"])

@@ -77,7 +77,7 @@ def planted(job: Job) -> dict[str, Any]:
         return config
     batch = int(job.tags[FORKED_AT])
     if source is None or read_time(source).batch != batch:
-        from runner.modes.trunk import train_trunk  # imports torch
+        from runner.modes.retraining.trunk import train_trunk  # imports torch
 
         path = train_trunk(job, Path(job.tags[PARENT]), batch, run_dir / FOLDER / f"ba{batch}")
         return {**config, "resume": str(path)}

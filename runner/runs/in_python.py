@@ -167,7 +167,7 @@ def replay(run: str | Path, batch: int, allow_targets: Sequence[str] = ()) -> Tr
         ValueError: there is no such run or no such batch, or the run was made by someone else and uses classes that are
             not allowed.
     """
-    from runner.modes.standing import stand_before
+    from runner.modes.retraining.standing import stand_before
 
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ValueError(f"batch={batch!r}: must be the number of a batch, counted from 1")

@@ -28,7 +28,7 @@ from runner.runs.listing import LOCK
 from runner.runs.recording import Diverged, identify, identity_in
 from runner.runs.result import Objective, Result, read_result
 from runner.sweeps.names import name_job
-from runner.sweeps.sharing import sharing
+from runner.sweeps.sharing.nodes import sharing
 from runner.sweeps.sweep import STOP, Sweep
 from runner.terminal.answer import error_object
 from runner.terminal.console import print_failure

@@ -101,7 +101,7 @@ def name_job_in(message: str, key: str, overrides: Sequence[str], others: int = 
 
 
 def _check_all(jobs: list[PlannedJob], is_here: bool) -> None:
-    from runner.modes.dry_run import collecting_warnings
+    from runner.modes.checking.dry_run import collecting_warnings
 
     made: set[str] = set()
     with collecting_warnings([]):  # the jobs will repeat any warnings
@@ -117,7 +117,7 @@ def _check_all(jobs: list[PlannedJob], is_here: bool) -> None:
 
 def _make(config: dict[str, Any], made: set[str], is_here: bool) -> None:
     """Create the parts of a job except its data, each distinct section once for all jobs; the model takes no memory."""
-    from runner.modes.dry_run import make_model_on_meta
+    from runner.modes.checking.dry_run import make_model_on_meta
 
     parts = fingerprint([config.get(group) for group in ("optimizer", "scheduler", "callbacks", "algorithms")])
     model = fingerprint(config["model"])

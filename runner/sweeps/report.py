@@ -10,11 +10,11 @@ from typing import Any
 from runner.files.whole import write_whole
 from runner.pictures.curves import read_curve
 from runner.pictures.figure import render
-from runner.sweeps.ladder_plot import draw_ladder
+from runner.sweeps.ladder.plot import draw_ladder
+from runner.sweeps.ladder.rungs import Ladder
 from runner.sweeps.names import show_value
 from runner.sweeps.objectives import find_front, find_importances, several_objectives
 from runner.sweeps.plot import draw
-from runner.sweeps.rungs import Ladder
 from runner.sweeps.settings import Setting, Table, lower_is_better, objective_name, without_empty
 from runner.sweeps.sweep import Sweep
 

@@ -21,10 +21,10 @@ from runner.runs.folder import LOG
 from runner.runs.load import describe_inequality
 from runner.runs.result import FOLD, SEED, Result
 from runner.sweeps import sweep
+from runner.sweeps.ladder.rungs import Ladder, climb
 from runner.sweeps.names import own_overrides, show_value
 from runner.sweeps.objectives import find_front, several_objectives
 from runner.sweeps.plan import name_job_in
-from runner.sweeps.rungs import Ladder, climb
 from runner.sweeps.settings import (
     Setting,
     SweepJob,
@@ -37,7 +37,7 @@ from runner.sweeps.settings import (
     tabulate_settings,
     without_empty,
 )
-from runner.sweeps.sharing import remove_nodes
+from runner.sweeps.sharing.nodes import remove_nodes
 from runner.sweeps.sweep import Sweep
 from runner.terminal.answer import give
 from runner.terminal.console import make_console, print_block, show_path

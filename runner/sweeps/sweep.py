@@ -40,12 +40,12 @@ from runner.runs.listing import LOCK, OUTPUTS
 from runner.runs.recording import fingerprint
 from runner.runs.result import Result, read_result
 from runner.runs.saved_run import SavedRun, is_id
-from runner.sweeps import ladder
+from runner.sweeps.ladder.jobs import prepare_ladder
 from runner.sweeps.names import name_rest, short_names
 from runner.sweeps.plan import check_jobs, compose_jobs, is_grid, typed_overrides
 from runner.sweeps.progress import Progress
 from runner.sweeps.search import is_optuna, quieten_optuna, read_directions, resume_study
-from runner.sweeps.sharing import check_share, offer, plan_sharing, show_tree
+from runner.sweeps.sharing.nodes import check_share, offer, plan_sharing, show_tree
 
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination
@@ -79,8 +79,8 @@ class Sweep:
         stopped_by: the signal that stopped it; 0 if none did.
         handlers: signal handlers from before the sweep.
         progress: prints a line for each job that ends; None for a mode without results.
-        is_ladder: whether it trains sizes at equal compute, see `runner.sweeps.ladder`.
-        tree: tree of what jobs share, see `runner.sweeps.shared_tree`; empty without `share=true`.
+        is_ladder: whether it trains sizes at equal compute, see `runner.sweeps.ladder.jobs`.
+        tree: tree of what jobs share, see `runner.sweeps.sharing.tree`; empty without `share=true`.
     """
 
     folder: Path
@@ -197,7 +197,7 @@ def begin(config: DictConfig) -> None:
     mode = find_mode(config.mode)
     if config.resume is not None and mode.trains and not is_id(config.resume):
         build.checkpoint_of("resume", config.resume)  # each job continues from there, in its own folder
-    ladder.prepare(config)
+    prepare_ladder(config)
     if config.share:
         check_share(config, mode)
     typed = typed_overrides(config)

@@ -23,7 +23,7 @@ from runner.checkpoints.files import read_file, verify
 from runner.distributed.blocks import find_units
 from runner.distributed.sharding import Layout, check_parameters, count_copies, is_sharded, local, whole
 from runner.models import GPT, ResNet8
-from runner.modes.sizes import measure, size_of
+from runner.modes.checking.sizes import measure, size_of
 
 
 def gpt(**sizes: Any) -> Model:

@@ -26,7 +26,7 @@ from runner.distributed.ranks import get_data_parallel_rank, get_data_parallel_s
 from runner.distributed.sharding import Layout, count_copies, is_sharded, local, whole
 from runner.distributed.tensor_parallel import draw_apart, find_plan
 from runner.models import GPT
-from runner.modes.sizes import measure, size_of
+from runner.modes.checking.sizes import measure, size_of
 
 TWO: dict[str, Any] = {"tensor_parallel": 2}
 

@@ -22,8 +22,8 @@ from runner.config.errors import WrongConfig
 from runner.config.hydra_versions import initialized
 from runner.data import faked_by
 from runner.event import Event
-from runner.modes import dry_run
 from runner.modes.check import report
+from runner.modes.checking import dry_run
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 OWN = "checked_here"

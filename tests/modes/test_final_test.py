@@ -23,7 +23,7 @@ from runner.config.errors import WrongConfig
 from runner.config.hydra_versions import initialized
 from runner.data import TensorLoader
 from runner.evaluator import with_test
-from runner.modes import dry_run
+from runner.modes.checking import dry_run
 from runner.modes.final_test import check_test, evaluate_test_data
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

@@ -16,7 +16,7 @@ import runner
 from runner.checkpoints.digest import read_digests
 from runner.checkpoints.history import checkpoint_before
 from runner.modes.replay import check_replay
-from runner.modes.worst_samples import describe_target, draw_images, is_image, show_text
+from runner.modes.retraining.worst_samples import describe_target, draw_images, is_image, show_text
 from runner.runs.past import record_of
 
 QUIET = ("callbacks=[checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")

@@ -13,8 +13,8 @@ from typing import Any
 from runner.config.command_line import key_of
 from runner.runs.changes import find_changes
 from runner.runs.recording import fingerprint
-from runner.sweeps.foresight import START, Foreseen, next_moment
 from runner.sweeps.plan import PlannedJob
+from runner.sweeps.sharing.foresight import START, Foreseen, next_moment
 from runner.time import Timestamp
 
 LEAST = 0.05

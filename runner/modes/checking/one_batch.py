@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from runner.batch import split
 from runner.data import FakeLoader, SampleOrder
 from runner.evaluator import Evaluator
-from runner.modes.batch_text import describe_batch
+from runner.modes.checking.batch_text import describe_batch
 
 SAMPLES = 4
 """Samples in the batch that goes through the run."""

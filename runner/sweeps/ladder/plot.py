@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from runner.pictures.figure import add_legend, make_figure, shorten, style
+from runner.sweeps.ladder.rungs import Ladder, size_of
 from runner.sweeps.plot import color_of
-from runner.sweeps.rungs import Ladder, size_of
 
 POINTS = 100  # of the law's line
 

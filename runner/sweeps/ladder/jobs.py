@@ -15,7 +15,7 @@ LEAST = 4
 """Rungs of a ladder: three to fit a law to, and the one that is held out."""
 
 
-def prepare(config: DictConfig) -> None:
+def prepare_ladder(config: DictConfig) -> None:
     """Add the swept sizes and budgets of the chosen model to the config of a ladder, and check it.
 
     Args:

@@ -18,7 +18,7 @@ from runner.distributed.environment import is_rank_zero
 from runner.files.whole import link_or_copy, write_whole
 from runner.hooks import Callback
 from runner.runs.forks import FOLDER
-from runner.sweeps.sharing import KEPT, ORIGIN
+from runner.sweeps.sharing.nodes import KEPT, ORIGIN
 from runner.time import Timestamp
 
 if TYPE_CHECKING:

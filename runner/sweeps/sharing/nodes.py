@@ -77,7 +77,7 @@ def plan_sharing(jobs: Sequence[PlannedJob], is_here: bool) -> dict[str, Any]:
 
 
 def _plan(jobs: Sequence[PlannedJob]) -> dict[str, Any]:
-    from runner.sweeps.shared_tree import plan_tree
+    from runner.sweeps.sharing.tree import plan_tree
 
     return plan_tree(jobs).as_json()
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runner.budget import Budget
-from runner.sweeps.ladder import BUDGET, LEAST
+from runner.sweeps.ladder.jobs import BUDGET, LEAST
 from runner.sweeps.names import describe
 from runner.sweeps.settings import Setting, Table, objective_name
 
 if TYPE_CHECKING:
-    from runner.sweeps.power_law import Extrapolation
+    from runner.sweeps.ladder.power_law import Extrapolation
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def climb(settings: Sequence[Setting], lower_is_better: bool) -> Ladder:
         rungs.append(Rung(flop, sorted(complete, key=lambda one: one.rank), len(same)))
     if problem := _why_no_law(rungs, objective, lower_is_better):
         return Ladder(objective, rungs, None, f"no law was fitted: {problem}")
-    from runner.sweeps.power_law import extrapolate
+    from runner.sweeps.ladder.power_law import extrapolate
 
     *fitted, last = (rung for rung in rungs if rung.settings)
     found = extrapolate([one.flop for one in fitted], [one.losses for one in fitted], last.flop, len(last.losses))

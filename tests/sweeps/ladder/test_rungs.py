@@ -10,8 +10,8 @@ from sweep_results import sweep
 
 from runner.pictures.figure import render
 from runner.runs.result import Result
-from runner.sweeps.ladder_plot import draw_ladder
-from runner.sweeps.rungs import Ladder, climb
+from runner.sweeps.ladder.plot import draw_ladder
+from runner.sweeps.ladder.rungs import Ladder, climb
 from runner.sweeps.settings import compare, group
 
 FLOPS = ("1e9", "2e9", "4e9", "8e9")

@@ -19,7 +19,7 @@ from runner.config import build
 from runner.destination import LoggerDestination
 from runner.engine import overrides
 from runner.hooks import Callback
-from runner.modes.dry_run import collecting_warnings
+from runner.modes.checking.dry_run import collecting_warnings
 from runner.trainer import Trainer
 
 

@@ -21,8 +21,8 @@ from runner.failures.facts import WrongKey
 from runner.files.whole import read_object
 from runner.hooks import Callback
 from runner.logger import Logger
-from runner.modes.dry_run import collecting_warnings
-from runner.modes.trial import make_trial, trial
+from runner.modes.checking.dry_run import collecting_warnings
+from runner.modes.checking.trial import make_trial, trial
 from runner.runs.optimizer_changes import change_optimizers
 from runner.runs.past import ENVIRONMENT, forked_after, record_of
 from runner.runs.result import read_result

@@ -14,9 +14,9 @@ from hydra import compose
 from runner.config.command_line import merge_repeated
 from runner.config.composed import to_plain
 from runner.runs.recompose import composing
-from runner.sweeps.foresight import Foreseen, looks_at_length
 from runner.sweeps.plan import PlannedJob
-from runner.sweeps.shared_tree import Tree, plan_tree
+from runner.sweeps.sharing.foresight import Foreseen, looks_at_length
+from runner.sweeps.sharing.tree import Tree, plan_tree
 
 # 12 batches an epoch, so 60 in all.
 MLP = ("model=mlp", "data.batch_size=100", "trainer.max_duration=5ep", "algorithms=none", "callbacks=none")
@@ -303,7 +303,7 @@ def test_seeds_have_a_tree_each_and_a_single_job_has_none():
 
 
 def test_the_length_of_a_run_matters_to_what_mentions_it():
-    files = Path(__file__).parents[2].glob("algorithms/[!_]*.py")
+    files = Path(__file__).parents[3].glob("algorithms/[!_]*.py")
     known = {one.stem: looks_at_length(import_module(f"runner.algorithms.{one.stem}").__name__) for one in files}
     looking = {name for name, looks in known.items() if looks}
     assert {"gyro_dropout", "batch_size_warmup", "info_batch", "schedule_free", "spike_guard", "ema"} <= looking

@@ -28,11 +28,11 @@ from runner.evaluator import ensure_evaluators
 from runner.event import Event
 from runner.failures.facts import annotate
 from runner.hooks import Callback
+from runner.modes.checking.lint import find_mistakes
+from runner.modes.checking.one_batch import OneBatch, TrialData
+from runner.modes.checking.sizes import Sizes, at_peak, describe_groups, measure, size_of
 from runner.modes.diagnosis import NO_CHOICES, Choices, hook_at_fault, naming_fault
 from runner.modes.final_test import check_test
-from runner.modes.lint import find_mistakes
-from runner.modes.one_batch import OneBatch, TrialData
-from runner.modes.sizes import Sizes, at_peak, describe_groups, measure, size_of
 from runner.state import State
 from runner.trainer import Trainer
 
@@ -113,7 +113,7 @@ def try_out(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Finding
 
 def _predict_peak(config: Mapping[str, Any], data: TrialData, findings: Findings) -> None:
     """Add to the findings what training takes at its peak with the batches of a rank, or why this cannot be told."""
-    from runner.modes.peak_memory import predict_peak  # which imports much of torch
+    from runner.modes.checking.peak_memory import predict_peak  # which imports much of torch
 
     shards, split = layout_of(config)
     if split > 1:

@@ -13,7 +13,7 @@ from sweep_runs import statuses
 from runner import first_difference
 from runner.checkpoints.snapshot import read_timestamp
 from runner.runs.result import Result, read_result
-from runner.sweeps.sharing import SHARED
+from runner.sweeps.sharing.nodes import SHARED
 
 SHORT = ("model=mlp", "data.batch_size=200", "data.eval_batch_size=300", "trainer.max_duration=4ep")  # 24 batches
 DECAY = ("scheduler=warmup_stable_decay", "scheduler.t_warmup=0ba")

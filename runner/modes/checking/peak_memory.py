@@ -23,8 +23,8 @@ from runner.distributed.blocks import find_units
 from runner.event import Event
 from runner.hooks import Callback
 from runner.logger import Logger
-from runner.modes.live_bytes import LiveBytes
-from runner.modes.sizes import Peak, size_of
+from runner.modes.checking.live_bytes import LiveBytes
+from runner.modes.checking.sizes import Peak, size_of
 from runner.precision import Precision
 from runner.state import State
 

@@ -17,8 +17,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from runner import Callback, Model, get_global_rank
 from runner.config import build
-from runner.modes import dry_run
 from runner.modes.check import report
+from runner.modes.checking import dry_run
 
 TOKENS = ("data=synthetic_tokens", "data.num_samples=64", "data.batch_size=16", "optimizer=adamw")
 GPT = ("model=gpt", *TOKENS, "model.module.d_model=64", "algorithms=none")
@@ -134,7 +134,7 @@ def measure_ranks() -> None:
 
 @pytest.mark.slow
 def test_the_peak_of_a_rank_is_what_its_allocator_gives(run_ranks: Any, tmp_path: Path):
-    run_ranks(program_of("modes/test_peak_memory", "measure_ranks"), 2)
+    run_ranks(program_of("modes/checking/test_peak_memory", "measure_ranks"), 2)
     for rank in range(2):
         found = json.loads((tmp_path / f"rank{rank}" / "found.json").read_text())
         for overrides, measured in zip(RANKED, found, strict=True):

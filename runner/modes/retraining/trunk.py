@@ -11,7 +11,7 @@ from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.hooks import Callback
 from runner.modes.replay import compare_digests
-from runner.modes.standing import check_reached, standing_before
+from runner.modes.retraining.standing import check_reached, standing_before
 from runner.terminal.console import print_block, show_path
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runner.sweeps.power_law import Extrapolation, extrapolate, fit
+from runner.sweeps.ladder.power_law import Extrapolation, extrapolate, fit
 
 COMPUTE = [1e9 * 2**place for place in range(6)]
 

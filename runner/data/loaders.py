@@ -44,11 +44,15 @@ class OrderedLoader(ABC):
     Attributes:
         order: says which samples make up each batch, and how many of them count.
         transform: function that is applied to each batch; None: no function.
+        equal_targets: whether each sample has the same number of targets, and a loss leaves none of them out, as in
+            windows of a text. Ranks that train a language model then need not sum the numbers of their targets. By
+            default it is what the transform declares in an attribute of this name, otherwise False.
     """
 
     def __init__(self, order: SampleOrder, transform: Transform | None = None) -> None:
         self.order = order
         self.transform = transform
+        self.equal_targets: bool = getattr(transform, "equal_targets", False)
         self._next = (0, 0)
 
     def __len__(self) -> int:

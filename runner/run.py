@@ -87,8 +87,7 @@ class Run:
 
         self.parameters = list(model.parameters())
         self.is_sharded = is_sharded(model)
-        names_of_parameters = dict(model.named_parameters(remove_duplicate=False)).keys()
-        self.has_buffers = bool(model.state_dict().keys() - names_of_parameters)
+        self.has_buffers = bool(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
         self.forward = autocast(wrapped)
         self.eval_forward = autocast(model.eval_forward)
         self.loss = autocast(model.loss)

@@ -855,6 +855,13 @@ FAULTS = (
         "test_accumulation.py",
     ),
     Fault(
+        "backward: its gradient is left out",
+        "runner/optim/backward.py",
+        "(total,), (gradient,),",
+        "(total,), (gradient.new_ones(()),),",
+        "optim/test_backward.py test_loss.py",
+    ),
+    Fault(
         "DDP weights: targets that an algorithm leaves out count",
         "runner/distributed/shares.py",
         "return is_declared and acting.isdisjoint(map(id, state.algorithms))",

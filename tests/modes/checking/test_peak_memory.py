@@ -209,4 +209,4 @@ def test_ranks_that_split_layers_have_fewer_activations():
         predicted(*GPT, "data.batch_size=8", *more).sizes.activations
         for more in ((), (SPLIT, "launch.nproc_per_node=2"))
     )
-    assert 0.5 * alone < split < 0.8 * alone  # those between the blocks, and the outputs, are whole
+    assert 0.5 * alone < split < 0.9 * alone  # those between the blocks, and the outputs, are whole

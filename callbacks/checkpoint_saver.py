@@ -7,9 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner import Callback, Interval, Time, Timestamp
+from runner import Callback, Interval, NextCall, Time, Timestamp
 from runner.callbacks._checkpoint_folder import CheckpointFolder, check_alone, check_names
 from runner.callbacks._mirror_uploads import MirrorUploads
+from runner.callbacks._resting import until_due
 from runner.callbacks._soundness import find_fault
 from runner.files.addresses import without_credentials
 from runner.libraries.remote_files import check_address
@@ -159,9 +160,10 @@ class CheckpointSaver(Callback):
         if state.timestamp.batch < self._tried_at.batch:  # time was reset
             self._tried_at = Timestamp(batch=-1)
 
-    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+    def batch_checkpoint(self, state: State, logger: Logger) -> NextCall | None:
         if state.is_due(self.interval):
             self._save_unless_over(state, logger)
+        return until_due(self.interval, state)
 
     epoch_checkpoint = iteration_checkpoint = batch_checkpoint
 

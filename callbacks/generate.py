@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner import Callback, Interval, Time
+from runner import Callback, Interval, NextCall, Time
+from runner.callbacks._resting import NEVER, until_due
 from runner.callbacks._texts import Bytes, check_tokenizer
 from runner.checks import check_whole
 
@@ -89,12 +90,14 @@ class Generate(Callback):
             if (largest := max(self.tokenizer.encode(prompt))) >= known:
                 raise ValueError(f"prompts={prompt!r}: has token {largest}, but the model has only {known} tokens")
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        if self._works and state.is_due(self.interval):
+    def batch_end(self, state: State, logger: Logger) -> NextCall | None:
+        if not self._works:
+            return NEVER
+        if state.is_due(self.interval):
             self._write(state, logger)
+        return until_due(self.interval, state)
 
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        self.batch_end(state, logger)
+    epoch_end = batch_end
 
     def fit_end(self, state: State, logger: Logger) -> None:
         if self._works and not (self._rows and self._rows[-1][0] == state.timestamp.batch):

@@ -32,17 +32,19 @@ class NaNMonitor(Callback):
         self._slots: list[Tensor] = []
         self._values: list[Any] = []  # the same memory, read without a tensor operation
         self._sent: deque[_Sent] = deque()
+        self._on_gpu = False
 
     def fit_start(self, state: State, logger: Logger) -> None:
         import torch
 
-        losses = torch.zeros(SLOTS, pin_memory=state.device.type == "cuda")
+        self._on_gpu = state.device.type == "cuda"
+        losses = torch.zeros(SLOTS, pin_memory=self._on_gpu)
         self._slots = list(losses.unbind())
         self._values = [slot.numpy() for slot in self._slots]
         self._sent.clear()
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        if state.device.type == "cuda":
+        if self._on_gpu:
             self._send(state)
             self._look()
             return

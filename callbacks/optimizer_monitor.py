@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from runner import Callback
+from runner import Callback, NextCall
 from runner.callbacks._thinning import next_measurement
 from runner.checks import check_whole
 
@@ -59,10 +59,22 @@ class OptimizerMonitor(Callback):
         self._named = [*state.unwrapped_model.named_parameters()]
         self._due = self._due_after(state.timestamp.batch)
 
-    def after_train_batch(self, state: State, logger: Logger) -> None:
-        if state.timestamp.batch + 1 < self._due:
-            return
-        self._due = self._due_after(self._due)
+    def after_train_batch(self, state: State, logger: Logger) -> NextCall:
+        if state.timestamp.batch + 1 >= self._due:
+            self._due = self._due_after(self._due)
+            self._measure(state)
+        return NextCall(self._due - 1)
+
+    def batch_end(self, state: State, logger: Logger) -> NextCall:
+        if self._changes:
+            self._add_optimizer_metrics(state)
+        if self._metrics:
+            logger.log_uncopied(self._metrics)
+        self._metrics = {}
+        self._changes = ()
+        return NextCall(self._due)
+
+    def _measure(self, state: State) -> None:
         import torch
 
         self._parameters = {name: parameter for name, parameter in self._named if parameter.grad is not None}
@@ -75,15 +87,6 @@ class OptimizerMonitor(Callback):
         if self.log_optimizer_metrics and (is_first or any(one is not None for one in self._moments(state))):
             # One fused operation makes a negated copy, to which another later adds the new weights.
             self._changes = torch._foreach_neg(self._weights())  # pyright: ignore[reportPrivateImportUsage]
-
-    def batch_end(self, state: State, logger: Logger) -> None:
-        if not self._metrics:
-            return
-        if self._changes:
-            self._add_optimizer_metrics(state)
-        logger.log_uncopied(self._metrics)
-        self._metrics = {}
-        self._changes = ()
 
     def _due_after(self, batch: int) -> int:
         interval = self.batch_log_interval

@@ -7,7 +7,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner import Callback, Interval, Time, TimeUnit
+from runner import Callback, Interval, NextCall, Time, TimeUnit
+from runner.callbacks._resting import NEVER
 from runner.checkpoints.digest import FILE, append_digests, digest_state, measure_state, truncate_digests
 
 if TYPE_CHECKING:
@@ -82,16 +83,19 @@ class StateDigest(Callback):
         order = getattr(state.train_dataloader, "order", None)
         self._order = order if isinstance(order, SampleOrder) else None
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        if self._works and (state.is_due(self.interval) or _is_last(state)):
+    def batch_end(self, state: State, logger: Logger) -> NextCall | None:
+        if not self._works:
+            return NEVER
+        if state.is_due(self.interval) or _is_last(state):
             digests = digest_state(state)  # all ranks gather what is sharded
             values = measure_state(state)
             if self._path is None:
-                return
+                return None
             now = state.timestamp
             samples = self._digest_samples(now.epoch, now.batch_in_epoch)
             parts = {"samples": samples} if samples else {}
             self._write(self._path, {"epoch": now.epoch, "batch": now.batch, **parts, **digests, "values": values})
+        return None
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         before = state.previous_timestamp

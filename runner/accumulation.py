@@ -13,6 +13,7 @@ import torch
 
 from runner.batch import split
 from runner.device.attempts import NOT_AGAIN, is_out_of_memory, remember, shapes_of
+from runner.device.backward import backward
 from runner.device.memory import bytes_in_use
 from runner.distributed.collectives import any_rank, largest
 from runner.loss import Share, detach, fractions, root_gradient, total_of, weighted_sum
@@ -153,5 +154,5 @@ def train_microbatch(run: Run, index: int, scale: Share) -> None:
     on.after_loss()
     on.before_backward()
     total = total_of(state.loss) if state.scaler is None else state.scaler.scale(total_of(state.loss))
-    total.backward(root_gradient(total, scale(), run.root_gradients))
+    backward(total, root_gradient(total, scale(), run.root_gradients))
     on.after_backward()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from runner.event import Event
 from runner.failures.facts import add_raiser
-from runner.hooks import Algorithm, Handler, Hooks
+from runner.hooks import Algorithm, Handler, Hooks, NextCall
 from runner.logger import Logger
 from runner.terminal.console import describe_time
 
@@ -39,9 +39,16 @@ class Engine:
         self.logger = logger
         self._closed = False
         self._table: dict[str, tuple[Handler, ...]] = {event: tuple(self._handlers(event)) for event in Event}
-        self.on: Any = type("on", (), {event.value: self._firing(event, self._table[event]) for event in Event})
+        self.on: Any = type("on", (), {})
         """A function for each event that fires it: `on.batch_start()` is `run_event(Event.BATCH_START)` without the
-        lookup. They stand on a class, where Python finds them faster than on an object."""
+        lookup, and without the handlers that asked for a later `NextCall`. They stand on a class, where Python finds
+        them faster than on an object."""
+        self.wake()
+
+    def wake(self) -> None:
+        """Call every handler again at the next event, whatever `NextCall` it asked for."""
+        for event, handlers in self._table.items():
+            setattr(self.on, str(event), self._firing(Event(event), handlers))
 
     def run_event(self, event: Event | str, hooks: Sequence[str] | None = None) -> None:
         """Call every handler of an event.
@@ -54,10 +61,7 @@ class Engine:
             RuntimeError: the engine is closed.
             ValueError: there is no event of that name.
         """
-        try:
-            handlers = self._table[event]
-        except KeyError:
-            handlers = self._table[Event(event)]
+        handlers = self._table[Event(event)]
         if hooks is not None:
             handlers = tuple(one for one in handlers if _owner(one).config_key in hooks)
         self._firing(Event(event), handlers)()
@@ -84,13 +88,12 @@ class Engine:
         self._closed = True
         state = self.state
         first = state.error
-        everyone: list[Hooks] = [*state.callbacks, *state.algorithms, *self.logger.destinations]
+        watching: list[Hooks] = [*state.callbacks, *state.algorithms]
         steps: list[tuple[str, str, Callable[[], None]]] = [
-            *((one.config_key, "close", partial(one.close, state, self.logger)) for one in state.callbacks),
-            *((one.config_key, "close", partial(one.close, state, self.logger)) for one in state.algorithms),
+            *((one.config_key, "close", partial(one.close, state, self.logger)) for one in watching),
             ("logger", "flush", self.logger.flush),
             *((one.config_key, "close", partial(one.close, state, self.logger)) for one in self.logger.destinations),
-            *((one.config_key, "post_close", one.post_close) for one in everyone),
+            *((one.config_key, "post_close", one.post_close) for one in (*watching, *self.logger.destinations)),
             ("logger", "close", self.logger.close),
         ]
         for owner, method, step in steps:
@@ -110,10 +113,8 @@ class Engine:
             raise first
 
     def _handlers(self, event: Event) -> Iterator[Handler]:
-        algorithms: Sequence[Hooks] = self.state.algorithms
+        algorithms: Sequence[Hooks] = self.state.algorithms[:: -1 if event.closes_bracket else 1]
         kinds = [algorithms, self.state.callbacks, self.logger.destinations]
-        if event.closes_bracket:
-            kinds[0] = algorithms[::-1]
         if event is Event.INIT:
             kinds.reverse()
         for one in (one for kind in kinds for one in kind):
@@ -127,12 +128,22 @@ class Engine:
         """Return a function that calls the handlers of an event."""
         state = self.state
         logger = self.logger
+        awake = handlers
+        calls = [0.0] * len(handlers)  # batches before which each need not be called
+        change: float | None = None  # the batch at which others are awake
 
         def fire() -> None:
+            nonlocal awake, change
             handler = None
+            if change is not None and (batch := state.timestamp.batch) >= change:
+                awake = [one for one, call in zip(handlers, calls, strict=True) if call <= batch]
+                change = min((call for call in calls if call > batch), default=None)
             try:
-                for handler in handlers:
-                    handler(state, logger)
+                for handler in awake:
+                    answer = handler(state, logger)
+                    if answer is not None and type(answer) is NextCall:
+                        calls[handlers.index(handler)] = answer.batch
+                        change = 0.0
             except BaseException as error:
                 self._note(error, event, handlers, handler)
                 raise

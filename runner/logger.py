@@ -209,9 +209,13 @@ def join(records: Sequence[Record]) -> list[Record]:
 def read_back(records: Sequence[Record]) -> None:
     """Replace tensors in records by floats, in place, with one sync for each dtype on each device."""
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
-    found = [(one.metrics, *pair) for one in records for pair in one.metrics.items() if type(pair[1]) is not float]
-    for metrics, key, value in found:
-        groups.setdefault((value.device, value.dtype), []).append((metrics, key))
+    for metrics, *_ in records:
+        for key, value in metrics.items():
+            if type(value) is not float:
+                if value.is_cpu:
+                    metrics[key] = float(value.item())
+                else:
+                    groups.setdefault((value.device, value.dtype), []).append((metrics, key))
     for places in groups.values():
         # The intended host-device sync, on the logger's own thread.
         values = torch.stack([metrics[key] for metrics, key in places])

@@ -1,21 +1,31 @@
 """Make, step and save optimizers without what torch wraps around them for profilers, hooks and its compiler.
 
-The wrappers for the compiler import `torch._dynamo`, which takes as long as torch itself, two thirds of a second.
+The wrappers for the compiler import `torch._dynamo`, which takes as long as torch itself, two thirds of a second. Torch
+has no public way around them. The names used here are its own: where another version lacks one, its optimizers are
+called as they are.
 """
 
 from __future__ import annotations
 
-import torch
-from torch.autograd import _profiler_enabled  # pyright: ignore[reportPrivateImportUsage]
-from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    _global_optimizer_post_hooks,
-    _global_optimizer_pre_hooks,
-    _use_grad_for_differentiable,
-)
+from typing import Any
 
-_WRAPPER = Optimizer.profile_hook_step(print).__code__  # type: ignore[attr-defined]
-_GRAD_MODE = _use_grad_for_differentiable(print).__code__  # type: ignore[attr-defined]
+import torch
+from torch.optim import Optimizer
+
+_WRAPPER: Any = None
+_GRAD_MODE: Any = None
+try:
+    from torch.autograd import _profiler_enabled  # pyright: ignore[reportPrivateImportUsage]
+    from torch.optim.optimizer import (
+        _global_optimizer_post_hooks,
+        _global_optimizer_pre_hooks,
+        _use_grad_for_differentiable,
+    )
+
+    _WRAPPER = Optimizer.profile_hook_step(print).__code__  # type: ignore[attr-defined]
+    _GRAD_MODE = _use_grad_for_differentiable(print).__code__  # type: ignore[attr-defined]
+except (ImportError, AttributeError):
+    pass
 _NOT_COMPILED = ("add_param_group", "load_state_dict", "state_dict")
 
 
@@ -28,10 +38,11 @@ def step(optimizer: Optimizer) -> None:
     """
     of_class = type(optimizer).step
     if (
-        getattr(of_class, "__code__", None) is not _WRAPPER
+        _WRAPPER is None
+        or getattr(of_class, "__code__", None) is not _WRAPPER
         or "step" in vars(optimizer)
-        or optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
+        or getattr(optimizer, "_optimizer_step_pre_hooks", True)
+        or getattr(optimizer, "_optimizer_step_post_hooks", True)
         or _global_optimizer_pre_hooks
         or _global_optimizer_post_hooks
         or _profiler_enabled()
@@ -49,7 +60,9 @@ def step(optimizer: Optimizer) -> None:
 def spare_compiler() -> None:
     """Let optimizers be made, saved and loaded without `torch._dynamo`.
 
-    Torch keeps its compiler out of these methods, and imports it for that where they are called first.
+    Torch keeps its compiler out of these methods, and imports it for that where they are called first. It looks whether
+    that is done at an attribute of each function, which is set here for the whole process: a compiled function
+    that calls one of these methods then compiles it too. If torch looks elsewhere, it imports the compiler as usual.
     """
     for name in _NOT_COMPILED:
         function = getattr(getattr(Optimizer, name), "__wrapped__", None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import pkgutil
+import runpy
 import subprocess
 import sys
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from runner.optim import unwrapped_step
 from runner.optim.unwrapped_step import step
 
 
@@ -84,6 +87,35 @@ def test_an_optimizer_is_made_stepped_saved_and_loaded_without_the_compiler(kind
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == ["False", "True", "True"], done.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch.autograd._profiler_enabled",
+        "torch.optim.optimizer._global_optimizer_pre_hooks",
+        "torch.optim.optimizer._global_optimizer_post_hooks",
+        "torch.optim.optimizer._use_grad_for_differentiable",
+        "torch.optim.Optimizer.profile_hook_step",
+    ],
+)
+def test_another_torch_steps_as_it_does_itself(name: str, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as missing:
+        owner, _, last = name.rpartition(".")
+        missing.delattr(pkgutil.resolve_name(owner), last)
+        other = runpy.run_path(unwrapped_step.__file__)
+    (plain, by_torch), (ours, optimizer) = make(torch.optim.SGD), make(torch.optim.SGD)
+    by_torch.step()
+    other["step"](optimizer)
+    assert torch.equal(plain, ours) and other["_WRAPPER"] is None
+
+
+def test_the_compiler_of_another_torch_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    plain = torch.optim.Optimizer.state_dict.__wrapped__  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch.optim.Optimizer, "state_dict", plain)
+    before = dict(vars(plain))
+    unwrapped_step.spare_compiler()
+    assert vars(plain) == before and make(torch.optim.SGD)[1].state_dict()["param_groups"]
 
 
 @pytest.mark.parametrize("where", ["before", "after", "of all", "on the object", "profiler"])

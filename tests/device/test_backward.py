@@ -1,0 +1,82 @@
+"""A backward pass that starts from a given gradient is torch's, with or without its private function."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import graph
+
+from runner.device import backward as module
+
+
+@pytest.fixture
+def forget():
+    module._runs_as_expected.cache_clear()
+    yield
+    module._runs_as_expected.cache_clear()
+
+
+def gradients(start: Any) -> list[Tensor]:
+    """What two backward passes leave in a network, from a gradient of 0.3."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+        inputs = torch.randn(5, 4)
+    for _ in range(2):
+        start(network(inputs).square().mean(), torch.tensor(0.3))
+    return [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+
+
+def test_gradients_are_torchs_to_the_bit(forget: None, monkeypatch: pytest.MonkeyPatch):
+    assert module._runs_as_expected()
+    expected = gradients(Tensor.backward)
+    monkeypatch.setattr(Tensor, "backward", None)  # it is not called
+    assert all(map(torch.equal, gradients(module.backward), expected))
+
+
+@pytest.mark.parametrize("other", [None, lambda loss: None, lambda *_, **__: (), print], ids=str)
+def test_another_torch_does_it_by_its_public_method(other: Any, forget: None, monkeypatch: pytest.MonkeyPatch):
+    expected = gradients(Tensor.backward)
+    calls = []
+
+    def public(loss: Tensor, gradient: Tensor) -> None:
+        calls.append(loss)
+        real((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+    real = graph._engine_run_backward
+    if other is None:
+        monkeypatch.delattr(graph, "_engine_run_backward")
+    else:
+        monkeypatch.setattr(graph, "_engine_run_backward", other)
+    monkeypatch.setattr(Tensor, "backward", public)
+    assert all(map(torch.equal, gradients(module.backward), expected)) and len(calls) == 2
+
+
+def test_a_loss_of_another_class_starts_its_own_backward_pass():
+    heard = []
+
+    class Loss(Tensor):
+        def backward(self, *arguments: Any) -> None:
+            heard.append(arguments)
+
+    module.backward(torch.ones(()).as_subclass(Loss), torch.ones(()))
+    assert len(heard) == 1
+
+
+def test_a_batch_is_trained_without_sympy():
+    code = (
+        "import sys, torch\n"
+        "from runner import ClassificationModel, Trainer\n"
+        "batch = torch.ones(2, 3), torch.zeros(2, dtype=torch.int64)\n"
+        "with Trainer(model=ClassificationModel(torch.nn.Linear(3, 2), 2), train_dataloader=[batch],\n"
+        "             optimizers=torch.optim.SGD, device='cpu') as trainer:\n"
+        "    trainer.fit()\n"
+        "print(int(trainer.state.timestamp.batch), 'sympy' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split()[-2:] == ["1", "False"], done.stderr

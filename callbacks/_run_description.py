@@ -25,7 +25,10 @@ def describe_run(state: State, width: int) -> list[str]:
         ", ".join(type(one).__name__ for one in state.optimizers),
         f"seed {state.rank_zero_seed}",
     ]
-    evaluated = [f"{one.label} {_describe_samples(one.dataloader)}".rstrip() for one in state.evaluators]
+    evaluated = [
+        f"{one.label} {_describe_samples(one.dataloader) or _describe_loader(one.dataloader)}"
+        for one in state.evaluators
+    ]
     data = [f"{state.max_duration}", f"train {_describe_loader(state.train_dataloader)}", *evaluated]
     return [_fit(training, ", ", width), _fit(data, "; ", width)]
 
@@ -60,7 +63,7 @@ def _describe_loader(loader: Any) -> str:
 def _describe_samples(loader: Any) -> str:
     order = getattr(loader, "order", None)
     samples = order.num_samples if order is not None else _length(getattr(loader, "dataset", None))
-    return f"{samples:,} samples" if samples is not None else ""
+    return f"{samples:,} sample{'s' * (samples != 1)}" if samples is not None else ""
 
 
 def _fit(parts: Sequence[str], between: str, width: int) -> str:

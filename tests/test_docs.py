@@ -133,6 +133,7 @@ def run(command: str, run_here: Any, length: str, records: bool) -> Said:
 
 def alike(line: str) -> str:
     """A line of output without what differs from run to run."""
+    line = re.sub(r"(\d\d-\d\d-\d\d)-\d+\b", r"\1", line)  # the folder of a second run of the same second
     return " ".join(re.sub(r"\d[\d.,:]*(e-\d+)?( ?(ep|ba|ms|s|min|kB|MB|k|M)\b)?", "#", line).split())
 
 

@@ -28,7 +28,7 @@ FINE = {
     "algorithms/nan_guard.py:all_finite": "of local parts, and the ranks join their answers",
     "algorithms/ghost_batch_norm.py:normalize_in_chunks": "inside a unit's forward pass",
     "callbacks/activation_monitor.py:statistics": "of activations, which are no shards",
-    "callbacks/optimizer_monitor.py:after_train_batch": "of norms that l2_norms has gathered",
+    "callbacks/optimizer_monitor.py:_measure": "of norms that l2_norms has gathered",
 }
 
 

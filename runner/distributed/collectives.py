@@ -79,6 +79,10 @@ def pick_device(device: str | torch.device) -> torch.device:
             wants = f"this rank would use GPU {index}, but torch finds {count or 'none'} here"
             raise ValueError(f"device={str(device)!r}: {wants}; give auto or cpu, or start fewer ranks")
         return torch.device("cuda", index)
+    try:
+        torch.empty(0, device=picked)
+    except (RuntimeError, AssertionError):  # its backends raise one or the other
+        raise ValueError(f"device={str(device)!r}: torch finds none here; give auto or cpu") from None
     return picked
 
 

@@ -79,7 +79,7 @@ def find_plan(model: nn.Module, ranks: int) -> dict[str, str]:
             found[name] = style
             _check_layer(said, name, module, style, ranks, getattr(model.get_submodule(_outer(name)), "head_dim", None))
         elif [*module.parameters(recurse=False)] or not _acts_alike(name, module):
-            reason = f"{name} is a {type(module).__name__}, which the plan for {type(family).__name__} does not support"
+            reason = f"{name} ({type(module).__name__}) is not in the plan for {type(family).__name__}"
             raise ValueError(f"{said}: {reason}; leave out the algorithm that added it, or set 1")
     return found
 
@@ -111,7 +111,7 @@ def _check_layer(said: str, name: str, module: nn.Module, style: str, ranks: int
             raise ValueError(f"{said}: {name} has padding_idx={module.padding_idx!r}, which is not split; set 1")
         return
     if not isinstance(module, nn.Linear):
-        reason = f"{name} is a {type(module).__name__}, and only plain linear layers are split"
+        reason = f"{name} ({type(module).__name__}) is no plain linear layer, and only those are split"
         raise ValueError(f"{said}: {reason}; leave out the algorithm that added it, or set 1")
     if style == "gathered columns":
         return  # a vocabulary need not divide

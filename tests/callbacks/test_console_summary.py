@@ -68,6 +68,14 @@ def test_what_runs_when_is_shown_on_request(tmp_path, capsys):
     assert "console_summary" not in text
 
 
+@pytest.mark.parametrize(("rows", "whole", "said"), [(1, True, "eval 1 sample"), (5, False, "eval 2 batches")])
+def test_the_head_says_how_much_is_evaluated(tmp_path, capsys, rows: int, whole: bool, said: str):
+    loader = TensorLoader(torch.zeros(rows, 3), torch.zeros(rows, dtype=torch.int64), batch_size=3, shuffle=False)
+    with make_trainer(tmp_path, eval_dataloader=loader if whole else [*loader], max_duration="1ba") as trainer:
+        trainer.fit()
+        assert capsys.readouterr().out.splitlines()[2] == f"1ba; train 12 samples in 3 batches of 4; {said}"
+
+
 def test_a_narrow_head_leaves_out_what_does_not_fit(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "48")
     with make_trainer(tmp_path, max_duration="1ba") as trainer:

@@ -79,12 +79,12 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch):
             lambda net: nn.Linear(2, 2),
             "only the GPT of runner.models, and Llama, Mistral .* can be split, not Linear",
         ),
-        (lambda net: setattr(net.blocks[1].attention, "attend", nn.Softmax(-1)), "blocks.1.attention.attend is a Soft"),
-        (lambda net: setattr(net.blocks[0].attention, "q_norm", nn.RMSNorm(4)), "blocks.0.attention.q_norm is a RMSN"),
-        (lambda net: setattr(net.blocks[0].mlp, "up", nn.Identity()), "mlp.up is a Identity, and only plain linear"),
+        (lambda net: setattr(net.blocks[1].attention, "attend", nn.Softmax(-1)), "blocks.1.attention.attend .Soft"),
+        (lambda net: setattr(net.blocks[0].attention, "q_norm", nn.RMSNorm(4)), "blocks.0.attention.q_norm .RMSN"),
+        (lambda net: setattr(net.blocks[0].mlp, "up", nn.Identity()), "mlp.up .Identity. is no plain linear layer"),
         (
             lambda net: setattr(net, "extra", nn.Linear(2, 2)),
-            "extra is a Linear, which the plan for GPT does not support",
+            "extra .Linear. is not in the plan for GPT",
         ),
         (lambda net: setattr(net.token_embedding, "padding_idx", 0), "token_embedding has padding_idx=0"),
         (

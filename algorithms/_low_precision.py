@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from runner import Algorithm, Logger, State
+from runner import Algorithm, Logger, State, get_global_rank
 from runner.algorithms._surgery import operate
 
 log = logging.getLogger("runner")
@@ -60,7 +60,7 @@ class LowPrecisionNorm(Algorithm, ABC):
     def init(self, state: State, logger: Logger) -> None:
         wanted = f"{self.kind.__name__} (a subclass does not count)"
         operate(self, state, {self.kind: self.replace}, wanted, self.allow_no_match)
-        if not state.precision.value.startswith("amp"):
+        if not state.precision.value.startswith("amp") and get_global_rank() == 0:
             log.warning(
                 "%s changes nothing with precision=%s: it is for amp_bf16 and amp_fp16",
                 type(self).__name__,

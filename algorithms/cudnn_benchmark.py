@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from runner import Algorithm, Logger, State
+from runner import Algorithm, Logger, State, get_global_rank
 
 log = logging.getLogger("runner")
 
@@ -31,7 +31,8 @@ class CudnnBenchmark(Algorithm):
             raise ValueError(f"CudnnBenchmark needs a CUDA device, not {state.device}: leave it out")
         if torch.are_deterministic_algorithms_enabled():
             raise ValueError("CudnnBenchmark may change bits from run to run: leave it out, or trainer.deterministic")
-        log.warning("CudnnBenchmark: identical runs and resumed runs may differ in the last bits")
+        if get_global_rank() == 0:
+            log.warning("CudnnBenchmark: identical runs and resumed runs may differ in the last bits")
         self._before = torch.backends.cudnn.benchmark
         torch.backends.cudnn.benchmark = True
 

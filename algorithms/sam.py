@@ -75,8 +75,8 @@ class SAM(Algorithm):
 
     def before_load(self, state: State, logger: Logger) -> None:
         if is_sharded(state.unwrapped_model):
-            reason = "each rank needs the full gradient of its own samples, which sharded ranks do not have"
-            raise ValueError(f"parallel='fsdp': SAM cannot be used: {reason}; remove SAM, or set parallel='ddp'")
+            reason = "it needs each rank's own full gradient"
+            raise ValueError(f"SAM cannot be used with a sharded model: {reason}; leave it out")
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if state.scaler is not None:

@@ -99,8 +99,8 @@ class SpikeGuard(Algorithm):
 
     def before_load(self, state: State, logger: Logger) -> None:
         if is_sharded(state.unwrapped_model):
-            reason = "the norm of sharded gradients would need communication after each batch"
-            raise ValueError(f"parallel='fsdp': SpikeGuard cannot be used: {reason}; remove it, or set parallel='ddp'")
+            reason = "the norm of its gradients would need communication after each batch"
+            raise ValueError(f"SpikeGuard cannot be used with a sharded model: {reason}; leave it out")
 
     def fit_start(self, state: State, logger: Logger) -> None:
         wide = torch.float32 if state.device.type == "mps" else torch.float64

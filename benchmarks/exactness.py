@@ -40,6 +40,7 @@ from runner.callbacks import CheckpointSaver
 from runner.checkpoints.digest import digest
 from runner.checkpoints.files import read_file
 from runner.data import TensorLoader
+from runner.distributed.ranks import get_global_rank
 from runner.distributed.sharding import local
 from runner.models import GPT
 from runner.modes.checking.sizes import size_of
@@ -102,7 +103,7 @@ def load_on_ranks(kind: str) -> Found:
         with runs.make_trainer("text", folder=Path("run"), **options) as trainer:
             trainer.save_checkpoint(Path("loaded"), sharded=kind == "sharded")
         found[parallel] = [
-            digest_of(Path("loaded")),
+            digest_of(Path("loaded")) if get_global_rank() == 0 else "",  # the others do not wait until it is written
             runs.train(case, Path("run"), parallel=parallel, resume_path=kind, **EXACT),
         ]
     return found

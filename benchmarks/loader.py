@@ -7,7 +7,7 @@ windows come from one long tensor in memory, of which torch's loader indexes eac
 theirs, that of workers included: the median of rounds in which they take turns, and its quartiles.
 
 Ours reads each sample with three generators seeded for it, so that augmentation is the same for any number of workers
-and after a resume: 25 us a sample, most of them for Python's own `random`, however long the sample itself takes.
+and after a resume: 9 us a sample, half of them for Python's own `random`, however long the sample itself takes.
 """
 
 from __future__ import annotations

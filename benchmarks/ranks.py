@@ -40,7 +40,12 @@ from runner.models import GPT, MLP
 KINDS = ("training", "evaluation", "prediction")
 LIMITS: dict[str, float] = dict.fromkeys(KINDS, 1.02)
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-Batches = list[tuple[Tensor, ...]]
+
+
+class Batches(list[tuple[Tensor, ...]]):
+    """Batches that are there already."""
+
+    equal_targets = True  # which the loop by hand takes for granted, see `runner.data.loaders.OrderedLoader`
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Task(operations.Task):
 
     def batches(self, size: int) -> Batches:
         """Return the round in batches of so many samples."""
-        return [*zip(*(one.split(size) for one in self.data()), strict=True)]
+        return Batches(zip(*(one.split(size) for one in self.data()), strict=True))
 
 
 def make_digits() -> tuple[Tensor, Tensor]:

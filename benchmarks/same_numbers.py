@@ -30,6 +30,7 @@ CASES: dict[str, list[tuple[str, ...]]] = {
     "digits_fast": [("experiment=digits_fast", "trainer.max_duration=4ep")],
     "stdlib_lm_plain": [("experiment=stdlib_lm_plain", "trainer.max_duration=200ba")],
     "two ranks": [("launch.nproc_per_node=2", "trainer.max_duration=2ep")],
+    "two ranks, windows": [("experiment=stdlib_lm_plain", "launch.nproc_per_node=2", "trainer.max_duration=50ba")],
     "resumed": [
         ("trainer.max_duration=2ep", "+algorithms=[ema,mixup]"),
         ("resume=run", "trainer.max_duration=4ep"),

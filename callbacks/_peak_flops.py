@@ -4,6 +4,26 @@ from __future__ import annotations
 
 import re
 
+GEFORCE: dict[str, tuple[int, float]] = {
+    "3090": (10496, 1.695),
+    "4060": (3072, 2.46),
+    "4060 Ti": (4352, 2.535),
+    "4070": (5888, 2.475),
+    "4070 SUPER": (7168, 2.475),
+    "4070 Ti": (7680, 2.61),
+    "4070 Ti SUPER": (8448, 2.61),
+    "4080": (9728, 2.505),
+    "4080 SUPER": (10240, 2.55),
+    "4090": (16384, 2.52),
+    "5060": (3840, 2.497),
+    "5060 Ti": (4608, 2.572),
+    "5070": (6144, 2.512),
+    "5070 Ti": (8960, 2.452),
+    "5080": (10752, 2.617),
+    "5090": (21760, 2.407),
+}
+"""CUDA cores and boost clock in GHz of GeForce RTX cards, from NVIDIA's pages of their specifications."""
+
 TERAFLOPS: dict[str, dict[str, float]] = {
     # NVIDIA Blackwell Architecture Technical Brief: HGX B200, and a GPU of GB200 NVL72
     r"GB200": {"fp32": 80, "tf32": 1250, "bf16": 2500, "fp16": 2500},
@@ -11,6 +31,7 @@ TERAFLOPS: dict[str, dict[str, float]] = {
     # NVIDIA's data sheets of H200, H100, GH200 and A100; H20 as its sellers publish it
     r"GH200": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4},
     r"H20": {"fp32": 44, "tf32": 74, "bf16": 148, "fp16": 148},
+    r"H200 NVL": {"fp32": 60, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5},
     r"H200": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4},
     r"H100 PCIe": {"fp32": 51.2, "tf32": 378, "bf16": 756, "fp16": 756},
     r"H100 NVL": {"fp32": 60, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5},
@@ -24,12 +45,13 @@ TERAFLOPS: dict[str, dict[str, float]] = {
     r"L40S": {"fp32": 91.6, "tf32": 183, "bf16": 362, "fp16": 362},
     r"A10": {"fp32": 31.2, "tf32": 62.5, "bf16": 125, "fp16": 125},
     r"RTX A6000": {"fp32": 38.7, "tf32": 77.4, "bf16": 154.8, "fp16": 154.8},
-    # NVIDIA's white papers of Ampere GA102, Ada and RTX Blackwell, appendix A
-    r"RTX 3090": {"fp32": 35.6, "tf32": 35.6, "bf16": 71, "fp16": 71},
-    r"RTX 4090": {"fp32": 82.6, "tf32": 82.6, "bf16": 165.2, "fp16": 165.2},
-    r"RTX 4080": {"fp32": 48.7, "tf32": 48.7, "bf16": 97.5, "fp16": 97.5},
-    r"RTX 5090": {"fp32": 104.8, "tf32": 104.8, "bf16": 209.5, "fp16": 209.5},
-    r"RTX 5080": {"fp32": 56.3, "tf32": 56.3, "bf16": 112.6, "fp16": 112.6},
+    # NVIDIA's white papers of Ampere GA102, Ada and RTX Blackwell, appendix A: per core and cycle, two operations in
+    # fp32 and TF32, and twice as many in 16 bits
+    **{
+        rf"RTX {name}": {"fp32": peak, "tf32": peak, "bf16": 2 * peak, "fp16": 2 * peak}
+        for name, (cores, gigahertz) in GEFORCE.items()
+        for peak in [2 * cores * gigahertz / 1000]
+    },
     # AMD's data sheets of MI300X and MI300A
     r"MI300X": {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4},
     r"MI300A": {"fp32": 122.6, "tf32": 490.3, "bf16": 980.6, "fp16": 980.6},
@@ -53,7 +75,7 @@ def find_peak(device_name: str, precision: str, tf32: bool = False) -> float | N
     if number_format == "fp32" and tf32:
         number_format = "tf32"
     for pattern, peaks in TERAFLOPS.items():
-        # Match whole words only: an A10G is not an A10, and a 3090 Ti is not a 3090.
-        if re.search(rf"(?<![A-Za-z0-9]){pattern}(?![A-Za-z0-9]| Ti| D\b| SUPER)", device_name):
+        # Match whole words only: an A10G is not an A10, and neither a 3090 Ti nor a card of laptops is a 3090.
+        if re.search(rf"(?<![A-Za-z0-9]){pattern}(?![A-Za-z0-9]| Ti| D\b| SUPER| Laptop)", device_name):
             return peaks[number_format] * 1e12 if number_format in peaks else None
     return None

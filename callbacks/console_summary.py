@@ -173,6 +173,8 @@ class ConsoleSummary(LoggerDestination):
 
     def _metric_lines(self, width: int) -> Iterator[str]:
         """Yield the lines of a table of metrics: those of evaluations first, and totals before single classes."""
+        from runner.distributed.ranks import get_data_parallel_size
+
         rows = []
         for key in sorted(
             self._final, key=lambda key: (key.count("/"), key not in self._best_at, key.startswith("loss/"))
@@ -184,7 +186,7 @@ class ConsoleSummary(LoggerDestination):
                 where = f"batch {at.batch}" if at.batch_in_epoch else f"epoch {at.epoch}"
             elif key == TRAIN_LOSS and self._loss.mean is not None:
                 final = show_number(self._loss.mean)
-                where = "epoch mean"
+                where = "epoch mean" if get_data_parallel_size() == 1 else "epoch mean, rank 0"
             rows.append(("/".join(filter(None, name_metric(key))), final, best, where))
         if not rows:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING
 from runner import Callback
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from runner import Logger, State
 
 log = logging.getLogger("runner")
 
 EVENTS = ("before_load", "after_load")
-OTHER_SHAPE = "of another shape"
 
 
 class LoadCheckpoint(Callback):
@@ -70,6 +67,7 @@ class LoadCheckpoint(Callback):
     def _load(self, state: State) -> None:
         if _has_weights(state):
             return
+        from runner.checkpoints.differences import OTHER_SHAPE, differences, read_out
         from runner.checkpoints.files import find_checkpoint, read_file
         from runner.checkpoints.snapshot import load_into
 
@@ -85,15 +83,15 @@ class LoadCheckpoint(Callback):
         ignored = _matching([*dict.fromkeys([*found, *own])], self.ignore_keys)
         found = {key: one for key, one in found.items() if key not in ignored}
         kept = {key: one for key, one in own.items() if key not in ignored}
-        differences = _differences(found, kept)
-        if OTHER_SHAPE in differences or (self.strict and differences) or not found.keys() & kept:
+        wrong = differences(found, kept)
+        if OTHER_SHAPE in wrong or (self.strict and wrong) or not found.keys() & kept:
             raise ValueError(
                 f"checkpoint={str(self.checkpoint)!r}: its weights do not fit the model: "
-                f"{_read_out(differences) or 'none is left to load'}. ignore_keys leaves some out"
+                f"{read_out(wrong) or 'none is left to load'}. ignore_keys leaves some out"
             )
         loaded = {key: one for key, one in found.items() if key in kept}
         load_into(model, loaded)
-        rest = f"; {_read_out(differences)}" if differences else ""
+        rest = f"; {read_out(wrong)}" if wrong else ""
         log.info("%d of %d weights loaded from %s%s", len(loaded), len(own), path, rest)
 
 
@@ -117,24 +115,3 @@ def _matching(names: Sequence[str], patterns: Iterable[str]) -> set[str]:
             raise ValueError(f"ignore_keys={pattern!r}: no weight has this name; near: {', '.join(near)}")
         matching |= matched
     return matching
-
-
-def _differences(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """Return the names of weights that do not fit, by kind of difference."""
-    kinds = {
-        "missing": [key for key in own if key not in found],
-        "unexpected": [key for key in found if key not in own],
-        OTHER_SHAPE: [
-            f"{key} {tuple(found[key].shape)} into {tuple(one.shape)}"
-            for key, one in own.items()
-            if key in found and found[key].shape != one.shape
-        ],
-    }
-    return {kind: keys for kind, keys in kinds.items() if keys}
-
-
-def _read_out(differences: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(
-        f"{kind} {', '.join(keys[:3])}" + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
-        for kind, keys in differences.items()
-    )

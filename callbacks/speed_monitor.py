@@ -172,8 +172,10 @@ def _look_up_peak(state: State) -> float | None:
         return None
     import torch
 
+    from runner import get_global_rank
+
     name = torch.cuda.get_device_name(state.device)
     peak = find_peak(name, state.precision, tf32=torch.backends.cuda.matmul.fp32_precision == "tf32")
-    if peak is None:
+    if peak is None and get_global_rank() == 0:
         log.warning("no MFU: the peak of %s in %s is unknown; set gpu_flops_available", name, state.precision)
     return peak

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
@@ -288,8 +289,10 @@ def run_logged(job: Job) -> Objective:
 def follow(ranks: Ranks) -> int:
     """Run the jobs that rank 0 sends, and return the exit code. All ranks but 0.
 
-    Errors that all ranks raise alike are printed by rank 0 only.
+    Errors that all ranks raise alike are printed by rank 0 only. A warning says which rank it comes from.
     """
+    if logging.lastResort is not None:  # only rank 0 has Hydra's handlers
+        logging.lastResort.setFormatter(logging.Formatter(f"%(levelname)s: rank {ranks.rank}: %(message)s"))
     try:
         return _follow(ranks)
     finally:

@@ -81,7 +81,7 @@ def train_batch(run: Run, samples: int, all_samples: int) -> None:
         rates.step(state.progress)
     on.before_train_batch()  # algorithms change the batch here, so its share is worked out after it
     state.batch_is_padding = samples == 0
-    share = rank_share(state.unwrapped_model, state.batch, samples, all_samples, run.world_size)
+    share = rank_share(state.unwrapped_model, state.batch, samples, all_samples, run.world_size, run.weighs_by_samples)
     state.is_consistent &= not run.has_buffers  # a forward pass may change them, and the batch is not trained yet
     for parameter in run.parameters:  # only now, so that callbacks can look at gradients until the next batch
         parameter.grad = None

@@ -94,22 +94,23 @@ def fractions(model: Model, microbatches: Sequence[Any]) -> list[Weight]:
     return [weight / total for weight in weights]
 
 
-def rank_share(model: Model, batch: Any, samples: int, all_samples: int, world_size: int) -> Share:
+def rank_share(model: Model, batch: Any, samples: int, all_samples: int, ranks: int, by_samples: bool) -> Share:
     """Return a function for this rank's fraction of the batch of all ranks, by loss weight, times the number of ranks.
 
     DDP averages gradients over ranks, so 1 is right if all ranks have equal weights. The sampler knows how many samples
-    each rank has. If the loss averages over something else, only the ranks know how much of it they have; they then
-    sum one number over all ranks, on the device, beside the forward pass: only the function waits for it. All ranks.
+    each rank has. If the loss averages over something of which samples may have different amounts, the ranks sum one
+    number, on the device, beside the forward pass: only the function waits for it. All ranks.
 
     Args:
         model: the model that computes the loss.
         batch: this rank's batch.
         samples: the number of samples on this rank; 0 if the batch only stands in for an empty share.
         all_samples: the number of samples on all ranks.
-        world_size: the number of ranks.
+        ranks: the number of ranks.
+        by_samples: whether all samples have the same weight, see `runner.distributed.shares.weigh_alike`.
     """
-    if world_size == 1 or type(model).loss_weight is Model.loss_weight:
-        known = samples * world_size / all_samples if world_size > 1 else 1.0
+    if ranks == 1 or by_samples:
+        known = samples * ranks / all_samples if ranks > 1 else 1.0
         return lambda: known
     mine = _exact(model.loss_weight(batch)) if samples else 0.0
     device = next(model.parameters()).device
@@ -120,7 +121,7 @@ def rank_share(model: Model, batch: Any, samples: int, all_samples: int, world_s
     @cache
     def share() -> Weight:
         work.wait()
-        return mine * world_size / torch.where(everyones > 0, everyones, 1)
+        return mine * ranks / torch.where(everyones > 0, everyones, 1)
 
     return share
 

@@ -152,13 +152,17 @@ class WeightedMean:
     def __init__(self, device: torch.device) -> None:
         dtype = torch.float32 if device.type == "mps" else torch.float64
         self._total, self._weight = torch.zeros(2, dtype=dtype, device=device)
+        self._known: float = 0  # sum of the weights that are on the host
 
     def add(self, value: Tensor, weight: float | Tensor) -> None:
         """Add a zero-dimensional value with its weight."""
         self._total += value * weight
-        self._weight += weight
+        if isinstance(weight, Tensor):
+            self._weight += weight
+        else:
+            self._known += weight
 
     def compute(self) -> Tensor:
         """Return the mean over all ranks. Call it on all ranks."""
-        total, weight = all_reduce_sum(torch.stack((self._total, self._weight)))
+        total, weight = all_reduce_sum(torch.stack((self._total, self._weight + self._known)))
         return total / weight

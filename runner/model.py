@@ -86,10 +86,9 @@ class Model(nn.Module):
         """
         if outputs is not None:
             return outputs
-        validate = getattr(self, "validate", None)
-        if validate is None:
+        if not hasattr(type(self), "validate"):  # of the instance it would be a microsecond a batch
             return self(batch)
-        outputs, targets = validate(batch)
+        outputs, targets = self.validate(batch)  # type: ignore[operator]
         self._validated = (batch, targets)
         return outputs
 

@@ -11,7 +11,7 @@ import torch
 _MASK = (1 << 64) - 1
 
 
-def stream_seed(seed: int, name: str, *counters: int) -> int:
+def stream_seed(seed: int, name: str, *counters: Any) -> Any:
     """Return a seed in [0, 2^63) for one draw of one consumer, the same on every platform.
 
     Streams with different arguments are independent for all practical purposes. Resuming a stream needs no saved state:
@@ -20,7 +20,8 @@ def stream_seed(seed: int, name: str, *counters: int) -> int:
     Args:
         seed: the seed of the run or of a rank.
         name: the consumer's name: 'order', 'model', an algorithm's config key.
-        counters: the consumer's position: epoch, batch, microbatch, ...
+        counters: the consumer's position: epoch, batch, microbatch, ...; the last may be an array of numpy's uint64,
+            which gives an array of seeds.
     """
     value = int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
     for counter in counters:

@@ -14,6 +14,7 @@ from runner.distributed.collectives import all_reduce_sum
 from runner.distributed.ranks import get_data_parallel_size
 from runner.distributed.session import ending
 from runner.distributed.sharding import is_sharded
+from runner.distributed.shares import weigh_alike
 from runner.loss import Share, check_loss
 from runner.model import Model
 from runner.randomness import ForwardStream
@@ -69,6 +70,7 @@ class Run:
         picks = any(one.picks_samples for one in self.state.algorithms)
         self.root_gradients: dict[float, Tensor] = {}  # see `loss.root_gradient`
         self._sums_tokens = self.world_size > 1 and (picks or is_uneven)
+        self.weighs_by_samples = weigh_alike(self.state, self.engine.listeners)
         self.bind(self.state.model)
 
     def bind(self, wrapped: nn.Module) -> None:

@@ -34,6 +34,12 @@ def token_data(num_samples: int) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1].contiguous(), targets
 
 
+def window_data(num_samples: int) -> tuple[Tensor, Tensor]:
+    """Sequences of which all targets count."""
+    tokens = torch.randint(VOCABULARY, (num_samples, 7), generator=torch.Generator().manual_seed(num_samples))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
 class Classifier(ClassificationModel):
     def __init__(self, *between: nn.Module):
         super().__init__(seeded(lambda: nn.Sequential(nn.Linear(3, 5), *between, nn.Tanh(), nn.Linear(5, 2))), 2)

@@ -11,12 +11,21 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
-from rank_models import Classifier, OwnStep, SmallMemory, StepsItself, class_data, language_model, token_data
+from rank_models import (
+    Classifier,
+    OwnStep,
+    SmallMemory,
+    StepsItself,
+    class_data,
+    language_model,
+    token_data,
+    window_data,
+)
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler, TensorDataset
 from torchmetrics.classification import BinaryAveragePrecision, MulticlassAccuracy
 
-from runner import Callback, Model, Trainer
+from runner import Algorithm, Callback, Model, Trainer
 from runner.algorithms import EMA, MixUp
 from runner.data import TensorLoader
 from runner.distributed.collectives import any_rank, broadcast_object, destroy_process_group, init_process_group
@@ -40,6 +49,8 @@ CASES: dict[str, tuple[Any, Any, int, int, dict[str, Any]]] = {
     "tokens, fewer samples than ranks": (language_model, token_data, 17, 8, {}),
     "tokens, accumulated": (language_model, token_data, 19, 6, {"grad_accum": 2}),
     "tokens, microbatches": (language_model, token_data, 17, 8, {"microbatch_size": 1}),
+    "windows": (language_model, window_data, 17, 8, {}),
+    "windows, declared": (language_model, window_data, 17, 8, {"equal_targets": True}),
     "own training_step": (OwnStep, class_data, 23, 9, {}),
     "own training_step, fewer samples than ranks": (OwnStep, class_data, 17, 8, {"grad_accum": 2}),
     "manual optimization": (StepsItself, class_data, 23, 9, {}),
@@ -55,9 +66,11 @@ def train(name: str) -> dict[str, Any]:
     if arguments.pop("algorithms", None):
         arguments["algorithms"] = [EMA("5ba")]
     data = make_data(num_samples)
+    loader = TensorLoader(*data, batch_size=batch_size, shuffle=True)
+    loader.equal_targets = arguments.pop("equal_targets", False)
     with Trainer(
         model=make_model(),
-        train_dataloader=TensorLoader(*data, batch_size=batch_size, shuffle=True),
+        train_dataloader=loader,
         eval_dataloader=TensorLoader(*data, batch_size=batch_size, shuffle=False),
         optimizers=lambda params: torch.optim.SGD(params, lr=0.5, momentum=0.9, weight_decay=1e-3),
         schedulers=linear(t_warmup="2ba"),
@@ -110,7 +123,17 @@ def evaluate_each_size() -> dict[int, dict[str, Any]]:
     return found
 
 
-def collectives_of(model: Model, data: tuple[Tensor, ...], **arguments: Any) -> dict[str, int]:
+class Cropping(Algorithm):
+    """Leaves out the last target."""
+
+    def after_dataloader(self, state, logger):
+        inputs, targets = state.batch
+        state.batch = inputs, torch.where(torch.arange(targets.shape[1]) < targets.shape[1] - 1, targets, -100)
+
+
+def collectives_of(
+    model: Model, data: tuple[Tensor, ...], equal_targets: bool = False, **arguments: Any
+) -> dict[str, int]:
     """How many collectives ten batches in the middle of an epoch made, by kind and shape, as torch's profiler saw them.
 
     The ranks' agreement on time and signals, on three numbers, comes once in a while, and is left out.
@@ -128,9 +151,11 @@ def collectives_of(model: Model, data: tuple[Tensor, ...], **arguments: Any) -> 
                 names = [f"{one.name} {one.input_shapes}" for one in self.profiler.events() or []]
                 seen.update(name for name in names if name.startswith("gloo:") and name != "gloo:all_reduce [[3]]")
 
+    loader = TensorLoader(*data, batch_size=8, shuffle=True)
+    loader.equal_targets = equal_targets
     with Trainer(
         model=model,
-        train_dataloader=TensorLoader(*data, batch_size=8, shuffle=True),
+        train_dataloader=loader,
         optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
         max_duration="20ba",
         callbacks=[Profile()],
@@ -241,6 +266,8 @@ def on_ranks() -> None:
             "samples": collectives_of(Classifier(), class_data(480)),
             "accumulated": collectives_of(Classifier(), class_data(480), grad_accum=2),
             "tokens": collectives_of(language_model(), token_data(480)),
+            "windows": collectives_of(language_model(), window_data(480), equal_targets=True),
+            "left out": collectives_of(language_model(), window_data(480), equal_targets=True, algorithms=[Cropping()]),
         },
         "clock": end_after_seconds(0.5),
         "virtual clock": end_after_virtual_seconds(1.5),

@@ -38,7 +38,7 @@ def check_loggable(state: State, log_model: str) -> None:
     """
     if is_sharded(state.unwrapped_model):
         reason = "rank 0, which logs, has only a part of the weights; use +callbacks=export_for_inference"
-        raise ValueError(f"log_model={log_model!r}: not with parallel='fsdp': {reason}")
+        raise ValueError(f"log_model={log_model!r}: not with a sharded model: {reason}")
     if log_model != "best":
         return
     savers = [one for one in state.callbacks if hasattr(one, "best_checkpoint")]

@@ -128,15 +128,17 @@ def find_checkpoint(path: str | Path, check: Callable[[Path], str | None] | None
     raise FileNotFoundError(f"path={str(path)!r}: no complete checkpoint there; give a run's folder or a checkpoint's")
 
 
+@functools.lru_cache
 def _report(path: Path, fault: str | None) -> bool:
-    if fault is not None:
+    """Return whether a checkpoint has no fault; rank 0 reports each fault once."""
+    if fault is not None and get_global_rank() == 0:
         log.warning("checkpoint %s is not used: %s", path, fault)
     return fault is None
 
 
 @functools.lru_cache
 def _is_usable(path: Path, facts: tuple[Any, ...]) -> bool:
-    """Return whether a checkpoint is intact; a damaged one is reported once, and unchanged files are read only once."""
+    """Return whether a checkpoint is intact; unchanged files are read only once."""
     return _report(path, verify(path))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -83,12 +83,20 @@ class Mirror:
     def __init__(self, address: str) -> None:
         self._remote, self._path = open_address(address)
 
-    def saved(self) -> dict[str, Index]:
-        """Return the index of each whole checkpoint by name, the newest first."""
+    def saved(self, report: Callable[[str, ValueError], object] = lambda name, error: None) -> dict[str, Index]:
+        """Return the index of each whole checkpoint by name, the newest first.
+
+        Args:
+            report: called with the name of each one that cannot be used, and why.
+        """
         found = {}
         for name in self.names():
-            with suppress(FileNotFoundError, ValueError):
+            try:
                 found[name] = self.read_index(name)
+            except FileNotFoundError:
+                pass  # its upload was interrupted
+            except ValueError as error:
+                report(name, error)
         return dict(sorted(found.items(), key=lambda one: one[1].saved_at, reverse=True))
 
     def names(self) -> list[str]:
@@ -113,6 +121,8 @@ class Mirror:
     def upload(self, folder: Path, name: str, checkpoint: str, best: Sequence[str]) -> None:
         """Upload a folder as one checkpoint, replacing another of that name, and read it back.
 
+        If that fails, what was uploaded is removed, if possible: it would take the room that the next one needs.
+
         Args:
             folder: a run's folder with one checkpoint, which must not change during the upload.
             name: name of the checkpoint.
@@ -125,15 +135,14 @@ class Mirror:
         manifest = json.loads((folder / checkpoint / "manifest.json").read_text())
         index = Index(checkpoint, manifest["saved_at"], list(best), _facts(folder, checkpoint, manifest["files"]))
         self._remove_index(name)
-        for file, facts in index.files.items():
-            path = self._at(name, file)
-            self._remote.makedirs(path.rpartition("/")[0], exist_ok=True)
-            self._remote.put_file(str(folder / file), path)
-            self._remote.invalidate_cache()
-            with self._remote.open(path, "rb") as source:
-                if _copy(source, facts["size"]) != facts:
-                    raise OSError(f"{file} differs from what was uploaded")
-        self._remote.pipe_file(self._at(name, INDEX), json.dumps(asdict(index)).encode())
+        try:
+            for file, facts in index.files.items():
+                self._put(folder, name, file, facts)
+            self._remote.pipe_file(self._at(name, INDEX), json.dumps(asdict(index)).encode())
+        except BaseException:
+            with suppress(Exception):
+                self._remove(name)
+            raise
 
     def prune(self, keep: int, best: Collection[str]) -> None:
         """Remove all but the newest checkpoints and the best, and remains of interrupted uploads.
@@ -147,8 +156,7 @@ class Mirror:
         kept = {*[*self.saved()][:keep], *best}
         for name in self.names():
             if name not in kept:
-                self._remove_index(name)
-                self._remote.rm(self._at(name), recursive=True)
+                self._remove(name)
         self._remote.invalidate_cache()
 
     def download(self, index: Index, name: str, into: Path, only: str = "") -> None:
@@ -173,6 +181,19 @@ class Mirror:
             with self._remote.open(self._at(name, file), "rb") as source, (into / file).open("xb") as target:
                 if _copy(source, facts["size"], target) != facts:
                     raise ValueError(f"{file} differs from its {INDEX}")
+
+    def _put(self, folder: Path, name: str, file: str, facts: Mapping[str, Any]) -> None:
+        path = self._at(name, file)
+        self._remote.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._remote.put_file(str(folder / file), path)
+        self._remote.invalidate_cache()
+        with self._remote.open(path, "rb") as source:
+            if _copy(source, facts["size"]) != facts:
+                raise OSError(f"{file} differs from what was uploaded")
+
+    def _remove(self, name: str) -> None:
+        self._remove_index(name)
+        self._remote.rm(self._at(name), recursive=True)
 
     def _remove_index(self, name: str) -> None:
         with suppress(FileNotFoundError):

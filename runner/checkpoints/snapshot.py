@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.batch import map_tensors
+from runner.checkpoints.differences import OTHER_SHAPE, differences, read_out
 from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, verify_together
 from runner.checkpoints.shards import should_shard
 from runner.checkpoints.writing import write_checkpoint
@@ -181,21 +182,11 @@ def weights_of(state: State, path: str | Path) -> Iterator[None]:
 
 
 def _load_into(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path, strict: bool) -> None:
-    own = model.state_dict()
-    missing = sorted(own.keys() - weights.keys())
-    unexpected = sorted(weights.keys() - own.keys())
-    shapes = [
-        f"{k} {tuple(weights[k].shape)} into {tuple(own[k].shape)}"
-        for k in own.keys() & weights.keys()
-        if own[k].shape != weights[k].shape
-    ]
-    if shapes or (strict and (missing or unexpected)):
-        raise ValueError(
-            f"weights of {str(path)!r} do not fit the model: missing {missing}, unexpected {unexpected}, "
-            f"of a different shape {shapes}"
-        )
-    if missing or unexpected:
-        log.warning("weights of %s loaded in part: missing %s, unexpected %s", path, missing, unexpected)
+    wrong = differences(weights, model.state_dict())
+    if OTHER_SHAPE in wrong or (strict and wrong):
+        raise ValueError(f"weights of {str(path)!r} do not fit the model: {read_out(wrong)}")
+    if wrong and get_global_rank() == 0:
+        log.warning("weights of %s loaded in part: %s", path, read_out(wrong))
     load_into(model, weights)
 
 

@@ -19,7 +19,7 @@ from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig
 from runner.config.foreign import about_foreign_value
 from runner.config.hydra_versions import any_target, full_key
 from runner.config.nearest import Advice
-from runner.config.signatures import check_signature, locate
+from runner.config.signatures import check_null, check_signature, locate
 from runner.failures.facts import WrongKey, annotate, argument_of, facts_of, wrong_argument
 from runner.files.addresses import hidden_everywhere
 
@@ -307,6 +307,7 @@ def _check_trainer(section: Mapping[str, Any], ranks: int | str) -> None:
             if (foreign := about_foreign_value(f"trainer.{key}", value)) is not None:
                 raise WrongKey(f"trainer.{key}", foreign, repr(value))
         known = inspect.signature(check_arguments).parameters
+        check_null("trainer", section, known)
         with _naming("trainer", section):
             plain = {key: value for key, value in section.items() if not isinstance(value, Mapping)}
             check_arguments(**{key: value for key, value in plain.items() if key in known}, ranks=ranks)

@@ -79,6 +79,7 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
         foreign = about_foreign(f"{path}.{unknown[0]}", section[unknown[0]])
         near = foreign or nearest(unknown[0], [one for one in named if one not in supplied])
         raise NoSuchArgument([f"{path}.{key}" for key in unknown], f"{name} has no such argument; " + near)
+    check_null(path, section, parameters)
     _check_types(path, section, target, {key: parameters[key] for key in keys if key in named})
     if section.get("_partial_") or section.get("_args_"):
         return
@@ -88,6 +89,17 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
             if key in _GIVEN_IN_TRAINING and path.partition(".")[0] in ("optimizer", "scheduler"):
                 raise WrongKey(path, f"{name} gets {key} only during training: add '_partial_: true'")
             raise WrongKey(f"{path}.{key}", f"{name} needs this argument; set it with +{path}.{key}=...")
+
+
+def check_null(path: str, section: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
+    """Check that arguments that may be None are not set to the text 'None', as Python has it.
+
+    Raises:
+        ValueError: one is.
+    """
+    for key, value in section.items():
+        if value == "None" and key in parameters and parameters[key].default is None:
+            raise WrongKey(f"{path}.{key}", Advice("write null for no value").knowing(meant="null"), repr(value))
 
 
 def taken_as_options(path: str, section: Mapping[str, Any]) -> list[str]:

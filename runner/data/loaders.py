@@ -17,7 +17,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
 from runner.data.order import SampleOrder
 from runner.data.picking import pick_batches
@@ -44,11 +44,15 @@ class OrderedLoader(ABC):
     Attributes:
         order: says which samples make up each batch, and how many of them count.
         transform: function that is applied to each batch; None: no function.
+        equal_targets: whether each sample has the same number of targets, and a loss leaves none of them out, as in
+            windows of a text. Ranks that train a language model then need not sum the numbers of their targets. By
+            default it is what the transform declares in an attribute of this name, otherwise False.
     """
 
     def __init__(self, order: SampleOrder, transform: Transform | None = None) -> None:
         self.order = order
         self.transform = transform
+        self.equal_targets: bool = getattr(transform, "equal_targets", False)
         self._next = (0, 0)
 
     def __len__(self) -> int:
@@ -301,32 +305,39 @@ class SeededBatches(Dataset[Any]):
 
     def __getitem__(self, key: tuple[int, int, Sequence[int], bool]) -> Any:
         epoch, batch, indices, transforms = key
-        states = random.getstate(), numpy.random.get_state(), torch.default_generator.get_state()
+        as_batch = hasattr(self.dataset, "read_batch")  # which draws no random numbers
+        # In a worker nobody else draws any.
+        states = None if as_batch or get_worker_info() is not None else _get_states()
         try:
-            if hasattr(self.dataset, "read_batch"):
-                read = self.dataset.read_batch(indices)
-            else:
-                read = self.collate_fn([self._sample(epoch, index) for index in indices])
+            read = self.dataset.read_batch(indices) if as_batch else self.collate_fn(self._samples(epoch, indices))
             return self.transform(read) if transforms and self.transform is not None else read
         except Exception as error:
             error.add_note(f"while batch {batch + 1} of epoch {epoch + 1} was read (both from 1)")
             raise
         finally:
-            random.setstate(states[0])
-            numpy.random.set_state(states[1])
-            torch.default_generator.set_state(states[2])
+            if states is not None:
+                random.setstate(states[0])
+                numpy.random.set_state(states[1])
+                torch.default_generator.set_state(states[2])
 
-    def _sample(self, epoch: int, index: int) -> Any:
-        seed = stream_seed(self.seed, "sample", epoch, index)
-        random.seed(seed)
-        numpy.random.seed(seed % 2**32)
-        # torch.manual_seed would also reseed every accelerator.
-        torch.default_generator.manual_seed(seed)
-        try:
-            return self.dataset[index]
-        except Exception as error:
-            error.add_note(f"raised by dataset[{index}]")
-            raise
+    def _samples(self, epoch: int, indices: Sequence[int]) -> list[Any]:
+        samples = []
+        seeds = stream_seed(self.seed, "sample", epoch, numpy.array(indices, numpy.uint64)).tolist()
+        for index, seed in zip(indices, seeds, strict=True):
+            random.seed(seed)
+            numpy.random.seed(seed & 0xFFFFFFFF)
+            # torch.manual_seed would also reseed every accelerator.
+            torch.default_generator.manual_seed(seed)
+            try:
+                samples.append(self.dataset[index])
+            except Exception as error:
+                error.add_note(f"raised by dataset[{index}]")
+                raise
+        return samples
+
+
+def _get_states() -> tuple[Any, Any, Tensor]:
+    return random.getstate(), numpy.random.get_state(), torch.default_generator.get_state()
 
 
 @functools.cache  # once a process, however many loaders there are

@@ -1,4 +1,4 @@
-"""How ranks read a loader that has no order of samples of its own: each its own share, or in turn."""
+"""The shares of ranks: how they read a loader that has no order of samples, and whether all samples weigh alike."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from runner.distributed.collectives import all_reduce_sum
 from runner.distributed.ranks import get_data_parallel_rank, get_data_parallel_size
+from runner.model import Model
 
 Reading = Literal["shares", "everything"]
 """What a loader yields on each rank: 'shares' are only that rank's samples, 'everything' is the same on all ranks."""
@@ -44,6 +45,28 @@ def length_of_shares(reading: Reading, length: int | None) -> int | None:
     if min(lengths) < 0:
         return None
     return -(-max(lengths) // len(lengths)) if reading == "everything" else max(lengths)
+
+
+_CHANGE_BATCHES = "after_dataloader", "batch_start", "before_train_batch"  # the events at which algorithms may
+
+
+def weigh_alike(state: Any, listeners: Callable[[str], list[Any]]) -> bool:
+    """Return whether all training samples have the same weight in the loss: ranks then know each other's weights.
+
+    So it is by default, see `Model.loss_weight`. It is also so if the loader declares `equal_targets`: each sample has
+    the same number of targets, and none is left out. This holds for a `loss_weight` marked as `counts_targets`, of
+    batches that no algorithm may change. The answer is the same on all ranks.
+
+    Args:
+        state: the state of the run, with its model, algorithms and training data.
+        listeners: returns the hooks that act at an event.
+    """
+    weight = type(state.unwrapped_model).loss_weight
+    if weight is Model.loss_weight:
+        return True
+    acting = {id(one) for event in _CHANGE_BATCHES for one in listeners(event)}
+    is_declared = getattr(state.train_dataloader, "equal_targets", False) and getattr(weight, "counts_targets", False)
+    return is_declared and acting.isdisjoint(map(id, state.algorithms))
 
 
 def _in_turn(batches: Iterator[Any], num_samples: Callable[[Any], int], rank: int, ranks: int) -> Iterator[Share]:

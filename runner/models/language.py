@@ -72,6 +72,8 @@ class LanguageModel(Model):
         """Return the number of valid targets, as a 0-dim int64 tensor on the batch's device."""
         return (batch[1] != IGNORED_TARGET).sum()
 
+    vars(loss_weight)["counts_targets"] = True  # see `runner.distributed.shares.weigh_alike`
+
     def flops_per_batch(self, batch: Any) -> float | None:
         """Return the floating-point operations of the forward and backward pass, or None if unknown."""
         flops_per_token = getattr(self.module, "flops_per_token", None)

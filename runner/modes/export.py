@@ -9,6 +9,7 @@ from pathlib import Path
 from runner.failures.facts import WrongKey
 from runner.modes.quick import split_names
 from runner.runs.folder import latest_run
+from runner.runs.mirrored import download_run, is_address
 from runner.terminal.answer import give
 
 KEY = "export"
@@ -26,8 +27,11 @@ def export(typed: Mapping[str, str]) -> None:
     given = typed.get(KEY, "")
     names = split_names(given)
     if len(names) != 2:
-        raise WrongKey(KEY, "give a run or a checkpoint, and a file: runner export RUN model.pt", repr(given))
-    run = latest_run() if names[0] == "latest" else Path(names[0])
+        raise WrongKey(
+            KEY, "give a run, a checkpoint or an address, and a file: runner export RUN model.pt", repr(given)
+        )
+    source = download_run(KEY, names[0], keep=False) if is_address(names[0]) else names[0]
+    run = latest_run() if source == "latest" else Path(source)
     path = Path(names[1])
     if path.suffix not in SUFFIXES:
         raise WrongKey(KEY, f"the file must end in {' or '.join(SUFFIXES)}", repr(names[1]))

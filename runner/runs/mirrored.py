@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -63,7 +64,7 @@ def download_run(key: str, address: str, keep: bool) -> Path:
             _download(mirror, name, index, folder)
         except Exception as error:
             reasons.append(f"{name}: {_reason(address, error)}")
-            print(f"WARNING: {shown}: {reasons[-1]}; it is not used", file=sys.stderr)
+            _warn(address, name, error)
         else:
             where = f" to {show_path(folder)}" if keep else ""
             print(f"INFO: {key}={shown!r}: downloaded {name}{where}", file=sys.stderr)
@@ -80,7 +81,7 @@ def _find(address: str) -> tuple[Mirror, dict[str, Index]]:
     try:
         index = mirror.read_index()
     except FileNotFoundError:
-        return mirror, mirror.saved()
+        return mirror, mirror.saved(partial(_warn, address))
     parent, _, name = address.rstrip("/").rpartition("/")
     return Mirror(parent), {name: index}
 
@@ -124,6 +125,11 @@ def _download_best(mirror: Mirror, name: str, into: Path) -> None:
         except ValueError:
             shutil.rmtree(into / index.checkpoint)
             raise
+
+
+def _warn(address: str, name: str, error: Exception) -> None:
+    reason = f"{name}: {_reason(address, error)}; it is not used"
+    print(f"WARNING: {without_credentials(address)}: {reason}", file=sys.stderr)
 
 
 def _reason(address: str, error: Exception) -> str:

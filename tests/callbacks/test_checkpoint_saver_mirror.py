@@ -99,6 +99,7 @@ def test_a_mirror_that_stays_away_is_told_at_the_end(
     assert "no space left" in first
     assert "does not have the last checkpoint, ep4-ba16: it has none of this run" in last and str(tmp_path) in last
     assert mirrored() == [] and saver.mirrored_at is None and len(saved(tmp_path)) == 3
+    assert Mirror("faulty://runs/one").names() == []  # what was begun takes no room there
 
 
 def test_training_does_not_wait_and_the_end_waits_with_a_bound(

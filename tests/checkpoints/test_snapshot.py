@@ -305,7 +305,7 @@ def test_weights_that_do_not_fit_are_listed(how: str, algorithms: list[type[EMA]
         save_checkpoint(trainer.state, tmp_path / "saved")
     with pytest.raises(ValueError, match="do not fit the model") as error:
         make_trainer(model=Deeper(), algorithms=[one() for one in algorithms], **{how: tmp_path / "saved"})
-    assert "missing ['module.5.bias', 'module.5.weight'], unexpected []" in str(error.value)
+    assert "do not fit the model: missing module.5.weight, module.5.bias" in str(error.value)
     with pytest.raises(ValueError, match=re.escape("module.1.weight (6, 16) into (5, 16)")):
         make_trainer(model=Model(width=5), algorithms=[one() for one in algorithms], **{how: tmp_path / "saved"})
 
@@ -314,13 +314,13 @@ def test_weights_that_fit_in_part_are_loaded_in_part_when_asked(checkpoint: Path
     with caplog.at_level(logging.WARNING, "runner"):
         trainer = make_trainer(model=Deeper(), load_path=checkpoint, load_strict=False, optimizers=None)
     trainer.close()
-    assert "missing ['module.5.bias', 'module.5.weight']" in caplog.text
+    assert "missing module.5.weight, module.5.bias" in caplog.text
     saved = read_file(checkpoint, "model.pt")
     equal(trainer.state.unwrapped_model.state_dict()["module.1.weight"], saved["module.1.weight"])
 
 
 def test_shapes_are_never_loaded_in_part(checkpoint: Path):
-    with pytest.raises(ValueError, match="of a different shape"):
+    with pytest.raises(ValueError, match="of another shape"):
         make_trainer(model=Model(width=5), load_path=checkpoint, load_strict=False)
 
 

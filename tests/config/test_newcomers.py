@@ -84,6 +84,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     # precision and devices
     "trainer.precision=bf16-mixed": ("trainer.precision='bf16-mixed': ", "write trainer.precision=amp_bf16"),
     "trainer.precision=16-mixed": ("trainer.precision='16-mixed': ", "trainer.precision=amp_fp16"),
+    "trainer.shard_size=None": ("trainer.shard_size='None': ", "write null"),
     "trainer.precision=32": ("trainer.precision=32: ", "trainer.precision=fp32"),
     "precision=16": ("precision=16: ", "trainer.precision=amp_fp16"),
     "bf16-mixed": ("bf16-mixed: ", "trainer.precision=amp_bf16"),

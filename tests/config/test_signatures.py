@@ -91,6 +91,7 @@ def test_what_fits_passes(fitting: Mapping[str, Any]):
         (section("Plain", needed=1, name=3), "name=3: .* takes text or null$"),
         (section("Plain", needed=1, flag="maybe"), "flag='maybe': .* takes true or false$"),
         (section("Plain", _partial_=True, rate="fast"), "rate='fast'"),
+        (section("typed", path="None"), "path='None': write null for no value$"),
         (section("typed", rate="fast"), "rate='fast': .* takes a number$"),
         (section("typed", mode="best"), "mode='best': .* takes 'min' or 'max'$"),
         (section("typed", sizes=3), "sizes=3: .* takes a list$"),

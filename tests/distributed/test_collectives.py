@@ -59,7 +59,15 @@ def test_ranks_are_one_process(world_size: int, run_ranks, tmp_path: Path, stric
         # All gradients are in one bucket; counting the tokens of all ranks takes one more number.
         gradients = {"gloo:all_reduce [[32]]": 10}
         tokens = {"gloo:all_reduce [[]]": 10, "gloo:all_reduce [[63]]": 10}
-        assert found["collectives"] == {"samples": gradients, "accumulated": gradients, "tokens": tokens}
+        assert found["collectives"] == {
+            "samples": gradients,
+            "accumulated": gradients,
+            "tokens": tokens,
+            "windows": {"gloo:all_reduce [[63]]": 10},  # the loader declares that all have equally many
+            "left out": tokens,  # by an algorithm
+        }
+        declared, counted = (found["train"][name] for name in ("windows, declared", "windows"))
+        torch.testing.assert_close(declared, counted, rtol=0, atol=0)
         assert found["clock"] == ranks[0]["clock"]
         # By rank 0's clock: after one batch the ranks agree to agree again in a second, which is 50 batches later.
         assert found["virtual clock"] == (101, pytest.approx(101 * 0.02))

@@ -368,6 +368,14 @@ def test_a_sweep_that_is_killed_leaves_no_process(folder: Path, launcher: str):
     assert len(list(folder.glob("outputs/sweeps/*/*/*/checkpoints/latest/manifest.json"))) == 2
 
 
+def test_a_warning_says_which_rank_it_comes_from(tmp_path: Path, run_app: Any):
+    warns = "def fit_start(self, state, logger): logging.getLogger('runner').warning('low')"
+    source = f"import logging\nfrom runner import Callback\nclass Warns(Callback):\n    {warns}\n"
+    (tmp_path / "own.py").write_text(source)
+    said = run_app(*SHORT, TWO, "trainer.max_duration=1ba", "+callbacks.own._target_=own.Warns").stderr
+    assert {"WARNING: low", "WARNING: rank 1: low"} <= {*said.splitlines()}
+
+
 @pytest.mark.slow
 def test_a_folder_where_one_works_does_not_hide_the_program(folder: Path, run_app: Any):
     (folder / "runner.py").write_text("raise SystemExit('the wrong one')")

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from runner.checkpoints.digest import digest
+from runner.checkpoints.mirror import Mirror
 from runner.checkpoints.writing import write_checkpoint
 from runner.distributed.saved_tensor import Place, Run
 
@@ -36,6 +37,14 @@ def test_shards_become_one_file(run_here: Any, run: Path, tmp_path: Path, name: 
     assert not [*(tmp_path / name).parent.glob(".*partial*")]
 
 
+def test_a_run_on_a_mirror_is_exported(run_here: Any, run: Path, tmp_path: Path):
+    (run / "config.yaml").touch()
+    Mirror(f"file://{tmp_path}/mirror/run").upload(run, "ba1", "checkpoints/ba1", [])
+    shown = run_here("export", f"file://{tmp_path}/mirror/run", str(tmp_path / "model.pt"), code=0)
+    assert "downloaded ba1" in shown.err
+    assert digest(torch.load(tmp_path / "model.pt")) == digest({"a": PART, "b": torch.ones(2), "tied": PART})
+
+
 def test_what_cannot_be_exported_is_one_sentence(run_here: Any, run: Path, tmp_path: Path):
     (tmp_path / "there.pt").touch()
     for given, said in {
@@ -44,4 +53,4 @@ def test_what_cannot_be_exported_is_one_sentence(run_here: Any, run: Path, tmp_p
         (str(tmp_path / "none"), "model.pt"): "no complete checkpoint there",
     }.items():
         assert said in run_here("export", *given, code=2).err
-    assert "give a run or a checkpoint, and a file" in run_here("mode=export", "export=latest", code=2).err
+    assert "give a run, a checkpoint or an address, and a file" in run_here("mode=export", "export=latest", code=2).err

@@ -149,3 +149,11 @@ def test_a_restart_after_the_last_checkpoint_finishes_it(tmp_path: Path):
     done = run_python([*torchrun, *arguments], cwd=tmp_path, check=True)
     assert (tmp_path / "died").exists() and status(tmp_path / "run") == "FINISHED"
     assert "error" not in [line.partition(":")[0] for line in done.stderr.splitlines()]
+
+
+def test_a_damaged_checkpoint_is_said_once_by_all_ranks_together(tmp_path: Path, run_app: Any):
+    ranks = "launch.nproc_per_node=2"
+    run_app(*SHORT, *QUIET, ranks, "hydra.run.dir=run")
+    (tmp_path / "run/checkpoints/ep2-ba6/model.pt").write_bytes(b"")
+    said = run_app("resume=run", ranks).stderr
+    assert said.count("ep2-ba6 is not used: the size of model.pt differs") == 1

@@ -118,15 +118,27 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a missing file": (lambda folder: (folder / "config.yaml").unlink(), "ep3: "),
     "too large": (changed(lambda index: index["files"]["config.yaml"].update(size=1 << 60)), "are free in"),
-    "a way out": (changed(lambda index: index["files"].update({"../x": FACTS})), ""),
-    "a path": (changed(lambda index: index["files"].update({"/tmp/x": FACTS})), ""),
-    "a hidden file": (changed(lambda index: index["files"].update({"a/.b": FACTS})), ""),
-    "a way out of the checkpoint": (changed(lambda index: index.update(checkpoint="../..")), ""),
-    "another kind": (changed(lambda index: index.update(files=[1])), ""),
-    "no number": (changed(lambda index: index.update(saved_at="later")), ""),
-    "a later format": (changed(lambda index: index.update(format=2)), ""),
-    "nested": (lambda folder: (folder / "index.json").write_bytes(b"[" * 100_000), ""),  # type: ignore[dict-item]
-    "torn": (lambda folder: (folder / "index.json").write_bytes(b'{"chec'), ""),  # type: ignore[dict-item]
+    "a way out": (
+        changed(lambda index: index["files"].update({"../x": FACTS})),
+        "ep3: its index.json names '../x', which leads out",
+    ),
+    "a path": (changed(lambda index: index["files"].update({"/tmp/x": FACTS})), "ep3: its index.json names '/tmp/x'"),
+    "a hidden file": (
+        changed(lambda index: index["files"].update({"a/.b": FACTS})),
+        "ep3: its index.json names 'a/.b'",
+    ),
+    "a way out of the checkpoint": (
+        changed(lambda index: index.update(checkpoint="../..")),
+        "ep3: its index.json names '../..'",
+    ),
+    "another kind": (changed(lambda index: index.update(files=[1])), "ep3: its index.json cannot be read"),
+    "no number": (changed(lambda index: index.update(saved_at="later")), "ep3: its index.json cannot be read"),
+    "a later format": (changed(lambda index: index.update(format=2)), "ep3: a later version"),
+    "nested": (
+        lambda folder: (folder / "index.json").write_bytes(b"[" * 100_000),
+        "ep3: its index.json cannot be read",
+    ),  # type: ignore[dict-item]
+    "torn": (lambda folder: (folder / "index.json").write_bytes(b'{"chec'), "ep3: its index.json cannot be read"),  # type: ignore[dict-item]
 }
 
 

@@ -130,7 +130,7 @@ def retried(address: str, work: Callable[[], Result]) -> Result:
             status = next((one for link in (error, error.__cause__) if (one := getattr(link, "status", None))), None)
             if status == 404 or (isinstance(error, FileNotFoundError) and error.__cause__ is None):
                 raise FileNotFoundError(f"{shown!r}: there is no such file") from error
-            reason = without_those_of(address, str(error.__cause__ or error) or type(error).__name__)
+            reason = " ".join(without_those_of(address, str(error.__cause__ or error) or type(error).__name__).split())
             if wait is None or status in LASTING:
                 raise ConnectionError(
                     f"{shown!r}: cannot be read: {reason}; check the address and its server"

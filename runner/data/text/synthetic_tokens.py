@@ -72,6 +72,7 @@ def load_synthetic_tokens(
     inputs = tokens[:, :-1]
     targets = tokens[:, 1:]
     train = TensorLoader(inputs[:num_samples], targets[:num_samples], batch_size=batch_size, shuffle=True, seed=seed)
+    train.equal_targets = True
     evaluation = TensorLoader(inputs[num_samples:], targets[num_samples:], batch_size=eval_batch_size, shuffle=False)
     if not test_samples:
         return train, evaluation

@@ -125,9 +125,10 @@ def test_a_server_that_does_not_recover_is_one_error_with_the_address(
         server.failures = 10**6
     elif fault == "lacks one":
         (server.folder / f"003.{kind}").unlink()
-    with pytest.raises(error, match=f"{server.url}/00.*({message})"):
+    with pytest.raises(error, match=f"{server.url}/00.*({message})") as raised:
         train, _ = load(server, kind, tmp_path)
         list(train)
+    assert "\n" not in str(raised.value)
     assert not [*(tmp_path / "cache").glob("*.partial*")]
 
 

@@ -1,9 +1,13 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from runner.data import TensorLoader
 from runner.data.text import windows
+from runner.data.text.synthetic_tokens import load_synthetic_tokens
+from runner.data.text.text_files import load_text_files
 from runner.data.text.windows import WindowSizes, next_token, spread_windows, window_loaders
 
 SIZES = WindowSizes(context=8, batch_size=4, eval_batch_size=3, eval_tokens=None)
@@ -17,6 +21,16 @@ def test_tokens_of_every_width_come_back_as_they_were(largest: int):
     assert inputs.dtype == targets.dtype == torch.int64
     assert inputs.flatten().tolist() == tokens[:99].tolist()
     assert targets.flatten().tolist() == tokens[1:].tolist()
+
+
+def test_windows_declare_that_all_their_targets_count(tmp_path: Path):
+    tokens = torch.arange(100, dtype=torch.uint8)
+    declared = [window_loaders((tokens, tokens), 3, SIZES)[0], load_synthetic_tokens(num_samples=8, eval_samples=2)[0]]
+    assert all(loader.equal_targets for loader in declared)
+    (tmp_path / "a.txt").write_text("some words, and some more\n" * 9)
+    packed, *_ = load_text_files(str(tmp_path), context=8, eval_share=0.2, cache=None, pack_documents=True)
+    plain = TensorLoader(torch.zeros(4, 3), torch.zeros(4, 3), batch_size=2, shuffle=False)
+    assert not packed.equal_targets and not plain.equal_targets
 
 
 def test_windows_for_evaluation_are_spread_evenly():

@@ -86,12 +86,12 @@ class StateDigest(Callback):
     def batch_end(self, state: State, logger: Logger) -> NextCall | None:
         if not self._works:
             return NEVER
-        if state.is_due(self.interval) or _is_last(state):
+        now = state.timestamp
+        if now.batch % self.interval.time.value == 0 or _is_last(state):
             digests = digest_state(state)  # all ranks gather what is sharded
             values = measure_state(state)
             if self._path is None:
                 return None
-            now = state.timestamp
             samples = self._digest_samples(now.epoch, now.batch_in_epoch)
             parts = {"samples": samples} if samples else {}
             self._write(self._path, {"epoch": now.epoch, "batch": now.batch, **parts, **digests, "values": values})

@@ -1,6 +1,7 @@
-"""Start a backward pass from a gradient that is there, without torch's comparison of its shape with the loss's.
+"""Start a backward pass from a gradient that is there, without torch's checks of it.
 
-The comparison imports SymPy in the first batch, which takes 0.2 s, and takes 4 us of host time in each.
+They compare its shape with that of the loss, and import SymPy for that in the first batch, which takes 0.2 s. In each
+later batch the checks take 10 us of host time.
 """
 
 from __future__ import annotations

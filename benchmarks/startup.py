@@ -172,7 +172,8 @@ def main() -> int:
         ratio = statistics.median(ratios)
         failed |= ratio > limit
         name = "first batch" if key == "data by hand" else "runner"
-        print(f"{f'{name} / {key}':>27}: {ratio:.2f} times  ({min(ratios):.2f} to {max(ratios):.2f}; limit {limit:.2f})")
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        print(f"{f'{name} / {key}':>27}: {ratio:.2f} times  ({spread}; limit {limit:.2f})")
     return int(failed)
 
 

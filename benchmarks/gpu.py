@@ -11,7 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
+import io
+import json
+import re
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +35,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 from runner import Callback, ClassificationModel, LanguageModel, Model, Trainer, algorithms, callbacks
+from runner.callbacks._peak_flops import find_peak
 from runner.data import TensorLoader
 from runner.models import GPT, ResNet18
 
@@ -40,8 +47,26 @@ WARM_UP, STEPS = (10, 40) if ON_GPU else (1, 2)
 LIMIT = 1.01  # times the hand-written loop, in time and in peak memory
 NEEDS_GPU = "needs a GPU"
 NETWORKS = ("gpt", "resnet18")
-ALGORITHMS = ("EMA", "GradientClipping", "LabelSmoothing", "NaNGuard")
-CALLBACKS = ("InMemoryLogger", "LRMonitor", "MemoryMonitor", "NaNMonitor", "OptimizerMonitor", "SpeedMonitor")
+# Sizes of vocabularies, and tokens of a sequence.
+TEXTS: dict[str, tuple[int, int]] = {"gpt": (50304, 512), "llama": (128256, 1024)}
+if not ON_GPU:
+    TEXTS = dict.fromkeys(TEXTS, (64, 8))
+LLAMA: dict[str, Any] = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+"""A Llama of 1.2 thousand million weights, with hidden layers four times as wide as the others."""
+WRONG_LABELS = (
+    "runner",
+    "model=mlp",
+    "model.num_classes=5",  # the digits are ten
+    "model.module.num_classes=5",
+    "algorithms=none",
+    f"trainer.device={DEVICE}",
+    "trainer.max_duration=1ba",
+)
 
 
 @dataclass(frozen=True)
@@ -58,18 +83,32 @@ def make_model(name: str) -> Model:
     """Return a network with its loss, the same each time."""
     torch.manual_seed(0)
     if name == "gpt":
-        sizes = (50304, 512, 768, 12, 12) if ON_GPU else (64, 8, 16, 2, 2)
+        sizes = (*TEXTS[name], 768, 12, 12) if ON_GPU else (*TEXTS[name], 16, 2, 2)
         keys = ("vocab_size", "context", "d_model", "n_layers", "n_heads")
         return LanguageModel(GPT(**dict(zip(keys, sizes, strict=True))))
+    if name == "llama":
+        return LanguageModel(make_llama())
     return ClassificationModel(ResNet18(num_classes=10), 10)
+
+
+def make_llama() -> nn.Module:
+    """Return a network of transformers with new weights."""
+    from runner.models.hf.causal_lm import HFCausalLM
+
+    vocab, context = TEXTS["llama"]
+    sizes = LLAMA if ON_GPU else LLAMA | {"hidden_size": 64, "num_hidden_layers": 2}
+    sizes |= {"intermediate_size": 4 * sizes["hidden_size"], "vocab_size": vocab, "max_position_embeddings": context}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+        return HFCausalLM(folder, pretrained=False)
 
 
 def make_data(name: str, batches: int = 8) -> tuple[Tensor, Tensor]:
     """Return inputs and targets of some batches, on the host."""
     samples = batches * batch_size(name)
     generator = torch.Generator().manual_seed(1)
-    if name == "gpt":
-        vocab, context = (50304, 512) if ON_GPU else (64, 8)
+    if name in TEXTS:
+        vocab, context = TEXTS[name]
         tokens = torch.randint(vocab, (samples, context + 1), generator=generator)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     size = 224 if ON_GPU else 8
@@ -78,7 +117,7 @@ def make_data(name: str, batches: int = 8) -> tuple[Tensor, Tensor]:
 
 def batch_size(name: str) -> int:
     """Return the samples of a batch."""
-    return {"gpt": 16, "resnet18": 128}[name] if ON_GPU else 2
+    return {"gpt": 16, "llama": 8, "resnet18": 128}[name] if ON_GPU else 2
 
 
 def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
@@ -211,17 +250,36 @@ def syncs() -> Iterator[Row]:
         found.clear()
 
 
+def throughput() -> Iterator[Row]:
+    """Tokens per second of a Llama with compiled blocks, and its share of the GPU's peak."""
+    seconds = statistics.median(
+        by_trainer("llama", algorithms=[algorithms.Compile()] if ON_GPU else []) for _ in range(ROUNDS)
+    )
+    batch = tuple(one[: batch_size("llama")] for one in make_data("llama", 1))
+    yield Row("llama", STEPS * batch[0].numel() / seconds, unit="tokens/s")
+    peak = find_peak(torch.cuda.get_device_name(), PRECISION) if ON_GPU else None
+    flops = make_model("llama").flops_per_batch(batch)
+    share = STEPS * flops / seconds / peak if peak and flops else "no peak is known of this device"
+    yield Row("of the peak", share)
+
+
 def plug_ins() -> Iterator[Row]:
-    """What algorithms and callbacks add to a step."""
-    for kind, module, names in (("algorithms", algorithms, ALGORITHMS), ("callbacks", callbacks, CALLBACKS)):
-        for name in names:
-            given = {"EMA": {"half_life": "1ba"}, "GradientClipping": {"clipping_threshold": 1.0}}.get(name, {})
-
-            def run() -> float:
-                chosen: Any = {kind: [getattr(module, name)(**given)]}  # noqa: B023
-                return by_trainer("gpt", **chosen)
-
-            yield Row(name, compare(run, lambda: by_trainer("gpt")))
+    """What each algorithm and callback adds to a step, of ResNet-18, or of the GPT if it does not fit that."""
+    operations = importlib.import_module("operations")
+    plain = {name: statistics.median(by_trainer(name) for _ in range(ROUNDS)) for name in reversed(NETWORKS)}
+    for module in (algorithms, callbacks):
+        for name in (one for one in module.__all__ if one not in operations.LEFT_OUT):
+            for network, seconds in plain.items():
+                try:
+                    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                        chosen: Any = [getattr(module, name)(**operations.GIVEN.get(name, {}))]
+                        taken = by_trainer(network, **{module.__name__.rpartition(".")[2]: chosen})
+                except (TypeError, ValueError):
+                    continue  # it is for other networks, and says so
+                yield Row(f"{name}, {network}", taken / seconds)
+                break
+            else:
+                yield Row(name, "fits neither")
 
 
 def compiling() -> Iterator[Row]:
@@ -312,6 +370,18 @@ def saves() -> Iterator[Row]:
         yield Row("asynchronous" if asynchronous else "synchronous", compare(run, lambda: by_trainer("gpt")))
 
 
+def wrong_labels() -> Iterator[Row]:
+    """What a run says whose labels have no class: an assertion on the GPU, which leaves it unusable to the process."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-m", *WRONG_LABELS], cwd=folder, capture_output=True, text=True, timeout=300
+        )
+    if done.returncode == 0:
+        raise RuntimeError("labels that have no class were trained")
+    said = re.findall(r"device-side assert triggered|out of bounds|mode=check", done.stderr) or [done.stderr[-200:]]
+    yield Row(f"exit code {done.returncode}, which names", ", ".join(dict.fromkeys(said)))
+
+
 def one_rank() -> Iterator[Row]:
     """DDP of a single rank, over NCCL on a GPU: the time of a step, and whether weights stay the same to the bit."""
     weights: dict[bool, Tensor] = {}
@@ -335,7 +405,19 @@ def one_rank() -> Iterator[Row]:
     yield Row("largest difference of a weight", float((weights[True] - weights[False]).abs().max()), 0, "")
 
 
-SECTIONS = (loops, syncs, plug_ins, compiling, prefetch, out_of_memory, resumed, saves, one_rank)
+SECTIONS = (
+    loops,
+    syncs,
+    throughput,
+    plug_ins,
+    compiling,
+    prefetch,
+    out_of_memory,
+    resumed,
+    saves,
+    wrong_labels,
+    one_rank,
+)
 
 
 def main(words: list[str]) -> int:

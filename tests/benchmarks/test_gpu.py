@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="takes minutes
 
 
 @pytest.fixture(scope="module")
-def gpu() -> ModuleType:
+def gpu(runs: ModuleType) -> ModuleType:  # beside which it finds operations.py
     return load("benchmark_of_gpus", "gpu.py")
 
 

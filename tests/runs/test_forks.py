@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kept_runs import tree
+from omegaconf import OmegaConf
 from stores import query
 
 from runner.checkpoints.digest import read_digests
@@ -47,6 +48,7 @@ def test_a_fork_begins_there_and_the_parent_stays_as_it_is(parent: Path, tmp_pat
     assert [one.name for one in (tmp_path / "child" / "fork").iterdir()] == ["ep1-ba8"]
     copied, original = (tmp_path / one / "model.pt" for one in ("child/fork/ep1-ba8", "parent/checkpoints/ep1-ba8"))
     assert copied.samefile(original)  # which takes no room
+    assert OmegaConf.load(tmp_path / "child" / "config.yaml").resume == str(copied.parent)
 
     shutil.rmtree(parent)  # the fork stands by itself
     replayed = json.loads(run_here("replay", "child", "9", "replay.picture=''", "output=json", code=0).out)["result"]

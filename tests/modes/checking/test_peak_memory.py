@@ -13,12 +13,14 @@ from modes.test_check import plain
 from rank_runs import program_of
 from sharded_runs import on_ranks
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
 from runner import Callback, Model, get_global_rank, get_world_size
 from runner.config import build
 from runner.modes.check import report
 from runner.modes.checking import dry_run
+from runner.modes.checking.peak_memory import _drop_values
 
 TOKENS = ("data=synthetic_tokens", "data.num_samples=64", "data.batch_size=16", "optimizer=adamw")
 GPT = ("model=gpt", *TOKENS, "model.module.d_model=64", "algorithms=none")
@@ -161,6 +163,14 @@ def test_the_peak_of_a_rank_is_what_its_allocator_gives(run_ranks: Any, tmp_path
         # Torch sometimes does not notice that a thread of gloo frees memory; then it counts too much.
         assert findings.sizes.peak == pytest.approx(min(measured), rel=0.1), overrides
         assert bool(findings.sizes.gathered) == (SHARDED in overrides)
+
+
+def test_tied_weights_stay_one():
+    network = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 4, bias=False))
+    network[1].weight = network[0].weight
+    with FakeTensorMode():
+        _drop_values(network, None)
+    assert network[1].weight is network[0].weight and len([*network.parameters()]) == 1
 
 
 def test_a_large_model_takes_no_memory():

@@ -95,7 +95,7 @@ def check_null(path: str, section: Mapping[str, Any], parameters: Mapping[str, i
     """Check that arguments that may be None are not set to the text 'None', as Python has it.
 
     Raises:
-        ValueError: one is.
+        ValueError: an argument is set to the text 'None'.
     """
     for key, value in section.items():
         if value == "None" and key in parameters and parameters[key].default is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
@@ -12,12 +12,10 @@ from runner.batch import count_samples
 from runner.checks import name_of_loader, warn_if_endless
 from runner.device.prefetch import open_loader
 from runner.distributed.ranks import get_data_parallel_size, get_world_size
-from runner.distributed.shares import Reading, length_of_shares, read_shares
+from runner.distributed.shares import Reading, find_sampler, length_of_shares, read_shares, refuse_unsharded
 from runner.model import Model
 from runner.precision import Precision
 from runner.randomness import ForwardStream, stream_seed
-
-_REMEDY = "use runner.data.DatasetLoader(dataset, batch_size=<samples over all ranks>), which shards exactly"
 
 
 class BatchStream:
@@ -109,7 +107,7 @@ class BatchStream:
         elif hasattr(loader, "__next__"):  # an iterator continues where it stopped, here or in an earlier session
             read = batch if self._started else -epoch * (self._limit or 0)
         else:
-            candidates = [_sampler(loader), getattr(loader, "batch_sampler", None), loader]
+            candidates = [find_sampler(loader), getattr(loader, "batch_sampler", None), loader]
             shuffles = next((one for one in candidates if hasattr(one, "set_epoch")), None)
             if shuffles is not None:
                 shuffles.set_epoch(epoch)
@@ -129,7 +127,7 @@ class BatchStream:
 
     def _read(self, epoch: int, batch: int) -> Iterator[Any]:
         """Yield batches, starting at a given one, with torch's generators seeded before each is read."""
-        for one in (self.loader, _sampler(self.loader)):
+        for one in (self.loader, find_sampler(self.loader)):
             if isinstance(generator := getattr(one, "generator", None), torch.Generator):
                 generator.manual_seed(stream_seed(self._seed, "order", epoch))
         stream = ForwardStream(self._seed, self._device, "dataloader", epoch)
@@ -161,53 +159,3 @@ class BatchStream:
     def _count(self, index: int, batch: Any) -> tuple[int, int]:
         samples = self._num_samples(batch)
         return samples, samples * self._world_size
-
-
-def _sampler(loader: Any) -> Any:
-    """Return the sampler that decides which samples a torch DataLoader reads; None if unknown."""
-    # Given a batch_sampler, torch sets loader.sampler to a default that it never uses.
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    return getattr(loader if batch_sampler is None else batch_sampler, "sampler", None)
-
-
-def refuse_unsharded(loader: Any, label: str, world_size: int, tensor_parallel: int = 1) -> None:
-    """Refuse a loader that gives all ranks the same samples, or pads an evaluation with copies.
-
-    Args:
-        loader: any dataloader.
-        label: 'train', an evaluator's label, or 'predict'.
-        world_size: the number of ranks that see different samples.
-        tensor_parallel: the number of ranks that see the same ones.
-
-    Raises:
-        ValueError: the loader cannot give ranks that split layers the same samples; it is a torch DataLoader without a
-            sharding sampler, and does not say that it is meant; its DistributedSampler would repeat samples in an
-            evaluation; or it would train all ranks on the same samples.
-    """
-    name = name_of_loader(label)
-    reading = getattr(loader, "ranks_read", None)
-    if reading not in (None, *get_args(Reading)):
-        raise ValueError(f"{name}: ranks_read={reading!r}: must be one of {', '.join(map(repr, get_args(Reading)))}")
-    if reading == "everything" and label == "train":
-        raise ValueError(f"{name}: Replicated is for evaluation, where each batch counts on one rank only; {_REMEDY}")
-    if tensor_parallel > 1 and not hasattr(loader, "order") and reading != "everything":
-        raise ValueError(f"{name}: {tensor_parallel} ranks must see the same samples (tensor_parallel); {_REMEDY}")
-    is_torch = isinstance(getattr(loader, "loader", loader), torch.utils.data.DataLoader)
-    if hasattr(loader, "order") or world_size == 1 or not is_torch:
-        return
-    sampler = _sampler(loader)
-    is_plain = isinstance(sampler, torch.utils.data.RandomSampler | torch.utils.data.SequentialSampler)
-    if is_plain and reading is None:
-        others = "runner.data.Sharded(loader) if each rank reads its own samples"
-        others += "" if label == "train" else ", or runner.data.Replicated(loader) if each may read all of them"
-        raise ValueError(
-            f"{name}: a DataLoader without a sharding sampler gives {world_size} ranks the same samples; {_REMEDY}; "
-            f"or {others}"
-        )
-    if label != "train" and isinstance(sampler, torch.utils.data.DistributedSampler):
-        size = len(sampler.dataset)  # type: ignore[arg-type]
-        if size % world_size:
-            raise ValueError(
-                f"{name}: DistributedSampler repeats samples, as {size} cannot be divided by {world_size} ranks; "
-                f"{_REMEDY}"
-            )

@@ -57,7 +57,7 @@ CONFIG_LIBRARIES = {"hydra", "omegaconf"}
 
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_ENGINE_CODE_LINES = 3540  # no blank lines, comments, docstrings
+MAX_ENGINE_CODE_LINES = 3525  # no blank lines, comments, docstrings
 # What trains: the files below callbacks that are neither in a folder nor named here, and these of folders.
 NO_ENGINE = {
     *("budget", "checks", "fit_result", "metric_choice", "plugins", "schedulers"),

@@ -1,16 +1,19 @@
-"""The shares of ranks: how they read a loader that has no order of samples, and whether all samples weigh alike."""
+"""The shares of ranks: which loaders give each its own, how ranks read them, and whether all samples weigh alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, repeat
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
+from runner.checks import name_of_loader
 from runner.distributed.collectives import all_reduce_sum
 from runner.distributed.ranks import get_data_parallel_rank, get_data_parallel_size
 from runner.model import Model
+
+_REMEDY = "use runner.data.DatasetLoader(dataset, batch_size=<samples over all ranks>), which shards exactly"
 
 Reading = Literal["shares", "everything"]
 """What a loader yields on each rank: 'shares' are only that rank's samples, 'everything' is the same on all ranks."""
@@ -24,6 +27,56 @@ class Share(NamedTuple):
     """Samples on this rank; 0 if `batch` only stands in for an empty share."""
     all_samples: int
     """Samples on all ranks."""
+
+
+def refuse_unsharded(loader: Any, label: str, world_size: int, tensor_parallel: int = 1) -> None:
+    """Refuse a loader that gives all ranks the same samples, or pads an evaluation with copies.
+
+    Args:
+        loader: any dataloader.
+        label: 'train', an evaluator's label, or 'predict'.
+        world_size: the number of ranks that see different samples.
+        tensor_parallel: the number of ranks that see the same ones.
+
+    Raises:
+        ValueError: the loader cannot give ranks that split layers the same samples; it is a torch DataLoader without a
+            sharding sampler, and does not say that it is meant; its DistributedSampler would repeat samples in an
+            evaluation; or it would train all ranks on the same samples.
+    """
+    name = name_of_loader(label)
+    reading = getattr(loader, "ranks_read", None)
+    if reading not in (None, *get_args(Reading)):
+        raise ValueError(f"{name}: ranks_read={reading!r}: must be one of {', '.join(map(repr, get_args(Reading)))}")
+    if reading == "everything" and label == "train":
+        raise ValueError(f"{name}: Replicated is for evaluation, where each batch counts on one rank only; {_REMEDY}")
+    if tensor_parallel > 1 and not hasattr(loader, "order") and reading != "everything":
+        raise ValueError(f"{name}: {tensor_parallel} ranks must see the same samples (tensor_parallel); {_REMEDY}")
+    is_torch = isinstance(getattr(loader, "loader", loader), torch.utils.data.DataLoader)
+    if hasattr(loader, "order") or world_size == 1 or not is_torch:
+        return
+    sampler = find_sampler(loader)
+    is_plain = isinstance(sampler, torch.utils.data.RandomSampler | torch.utils.data.SequentialSampler)
+    if is_plain and reading is None:
+        others = "runner.data.Sharded(loader) if each rank reads its own samples"
+        others += "" if label == "train" else ", or runner.data.Replicated(loader) if each may read all of them"
+        raise ValueError(
+            f"{name}: a DataLoader without a sharding sampler gives {world_size} ranks the same samples; {_REMEDY}; "
+            f"or {others}"
+        )
+    if label != "train" and isinstance(sampler, torch.utils.data.DistributedSampler):
+        size = len(sampler.dataset)  # type: ignore[arg-type]
+        if size % world_size:
+            raise ValueError(
+                f"{name}: DistributedSampler repeats samples, as {size} cannot be divided by {world_size} ranks; "
+                f"{_REMEDY}"
+            )
+
+
+def find_sampler(loader: Any) -> Any:
+    """Return the sampler that decides which samples a torch DataLoader reads; None if unknown."""
+    # Given a batch_sampler, torch sets loader.sampler to a default that it never uses.
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    return getattr(loader if batch_sampler is None else batch_sampler, "sampler", None)
 
 
 def read_shares(reading: Reading, batches: Iterator[Any], num_samples: Callable[[Any], int]) -> Iterator[Share]:

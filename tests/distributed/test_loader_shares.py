@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from runner import Trainer
 from runner.data import Replicated, Sharded, TensorLoader
-from runner.dataloader import refuse_unsharded
 from runner.distributed.ranks import get_global_rank, get_world_size
+from runner.distributed.shares import refuse_unsharded
 
 SHARES = {"even": ([4, 4], [4, 4]), "uneven": ([4, 4, 3], [2]), "counts": ([1, 5], [3, 2])}
 

@@ -20,10 +20,10 @@ import torch
 
 from runner.config import build
 from runner.config.signatures import locate
-from runner.dataloader import refuse_unsharded
 from runner.destination import LoggerDestination
 from runner.distributed.collectives import pick_device
 from runner.distributed.ranks import get_world_size
+from runner.distributed.shares import refuse_unsharded
 from runner.evaluator import ensure_evaluators
 from runner.event import Event
 from runner.failures.facts import annotate

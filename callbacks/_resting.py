@@ -1,4 +1,4 @@
-"""Lets callbacks that act at an interval rest in between."""
+"""When callbacks that act at an interval need to be called next."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from runner import State
 
 NEVER = NextCall(math.inf)
-"""The answer of a hook that has nothing to do at its event in this call of `fit`."""
+"""What a hook returns that has nothing to do at its event for the rest of this call of `fit`."""
 
 
 def until_due(interval: Interval, state: State) -> NextCall | None:
-    """Return the answer of a hook that acts only where an interval is due.
+    """Return when a hook that acts only when an interval is due needs to be called next, for the hook to return.
 
-    None: the interval may be due at any batch, as far as can be told beforehand.
+    None means at each batch, because one cannot tell in advance when the interval is due.
     """
     now = state.timestamp
     if interval.ends_epochs:

@@ -67,7 +67,7 @@ class LoadCheckpoint(Callback):
     def _load(self, state: State) -> None:
         if _has_weights(state):
             return
-        from runner.checkpoints.differences import OTHER_SHAPE, differences, read_out
+        from runner.checkpoints.differences import OTHER_SHAPE, describe_differences, differences
         from runner.checkpoints.files import find_checkpoint, read_file
         from runner.checkpoints.snapshot import load_into
 
@@ -87,11 +87,11 @@ class LoadCheckpoint(Callback):
         if OTHER_SHAPE in wrong or (self.strict and wrong) or not found.keys() & kept:
             raise ValueError(
                 f"checkpoint={str(self.checkpoint)!r}: its weights do not fit the model: "
-                f"{read_out(wrong) or 'none is left to load'}. ignore_keys leaves some out"
+                f"{describe_differences(wrong) or 'none is left to load'}. ignore_keys leaves some out"
             )
         loaded = {key: one for key, one in found.items() if key in kept}
         load_into(model, loaded)
-        rest = f"; {read_out(wrong)}" if wrong else ""
+        rest = f"; {describe_differences(wrong)}" if wrong else ""
         log.info("%d of %d weights loaded from %s%s", len(loaded), len(own), path, rest)
 
 

@@ -46,7 +46,7 @@ class Engine:
         self.wake()
 
     def wake(self) -> None:
-        """Call every handler again at the next event, whatever `NextCall` it asked for."""
+        """Call every handler again from the next event on, including those that asked for a later `NextCall`."""
         for event, handlers in self._table.items():
             setattr(self.on, str(event), self._firing(Event(event), handlers))
 
@@ -88,12 +88,13 @@ class Engine:
         self._closed = True
         state = self.state
         first = state.error
-        watching: list[Hooks] = [*state.callbacks, *state.algorithms]
+        everyone: list[Hooks] = [*state.callbacks, *state.algorithms, *self.logger.destinations]
         steps: list[tuple[str, str, Callable[[], None]]] = [
-            *((one.config_key, "close", partial(one.close, state, self.logger)) for one in watching),
+            *((one.config_key, "close", partial(one.close, state, self.logger)) for one in state.callbacks),
+            *((one.config_key, "close", partial(one.close, state, self.logger)) for one in state.algorithms),
             ("logger", "flush", self.logger.flush),
             *((one.config_key, "close", partial(one.close, state, self.logger)) for one in self.logger.destinations),
-            *((one.config_key, "post_close", one.post_close) for one in (*watching, *self.logger.destinations)),
+            *((one.config_key, "post_close", one.post_close) for one in everyone),
             ("logger", "close", self.logger.close),
         ]
         for owner, method, step in steps:
@@ -113,8 +114,10 @@ class Engine:
             raise first
 
     def _handlers(self, event: Event) -> Iterator[Handler]:
-        algorithms: Sequence[Hooks] = self.state.algorithms[:: -1 if event.closes_bracket else 1]
+        algorithms: Sequence[Hooks] = self.state.algorithms
         kinds = [algorithms, self.state.callbacks, self.logger.destinations]
+        if event.closes_bracket:
+            kinds[0] = algorithms[::-1]
         if event is Event.INIT:
             kinds.reverse()
         for one in (one for kind in kinds for one in kind):

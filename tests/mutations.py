@@ -1109,8 +1109,8 @@ FAULTS = (
     Fault(
         "dispatch: brackets do not nest",
         "runner/engine.py",
-        "-1 if event.closes_bracket else 1",
-        "1",
+        "kinds[0] = algorithms[::-1]",
+        "kinds[0] = algorithms",
         "test_engine.py",
     ),
     Fault(

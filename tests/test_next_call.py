@@ -1,4 +1,4 @@
-"""A hook that asks for a later call is not called before, and every other is called as ever."""
+"""A hook that asks for a later call is not called until then; all others still are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runner.callbacks._resting import NEVER, until_due
 
 
 class Rests(Callback):
-    """Notes the batches at which it is called, and asks for the call that is due by then."""
+    """Records the batches at which it is called, and asks for one later call after another."""
 
     def __init__(self, *calls: float | None, then: float | None = None):
         self.calls, self.then = [*calls], then

@@ -1,4 +1,4 @@
-"""Copies of tensors on the host, in memory that is used again: filling new memory takes three times as long."""
+"""Copies of tensors in CPU memory that is reused: filling new memory takes three times as long."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from runner.device.staging import staging
 
 
 class Copies:
-    """Copies tensors to the host, all at once, into the memory of earlier copies where these were alike.
+    """Copies tensors to the CPU, all at once, into the memory of earlier copies of the same shapes.
 
-    That memory stays in use while nothing is saved.
+    That memory stays allocated between saves.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Copies:
         self._pending = []  # of a capture that failed
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of the host for the values of another; `finish` fills it, or that of `staging` from a GPU."""
+        """Return a CPU tensor that will hold the values of another after `finish`, or that of `Staging` from a GPU."""
         if type(tensor) is not Tensor or tensor.layout is not torch.strided or not (tensor.is_cpu or tensor.is_cuda):
             return tensor.clone() if tensor.is_cpu else tensor.cpu()
         made = self._free.popleft() if self._free else None
@@ -50,7 +50,7 @@ class Copies:
 
 
 def to_host(tensor: Tensor, copies: Copies | None) -> Tensor:
-    """Return a tensor of the host: a copy, or without `copies` the tensor itself if it is there."""
+    """Return a tensor on the CPU: a copy, or, without `copies`, the tensor itself if it is there already."""
     if copies is not None:
         return copies.copy(tensor)
     on_gpu = tensor.is_cuda and tensor.layout is torch.strided

@@ -23,8 +23,8 @@ def differences(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[
     return {kind: keys for kind, keys in kinds.items() if keys}
 
 
-def read_out(wrong: Mapping[str, Sequence[str]]) -> str:
-    """Return what `differences` found in words, with the first names of each kind."""
+def describe_differences(wrong: Mapping[str, Sequence[str]]) -> str:
+    """Return what `differences` found as text, with the first three names of each kind."""
     return "; ".join(
         f"{kind} {', '.join(keys[:3])}" + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
         for kind, keys in wrong.items()

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from runner.batch import map_tensors
 from runner.checkpoints.copies import Copies, to_host
-from runner.checkpoints.differences import OTHER_SHAPE, differences, read_out
+from runner.checkpoints.differences import OTHER_SHAPE, describe_differences, differences
 from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, verify_together
 from runner.checkpoints.shards import should_shard
 from runner.checkpoints.writing import write_checkpoint
@@ -188,9 +188,9 @@ def weights_of(state: State, path: str | Path) -> Iterator[None]:
 def _load_into(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path, strict: bool) -> None:
     wrong = differences(weights, model.state_dict())
     if OTHER_SHAPE in wrong or (strict and wrong):
-        raise ValueError(f"weights of {str(path)!r} do not fit the model: {read_out(wrong)}")
+        raise ValueError(f"weights of {str(path)!r} do not fit the model: {describe_differences(wrong)}")
     if wrong and get_global_rank() == 0:
-        log.warning("weights of %s loaded in part: %s", path, read_out(wrong))
+        log.warning("weights of %s loaded in part: %s", path, describe_differences(wrong))
     load_into(model, weights)
 
 

@@ -30,7 +30,7 @@ def _run(loss: Tensor, gradient: Tensor) -> None:
 
 @cache
 def _runs_as_expected() -> bool:
-    """Return whether this torch has the function in the form in which it is called here."""
+    """Return whether this version of torch has the private function, and it takes these arguments."""
     weight = torch.ones((), requires_grad=True)
     try:
         _run(2 * weight, torch.ones(()))

@@ -6,12 +6,7 @@ from __future__ import annotations
 def check_range(name: str, value: float, low: float, high: float, above: bool = False) -> None:
     """Check that an argument is a number in a range.
 
-    Args:
-        name: name of the argument, for the message.
-        value: value to check.
-        low: lower end of the range.
-        high: upper end of the range, itself allowed.
-        above: whether the value must be greater than `low`; otherwise `low` itself is allowed too.
+    Both ends are allowed; with `above`, the lower end is not.
 
     Raises:
         ValueError: `value` is not a number in the range.

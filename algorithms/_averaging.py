@@ -256,10 +256,6 @@ def estimate_statistics(state: State, norms: Sequence[_BatchNorm], num_batches: 
 def keep_base_rates(state: State, name: str) -> None:
     """Remember each group's learning rate, so that `set_rates` does not start from a rate it has set. For BEFORE_LOAD.
 
-    Args:
-        state: state of the run, with its optimizers.
-        name: argument that asks for the change of learning rates, as the user typed it.
-
     Raises:
         ValueError: the run uses torch's own schedulers, which compute each learning rate from the previous one.
     """
@@ -273,12 +269,7 @@ def keep_base_rates(state: State, name: str) -> None:
 
 
 def set_rates(state: State, function: Callable[[Any], Any]) -> None:
-    """Set the next batch's learning rates to a function of the scheduled ones. For BEFORE_TRAIN_BATCH.
-
-    Args:
-        state: state of the run, with its optimizers.
-        function: function that maps a group's scheduled learning rate to the rate to use.
-    """
+    """Set the next batch's learning rates to a function of the scheduled ones. For BEFORE_TRAIN_BATCH."""
     for optimizer in state.optimizers:
         for group in optimizer.param_groups:
             rate = function(group["lr"] if state.schedulers else group["initial_lr"])

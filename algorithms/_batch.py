@@ -32,10 +32,6 @@ AUGMENTATIONS = (
 def get_item(batch: Any, key: Key) -> Tensor:
     """Return one tensor of a batch.
 
-    Args:
-        batch: tuple, list or mapping.
-        key: index or name of the tensor.
-
     Raises:
         TypeError: the batch is not a tuple, list or mapping, or the part is not a tensor.
         ValueError: the batch has no such part.
@@ -98,11 +94,6 @@ def class_probabilities(targets: Tensor, logits: Tensor) -> Tensor:
 def get_images(batch: Any, key: Key, owner: str) -> Tensor:
     """Return the images of a batch, floating point (N, C, H, W).
 
-    Args:
-        batch: tuple, list or mapping.
-        key: index or name of the images.
-        owner: name of the algorithm or argument that needs images, for the message.
-
     Raises:
         TypeError: the batch has no such tensor, see `get_item`.
         ValueError: the tensor does not hold floating-point images.
@@ -151,9 +142,6 @@ def pick_samples(batch: Any, num_samples: int, index: Tensor | slice) -> Any:
 
 def refuse_alternating_flips(algorithms: Iterable[Algorithm]) -> None:
     """Refuse BatchAugment's alternating flips, which need whole batches, for an algorithm that drops samples.
-
-    Args:
-        algorithms: all algorithms of the run.
 
     Raises:
         ValueError: one of the algorithms is `BatchAugment` with flip='alternating'.

@@ -43,16 +43,9 @@ def operate(
 ) -> dict[str, nn.Module]:
     """Replace modules of the run's model, and return the replacements by name.
 
-    New weights depend only on the seed and on the algorithm's config key.
-
-    Args:
-        algorithm: algorithm that makes the change.
-        state: state of the run, at INIT. The model and any optimizers that exist are changed in place; a `Model` that
-            replaces the whole model is stored in the state.
-        policies: policies by selector, see `replace_modules`.
-        wanted: description of what the policies look for, for the message.
-        allow_no_match: whether to leave a model without a match unchanged instead of raising an error.
-        recurse_on_replaced: whether to continue inside replacements, see `replace_modules`.
+    New weights depend only on the seed and on the algorithm's config key. The model and any optimizers that exist are
+    changed in place; a `Model` that replaces the whole model is stored in the state. `wanted` describes in the message
+    what the policies look for.
 
     Raises:
         ValueError: nothing in the model matches, and `allow_no_match` is False.
@@ -74,13 +67,6 @@ def operate(
 def report(algorithm: Algorithm, state: State, names: list[str], wanted: str, allow_no_match: bool = False) -> None:
     """Log which modules an algorithm changed, on rank 0.
 
-    Args:
-        algorithm: algorithm that made the change.
-        state: state of the run.
-        names: names of the modules that were changed.
-        wanted: description of what the algorithm looked for, for the message.
-        allow_no_match: whether a model without a match is accepted.
-
     Raises:
         ValueError: `names` is empty, and `allow_no_match` is False.
     """
@@ -98,11 +84,6 @@ def report(algorithm: Algorithm, state: State, names: list[str], wanted: str, al
 
 def resolve_width(name: str, value: float, whole: int) -> int:
     """Return a width, at least 1, from a number or from a fraction of another width.
-
-    Args:
-        name: name of the argument, for the message.
-        value: whole number of at least 1, or a fraction above 0 and below 1.
-        whole: width that a fraction refers to.
 
     Raises:
         ValueError: `value` is neither a whole number of at least 1 nor a fraction between 0 and 1.

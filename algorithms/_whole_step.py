@@ -18,11 +18,6 @@ BETWEEN = ("after_forward", "before_loss", "run_event", "match", "apply")
 def refuse_what_needs_parts(state: State, what: str, remedy: str) -> None:
     """Check that nothing in a run needs the forward pass and the loss to be separate.
 
-    Args:
-        state: the run's state, after loading.
-        what: the argument that joins forward pass and loss, for the message.
-        remedy: advice for the user, for the message.
-
     Raises:
         ValueError: an algorithm acts between them, or the model is sharded or has its own `training_step`.
     """

@@ -43,11 +43,8 @@ class CheckpointFolder:
     def add(self, name: str, score: float | None) -> None:
         """Register a checkpoint that is about to be written.
 
-        Call this before capturing the run's state, so that a resumed run knows the checkpoint it came from.
-
-        Args:
-            name: name of its folder; an existing checkpoint of that name is replaced.
-            score: score to rank it by, lower is better; None means that it cannot be the best.
+        Call this before capturing the run's state, so that a resumed run knows the checkpoint it came from. An
+        existing checkpoint of that name is replaced. The lowest score is the best; with None it cannot be the best.
         """
         self._before = self.saved, self.best
         self.saved = [*(one for one in self.saved if one != name), name]

@@ -50,12 +50,7 @@ def make_rows(
 
 
 def print_rows(rows: Sequence[Sequence[Any]], steps: int) -> None:
-    """Print the costliest rows of each part and the total cost of the others.
-
-    Args:
-        rows: rows from `make_rows`.
-        steps: the number of steps that was passed to it.
-    """
+    """Print the costliest rows of each part and the total cost of the others."""
     inside = [row for row in rows if row[6] is not None]
     outside = [row for row in rows if row[6] is None]
     if steps:

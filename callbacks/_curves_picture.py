@@ -33,10 +33,7 @@ def panels(curves: Mapping[str, Curve]) -> dict[str, list[str]]:
 def draw(curves: Mapping[str, Curve], title: str, batches_per_epoch: int | None) -> Any:
     """Return a matplotlib figure of the curves of a run.
 
-    Args:
-        curves: curves by key, none of them empty.
-        title: title above the plot.
-        batches_per_epoch: number of batches per epoch, for a second axis that counts epochs; None: no second axis.
+    With a number of batches per epoch, a second axis counts epochs.
     """
     shown = panels(curves)
     columns = min(3, len(shown))
@@ -126,11 +123,8 @@ def smooth(values: Sequence[float], width: int) -> list[float]:
     """Return at each point the height of the straight line that fits the points around it best.
 
     Where there are as many points before as after, that is their mean. Unlike a running mean, the result does not lag
-    behind, and follows the curve to both ends. Values that are not finite are left out, and stay gaps.
-
-    Args:
-        values: the values, evenly spaced.
-        width: number of points to fit, an odd number.
+    behind, and follows the curve to both ends. Values that are not finite are left out, and stay gaps. The values are
+    evenly spaced; `width` is odd.
     """
     heights = []
     for place, value in enumerate(values):

@@ -11,11 +11,7 @@ log = logging.getLogger("runner")
 
 @contextmanager
 def disk_errors_reported(writer: str) -> Iterator[None]:
-    """Turn an `OSError` inside the block into a warning, so that training continues.
-
-    Args:
-        writer: config key of the callback that writes.
-    """
+    """Turn an `OSError` inside the block into a warning, so that training continues."""
     try:
         yield
     except OSError as error:

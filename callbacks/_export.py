@@ -57,11 +57,8 @@ def last_or_first_batch(state: State) -> Any:
 def module_and_inputs(state: State, sample_input: Any = None) -> tuple[nn.Module, Any]:
     """Return a copy of the module to export, with its present weights, and a sample input, both on the CPU.
 
-    Call it on all ranks if the model is sharded; on ranks other than 0 the module is then empty.
-
-    Args:
-        state: state of the run, with the model in evaluation mode.
-        sample_input: the input; None takes it from the data, see `last_or_first_batch`.
+    Call it on all ranks if the model is sharded; on ranks other than 0 the module is then empty. Without a
+    `sample_input` it comes from the data, see `last_or_first_batch`.
     """
     from runner import LanguageModel, SupervisedModel
 
@@ -84,12 +81,7 @@ def module_and_inputs(state: State, sample_input: Any = None) -> tuple[nn.Module
 def write(save_format: str, module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -> bool:
     """Write a file, check that it gives the module's outputs, and return whether those are finite.
 
-    Args:
-        save_format: a key of `_FORMATS`.
-        module: the module to save, on the CPU and in evaluation mode.
-        inputs: an example of what the module is called with.
-        path: path of the file, with the suffix of the format.
-        dynamic_batch: whether the file accepts any number of samples.
+    With `dynamic_batch`, the file accepts any number of samples.
 
     Raises:
         OSError: the disk is full.

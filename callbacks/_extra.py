@@ -8,10 +8,7 @@ import importlib.util
 def require(user: str, extra: str | None, *packages: str) -> None:
     """Check that packages are installed.
 
-    Args:
-        user: name of the feature that needs the packages; the error message begins with it.
-        extra: extra of this project that installs them; None if the project itself depends on them.
-        packages: import names of the packages.
+    `user` begins the message; `extra` installs the packages, or is None if the project itself depends on them.
 
     Raises:
         ImportError: a package is missing; the message says how to install it.

@@ -72,11 +72,7 @@ class MirrorUploads:
     def add(self, name: str, folder: str, kept: Collection[str], best: Sequence[str]) -> None:
         """Let a checkpoint be uploaded that was just written. Rank 0.
 
-        Args:
-            name: its name.
-            folder: the folder that it is in, inside the run's folder.
-            kept: names of all checkpoints that the run keeps.
-            best: names of the best ones, best first.
+        `kept` are all checkpoints that the run keeps; `best` are sorted, best first.
         """
         if self._thread is None:
             shutil.rmtree(self._run_dir / STAGE, ignore_errors=True)  # what an earlier session was killed with
@@ -101,11 +97,7 @@ class MirrorUploads:
             shutil.rmtree(job.staged, ignore_errors=True)
 
     def finish(self, timeout: float) -> None:
-        """Wait until everything is uploaded, and warn if the newest checkpoint is not. Rank 0.
-
-        Args:
-            timeout: maximum seconds to wait.
-        """
+        """Wait at most `timeout` seconds for all uploads, and warn if the newest checkpoint is not uploaded. Rank 0."""
         if self._thread is None:
             return
         with self._changed:

@@ -149,10 +149,6 @@ class Result(logging.Handler):
     def open(self, path: Path, owner: str) -> None:
         """Write the lines so far to a file, replacing its content, and later lines as they come.
 
-        Args:
-            path: path of the file.
-            owner: config key of the callback that writes.
-
         Raises:
             OSError: the disk refused the write. For later lines this is only reported, once.
         """
@@ -229,12 +225,7 @@ def name_system(description: dict[str, str]) -> str:
 
 
 def describe_data(state: State, label: str) -> dict[str, Any]:
-    """Return the seed and the sizes of batches and data sets over all ranks, None where a loader does not define it.
-
-    Args:
-        state: state of a run that trains.
-        label: label of the evaluator whose data is described.
-    """
+    """Return the seed and the sizes of batches and data sets over all ranks, None where a loader does not define it."""
     (evaluator,) = (one for one in state.evaluators if one.label == label)
     samples, batch_size = _sizes(state.train_dataloader)
     return {

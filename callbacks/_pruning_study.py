@@ -34,10 +34,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {"successive_halving": {"min_resource": 1}
 def make_pruner(name: str, options: Mapping[str, Any]) -> optuna.pruners.BasePruner:
     """Return a pruner of Optuna.
 
-    Args:
-        name: a name in `PRUNERS`.
-        options: arguments of the pruner.
-
     Raises:
         ValueError: it does not take these arguments.
     """
@@ -110,9 +106,7 @@ class PruningStudy:
     def prunes(self, value: float, step: int) -> bool:
         """Report a value of the job, and return whether the job is to be pruned.
 
-        Args:
-            value: the objective that the job has reached.
-            step: number of the evaluation, from 1; one that was reported before keeps its value.
+        An evaluation, counted from 1, that was reported before keeps its value.
         """
         if step not in self._steps:
             self._trial.report(value, step)

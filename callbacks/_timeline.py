@@ -21,12 +21,7 @@ class Call(NamedTuple):
 
 
 def draw(calls: Iterable[Call], rank: int) -> Iterator[dict[str, Any]]:
-    """Yield trace events for the handlers, for the events that enclose them, and for the ranges between events.
-
-    Args:
-        calls: calls in the order in which they began; they do not overlap.
-        rank: rank on which they ran.
-    """
+    """Yield trace events for the handlers, for the events that enclose them, and for the ranges between events."""
     opened: dict[str, int] = {}
     zero = ended = -1
 

@@ -33,11 +33,7 @@ class Session:
         self._failed = False
 
     def begin(self, **run: Any) -> None:
-        """Create the run and start working off the tasks. Later calls do nothing.
-
-        Args:
-            run: arguments of `wandb.init`.
-        """
+        """Create the run and start working off the tasks. Later calls do nothing."""
         if self._thread is None:
             self._folder = Path(run["dir"], "wandb")
             self._thread = threading.Thread(target=self._work, args=(run,), name="wandb", daemon=True)
@@ -51,9 +47,7 @@ class Session:
     def close(self, exit_code: int, in_a_hurry: bool) -> None:
         """End the run, if it began, and wait for that up to the timeout.
 
-        Args:
-            exit_code: exit code of the run, 0 for success.
-            in_a_hurry: whether to wait for two seconds at most.
+        In a hurry it waits for two seconds at most.
         """
         self.do("finish", exit_code)
         if self._thread is None:

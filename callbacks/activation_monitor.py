@@ -133,9 +133,6 @@ class ActivationMonitor(Callback):
 def refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
     """Check that no module is compiled by torch, because hooks of and in a compiled module are not called.
 
-    Args:
-        modules: all modules of a model, by name.
-
     Raises:
         ValueError: a module is compiled.
     """

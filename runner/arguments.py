@@ -122,10 +122,6 @@ def check_duration(value: str | int | Time, name: str = "max_duration") -> Time:
 def check_trainable(state: State, may_be_over: bool = False) -> None:
     """Check that `fit` can start, and that it will end.
 
-    Args:
-        state: the Trainer's state.
-        may_be_over: whether to accept that nothing is left to train.
-
     Raises:
         ValueError: the training data or optimizers are missing, nothing is left to train, or max_duration is in tokens
             and the model does not count tokens.
@@ -269,12 +265,8 @@ def ordered_hooks(
 ) -> Hooked:
     """Return the algorithms, the callbacks and the destinations active on this rank, named and in order.
 
-    Args:
-        algorithms: as given to the Trainer.
-        callbacks: as given to the Trainer.
-        loggers: as given to the Trainer.
-        acting: algorithms that were given as schedulers.
-        progress_bar: whether to add a progress bar if there is none; None: where someone watches.
+    `acting` are the algorithms that were given as schedulers. With `progress_bar=None` a bar is added where someone
+    watches.
 
     Raises:
         ValueError: algorithms conflict, two objects have the same name, or an object still has the state of a run in

@@ -114,11 +114,6 @@ def unmeasured(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def check_length(config: Mapping[str, Any], max_duration: Time, batches_per_epoch: int | None) -> None:
     """Check that a run will train the number of batches that its budget was measured to allow.
 
-    Args:
-        config: config of the run, with a measured budget.
-        max_duration: the length of training, scaled.
-        batches_per_epoch: None if it is unknown.
-
     Raises:
         WrongKey: it will train more or fewer, because another key or the data has changed since.
     """

@@ -20,11 +20,7 @@ MANY = 10_000  # batches of an evaluation or prediction after which a loader wit
 def check_whole(name: str, value: int, least: int, what: str = "a whole number") -> None:
     """Check that an argument is a whole number and not too small.
 
-    Args:
-        name: the argument's name.
-        value: the value that was given.
-        least: the smallest allowed value.
-        what: a description of the argument for the message, such as 'a number of batches'.
+    `what` describes the argument in the message, such as 'a number of batches'.
 
     Raises:
         ValueError: the value is not a whole number, or is too small.
@@ -36,11 +32,7 @@ def check_whole(name: str, value: int, least: int, what: str = "a whole number")
 def check_one_of(name: str, value: Any, allowed: Collection[str], cutoff: float = 0.6) -> None:
     """Check that an argument is one of several names.
 
-    Args:
-        name: the argument's name.
-        value: the value that was given.
-        allowed: the names.
-        cutoff: how near a name must be to be suggested, from 0 to 1.
+    A name is suggested if it is at least `cutoff` near, from 0 to 1.
 
     Raises:
         ValueError: it is none of them; the message and the facts list them.
@@ -93,11 +85,6 @@ def check_session(value: str | Time | None, callbacks: Sequence[Any] = (), train
 
 def check_function(name: str, value: Callable[..., Any], allowed: str) -> None:
     """Check that an argument is a function of one argument, not a class with forgotten parentheses.
-
-    Args:
-        name: the argument's name.
-        value: the value that was given, which can be called.
-        allowed: description of the allowed values, for the message.
 
     Raises:
         TypeError: the value is a class, or takes other arguments.

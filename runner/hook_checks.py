@@ -50,12 +50,6 @@ def check_hooks(one: Hooks) -> None:
 def check_call(one: object, name: str, given: Sequence[str], remedy: str = "") -> None:
     """Raise if a method of an object cannot be called with the given arguments.
 
-    Args:
-        one: the object.
-        name: name of the method.
-        given: names of the arguments, which are passed by position.
-        remedy: another remedy, added to the message.
-
     Raises:
         TypeError: the method takes other arguments, is not callable, or is a generator or coroutine function; the
             message says what to define.

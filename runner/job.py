@@ -168,12 +168,7 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
 
 
 def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> int | None:
-    """Start the other processes of a job, before this one imports torch, and return the CPU threads per rank.
-
-    Args:
-        config: the job's config, not yet checked.
-        hydra_config: Hydra's own config for the job.
-    """
+    """Start the other processes of a job, before this one imports torch, and return the CPU threads per rank."""
     launch = build.make_launch(config)
     processes = launch.processes()
     jobs = parallel_jobs(hydra_config)
@@ -211,13 +206,6 @@ def print_differences(
 ) -> None:
     """Print how the config of a run that is resumed or rerun differs from its recorded config.
 
-    Args:
-        mode: the mode of the job.
-        config: the current config.
-        resume: the run or checkpoint that is resumed.
-        saved: the record of the earlier run, if there is one.
-        overrides: the recorded overrides and those typed now.
-
     Raises:
         ValueError: a key differs that must not change when a run is resumed.
     """
@@ -234,12 +222,7 @@ def name_run(
 ) -> str:
     """Return the name of a run: the one typed or recorded, or else a name made from its model, data and folder.
 
-    Args:
-        mode: the mode of the job. Its name comes first if the run only uses the weights of another run.
-        config: the config of the run.
-        run_dir: the run's folder.
-        saved: the run that is resumed or rerun.
-        choices: the chosen name of each config group.
+    The name of the mode comes first if the run only uses the weights of another run.
     """
     name = config["run_name"]
     if not name:

@@ -69,11 +69,6 @@ class TrainerLog(Callback):
 def make_metrics(model: Model, train: bool, device: torch.device) -> dict[str, Any]:
     """Return new metrics of a model by name, on a device; their `state_dict()` includes what they have accumulated.
 
-    Args:
-        model: the model that defines the metrics.
-        train: whether the metrics are for training batches rather than for an evaluation.
-        device: the device that holds the outputs.
-
     Raises:
         TypeError: the model returned something other than metrics by name.
         ValueError: an evaluation metric is called 'loss', the name of the model's own loss.
@@ -112,12 +107,7 @@ def scalars(key: str, value: Any) -> dict[str, Any]:
 def update_metrics(model: Model, batch: Any, outputs: Any, metrics: Mapping[str, Any], counts: bool) -> None:
     """Update metrics with a batch.
 
-    Args:
-        model: the model that defines the metrics.
-        batch: this rank's batch.
-        outputs: the model's outputs for the batch.
-        metrics: the metrics by name.
-        counts: whether the batch holds samples of this rank. If not, it stands in for an empty share and adds nothing.
+    A batch that does not count stands in for an empty share, and adds nothing.
     """
     for metric in metrics.values():
         if counts:

@@ -18,11 +18,7 @@ NO_LIMIT = 10_000  # columns
 
 
 def describe_beginning(state: State) -> list[dict[str, Any]]:
-    """Return a run's data sets, its size, the place of its checkpoints, its description and the columns to list.
-
-    Args:
-        state: state of the run, at FIT_START.
-    """
+    """Return a run's data sets, its size, the place of its checkpoints, its description and the columns to list."""
     inputs = describe_inputs(state)
     sizes = [(one.numel(), one.requires_grad) for one in state.unwrapped_model.parameters()]
     total = sum(size for size, _ in sizes)

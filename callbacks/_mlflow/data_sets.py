@@ -26,11 +26,6 @@ def describe_dataset(loader: Any, label: str, data_config: Any) -> dict[str, Any
     """Return a description of a data set as an MLflow input, as far as its loader provides one.
 
     Runs whose data has the same content share a data set in MLflow, so it says nothing of batches.
-
-    Args:
-        loader: iterable of its batches.
-        label: 'train', or the label of the evaluator.
-        data_config: the part of the run's config that describes the data, or None.
     """
     dataset = getattr(loader, "dataset", loader)
     kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"

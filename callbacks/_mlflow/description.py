@@ -85,10 +85,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 def origin_tags(command: Sequence[str], cwd: str, run_dir: Path) -> dict[str, str]:
     """Return tags for where a run comes from, which `MlflowClient.create_run` does not set itself.
 
-    Args:
-        command: command that the user typed, interpreter first.
-        cwd: folder in which it was typed; the commit is that of the enclosing repository.
-        run_dir: the run's folder.
+    The command begins with the interpreter; the commit is that of the repository around `cwd`.
     """
     tags = {
         "mlflow.source.name": show_command(command),

@@ -24,14 +24,7 @@ METRICS = 1000  # the most in one call
 
 
 def log_model(client: MlflowClient, run: Run, entry: Mapping[str, Any], folder: Path) -> LoggedModel:
-    """Create a run's model with its files and metrics, unless MLflow has it already, and return it.
-
-    Args:
-        client: client of the run's store.
-        run: the run in MLflow.
-        entry: the spool's entry about the model.
-        folder: folder with the exported program and an input example, which has been checked.
-    """
+    """Create a run's model with its files and metrics, unless MLflow has it already, and return it."""
     run_id = run.info.run_id
     tags = {DIGEST: str(entry["digest"]), "weights": str(entry["weights"]), "step": str(entry["s"])}
     known = client.search_logged_models([run.info.experiment_id], f"source_run_id = '{run_id}' AND name = '{NAME}'")

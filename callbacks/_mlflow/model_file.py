@@ -53,11 +53,6 @@ def write_model(state: State, run_dir: Path, log_model: str) -> dict[str, Any] |
     """Write the model as an exported program, and return the spool's entry; a failure gives a warning and None.
 
     The program runs without the code of the network, and holds nothing that a loader would have to unpickle.
-
-    Args:
-        state: state of the run, at FIT_END.
-        run_dir: the run's folder.
-        log_model: 'best' or 'last'.
     """
     folder = run_dir / "mlflow" / FILES / uuid.uuid4().hex
     try:

@@ -176,11 +176,8 @@ class Session:
     def close(self, status: str, timeout: float) -> None:
         """Record the final status, if the run began, and wait until the writer has sent everything.
 
-        If the writer was killed, a new one continues where it stopped.
-
-        Args:
-            status: FINISHED, FAILED or KILLED.
-            timeout: maximum seconds to wait; a run that is KILLED waits two seconds at most, and its writer continues.
+        If the writer was killed, a new one continues where it stopped. A run that is KILLED waits two seconds at most,
+        and its writer continues.
         """
         self.append({"status": status, "t": now_ms()})
         spool = self._spool
@@ -234,11 +231,7 @@ class Session:
 def log_sweep(session: Session, summary: SweepSummary, nested: bool, timeout: float) -> None:
     """Log the summary of a sweep as a separate run; rerunning the sweep continues that run.
 
-    Args:
-        session: session in the sweep's folder.
-        summary: results of the sweep, with status RUNNING before the first job.
-        nested: whether the jobs need the run when they begin; otherwise it is created at the end.
-        timeout: seconds to wait for MLflow.
+    Before the first job its status is RUNNING. The run is created then only if the jobs are nested in it.
     """
     if summary.status == "RUNNING":
         if nested:
@@ -260,12 +253,7 @@ def log_sweep(session: Session, summary: SweepSummary, nested: bool, timeout: fl
 
 
 def parent_tags(run_dir: Path, tracking_uri: str) -> dict[str, str]:
-    """Return the tags that nest a job's run in the run of its sweep; empty if the sweep has no run.
-
-    Args:
-        run_dir: folder of the job's run.
-        tracking_uri: address of the store.
-    """
+    """Return the tags that nest a job's run in the run of its sweep; empty if the sweep has no run."""
     run_id = read_sent(run_dir.parent / "mlflow", tracking_uri).run_id
     return {} if run_id is None else {"mlflow.parentRunId": run_id}
 

@@ -314,15 +314,8 @@ def read_images(path: Path, captions: Sequence[str] | None) -> list[Image]:
 def save_image(image: Image, folder: Path, key: str, step: int, time_ms: int, identity: str) -> None:
     """Save an image and its preview under names from which MLflow's UI reads the key, step and time.
 
-    MLflow's `log_image` makes a new name at each call, so that an image sent again would appear twice.
-
-    Args:
-        image: the image to save.
-        folder: an existing folder.
-        key: name of the image, valid in a path; a `/` groups images.
-        step: batch at which it was logged.
-        time_ms: time at which it was logged, in milliseconds since 1970.
-        identity: unique id of the image, which stays the same when it is sent again.
+    MLflow's `log_image` makes a new name at each call, so that an image sent again would appear twice. The time is in
+    milliseconds since 1970; `identity` is unique, and stays the same when the image is sent again.
     """
     stem = f"{key.replace('/', '~')}+step+{step}+timestamp+{time_ms}+{identity}"
     image.save(folder / f"{stem}.png")

@@ -144,13 +144,7 @@ def open_run(
     """Return a client and the run of a spool, which is created if it does not exist.
 
     An existing run is found by its `runner.spool` tag, so that a writer killed right after creating it does not lead to
-    a second one.
-
-    Args:
-        target: target of the run, see `make_target`.
-        run_id: id of the run, if it is known.
-        tags: function that returns the tags of a new run.
-        restore: whether to restore a run that was deleted.
+    a second one. With `restore`, a run that was deleted is restored.
 
     Raises:
         Deleted: the run was deleted and is not to be restored, or its experiment was deleted.
@@ -186,10 +180,7 @@ def open_run(
 def find_run(run_id: str, tracking_uri: str, downloads: Path | None) -> Path | None:
     """Return the folder of a run, or `downloads` with its record in it; None if the store has no such run.
 
-    Args:
-        run_id: MLflow's id of the run.
-        tracking_uri: address of the store; a SQLite store is not created.
-        downloads: see `LoggerDestination.find_run`.
+    A SQLite store is not created.
 
     Raises:
         ValueError: the store cannot be read, the run is deleted, or its folder or record is not available.

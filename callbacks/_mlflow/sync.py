@@ -30,11 +30,8 @@ INTERVAL = 10.0  # seconds between two progress messages for a long run
 def sync(tracking_uri: str, experiment_name: str, run_dir: Path | None) -> bool:
     """Send unsent data of runs, print the outcome, and return whether everything is sent.
 
-    Args:
-        tracking_uri: address of the store whose runs are sent.
-        experiment_name: experiment for a run without its own target.
-        run_dir: folder of a single run to send instead of all unsent runs. It is sent to its own target; if someone
-            else made it, that must be the store at `tracking_uri`.
+    A single run is sent to its own target; if someone else made it, that must be the store at `tracking_uri`.
+    `experiment_name` is for runs without their own target.
 
     Raises:
         ValueError: nothing was logged to MLflow in `run_dir`, or the run may not be sent to its target.

@@ -48,8 +48,7 @@ def resolve_uri(tracking_uri: str | None) -> str:
 def check_address(uri: str) -> None:
     """Check that MLflow supports an address, before training rather than after.
 
-    Args:
-        uri: address from the argument or the environment; without a scheme it is a folder.
+    Without a scheme it is a folder.
 
     Raises:
         ValueError: the scheme is unknown, or the address names no server.
@@ -162,14 +161,8 @@ def make_target(
 ) -> dict[str, Any]:
     """Return everything a writer needs to send a run's spool, even without the trainer.
 
-    Args:
-        run_dir: the run's folder.
-        before: the result of `known_before` for an earlier session of the run; empty for a new run.
-        tracking_uri: address of the store.
-        experiment_name: name of the experiment.
-        run_name: name for a new run.
-        system_metrics_interval: seconds between two samples of system metrics; None takes no samples.
-        start_time: when a new run started, in milliseconds since 1970.
+    `before` is what `known_before` returned for an earlier session of the run, empty for a new one. Without an
+    interval, no system metrics are sampled. The time is in milliseconds since 1970.
     """
     database = Path(tracking_uri.removeprefix(SQLITE)) if tracking_uri.startswith(SQLITE) else None
     return {

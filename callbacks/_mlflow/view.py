@@ -17,10 +17,7 @@ LONGEST = 120  # characters of a column, as a tag of an experiment has 5000
 def add_to_view(client: MlflowClient, experiment_id: str, columns: Sequence[str]) -> None:
     """Add columns to the view that is named 'Results', which is created if the experiment has none.
 
-    Args:
-        client: client of the experiment's store.
-        experiment_id: MLflow's id of the experiment.
-        columns: columns by the UI's names, such as "params.`optimizer.lr`".
+    Columns have the UI's names, such as "params.`optimizer.lr`".
     """
     before = client.get_experiment(experiment_id).tags.get(VIEW)
     try:

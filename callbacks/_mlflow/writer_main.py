@@ -69,9 +69,7 @@ class Service:
     def run(self, commands: Commands, trainer: int) -> None:
         """Work until the trainer has ended and nothing is left to do, or the time is up.
 
-        Args:
-            commands: commands of the trainer; None means that it has ended.
-            trainer: process id of the trainer.
+        None among the commands means that the trainer has ended.
         """
         with contextlib.suppress(Exception):  # reported once there is a run
             importlib.import_module("runner.callbacks._mlflow.sink")

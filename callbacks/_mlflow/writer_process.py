@@ -65,10 +65,7 @@ class Progress:
     def wait(self, lines: int, timeout: float, warns: bool = True) -> None:
         """Wait until the writer has stopped. When that takes so long that one wonders, print its progress on stderr.
 
-        Args:
-            lines: number of lines in the finished spool.
-            timeout: maximum seconds to wait.
-            warns: whether to warn when it has not sent everything by then.
+        With `warns`, it warns when the writer has not sent all lines after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         if not self.stopped.wait(min(QUIET, timeout)):

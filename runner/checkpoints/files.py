@@ -47,10 +47,7 @@ def hide(path: Path) -> Path:
 def verify(path: str | Path, rank: int = 0, ranks: int = 1) -> str | None:
     """Return why a folder is not an intact checkpoint, or None if every file matches its manifest.
 
-    Args:
-        path: the folder.
-        rank: number of this process among the ranks that read the files together, each its share.
-        ranks: how many these are.
+    Of `ranks` ranks that read the files together, each checks its share.
     """
     path = Path(path)
     try:
@@ -153,11 +150,7 @@ def saved_at(path: Path) -> float:
 
 
 def read_config(path: str | Path) -> dict[str, Any] | None:
-    """Return the config of the run that wrote a checkpoint, or None if it has none.
-
-    Args:
-        path: the folder of the checkpoint, already verified.
-    """
+    """Return the config of the run that wrote a verified checkpoint, or None if it has none."""
     file = Path(path) / CONFIG
     return json.loads(file.read_text()) if file.exists() else None
 

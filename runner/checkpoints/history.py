@@ -12,12 +12,7 @@ MANIFEST = "manifest.json"  # as in `runner.checkpoints.files`, which imports to
 
 
 def checkpoint_before(run_dir: Path, batch: int) -> Path | None:
-    """Return the newest intact checkpoint from which a batch can be trained again; None for the beginning of the run.
-
-    Args:
-        run_dir: the run's folder.
-        batch: number of the batch, from 1.
-    """
+    """Return the newest intact checkpoint before a batch, counted from 1; None for the beginning of the run."""
     from runner.checkpoints.files import saved_at, verify
 
     found = {one: read_time(one).batch for one in _resumable(run_dir)}

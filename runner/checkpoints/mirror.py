@@ -145,12 +145,7 @@ class Mirror:
             raise
 
     def prune(self, keep: int, best: Collection[str]) -> None:
-        """Remove all but the newest checkpoints and the best, and remains of interrupted uploads.
-
-        Args:
-            keep: number of newest ones; -1 keeps all.
-            best: names of the best ones.
-        """
+        """Remove all but the newest `keep` checkpoints (-1: all) and the best, and remains of interrupted uploads."""
         if keep == -1:
             return
         kept = {*[*self.saved()][:keep], *best}
@@ -162,11 +157,7 @@ class Mirror:
     def download(self, index: Index, name: str, into: Path, only: str = "") -> None:
         """Download a checkpoint with the run's record, and verify each file.
 
-        Args:
-            index: its index.
-            name: its name.
-            into: an existing folder.
-            only: prefix of the paths of the files to download.
+        The folder exists; `only` is a prefix of the paths of the files to download.
 
         Raises:
             ValueError: a file does not match the index.
@@ -206,11 +197,6 @@ class Mirror:
 def stage(run_dir: Path, checkpoint: str, into: Path) -> None:
     """Link the files to upload for a checkpoint into a folder, where they survive changes to the originals.
 
-    Args:
-        run_dir: the run's folder.
-        checkpoint: path of the checkpoint in it.
-        into: the folder to make.
-
     Raises:
         OSError: the folder cannot be made.
     """
@@ -240,13 +226,7 @@ def _facts(folder: Path, checkpoint: str, known: Mapping[str, Any]) -> dict[str,
 
 
 def _copy(source: Any, size: int, target: Any = None) -> dict[str, Any]:
-    """Read a file up to about a maximum size, and return its size and hash.
-
-    Args:
-        source: a file that is open for reading.
-        size: bytes that it should have.
-        target: a file that is open for writing, into which it is copied.
-    """
+    """Read a file, to `target` if given, but little more than the size it should have; return its size and hash."""
     digest = hashlib.sha256()
     read = 0
     while read <= size and (block := source.read(min(BLOCK, size + 1 - read))):

@@ -109,12 +109,6 @@ def write_safetensors(write: Callable[[Any], Any], content: Mapping[str, Tensor]
 def join(content: Any, name: str, folder: Path, manifest: Mapping[str, Any]) -> Any:
     """Return the content of a file of a checkpoint with its sharded tensors in the place of empty ones.
 
-    Args:
-        content: content of the file.
-        name: name of the file.
-        folder: folder of the checkpoint.
-        manifest: manifest of the checkpoint, with checked file names.
-
     Raises:
         ValueError: the parts of a tensor are not those of the whole, or are from another checkpoint.
     """

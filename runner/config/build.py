@@ -100,11 +100,7 @@ def build(
 ) -> Trainer:
     """Return the Trainer that a resolved config describes. Call it on all ranks.
 
-    Args:
-        config: a config that `check` has accepted.
-        run_dir: the run's folder.
-        run_name: the run's name.
-        watchers: callbacks besides the config's own, by key.
+    The config has passed `check`; `watchers` are callbacks besides its own, by key.
 
     Raises:
         ValueError, TypeError, ...: a constructor refuses an argument; the facts of the exception name the section.
@@ -128,11 +124,8 @@ def build(
 def make_parts(config: Mapping[str, Any], uploads: bool = True) -> dict[str, Any]:
     """Return the objects of a config other than model and data, by the names of the Trainer's arguments.
 
-    These are callbacks and algorithms, each as a dict by config key, optimizers, and schedulers.
-
-    Args:
-        config: the resolved config.
-        uploads: whether checkpoints go to their mirror, if they have one; not those of a trial.
+    These are callbacks and algorithms, each as a dict by config key, optimizers, and schedulers. With `uploads=False`,
+    as in a trial, no checkpoints go to a mirror.
     """
     parts = {
         "callbacks": {key: make(f"callbacks.{key}", one) for key, one in (config.get("callbacks") or {}).items()},
@@ -279,14 +272,8 @@ def _add_section(
     """Add to an exception the section of the config that caused it, both as facts and as a note.
 
     The section at fault is the one that sets the argument which the exception refuses; it may be in another part of the
-    config. If the exception names no argument, it is the section of the target that failed.
-
-    Args:
-        error: the exception that was raised.
-        path: the path of the section whose target was called.
-        section: the section at that path.
-        config: the whole config, where the argument may be set in another section.
-        failed: the path of the target that failed, if that is inside the section.
+    config. If the exception names no argument, it is the section of the target that failed. `failed` is the path of the
+    target that failed, if that is inside the section.
     """
     argument = argument_of(error)
     inside = dict(targets(section, path))

@@ -117,11 +117,7 @@ class Choice:
 
 
 def choices(own: Path | None = None) -> list[Choice]:
-    """Return the choices of all groups, ours first.
-
-    Args:
-        own: the folder of the user's own config groups; None means `conf/` in the working directory.
-    """
+    """Return the choices of all groups, ours first, then the user's in `own` (None: in `conf/`, if there is one)."""
     found: list[Choice] = []
     for folder in (CONF, own or Path(OWN)):
         for group in GROUPS if folder.is_dir() else ():
@@ -133,12 +129,7 @@ def choices(own: Path | None = None) -> list[Choice]:
 
 
 def keys_of(text: str, package: str = "") -> list[Key]:
-    """Return the keys of a config file that have values; none if it cannot be read.
-
-    Args:
-        text: the content of the file.
-        package: prefix of the full keys.
-    """
+    """Return the keys of a config file that have values; none if it cannot be read."""
     try:
         root = yaml.compose(text, yaml.CSafeLoader)
         return [*_walk(root, package, text.splitlines(), set())]

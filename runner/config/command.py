@@ -100,11 +100,7 @@ def report(error: Exception, saved: SavedRun | None) -> int:
 
 
 def compose_and_run(saved: SavedRun | None) -> int:
-    """Let Hydra compose one job or many, run each on all ranks, and return the exit code.
-
-    Args:
-        saved: the run to resume or to make again, None without one.
-    """
+    """Let Hydra compose one job or many, run each on all ranks, and return the exit code."""
     task = Task(saved)
     try:
         with config_errors():

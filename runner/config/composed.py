@@ -113,9 +113,6 @@ def optimizer_sections(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]
 def check_keys(config: Mapping[str, Any]) -> None:
     """Check that all keys are known and used, that sections have targets, and that single values are allowed.
 
-    Args:
-        config: a config as `to_plain` returns it.
-
     Raises:
         ValueError: a key is wrong; the message names it, what is allowed, and the nearest name.
     """

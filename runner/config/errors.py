@@ -120,13 +120,7 @@ def config_errors(event: Event | None = None) -> Iterator[None]:
 
 
 def explain(error: Exception, overrides: Sequence[str], conf: Path) -> Explanation:
-    """Return an explanation of what is wrong with a configuration.
-
-    Args:
-        error: the exception that Hydra, OmegaConf or a constructor raised.
-        overrides: the overrides as typed on the command line.
-        conf: the folder of config groups.
-    """
+    """Return an explanation of what is wrong with a configuration."""
     text = str(error).strip() or type(error).__name__
     if isinstance(error, HydraException) or is_empty_choice(error):
         choice = getattr(error, "missing_cfg_file", None) or ""  # of a MissingConfigException

@@ -18,9 +18,7 @@ OURS = ("model", "callbacks", "algorithms", "launch", "vars", "hydra")
 def about_foreign(key: str, value: Any = None) -> Advice | None:
     """Return what to write instead of a key of another library, or None if no known library has the key.
 
-    Args:
-        key: the key in full, as typed or as found in a file; `group=choice` for the choice of a group.
-        value: value of the key, used in the advice; None if unknown.
+    The key is given in full; for the choice of a group it is `group=choice`.
     """
     if isinstance(value, Mapping):
         for name, one in value.items():

@@ -44,11 +44,7 @@ def advice_in(error: Exception) -> Advice:
 def nearest(name: str, allowed: Iterable[Any], most: int = 40, otherwise: str = "it has many others") -> Advice:
     """Return a phrase with the nearest allowed name, and with all allowed names unless there are too many.
 
-    Args:
-        name: a name that is not allowed.
-        allowed: the names that are.
-        most: how many of them are listed at most.
-        otherwise: the text to use if there are more and none is close.
+    Of more than `most` names, none of which is close, the phrase is `otherwise`.
     """
     names = sorted(one for one in map(str, allowed) if not one.startswith("_"))
     longer = [one for one in names if name and one.startswith(name)]

@@ -24,20 +24,12 @@ def is_one_job(arguments: Sequence[str]) -> bool:
 
     Hydra 1.3 composes the config an extra time to find out, which takes a fifth of a second. Our own `conf/` sets
     nothing that decides it, so what is typed does.
-
-    Args:
-        arguments: the arguments of the command line.
     """
     return not any(map(_FOR_HYDRA.match, arguments))
 
 
 def run_one_job(task: TaskFunction, arguments: Sequence[str]) -> None:
-    """Compose `conf/` with overrides and call a task with it, as `hydra.main` does.
-
-    Args:
-        task: function that Hydra would call.
-        arguments: the arguments of a command that `is_one_job`.
-    """
+    """Compose `conf/` with overrides and call a task with it, as `hydra.main` does."""
     with initialized(CONF, "runner"):
         config = compose("config", [*arguments, "hydra.mode=RUN"], return_hydra_config=True)
         callbacks: Any = Callback()  # does nothing; that of conf/ is for sweeps

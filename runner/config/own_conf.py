@@ -27,10 +27,6 @@ def find_own_conf(arguments: Sequence[str], conf: Path) -> list[str]:
     """Return a `--config-dir` for the `conf/` of the working directory, and print that it is read.
 
     The list is empty if the option is typed, or if there is no `conf/` with at least one of the config groups.
-
-    Args:
-        arguments: the arguments of the command line.
-        conf: our own folder of config groups.
     """
     own = Path(OWN).absolute()
     groups = [*(path.name for path in conf.iterdir() if path.is_dir()), "vars"]

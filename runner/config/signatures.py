@@ -54,10 +54,7 @@ class NoSuchArgument(WrongKey):
 def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[str] = ()) -> None:
     """Check that a section's keys and values fit the signature of its target.
 
-    Args:
-        path: the section's dotted path, for messages.
-        section: a section with a `_target_`.
-        supplied: the names of arguments supplied by code, which the section must not set.
+    `supplied` are the names of arguments that code supplies, which the section must not set.
 
     Raises:
         ValueError: the target cannot be imported, a key is not one of its arguments, a required argument is missing, or

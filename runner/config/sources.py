@@ -13,26 +13,14 @@ from runner.config.command_line import config_dir, key_of
 
 
 def files_with(key: str, overrides: Sequence[str], conf: Path) -> list[str]:
-    """Return the config files that set a key, among those chosen on the command line; none if it was typed.
-
-    Args:
-        key: the full key.
-        overrides: the overrides as typed on the command line.
-        conf: our own folder of config groups.
-    """
+    """Return the config files that set a key, among those chosen on the command line; none if it was typed."""
     if any(f"{key_of(one)}.".startswith(f"{key}.") for one in overrides):  # the key itself, or one inside it
         return []
     return [_shown(file) for file, group in _files(overrides, conf).items() if _sets(file, group, key)]
 
 
 def files_choosing(choice: str, overrides: Sequence[str], conf: Path) -> list[str]:
-    """Return the config files whose defaults make a choice `group/name`; none if the choice was typed.
-
-    Args:
-        choice: the group and the name, such as `model/mlp`.
-        overrides: the overrides as typed on the command line.
-        conf: our own folder of config groups.
-    """
+    """Return the config files whose defaults make a choice `group/name`; none if the choice was typed."""
     if choice in _typed_choices(overrides):
         return []
     files = _files(overrides, conf).items()

@@ -45,13 +45,7 @@ SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '([^=]+=[^']*)'")
 
 
 def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> str:
-    """Return a message that says what is wrong with the chosen groups and overrides.
-
-    Args:
-        error: the exception that Hydra raised.
-        overrides: the overrides as typed on the command line.
-        conf: the folder of config groups.
-    """
+    """Return a message that says what is wrong with the chosen groups and overrides."""
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return _as_advice(_about_choice(group, name, error.options or (), overrides)).knowing(key=group)

@@ -40,10 +40,6 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def check_source(url: str | None, md5: str | None) -> None:
     """Raise ValueError for an address or a checksum that cannot be used; None is allowed for both.
 
-    Args:
-        url: address of an archive; None never downloads one.
-        md5: checksum of the archive; None skips the check.
-
     Raises:
         ValueError: the address does not begin with https://, http:// or file://, or the checksum does not have 32
             hexadecimal digits.

@@ -90,12 +90,7 @@ def replicate(model: nn.Module, device: torch.device, options: Mapping[str, Any]
     """Return the model wrapped for data-parallel training, or the model itself in a single process.
 
     Buffers are not broadcast in each forward pass; `broadcast_buffers` copies rank 0's to all ranks before they are
-    read.
-
-    Args:
-        model: the model, on its device.
-        device: this rank's device.
-        options: further arguments for `DistributedDataParallel`.
+    read. `options` are further arguments of `DistributedDataParallel`.
     """
     if get_world_size() == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
         return model

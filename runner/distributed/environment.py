@@ -23,11 +23,7 @@ def is_rank_zero() -> bool:
 
 @contextmanager
 def environment(changes: Mapping[str, str] | Mapping[str, str | None]) -> Iterator[None]:
-    """Set environment variables inside this context, and restore them when it ends.
-
-    Args:
-        changes: values by name; a variable whose value is None is removed.
-    """
+    """Set environment variables inside this context, or remove those that are None, and restore them when it ends."""
     before = {name: os.environ.get(name) for name in changes}
     _set_environment(changes)
     try:
@@ -42,12 +38,7 @@ def without_ranks() -> AbstractContextManager[None]:
 
 
 def kept_over_restarts(key: str, make: Callable[[], str]) -> str:
-    """Return the result of `make`; after a restart by torchrun or Slurm, its first result. Rank 0.
-
-    Args:
-        key: under which the store of the launch keeps the value.
-        make: called once for each launch.
-    """
+    """Return the result of `make`; after a restart by torchrun or Slurm, its first result. Rank 0."""
     if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
         return kept_over_requeues(key, make)
     from runner.distributed.store import launch_store

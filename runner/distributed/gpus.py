@@ -29,10 +29,7 @@ def lease(number: int, is_over: Callable[[], bool] = lambda: False) -> None:
     """Lease the lowest free GPUs and hide all others from this process, waiting if necessary. Before CUDA starts.
 
     Nothing is leased if the machine has fewer GPUs than that. A lease ends with this process, or with `given_back`.
-
-    Args:
-        number: how many GPUs to lease.
-        is_over: called while waiting; True means that the job is no longer wanted.
+    It waits no longer once `is_over` returns True: then the job is no longer wanted.
 
     Raises:
         SystemExit: the job was called off while it waited.

@@ -100,9 +100,6 @@ def _is_count(value: Any) -> bool:
 def check_launcher(name: str) -> None:
     """Raise an error if this process is a rank of torchrun and a launcher would start processes of its own.
 
-    Args:
-        name: name of the launcher: basic, joblib, ...
-
     Raises:
         ValueError: the launcher starts processes, which would inherit the rank from the environment.
     """
@@ -115,10 +112,6 @@ def check_launcher(name: str) -> None:
 
 def check_gpus(processes: int, device: str) -> None:
     """Raise an error if processes would share a GPU: each needs one of its own.
-
-    Args:
-        processes: number of processes on this machine.
-        device: the value of `trainer.device`.
 
     Raises:
         ValueError: there are fewer GPUs than processes, or the device names one GPU for all processes.
@@ -151,11 +144,8 @@ class Ranks:
     def start(self, processes: int, threads: int | None) -> None:
         """Start the ranks that a job needs, if they do not run yet. Rank 0.
 
-        This is called early, so that the ranks import their libraries while rank 0 still checks the job.
-
-        Args:
-            processes: number of ranks on this machine, this one included.
-            threads: CPU threads of each rank; None leaves the number as it is.
+        This is called early, so that the ranks import their libraries while rank 0 still checks the job. `processes`
+        counts this one; `threads=None` leaves the CPU threads of each rank as they are.
         """
 
     @contextmanager
@@ -208,11 +198,7 @@ class Ranks:
         return is_first and PARENT not in os.environ
 
     def has_next_message(self, seconds: float = 5.0) -> bool:
-        """Wait for the next message of rank 0; return whether one came in time, so that rank 0 has ended this job.
-
-        Args:
-            seconds: how long to wait.
-        """
+        """Wait for the next message of rank 0; return whether one came in time, so that rank 0 has ended this job."""
         store = self._connect()
         deadline = time.monotonic() + seconds
         while not (has_come := store.check([f"message/{self._messages}"])) and time.monotonic() < deadline:

@@ -19,21 +19,12 @@ def use_secret(secret: str) -> None:
 
 
 def signed(name: str, text: str) -> str:
-    """Return a text with its signature in front, for `verified` to check.
-
-    Args:
-        name: the key in the store; the signature is valid only under this key.
-        text: the text to store.
-    """
+    """Return a text with its signature in front, valid only under a key of the store, for `verified` to check."""
     return hmac.digest(_secret, f"{name}\n{text}".encode(), "sha256").hex() + text
 
 
 def verified(name: str, stored: bytes) -> str:
     """Return a text that a process of this launch has stored.
-
-    Args:
-        name: the key in the store.
-        stored: the signed text that was read there.
 
     Raises:
         PermissionError: the signature is missing or wrong.

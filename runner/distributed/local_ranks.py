@@ -165,11 +165,7 @@ def _end_when_orphaned(parent: int) -> None:
 
 @functools.cache
 def end_with(process: int) -> None:
-    """End this process, which a launcher started for a sweep, soon after the sweep's process: by SIGTERM if possible.
-
-    Args:
-        process: process id of the sweep, on this machine.
-    """
+    """End this process, which a launcher started for a sweep here, soon after the sweep's: by SIGTERM if possible."""
     threading.Thread(target=_end_after, args=(process,), name="sweep", daemon=True).start()
 
 

@@ -88,10 +88,6 @@ class SavedTensor(Tensor):
     def read_part(self, start: Sequence[int], shape: Sequence[int]) -> Tensor:
         """Return a part of it, reading no more than that from the files.
 
-        Args:
-            start: position in the whole tensor at which the part begins.
-            shape: shape of the part.
-
         Raises:
             ValueError: the part is not within the tensor.
         """

@@ -376,12 +376,7 @@ def like(value: Tensor, other: Any) -> Tensor:
 
 
 def like_parameters(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's saved state, whole on each rank, with the tensors of sharded parameters in their shards.
-
-    Args:
-        optimizer: the optimizer that is to load it.
-        saved: the `state_dict` of an optimizer with the same parameter groups.
-    """
+    """Return an optimizer's saved state, whole on each rank, with the tensors of sharded parameters in their shards."""
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     owners = dict(zip(numbers, parameters, strict=True))

@@ -53,10 +53,6 @@ PER_HEAD = ("CausalAttention", "Identity", "_Rotary", "_HeadNorm")
 def find_plan(model: nn.Module, ranks: int) -> dict[str, str]:
     """Return how each layer of a model is split, by the layer's name.
 
-    Args:
-        model: the model, after surgery.
-        ranks: the ranks over which each layer is split.
-
     Raises:
         ValueError: the model is not supported, or its heads or features are not divisible by the ranks.
     """

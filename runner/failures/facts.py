@@ -125,14 +125,7 @@ def annotate(error: BaseException, **facts: Any) -> None:
 def add_raiser(
     error: BaseException, config_key: str, event: Event | None = None, timestamp: Timestamp | None = None
 ) -> None:
-    """Add to the facts of an exception the hook that raised it or let it through.
-
-    Args:
-        error: any exception.
-        config_key: the hook's name in the config.
-        event: the event that the hook was handling, if any.
-        timestamp: the position in training at that event.
-    """
+    """Add to the facts of an exception the hook that raised it or let it through."""
     annotate(error, raisers=(*facts_of(error).raisers, Raiser(config_key, event, timestamp)))
 
 
@@ -141,12 +134,7 @@ def wrong_argument(
 ) -> Exception:
     """Return an exception for a wrong argument, with the message `name=value: reason`.
 
-    Args:
-        name: the argument's name.
-        value: the value that was given.
-        reason: what is allowed, and what to do.
-        kind: the class of the exception.
-        facts: further fields of `Facts`, such as `allowed`.
+    `facts` are further fields of `Facts`, such as `allowed`.
     """
     error = kind(f"{name}={value!r}: {reason}")
     annotate(error, argument=name, **facts)

@@ -14,9 +14,7 @@ _TYPED = re.compile(r"-?\s*([0-9]*[.]?[0-9]+(?:e-?[0-9]{1,2})?)\s*([a-z%]*)")
 def nearest_times(text: str, units: Mapping[str, str]) -> list[str]:
     """Return the time strings nearest to what was typed; empty if there are none.
 
-    Args:
-        text: the typed text.
-        units: the unit of each word that may stand for one.
+    `units` has the unit of each word that may stand for one.
     """
     match = _TYPED.fullmatch(text.strip().lower())
     words = get_close_matches(match[2] or "ep", units, n=1) if match else []

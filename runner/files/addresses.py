@@ -23,12 +23,7 @@ def without_credentials(text: str) -> str:
 
 
 def without_those_of(address: str, text: str) -> str:
-    """Return a text without credentials, also where those of a known address occur without the address around them.
-
-    Args:
-        address: the address whose credentials are removed from the text.
-        text: the text to hide them in, such as an error message that quotes a part of the address.
-    """
+    """Return a text without credentials, also where those of a known address occur without the address around them."""
     rest = address.partition("://")[2]
     user, at, host = rest.rpartition("@")
     query = (host if at else rest).partition("?")[2]

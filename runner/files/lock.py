@@ -23,15 +23,12 @@ os.register_at_fork(after_in_child=_threads.clear)
 
 
 def take_lock(file: IO[Any]) -> bool | None:
-    """Lock an open file until it is closed or this process ends, and return whether that succeeded.
+    """Lock a file that is open for writing until it is closed or this process ends, and return whether that succeeded.
 
     This is a POSIX lock, which forked data loader workers do not inherit.
 
     Returns:
         False if another process has the lock, None if the file system has no locks.
-
-    Args:
-        file: a file that is open for writing.
     """
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,12 +42,8 @@ def take_lock(file: IO[Any]) -> bool | None:
 def lock_file(path: Path, patience: float = 0.0, mode: int = 0o644) -> IO[str] | None:
     """Return a file that stays locked until it is closed or this process ends; None when another process has the lock.
 
-    On a file system without locks the file is returned all the same, and nothing keeps two processes apart.
-
-    Args:
-        path: the file; it is made if it does not exist, and stays.
-        patience: seconds to wait for another process to give it back.
-        mode: permissions of a new file, less the umask.
+    On a file system without locks the file is returned all the same, and nothing keeps two processes apart. It waits
+    `patience` seconds for another process; `mode` is that of a new file, less the umask.
     """
     file = _open(path, mode)
     deadline = time.monotonic() + patience

@@ -14,10 +14,7 @@ from typing import IO, Any
 def write_whole(path: Path, content: bytes | str, mode: int = 0o644) -> None:
     """Write a file under a temporary name, sync it and rename it: a kill or a power cut leaves the old file or the new.
 
-    Args:
-        path: the file; its folder is made if it does not exist.
-        content: the content; text is encoded as UTF-8.
-        mode: permissions of the file, less the umask.
+    Text is encoded as UTF-8. The folder is made if it does not exist; `mode` is less the umask.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to; an existing file stays as it was.
@@ -53,11 +50,7 @@ def sync_folder(path: Path) -> None:
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """Return the content of a regular file, refusing anything else in its place.
-
-    Args:
-        path: the file.
-        most: bytes that it may have.
+    """Return the content of a regular file of at most `most` bytes, refusing anything else in its place.
 
     Raises:
         OSError: there is no such file, or it is a pipe or a device.

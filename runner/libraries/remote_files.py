@@ -11,10 +11,6 @@ from runner.files.addresses import without_credentials
 def check_address(name: str, address: str) -> None:
     """Check that files at an address can be opened. Nothing is connected to.
 
-    Args:
-        name: the argument that the address was given for.
-        address: a protocol and a path, such as `s3://bucket/folder`.
-
     Raises:
         ValueError: the protocol is missing or unknown.
         ImportError: the package that knows the protocol is not installed.

@@ -8,11 +8,7 @@ IMPORT_TORCHVISION = ("peft", "timm", "torchvision", "transformers")
 
 
 def prepare_import(target: str) -> None:
-    """Make the package of a dotted name importable if its ordinary import is slow, or fails without CUDA.
-
-    Args:
-        target: the dotted path of a class or function, such as `torchmetrics.F1Score`.
-    """
+    """Make the package of a dotted name importable if its ordinary import is slow, or fails without CUDA."""
     package = target.partition(".")[0]
     # Imported here, because they import torch, and most configs are checked without it.
     if package == "torchmetrics":

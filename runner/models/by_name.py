@@ -41,10 +41,6 @@ def make_by_name(make: Callable[[], T], seed: int) -> T:
     drawing, filling, scaling, also of a part of them. Weights made of values, such as `torch.ones(3)`, keep these, and
     those that are deferred already, because a file has them, are read from there.
 
-    Args:
-        make: makes the module.
-        seed: seed of the run.
-
     Raises:
         ValueError: a weight's first value is computed from others, as in orthogonal initialization.
     """

@@ -34,12 +34,7 @@ def check(job: Job) -> None:
 
 
 def report(config: dict[str, Any], findings: Findings) -> Iterator[tuple[str, str]]:
-    """Yield the lines of the report, as labels and texts.
-
-    Args:
-        config: the config that was checked.
-        findings: the findings of `try_out`.
-    """
+    """Yield the lines of the report, as labels and texts."""
     sizes = findings.sizes
     trainable = "all" if sizes.trainable == sizes.parameters else f"{sizes.trainable:,}"
     yield "ok config", f"{len([*targets(config)])} targets bound; every key is used"

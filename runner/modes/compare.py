@@ -68,10 +68,6 @@ class Difference:
 def difference(a: Path, b: Path) -> Difference:
     """Return how the runs in two folders compare.
 
-    Args:
-        a: the folder of one run.
-        b: the folder of the other run.
-
     Raises:
         ValueError: there is no batch after which both runs have a digest.
         FileNotFoundError: a run has no digests.

@@ -56,11 +56,7 @@ def show_completion(typed: Mapping[str, str]) -> None:
 
 
 def complete(line: str) -> list[tuple[str, str]]:
-    """Return completions of the last word of a command line, with descriptions.
-
-    Args:
-        line: the command line up to the cursor.
-    """
+    """Return completions of the last word of a command line that ends at the cursor, with descriptions."""
     words = [*_words(line), ""] if line[-1:].isspace() else _words(line)
     start = next((place for place, word in enumerate(words) if Path(word).name == "runner"), None)
     if start is None or start + 1 >= len(words):

@@ -34,10 +34,6 @@ def with_saved_weights(config: dict[str, Any], saved: SavedRun | None) -> tuple[
     They are the weights that evaluations of the other run used: if an algorithm averages weights, the average. The
     other run is neither resumed nor changed.
 
-    Args:
-        config: the composed config; `resume` or `trainer.load_path` names the weights.
-        saved: the run that `resume` names, if it has a record.
-
     Raises:
         ValueError: no weights are named, or there is no such checkpoint.
         ImportError: predictions cannot be written in the format that was asked for.
@@ -159,12 +155,7 @@ def _trainer(job: Job) -> Iterator[Trainer]:
 
 
 def _print(trainer: Trainer, rows: Sequence[tuple[str, Any]]) -> None:
-    """Print results, then the folder of the run and the commands that show it. All ranks; rank 0 prints.
-
-    Args:
-        trainer: the Trainer that made the results.
-        rows: labels and results; a result is a text or the value of a metric.
-    """
+    """Print results, then the folder of the run and the commands that show it. All ranks; rank 0 prints."""
     from runner.distributed.ranks import get_global_rank
     from runner.metrics import scalars
 

@@ -206,12 +206,7 @@ def _path(kind: type) -> str:
 
 
 def print_tables(title: str, explained: Mapping[str, Any]) -> None:
-    """Print a table of all hooks, and a table of what runs at which event.
-
-    Args:
-        title: printed above the tables.
-        explained: the result of `timeline`.
-    """
+    """Print a table of all hooks, and a table of what runs at which event."""
     from rich.table import Table
     from rich.text import Text
 

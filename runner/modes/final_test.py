@@ -20,10 +20,6 @@ log = logging.getLogger("runner")
 def check_test(state: State, config: Mapping[str, Any]) -> None:
     """Check, before training, that there is something to test.
 
-    Args:
-        state: the state of the Trainer.
-        config: the config of the run.
-
     Raises:
         ValueError: there is no test data, no checkpoint will be the best, or the objective is a metric of test data
             that is not tested.
@@ -71,10 +67,6 @@ def check_test_data(state: State, test: str) -> None:
 
 def evaluate_test_data(trainer: Trainer, weights: str | None) -> str | None:
     """Evaluate the test data after training; the state of training stays as it is. All ranks.
-
-    Args:
-        trainer: the Trainer, which has trained.
-        weights: 'best', 'last', or None for no test.
 
     Returns:
         The name of the checkpoint that was tested, or 'last'; None if there was no test.

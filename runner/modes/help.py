@@ -49,11 +49,7 @@ def show_help(typed: Mapping[str, str]) -> None:
 
 
 def overview(own: Path | None = None) -> Iterator[str]:
-    """Yield the lines of `runner --help`.
-
-    Args:
-        own: the folder of the user's own config groups; None means `conf/` in the working directory.
-    """
+    """Yield the lines of `runner --help`."""
     yield heading(f"runner {__version__}: an experiment runner for PyTorch")
     yield "  runner [KEY=VALUE] [GROUP=CHOICE] ...    or python -m runner"
     yield ""
@@ -79,9 +75,7 @@ def overview(own: Path | None = None) -> Iterator[str]:
 def explain(name: str, own: Path | None = None) -> Iterator[str]:
     """Yield the lines of what a name means: each choice, group and mode of this name, or else the key or class.
 
-    Args:
-        name: as typed; it may be prefixed with the group of a choice, with a dot or as in an override.
-        own: the folder of the user's own config groups; None means `conf/` in the working directory.
+    The name may be prefixed with the group of a choice, with a dot or as in an override.
 
     Raises:
         WrongKey: nothing has this name; the message names the nearest one.

@@ -104,12 +104,6 @@ def plan_kills(number: int, seed: int, pace: Pace, ranks: int) -> list[PlannedKi
     """Return kills at random moments of a run, in the order of their batches.
 
     The moments are of all kinds if there are at least four kills; the first kind is inside a save.
-
-    Args:
-        number: the number of kills.
-        seed: the seed of the random draws.
-        pace: the pace of the run without kills.
-        ranks: the number of ranks of the run.
     """
     draw = random.Random(seed)
     moments = [MOMENTS[index % len(MOMENTS)] for index in range(number)]
@@ -164,9 +158,6 @@ class Session:
     def progress(self, pause: float = POLL) -> Iterator[int]:
         """Yield the last batch with a digest, repeatedly until the process has ended.
 
-        Args:
-            pause: seconds between two checks of the folder.
-
         Raises:
             TimeoutError: the run has hung, with no new batch for `patience` seconds.
         """
@@ -199,11 +190,6 @@ class Session:
     def kill_at(self, kill: PlannedKill, pace: Pace, resumed_from: int) -> CompletedKill | None:
         """Kill a process of the run at a planned moment; return when it was killed, None if the run ended before.
 
-        Args:
-            kill: the planned moment, and the rank to kill.
-            pace: the pace of the run without kills.
-            resumed_from: the batch after which this session begins.
-
         Raises:
             TimeoutError: the run has hung, or has not ended after one of its ranks was killed.
         """
@@ -234,11 +220,7 @@ class Session:
         return CompletedKill(moment, last, rank)
 
     def _stop_in_save(self, files: int) -> bool:
-        """Stop rank 0 with SIGSTOP while it writes a checkpoint; return False if it writes none any more.
-
-        Args:
-            files: the number of files that it has written by then.
-        """
+        """Stop rank 0 with SIGSTOP after so many files of a checkpoint; return False if it writes none any more."""
         for _ in self.progress(pause=0.0):
             for partial in self._find_partial():
                 with suppress(FileNotFoundError):

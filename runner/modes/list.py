@@ -41,12 +41,7 @@ def show_list(typed: Mapping[str, str]) -> None:
 
 
 def describe_group(group: str, known: Sequence[Choice]) -> Iterator[str]:
-    """Yield a line about each choice of a group, and about the user's own classes that no file names.
-
-    Args:
-        group: the group's folder.
-        known: the choices of all groups.
-    """
+    """Yield a line about each choice of a group, and about the user's own classes that no file names."""
     yield heading(f"{group}: {GROUPS[group]}")
     rows = [(one.name, f"{one.summary}{' (yours)' if one.is_own else ''}") for one in known if one.group == group]
     named = {one.target for one in known}

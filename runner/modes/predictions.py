@@ -26,12 +26,8 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path) -> tuple[int, s
     """Write `Model.predictions` of every sample; return the number of samples, and a phrase for their order. All ranks.
 
     The column `index` numbers the samples in that order. A loader that has an `order` is read without shuffling, any
-    other as it is. Memory holds one batch at a time; for a `.pt` file it holds all of them.
-
-    Args:
-        trainer: the Trainer with the weights to use.
-        loader: yields this rank's batches.
-        path: the file to write, `.parquet` or `.pt`. Rank 0 writes it, and it appears once it is complete.
+    other as it is. Memory holds one batch at a time; for a `.pt` file it holds all of them. Rank 0 writes the file,
+    `.parquet` or `.pt`, which appears once it is complete.
 
     Raises:
         ValueError: the model's predictions are not tensors with a row for each sample.
@@ -73,10 +69,7 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path) -> tuple[int, s
 def _columns(found: Any, num_samples: int, counting: int) -> Columns:
     """Return the rows of the samples that are not padding.
 
-    Args:
-        found: the result of `Model.predictions`.
-        num_samples: samples in the batch, with padding.
-        counting: samples at the beginning of the batch that are not padding.
+    `counting` samples at the beginning of the batch are not padding.
 
     Raises:
         ValueError: a value is not a tensor with a row for each sample.

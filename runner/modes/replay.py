@@ -169,12 +169,6 @@ def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, begun: int) -> Non
 def compare_digests(run: Path, again: Path, begun: int, batch: int) -> tuple[bool | None, tuple[str, str]]:
     """Return whether the digests of a run are equal to those of the batches trained again, None if it kept none.
 
-    Args:
-        run: the folder of the run.
-        again: the folder with the digests of now.
-        begun: the batch after which training was restarted.
-        batch: the last retrained batch.
-
     Returns:
         The answer, and a label and a text for people.
     """

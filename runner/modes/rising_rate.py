@@ -89,12 +89,7 @@ class RisingRate(Callback):
 
 
 def find_steepest(rates: Sequence[float], values: Sequence[float]) -> float | None:
-    """Return the rate at which values fall most steeply over its logarithm, before their minimum; None if nowhere.
-
-    Args:
-        rates: learning rates, ascending.
-        values: smoothed loss at each rate.
-    """
+    """Return the rate at which values fall most steeply over its logarithm, before their minimum; None if nowhere."""
     lowest = min(range(len(values)), key=values.__getitem__)
     slopes = {
         place: (values[place + 1] - values[place - 1]) / math.log(rates[place + 1] / rates[place - 1])

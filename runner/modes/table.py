@@ -90,9 +90,6 @@ class Mode:
     def check_config(self, config: Mapping[str, Any]) -> None:
         """Raise an error if a config cannot be used in this mode.
 
-        Args:
-            config: composed, and checked by `runner.config.build.check` if the mode needs an experiment.
-
         Raises:
             ValueError: a key has a value that the mode cannot use.
         """

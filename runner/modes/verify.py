@@ -132,11 +132,7 @@ def compare(
 ) -> Finding:
     """Return how far lines of digests agree.
 
-    Args:
-        kept: lines that the run has kept.
-        again: lines of the retrained batches.
-        parts: the parts to compare.
-        tolerance: relative difference up to which losses and norms count as equal; 0 compares all parts by their bits.
+    Losses and norms count as equal up to the relative difference `tolerance`; 0 compares all parts by their bits.
     """
     now = {one["batch"]: one for one in again}
     agreed = count = 0

@@ -23,11 +23,6 @@ def fuse(optimizer: Optimizer, model: nn.Module, devices: Collection[str] = DEVI
     Torch itself never chooses them: with `fused=None` it takes a few kernels for each operation. They serve where all
     parameters are plain and floating-point on a GPU, and no module gives sparse gradients. What a user sets, `fused`
     or `foreach`, stays.
-
-    Args:
-        optimizer: any optimizer.
-        model: the model that has its parameters.
-        devices: types of devices on which to fuse.
     """
     if type(optimizer) not in FUSED or optimizer.state or any(getattr(one, "sparse", False) for one in model.modules()):
         return

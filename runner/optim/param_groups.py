@@ -248,11 +248,7 @@ def _modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _layers(names: Sequence[str]) -> list[int]:
-    """Return the layer of each parameter: 0 before the first numbered module, then one more for each of these.
-
-    Args:
-        names: the parameters' full names, in the order of the model.
-    """
+    """Return the layer of each parameter: 0 before the first numbered module, then one more for each of these."""
     paths = [name.split(".")[:-1] for name in names]
     shared = 0  # how many parts all names begin with; a number among them tells no layers apart
     for parts in zip(*paths, strict=False):

@@ -12,10 +12,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 def torch_schedulers(one: Any, optimizers: Sequence[Optimizer]) -> list[Any]:
     """Return a given scheduler, or the schedulers that a factory makes for each optimizer.
 
-    Args:
-        one: a torch scheduler, or a factory of one from an optimizer.
-        optimizers: the optimizers of the run.
-
     Raises:
         TypeError: it is neither, or needs a metric to step.
         ValueError: the scheduler is of an optimizer that is not in this run.

@@ -104,12 +104,8 @@ class Candidate:
     def values(self, metric: str, keys: Sequence[str], among: Collection[Pair] = ()) -> dict[str, float]:
         """Return a metric of its runs by pairing key; if two runs have the same key, the later one counts.
 
-        Folds of one seed train on largely the same samples, so they are not independent: their mean is one value.
-
-        Args:
-            metric: a metric that all runs have.
-            keys: keys by which runs are paired, besides the seed.
-            among: pairs whose runs count; empty: all.
+        Folds of one seed train on largely the same samples, so they are not independent: their mean is one value. Only
+        the pairs in `among` count; all if it is empty.
         """
         found: dict[str, dict[Pair, float]] = {}
         for run in sorted(self.runs, key=lambda run: run.result.started):
@@ -177,10 +173,7 @@ def _runs_in(folder: Path) -> Iterator[SavedFolder]:
 def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tuple[str, bool]:
     """Return the metric that candidates are compared by, and whether a smaller value of it is better.
 
-    Args:
-        candidates: candidates with at least one run each.
-        asked: a metric, such as `eval/loss` or `loss`; empty for the objective of the runs.
-        key: the key by which another metric is chosen, for error messages.
+    `asked` is a metric, such as `eval/loss` or `loss`; if it is empty, the objective of the runs counts.
 
     Raises:
         WrongKey: the runs have different objectives, or one has no such metric.
@@ -205,13 +198,6 @@ def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tupl
 
 def pair_up(a: Candidate, b: Candidate, metric: str, key: str, allows_budget: bool = False) -> Samples:
     """Return the values of two candidates, in pairs if their runs share seeds.
-
-    Args:
-        a: a candidate with at least one run.
-        b: another candidate.
-        metric: metric to compare.
-        key: the key that they were typed for, for error messages.
-        allows_budget: whether they may have been trained for other times.
 
     Raises:
         ValueError: they cannot be compared; the message says what differs.

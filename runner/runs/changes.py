@@ -92,11 +92,7 @@ def print_changes(
 ) -> None:
     """Print what a resumed run does differently from now on.
 
-    Args:
-        resume: the run or checkpoint to resume from.
-        before: the config in the run's record; None to use the checkpoint's own config, if it has one.
-        after: the config to continue with.
-        typed: overrides, both the run's own and those typed now.
+    Without a record, `before=None`, the config of the checkpoint counts, if it has one.
 
     Raises:
         ValueError: the changes are not allowed, see `check_changes`.
@@ -116,23 +112,13 @@ def print_changes(
 
 
 def print_changes_of_rerun(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Print what a rerun does differently from the original run.
-
-    Args:
-        before: the config in the original run's record.
-        after: the config of the rerun.
-    """
+    """Print what a rerun does differently from the original run."""
     for one in find_changes(before, after):
         print(f"INFO: {one}", file=sys.stderr)
 
 
 def print_changes_of_fork(resume: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Print what a fork does differently from its parent; everything may change but the optimizer.
-
-    Args:
-        resume: the run or checkpoint that it begins from.
-        before: the config with which the parent was trained up to there.
-        after: the config of the fork.
 
     Raises:
         ValueError: the optimizer is a different one.
@@ -156,11 +142,7 @@ def _check_optimizer(changes: Sequence[Change], resume: str) -> None:
 def check_changes(resume: str, before: Mapping[str, Any], after: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
     """Return a line for each difference between the config that a run was trained with and the one to continue with.
 
-    Args:
-        resume: the run or checkpoint to resume from.
-        before: the config that the run was trained with; not empty.
-        after: the config to continue with; its `resume_allow` names keys and sections that may differ.
-        typed: overrides, both the run's own and those typed now; a key that they removed is known as well.
+    `resume_allow` names keys and sections that may differ; it may also name keys that `typed` overrides removed.
 
     Raises:
         ValueError: `resume_allow` names an unknown key, a difference is neither safe nor allowed (the message lists all

@@ -46,10 +46,6 @@ class Condition:
 def parse_conditions(text: str, key: str = "runs.where") -> list[Condition]:
     """Return the conditions in a text, separated by blanks.
 
-    Args:
-        text: the conditions.
-        key: the key that they were typed for, for error messages.
-
     Raises:
         WrongKey: a part of the text is not a condition.
     """
@@ -73,11 +69,6 @@ def parse_conditions(text: str, key: str = "runs.where") -> list[Condition]:
 def choose(runs: Iterable[SavedFolder], conditions: Sequence[Condition], key: str = "runs.where") -> list[SavedFolder]:
     """Return the runs that meet all conditions.
 
-    Args:
-        runs: the runs.
-        conditions: the conditions.
-        key: the key that they were typed for, for error messages.
-
     Raises:
         WrongKey: no run has what a condition names.
     """
@@ -90,9 +81,7 @@ def choose(runs: Iterable[SavedFolder], conditions: Sequence[Condition], key: st
 def in_order(runs: Sequence[SavedFolder], name: str) -> list[SavedFolder]:
     """Return runs sorted by a value, those without it last.
 
-    Args:
-        runs: the runs.
-        name: what to sort by, with the largest first if prefixed with `-`; empty for the latest runs first.
+    With `-` in front of the name the largest comes first; without a name, the latest run.
 
     Raises:
         WrongKey: no run has a value of this name.

@@ -217,10 +217,7 @@ def smallest_p(n: int, m: int | None = None) -> float:
 def count_needed(effect: float, level: float = LEVEL, is_paired: bool = True) -> int | None:
     """Return how many values per sample detect a difference between normal distributions with 80 % power.
 
-    Args:
-        effect: the true difference divided by the standard deviation.
-        level: significance level of the test.
-        is_paired: whether the values are pairs.
+    `effect` is the true difference divided by the standard deviation.
 
     Returns:
         The number; None if it is more than a thousand, or if the effect is unknown.

@@ -48,9 +48,6 @@ def make_run_folder(base: str) -> str:
 
     After torchrun has restarted the workers, it is the same folder as before.
 
-    Args:
-        base: parent folder, relative to the working directory.
-
     Raises:
         OSError: the folder cannot be made.
     """
@@ -77,12 +74,7 @@ def _make_folder(base: str) -> str:
 
 
 def remembered_folder(base: str, identity: str, renew: bool) -> str:
-    """Return the folder that this sweep got under `base` before, or else a new one.
-
-    Args:
-        base: parent folder, relative to the working directory.
-        identity: hash that identifies the sweep.
-        renew: whether to give the sweep a new folder from now on.
+    """Return the folder that this sweep got under `base` before; a new one if it got none, or if `renew` is set.
 
     Raises:
         OSError: the folder cannot be made.

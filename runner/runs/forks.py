@@ -33,10 +33,6 @@ def fork_batch(arguments: Sequence[str]) -> int | None:
 def find_fork(config: Mapping[str, Any], run_dir: str | None) -> tuple[str | None, dict[str, str]] | None:
     """Return the parent's last checkpoint up to where a fork begins, and the tags that name the parent.
 
-    Args:
-        config: the composed config, with `at` and `resume`.
-        run_dir: the folder of the run that `resume` names.
-
     Returns:
         None if it is no fork. The checkpoint is None if the parent has none so early.
 

@@ -24,11 +24,7 @@ class LoadMeter:
         self._before = _cpu_seconds()
 
     def read(self, before: Mapping[str, float], seconds: float) -> dict[str, float]:
-        """Return the load so far.
-
-        Args:
-            before: the load in earlier sessions of the run.
-            seconds: how long these were.
+        """Return the load so far, given that of the run's earlier sessions, and how many seconds these were.
 
         Returns:
             'start' and 'end': processes that ran or waited to run, per core, in the minute before. 'others': the mean

@@ -35,12 +35,8 @@ def mirror_of(address: str) -> str:
 def download_run(key: str, address: str, keep: bool) -> Path:
     """Return a new folder with a run's record, its newest intact checkpoint and its best ones.
 
-    After a restart by torchrun or Slurm it is the same folder, and nothing is downloaded again.
-
-    Args:
-        key: the key that the address was typed for.
-        address: address of a run, or of one of its checkpoints.
-        keep: whether to create the folder in `outputs/`, for a run that continues there; otherwise it is temporary.
+    After a restart by torchrun or Slurm it is the same folder, and nothing is downloaded again. The folder is in
+    `outputs/` if `keep` is set, for a run that continues there; otherwise it is temporary.
 
     Raises:
         WrongKey: there is no such run, or it cannot be used.

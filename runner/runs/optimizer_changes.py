@@ -19,11 +19,8 @@ _DERIVES_RATES = "torch."
 def change_optimizers(state: State, config: Mapping[str, Any]) -> None:
     """Apply to the optimizers of a resumed run the settings that have changed in its config. All ranks.
 
-    Without this they would continue with the values saved in the checkpoint.
-
-    Args:
-        state: the run, after its checkpoint was loaded; if the checkpoint has no config, nothing is changed.
-        config: the config of the run as it is now.
+    Without this they would continue with the values saved in the checkpoint. If the checkpoint has no config, nothing
+    is changed.
 
     Raises:
         ValueError: the change cannot be applied, because it concerns the optimizer's state, a value that differs

@@ -28,10 +28,6 @@ def record_of(run_dir: Path, batch: int) -> Path:
 
     A run may be resumed from an earlier checkpoint; batches that were trained after it earlier no longer belong to the
     run.
-
-    Args:
-        run_dir: the run's folder.
-        batch: number of the batch, from 1.
     """
     records = _records(run_dir)
     begun = [one for one in records if began_after(one) < batch]

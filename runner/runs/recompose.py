@@ -48,12 +48,7 @@ def composable(overrides: Sequence[str], options: Sequence[str]) -> list[str]:
 
 
 def resolved(composed: DictConfig, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a composed config as plain values; values that depend on Hydra's job come from the record.
-
-    Args:
-        composed: result of `compose_conf`, where no job is running that could resolve `${hydra:job.name}`.
-        config: the config in the run's record.
-    """
+    """Return a composed config as plain values; values that depend on Hydra's job come from the record."""
     plain = _as_recorded(OmegaConf.to_container(composed), config)
     found: Any = OmegaConf.to_container(OmegaConf.create(plain), resolve=True)
     return found
@@ -72,11 +67,8 @@ def _as_recorded(value: Any, recorded: Any) -> Any:
 def config_dir_of(recorded: Sequence[str], typed: Sequence[str], is_own: bool) -> tuple[str | None, bool]:
     """Return the recorded `--config-dir` to compose with, if any, and print what becomes of it.
 
-    Args:
-        recorded: arguments in the run's record.
-        typed: arguments typed now; a `--config-dir` among them replaces the recorded one.
-        is_own: whether this user made the record. Files in someone else's directory could make Hydra itself create any
-            object, before there is a config whose targets can be checked.
+    A directory of someone else's run is not read: its files could make Hydra itself create any object, before there is
+    a config whose targets can be checked.
 
     Returns:
         The directory, or None to compose without it, and whether this is everything that the run was composed from.
@@ -97,13 +89,7 @@ def config_dir_of(recorded: Sequence[str], typed: Sequence[str], is_own: bool) -
 
 
 def changes_since(config: Mapping[str, Any], now: Mapping[str, Any], options: Sequence[str]) -> list[str]:
-    """Return a line about the configs that have changed since a run was recorded; no line if nothing has changed.
-
-    Args:
-        config: the config in the run's record.
-        now: the config that the same overrides compose to now.
-        options: the options that it was composed with.
-    """
+    """Return a line about the configs that have changed since a run was recorded; no line if nothing has changed."""
     changes = list(find_changes(unmeasured(config), unmeasured(now)))
     if not changes:
         return []

@@ -49,13 +49,8 @@ def write_record(
 ) -> list[Path]:
     """Write a run's record into its folder, and return the files. Rank 0.
 
-    Args:
-        run_dir: the run's folder; an existing record in it is kept as that of an earlier session.
-        config: the resolved config.
-        arguments: the arguments that the config was composed with: overrides, and a `--config-dir`.
-        run_name: name of the run.
-        goes_on_from: the checkpoint to resume from, if any; later checkpoints in its folder are moved to the folder of
-            the earlier session.
+    An existing record is kept as that of an earlier session; checkpoints later than `goes_on_from`, from which the run
+    is resumed, move to the folder of that session.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -162,11 +157,7 @@ def packages_of(config: Mapping[str, Any]) -> list[str]:
 
 
 def environment(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
-    """Return versions, hardware, command and commit, as plain values.
-
-    Args:
-        packages: the packages whose versions to return, where they are installed.
-    """
+    """Return versions, hardware, command and commit, as plain values."""
     import torch
 
     from runner.distributed.ranks import get_world_size

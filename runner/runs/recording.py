@@ -46,10 +46,6 @@ class Diverged(Exception):
 def check_converged(state: State, result: Result) -> None:
     """Raise if a finished run has diverged. All ranks; they raise together.
 
-    Args:
-        state: the state of its Trainer.
-        result: measured result of the run.
-
     Raises:
         Diverged: the last loss on any rank, or the objective, is not finite.
     """
@@ -73,10 +69,7 @@ def check_converged(state: State, result: Result) -> None:
 def check_objective(state: State, objective: str | list[str] | None) -> None:
     """Check that a run will have the metrics that it is to be compared by.
 
-    Args:
-        state: the state of its Trainer.
-        objective: 'MulticlassAccuracy', or with its label 'eval/MulticlassAccuracy', or a list; every evaluator has a
-            'loss', and every run a 'time'. None stands for the first metric of the first evaluator.
+    Every evaluator has a 'loss', and every run a 'time'. None stands for the first metric of the first evaluator.
 
     Raises:
         ValueError: the run has no such metric; the message lists its metrics.

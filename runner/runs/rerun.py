@@ -31,13 +31,7 @@ def with_saved_arguments(saved: SavedRun, arguments: Sequence[str]) -> list[str]
 
 
 def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return a saved run's config with the changes typed now.
-
-    Args:
-        saved: the saved run.
-        composed: `conf/` composed with `overrides`, resolved.
-        overrides: the run's own overrides, and those typed now.
-    """
+    """Return a saved run's config with the changes typed now."""
     config = _changed(saved.config, saved.base, composed)
     for one in overrides:
         if one not in saved.overrides and not _appends(one):
@@ -55,13 +49,7 @@ def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequen
 
 
 def saved_name(saved: SavedRun, config: Mapping[str, Any], run_dir: Path) -> str:
-    """Return the name of a resumed run, or of a rerun or fork that has no choices to be named after; '' otherwise.
-
-    Args:
-        saved: the saved run.
-        config: the config from `merge_config`.
-        run_dir: the folder of the run now.
-    """
+    """Return the name of a resumed run, or of a rerun or fork that has no choices to be named after; '' otherwise."""
     if config["rerun"] is None and config["at"] is None:
         return saved.run_name
     if saved.is_whole or config["run_name"]:
@@ -73,9 +61,7 @@ def saved_name(saved: SavedRun, config: Mapping[str, Any], run_dir: Path) -> str
 def arguments_to_record(saved: SavedRun | None, hydra_config: Any) -> list[str]:
     """Return the arguments for a run's record: its `--config-dir`, then its overrides.
 
-    Args:
-        saved: the saved run that is resumed or rerun, if any; its arguments that could not be used are kept.
-        hydra_config: Hydra's config of the job.
+    Those of the saved run that could not be used are kept.
     """
     sources = hydra_config.runtime.config_sources
     options = [f"{CONFIG_DIR}={one.path}" for one in sources if one.provider == "command-line"]

@@ -97,12 +97,7 @@ class Result:
     host: str = field(default_factory=socket.gethostname)
 
     def measure(self, state: State, objective: str | list[str] | None) -> None:
-        """Fill in the last metrics of a run and its objectives. All ranks.
-
-        Args:
-            state: the state of its Trainer.
-            objective: name of the metric to compare by, or several; see `check_objective`.
-        """
+        """Fill in the last metrics of a run and its objectives. All ranks."""
         from runner.distributed.environment import is_rank_zero
         from runner.metrics import lower_is_better, scalars
         from runner.runs.evaluation import describe_evaluators

@@ -68,15 +68,7 @@ def write_pin(
     environment: Mapping[str, Any],
     digests: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Write a pin: what a run was made from, and the digests of its first batches.
-
-    Args:
-        path: the file.
-        config: the config of the run.
-        overrides: the overrides in the run's record.
-        environment: versions and hardware, from the run's record.
-        digests: lines of the run's file of digests.
-    """
+    """Write a pin: what a run was made from, and the digests of its first batches."""
     record = {"config": dict(config), "overrides": list(overrides)}
     signature = sign([_text(one) for one in record.values()])
     content = {**record, "environment": dict(environment), "signature": signature, "digests": list(map(dict, digests))}

@@ -85,9 +85,6 @@ class SavedRun:
 def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
     """Return the run that `resume=`, `rerun=` or `run=` names; None without these, or if the folder to resume has none.
 
-    Args:
-        arguments: the arguments as typed.
-
     Raises:
         ValueError: there is no such run, it cannot be resumed or rerun, or its record names untrusted classes.
     """

@@ -13,10 +13,6 @@ def set_aside_later(path: Path, into: Path) -> list[str]:
 
     The resumed run does not continue from them, and may differ from them.
 
-    Args:
-        path: the checkpoint that the run resumes from.
-        into: the folder to move them to; it is made if there is something to move.
-
     Raises:
         OSError: a checkpoint cannot be moved.
     """

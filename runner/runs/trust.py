@@ -54,10 +54,7 @@ def is_own(folder: Path) -> bool:
 def check_targets(folder: Path, configs: Sequence[Any], allowed: Sequence[str]) -> None:
     """Check that another user's record names only classes and commands of this project. Nothing is imported.
 
-    Args:
-        folder: the folder with the record.
-        configs: all configs that objects will be created from, in plain containers.
-        allowed: names that the user allows, or patterns with `*`.
+    `allowed` are names, or patterns with `*`.
 
     Raises:
         ValueError: the record names something else; the message lists it, and says how to allow it.
@@ -82,11 +79,7 @@ def check_targets(folder: Path, configs: Sequence[Any], allowed: Sequence[str]) 
 def check_addresses(folder: Path, configs: Sequence[Any], allowed: Sequence[str], typed: Sequence[str]) -> None:
     """Check that another user's record sends nothing elsewhere and uses no files outside of its folder.
 
-    Args:
-        folder: the folder with the record.
-        configs: all configs that objects will be created from, in plain containers.
-        allowed: addresses and paths that the user allows, or patterns with `*`.
-        typed: keys that were typed now, which replace the recorded values.
+    `allowed` are addresses and paths, or patterns with `*`. Keys that were typed now replace the recorded values.
 
     Raises:
         ValueError: the record names such addresses or paths; the message lists them, and says how to allow them.
@@ -117,10 +110,7 @@ def check_addresses(folder: Path, configs: Sequence[Any], allowed: Sequence[str]
 def check_credentials(folder: Path, config: Any, typed: Sequence[str]) -> None:
     """Check that no address of a record lacks its credentials, which are removed when a record is written.
 
-    Args:
-        folder: the folder with the record.
-        config: the recorded config.
-        typed: keys that were typed now, which replace the recorded values.
+    Keys that were typed now replace the recorded values.
 
     Raises:
         ValueError: an address lacks its credentials; the message names the first such key.

@@ -52,9 +52,6 @@ def loose_modules(config: Mapping[str, Any]) -> dict[str, bytes]:
     own package, only the uncommitted files are returned. Installed packages are skipped. At most `LIMIT` bytes are
     kept; a warning names the files left out.
 
-    Args:
-        config: the config of the run, whose objects exist already, so that the modules it names are imported.
-
     Returns:
         Contents by path relative to an entry of `sys.path`: `my_models.py`, `my_package/layers.py`.
     """

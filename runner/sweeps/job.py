@@ -40,13 +40,7 @@ class JobFailed(Exception):
 
 
 def attempt(work: Callable[[], Objective], hydra_config: Any, nothing: float | None) -> Objective:
-    """Run one job of a sweep and return its objective, or None if it failed; other jobs continue unless a signal came.
-
-    Args:
-        work: runs the job and returns its objective, or several.
-        hydra_config: Hydra's config of the job.
-        nothing: the value to return if the job has no objective.
-    """
+    """Run one job of a sweep; return its objective, `nothing` without one, None if it failed: the other jobs go on."""
     sweep = Sweep.read(hydra_config.sweep.dir)
     leads = sweep.pid == os.getpid()
     if not leads:  # then each process handles signals by itself
@@ -103,10 +97,6 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
     The result is given if the job has finished, or if another process is training it; otherwise it is None. Within the
     context this process has the folder to itself, and what it prints goes to the log in the folder. A new folder is
     removed again if the job is refused.
-
-    Args:
-        job: the job as composed.
-        hydra_config: Hydra's config of the job.
     """
     sweep = Sweep.read(hydra_config.sweep.dir)
     number = hydra_config.job.num

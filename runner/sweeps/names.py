@@ -20,12 +20,7 @@ def name_job(
 ) -> str:
     """Return the name of a job, such as `lr0.01-seed1-mlp-digits`: what differs, then what all jobs share.
 
-    Args:
-        overrides: overrides of the job.
-        run_name: the configured `run_name`, or None.
-        fixed: keys that are the same for all jobs.
-        choices: names chosen in config groups.
-        number: the sweep's, among those whose jobs would otherwise have the same names.
+    `fixed` keys are the same for all jobs; `number` tells apart sweeps whose jobs would otherwise have the same names.
     """
     values = swept_values(overrides, fixed)
     shorts = short_names([*values])
@@ -38,14 +33,7 @@ def name_job(
 
 
 def name_rest(swept: Sequence[str], run_name: Any, choices: Mapping[str, Any], number: int) -> str:
-    """Return what the names of all jobs end with: the run's name, or its model and data unless they are swept.
-
-    Args:
-        swept: keys that differ between jobs, without + and ~.
-        run_name: the configured `run_name`, or None.
-        choices: names chosen in config groups.
-        number: see `name_job`.
-    """
+    """Return what the names of all jobs end with: the run's name, or its model and data unless they are swept."""
     names = {"run_name": run_name} if run_name else {key: choices.get(key) or f"own-{key}" for key in ("model", "data")}
     shared = [str(name) for key, name in names.items() if key not in swept]
     return "-".join(shared if number == 1 else [*shared, str(number)])

@@ -27,9 +27,7 @@ def several_objectives(settings: Sequence[Setting], led: Sweep) -> dict[str, boo
 def find_front(settings: Sequence[Setting], objectives: Mapping[str, bool]) -> list[Setting]:
     """Return the Pareto front: settings that no other beats in one objective and equals in all others.
 
-    Args:
-        settings: the settings; those without a value of each objective are left out.
-        objectives: the objectives, and whether lower is better for each.
+    Settings without a value of each objective are left out.
     """
     losses = {}
     for setting in settings:
@@ -49,9 +47,6 @@ def find_importances(settings: Sequence[Setting]) -> dict[str, float]:
 
     The estimate is fANOVA, by Optuna (Hutter et al., An Efficient Approach for Assessing Hyperparameter Importance,
     2014). It is empty for fewer than ten settings, or for fewer than two keys.
-
-    Args:
-        settings: the settings of a sweep whose jobs Optuna has chosen.
     """
     import optuna
     from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
@@ -79,11 +74,7 @@ def find_importances(settings: Sequence[Setting]) -> dict[str, float]:
 def draw_front(axes: Any, settings: Sequence[Setting], objectives: Mapping[str, bool], across: str) -> None:
     """Draw each setting by two objectives, and the Pareto front.
 
-    Args:
-        axes: axes to draw on.
-        settings: the settings.
-        objectives: all objectives, and whether lower is better for each.
-        across: the objective on the horizontal axis; the vertical one has the first.
+    The objective `across` is on the horizontal axis, the first on the vertical one.
     """
     up = next(iter(objectives))
     known = [one for one in settings if one.average(up) is not None and one.average(across) is not None]

@@ -68,10 +68,6 @@ def is_grid(config: DictConfig) -> bool:
 def check_jobs(jobs: list[PlannedJob], launcher: str) -> None:
     """Check that each job can be built, as far as possible without its data.
 
-    Args:
-        jobs: the jobs of the sweep.
-        launcher: Hydra's name of the launcher that runs them.
-
     Raises:
         WrongConfig: a job cannot be built; the message names the job.
     """
@@ -89,11 +85,7 @@ def check_jobs(jobs: list[PlannedJob], launcher: str) -> None:
 def name_job_in(message: str, key: str, overrides: Sequence[str], others: int = 0) -> str:
     """Return an error message with the job it is about, unless it starts with a key that is specific to the job.
 
-    Args:
-        message: the error message.
-        key: the key with which the message begins, as in `WrongConfig`.
-        overrides: overrides that are specific to the job.
-        others: number of other jobs with the same error.
+    `others` is the number of other jobs with the same error.
     """
     if not overrides or key in [key_of(one) for one in overrides]:
         return message

@@ -35,12 +35,7 @@ def draw(
 ) -> Any:
     """Return a figure of a sweep.
 
-    Args:
-        settings: the settings, best first; the first has an objective.
-        objective: name of the objective, the first of several.
-        curves: the objective over batches, by the name of the job; jobs may be missing.
-        objectives: several objectives, and whether lower is better for each.
-        importances: the importance of each key.
+    The settings are sorted, best first, and the first has an objective. Jobs may be missing in `curves`.
     """
     done = [setting for setting in settings if setting.objectives]
     keys = _keys(done)

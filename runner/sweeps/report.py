@@ -35,12 +35,6 @@ def write_report(
 ) -> list[Path]:
     """Write `report.html`, `report.svg` and `report.png` to the folder of a sweep, and return their paths.
 
-    Args:
-        led: the sweep.
-        settings: settings of the sweep, best first; the first has an objective.
-        tables: tables of the settings and of the jobs.
-        ladder: result of a ladder; its plots are `ladder.svg` and `ladder.png`.
-
     Raises:
         OSError: a file cannot be written.
     """
@@ -87,14 +81,7 @@ def curve_key(objective: str) -> str:
 
 
 def describe(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table], svg: str) -> str:
-    """Return the page. Names and values are texts of users, and are escaped.
-
-    Args:
-        led: the sweep.
-        settings: its settings, best first.
-        tables: tables of the settings and of the jobs.
-        svg: content of the SVG file.
-    """
+    """Return the page. Names and values are texts of users, and are escaped."""
     jobs = [job for setting in settings for job in setting.jobs]
     best = settings[0]
     unknown = sum(not setting.objectives for setting in settings)

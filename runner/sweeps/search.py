@@ -63,14 +63,8 @@ def resume_study(config: DictConfig, name: str, over: Sequence[Result], unfinish
     """Let Optuna's sweeper continue the study in its storage, as if it had never stopped.
 
     Finished jobs count as trials of this sweep, and interrupted ones are requested again. Without a storage, nothing is
-    done: a seeded search repeats itself, and gets the results of finished jobs.
-
-    Args:
-        config: the sweep's config, which is changed: the name of the study, the number of trials, and the sampler's
-            seed, so that it does not draw the same values again.
-        name: name of the study if the config has none.
-        over: results of the sweep's jobs that need no more training.
-        unfinished: results of its other jobs.
+    done: a seeded search repeats itself, and gets the results of finished jobs. The config changes: the name of the
+    study, the number of trials, and the sampler's seed, so that it does not draw the same values again.
     """
     import optuna
 

@@ -159,12 +159,7 @@ def metrics_of(jobs: Sequence[SweepJob]) -> list[str]:
 
 
 def tabulate_settings(settings: Sequence[Setting], metrics: Sequence[str]) -> Table:
-    """Return columns and rows: for each setting its values, mean, spread, number of seeds, metrics and mean time.
-
-    Args:
-        settings: the settings, best first.
-        metrics: further metrics whose means are included.
-    """
+    """Return columns and rows: for each setting its values, mean, spread, number of seeds, metrics and mean time."""
     jobs = [job for setting in settings for job in setting.jobs]
     shorts = short_names(sorted({key for setting in settings for key in setting.values}))
     objective = objective_name(jobs) or "objective"

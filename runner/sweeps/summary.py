@@ -113,12 +113,7 @@ def _summarize(
 ) -> None:
     """Write the tables and the report to the sweep's folder, pass them to destinations, and print the settings.
 
-    Args:
-        led: the sweep.
-        jobs: the jobs, best first.
-        settings: the settings that they make, best first.
-        ladder: result of a ladder.
-        refused: number of jobs that could not start, and left nothing behind.
+    `refused` jobs could not start, and left nothing behind.
     """
     known = [job.result for job in jobs if job.result.objective_name]
     if led.direction and any(one.lower_is_better != (led.direction == "minimize") for one in known):

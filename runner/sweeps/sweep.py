@@ -288,10 +288,7 @@ def _name(config: DictConfig, swept: list[str], folder: Path) -> tuple[str, int]
 def check_choice(hydra_config: Any, config: Mapping[str, Any], saved: SavedRun | None) -> None:
     """Check that nothing is chosen for a single run that works only in sweeps.
 
-    Args:
-        hydra_config: Hydra's config of the run.
-        config: the run's config.
-        saved: the run that it continues or makes again, which may be a job of a sweep.
+    A saved run may be a job of a sweep.
 
     Raises:
         ValueError: something is chosen without `-m`, and would be ignored.

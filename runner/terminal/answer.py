@@ -32,12 +32,7 @@ def give(**found: Any) -> None:
 def error_object(code: int, message: str, key: str = "", allowed: Sequence[str] = (), fix: str = "") -> dict[str, Any]:
     """Return an error in its JSON form.
 
-    Args:
-        code: the exit code.
-        message: the message for people.
-        key: the config key at fault; empty if no single key is.
-        allowed: the allowed values or names; empty if they cannot be listed.
-        fix: an argument to type instead of the wrong one; empty if unknown.
+    `key`, `allowed` and `fix`, an argument to type instead of the wrong one, are empty where they are not known.
     """
     return {
         "code": NAMES.get(code, NAMES[FAILED]),

@@ -58,9 +58,7 @@ class Unpadded:
 def print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
     """Print labelled lines under a title.
 
-    Args:
-        title: the title, printed in bold; if it is empty, no title is printed.
-        rows: pairs of label and text; a text that is too long is wrapped in its column.
+    A text that is too long is wrapped in its column.
     """
     from rich.table import Table
     from rich.text import Text
@@ -76,12 +74,7 @@ def print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def announce(name: str, run_dir: Path) -> None:
-    """Print the title of a run before the run is made, if someone watches; anywhere else it can wait.
-
-    Args:
-        name: the name of the run.
-        run_dir: the folder of the run.
-    """
+    """Print the title of a run before the run is made, if someone watches; anywhere else it can wait."""
     from rich.text import Text
 
     global _announced
@@ -102,12 +95,7 @@ def take_back_title() -> None:
 
 
 def print_title(name: str, run_dir: Path) -> None:
-    """Print what is run, and where, as the first line of a run, unless it was announced.
-
-    Args:
-        name: the name of the run.
-        run_dir: the folder of the run.
-    """
+    """Print what is run, and where, as the first line of a run, unless it was announced."""
     global _announced
     if _announced is None or _announced[0] != run_dir.absolute():
         make_console().print(_title(name, run_dir), style="bold", soft_wrap=True)

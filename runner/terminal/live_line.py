@@ -24,12 +24,8 @@ def is_interactive(console: Any) -> bool:
 def live_line(console: Any, draw: Callable[[], Any], interval: float) -> Iterator[None]:
     """Keep redrawing a line within the `with` block: the last line of a terminal, or a line of a notebook's cell.
 
-    On a terminal, anything printed or logged meanwhile appears above it. Nothing of it stays.
-
-    Args:
-        console: a console for which `is_interactive` is true.
-        draw: a function that returns the content of the line; called on a background thread.
-        interval: seconds between two updates.
+    On a terminal, anything printed or logged meanwhile appears above it. Nothing of it stays. `draw` is called on a
+    background thread, every `interval` seconds.
     """
     if in_notebook():
         with _line_of_cell(console, draw, interval):

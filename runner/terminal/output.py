@@ -35,9 +35,7 @@ def lasting_output() -> Iterator[None]:
 def output_to(path: str, is_printed: bool = False) -> Iterator[None]:
     """Append what this process prints and logs within the `with` block to a file, instead of the terminal.
 
-    Args:
-        path: the file; if it is empty, the terminal stays in use.
-        is_printed: whether it goes to the terminal as well.
+    Without a path the terminal stays in use; with `is_printed` it gets everything as well.
     """
     if not path:
         yield

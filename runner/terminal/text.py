@@ -101,12 +101,7 @@ def draw_table(chosen: Sequence[Column]) -> list[str]:
 
 
 def in_columns(rows: Sequence[Sequence[str]], indent: int = 2) -> Iterator[str]:
-    """Yield lines with the cells of rows in aligned columns; the last cell of a row is wrapped in its column.
-
-    Args:
-        rows: equally many cells each.
-        indent: blanks at the start of each line.
-    """
+    """Yield lines with the cells of rows in aligned columns; the last cell of a row is wrapped in its column."""
     width = min(columns(), WIDEST)
     rows = [[printable(cell) for cell in row] for row in rows]
     cells = [*zip(*rows, strict=True)][:-1]

@@ -179,12 +179,7 @@ def fake_batches(
 ) -> Callable[[int], tuple[Tensor, ...]]:
     """Return ``make(n)`` -> a batch of n samples that look like those of :class:`Columns`, with the largest labels.
 
-    Args:
-        features: features of the data set.
-        columns: see :class:`Columns`.
-        image_size: see :class:`Columns`.
-        first: reads a row; called only if the features do not give a column's shape.
-        classes: see :class:`Columns`.
+    `first` reads a row; it is called only if the features do not give a column's shape.
 
     Raises:
         ValueError: a column does not exist, or does not become a tensor.

@@ -45,11 +45,7 @@ class Part(NamedTuple):
 def load_parts(source: Source, splits: Splits, eval_share: float, seed: int) -> list[Part]:
     """Return the rows to train and to evaluate on and, if there is a split for it, to test on.
 
-    Args:
-        source: source of the rows.
-        splits: the splits; without an `eval_split` a part of the rows to train on is kept for evaluation.
-        eval_share: share of the rows that is kept, in (0, 1).
-        seed: seed by which these rows are drawn, at least 0.
+    Without an `eval_split`, a share of the rows to train on, in (0, 1), is drawn by seed and kept for evaluation.
 
     Raises:
         OSError: the data set does not exist, or the Hub cannot be reached.

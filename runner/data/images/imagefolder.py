@@ -102,10 +102,6 @@ def load_imagefolder(
 def image_transforms(image_size: int, eval_image_size: int) -> tuple[Any, Any]:
     """Return what makes uint8 `(3, size, size)` of a Pillow image: a random part of it, and the center.
 
-    Args:
-        image_size: height and width of random parts, in pixels.
-        eval_image_size: height and width of centers, in pixels.
-
     Raises:
         ModuleNotFoundError: torchvision is not installed.
     """

@@ -108,11 +108,7 @@ def _open(
 def decode_sample(sample: tuple[str, dict[str, bytes]], inputs: str, targets: str, image: Any) -> tuple[Any, Any]:
     """Return the inputs and the targets of a sample as tensors.
 
-    Args:
-        sample: name of the sample, and the content of its files by field.
-        inputs: field of the inputs.
-        targets: field of the targets.
-        image: makes a tensor of a Pillow image.
+    The sample is its name, and the content of its files by field; `image` makes a tensor of a Pillow image.
 
     Raises:
         ValueError: a file does not hold what its name says.

@@ -157,13 +157,8 @@ def packed_loaders(
 ) -> tuple[DatasetLoader, ...]:
     """Return a training, an evaluation and perhaps a test loader of `PackedWindows`.
 
-    Args:
-        parts: tokens of each loader, see `PackedWindows`.
-        ends: end positions of the documents of each part.
-        sizes: sizes that `check_windows` has passed; `eval_tokens` are counted in whole windows, spread evenly.
-        cache: see `PackedWindows`.
-        key: see `PackedWindows`.
-        seed: seed of the order of the training windows.
+    `ends` are the end positions of the documents of each part; `eval_tokens` are counted in whole windows, spread
+    evenly.
 
     Raises:
         ValueError: a part has no document of two tokens.

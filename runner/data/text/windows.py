@@ -33,9 +33,6 @@ class WindowSizes(TypedDict):
 def check_windows(sizes: WindowSizes) -> None:
     """Check the arguments for turning tokens into batches, before anything is read.
 
-    Args:
-        sizes: the arguments as the user gave them.
-
     Raises:
         ValueError: one of the sizes is out of range.
     """
@@ -62,10 +59,7 @@ def check_eval_limit(name: str, limit: int | None, context: int, unit: str) -> N
 def count_windows(size: int, context: int, unit: str = "tokens") -> int:
     """Return how many windows a text has.
 
-    Args:
-        size: length of the text.
-        context: length of a window; the text needs one token more, as each target is the token after an input.
-        unit: unit of both lengths, for the message.
+    The text needs one token more, as each target is the token after an input.
 
     Raises:
         ValueError: the text is too short for a single window.
@@ -142,11 +136,7 @@ def fake_window_loaders(
 ) -> tuple[FakeLoader, ...]:
     """Return stand-ins for the loaders of :func:`window_loaders`, with the largest token everywhere.
 
-    Args:
-        counts: the number of tokens of each part.
-        vocab_size: number of different tokens.
-        sizes: sizes that :func:`check_windows` has passed.
-        has_positions: whether batches have the positions of tokens as a third part.
+    With `has_positions`, batches have the positions of tokens as a third part.
 
     Raises:
         ValueError: a part is shorter than a window.

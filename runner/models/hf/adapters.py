@@ -16,10 +16,7 @@ from runner.models.hf.tasks import TASKS
 def add_adapters(network: Any, task: str, lora: Mapping[str, Any]) -> Any:
     """Return a model of peft around a model of transformers, in which only adapters and a new classifier train.
 
-    Args:
-        network: the model of transformers, which is changed in place.
-        task: a key of `TASKS`.
-        lora: arguments of peft's `LoraConfig`.
+    The network is changed in place; `lora` are arguments of peft's `LoraConfig`.
 
     Raises:
         ModuleNotFoundError: peft is not installed.

@@ -43,9 +43,6 @@ class HFModel(Model):
     def forward(self, batch: Any) -> dict[str, Tensor]:
         """Return the tensors that the model of transformers returns: `logits` and, if there are labels, `loss`.
 
-        Args:
-            batch: the model's arguments by name.
-
         Raises:
             TypeError: the batch is not a mapping.
         """

@@ -13,12 +13,7 @@ MAX_TENSORS = 16
 
 
 def describe_batch(batch: Any, with_ranges: bool = False) -> str:
-    """Return the keys, types and shapes of a batch's tensors.
-
-    Args:
-        batch: tensors in any nesting of mappings, tuples and lists, and objects that can be moved to a device.
-        with_ranges: whether the least and the greatest value of integer tensors are shown too.
-    """
+    """Return the keys, types and shapes of a batch's tensors, and if asked the ranges of integer ones."""
     found = _with_keys(batch)
     parts = [f"{name}{_describe(one, with_ranges)}" for name, one in islice(found, MAX_TENSORS)]
     if rest := sum(1 for _ in found):

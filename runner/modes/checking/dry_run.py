@@ -88,10 +88,6 @@ def try_out(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Finding
 
     Destinations are made but not called: they would write, print or connect.
 
-    Args:
-        config: checked by `runner.config.build.check`.
-        choices: `Job.choices`.
-
     Raises:
         WrongConfig: the run would fail; the message says which part is at fault, and in a user's own code the line.
     """
@@ -146,12 +142,7 @@ def _predict_peak(config: Mapping[str, Any], data: TrialData, findings: Findings
 
 @contextmanager
 def make_idle_trainer(config: Mapping[str, Any], logs: bool) -> Iterator[Trainer]:
-    """Yield the Trainer of a config without its data, callbacks and algorithms, in a temporary folder.
-
-    Args:
-        config: checked by `runner.config.build.check`.
-        logs: whether the run has destinations, so that the Trainer logs.
-    """
+    """Yield the Trainer of a config without its data, callbacks and algorithms, in a temporary folder."""
     model = make_model_on_meta(config)
     changed = {"device": "cpu" if model is None else "meta", "precision": "fp32", "compile": False, "load_path": None}
     with (
@@ -309,11 +300,7 @@ def _describe(loader: Any) -> str:
 
 @contextmanager
 def collecting_warnings(found: list[str]) -> Iterator[None]:
-    """Collect the warnings that are given inside this context, instead of printing them.
-
-    Args:
-        found: the list to which they are added, each once.
-    """
+    """Collect each warning that is given inside this context once in a list, instead of printing it."""
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: found.append(record.getMessage())
     log = logging.getLogger("runner")

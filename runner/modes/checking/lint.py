@@ -29,14 +29,7 @@ TOO_LONG = {
 
 
 def find_mistakes(config: Mapping[str, Any], progress: Progress, order: Any, device: str) -> Iterator[str]:
-    """Yield probable mistakes as sentences that begin with the key and its value.
-
-    Args:
-        config: checked by `runner.config.build.check`.
-        progress: the run's length, also in batches if that is known.
-        order: the `SampleOrder` of the training samples, None if it is not known.
-        device: the type of the device to train on.
-    """
+    """Yield probable mistakes as sentences that begin with the key and its value."""
     yield from _too_long(config, progress)
     yield from _never_evaluated(config)
     yield from _batches(config, order)

@@ -39,13 +39,7 @@ def predict_peak(
 ) -> Peak:
     """Train two batches without values, and return the memory that they would have taken. No values are computed.
 
-    Args:
-        config: the config of the run.
-        model: its model, new, on the CPU or the meta device; it loses its values.
-        batch: a batch of the size that a rank gets.
-        loader: a function from a batch to the loader that yields it once an epoch.
-        parts: the run's algorithms and optimizers, new, by the Trainer's arguments.
-        ranks: the number of ranks.
+    The model loses its values; the batch has the size that a rank gets, and `loader` yields a batch once an epoch.
 
     Raises:
         RuntimeError: the model or an algorithm reads values.

@@ -60,10 +60,7 @@ class Sizes:
 def measure(state: State, shards: int = 1, tensor_parallel: int = 1) -> Sizes:
     """Return the sizes of a run that has trained a batch.
 
-    Args:
-        state: the run, in one process.
-        shards: the ranks that will share one copy of the weights.
-        tensor_parallel: the ranks that will split each layer.
+    `shards` ranks will share one copy of the weights, and `tensor_parallel` ranks will split each layer.
 
     Raises:
         ValueError: the layers of the model cannot be split.
@@ -105,10 +102,7 @@ def measure(state: State, shards: int = 1, tensor_parallel: int = 1) -> Sizes:
 def at_peak(sizes: Sizes, peak: Peak, replicas: bool) -> Sizes:
     """Return sizes with what training takes at its peak.
 
-    Args:
-        sizes: of a rank, without that.
-        peak: what was found.
-        replicas: whether other ranks have the same whole model.
+    `replicas` tells whether other ranks have the same whole model.
     """
     # Gradients that are summed lie beside those that DDP averages.
     total = peak.total + (sizes.gradients if replicas and peak.microbatches > 1 else 0)

@@ -29,11 +29,7 @@ def trial(
 ) -> Iterator[Trainer]:
     """Yield the Trainer of a config, which logs nothing and leaves nothing behind. All ranks.
 
-    Args:
-        config: a config that `build.check` has accepted.
-        watchers: callbacks that are added, see `make_trial`.
-        watched: see `make_trial`.
-        changed: arguments of the Trainer in place of the config's.
+    The arguments are those of `make_trial`.
     """
     with (
         torch.random.fork_rng(),

@@ -60,14 +60,8 @@ def standing_before(
 ) -> Iterator[Trainer]:
     """Yield a Trainer at the last checkpoint before a batch, whose `fit` trains from there on. All ranks.
 
-    Args:
-        config: the config that the batch was trained with.
-        run: the folder of the run.
-        batch: number of the batch, from 1.
-        watchers: callbacks to add, by key.
-        key: the config key that names the batch, for errors; empty to allow one after the end of the run.
-        until: the batch after which `fit` ends.
-        watched: whether the config's own callbacks run too.
+    `fit` ends after the batch `until`. `key` names the batch in errors; without it, the batch may come after the end of
+    the run. `watchers` are callbacks to add, by key; the config's own run too if `watched`.
 
     Raises:
         WrongKey: the run has no such batch.
@@ -87,11 +81,6 @@ def stand_before(config: Mapping[str, Any], run: Path, batch: int) -> Trainer:
     """Return a Trainer positioned before a batch; each call of its `fit()` trains one more. All ranks.
 
     From now on, torch uses the same number of CPU threads as in the run.
-
-    Args:
-        config: the config that the batch was trained with.
-        run: the folder of the run.
-        batch: number of the batch, from 1.
 
     Raises:
         WrongKey: the run has no such batch.

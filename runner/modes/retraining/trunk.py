@@ -37,19 +37,10 @@ class _SaveAt(Callback):
 
 
 def train_trunk(job: Job, parent: Path, batch: int, path: Path) -> Path:
-    """Train a parent again, from its last checkpoint before a batch to that batch, and save it there. All ranks.
+    """Train a parent from its last checkpoint up to a batch, save it at `path`, and return `path`. All ranks.
 
     It is trained with the parent's config, on the fork's ranks and device. Of the parent's callbacks, those run that a
     replay runs, and its learning curves, which the fork continues.
-
-    Args:
-        job: the fork, with the config of its parent.
-        parent: the folder of the parent.
-        batch: number of the batch after which the fork begins, from 1.
-        path: the checkpoint to write.
-
-    Returns:
-        `path`.
 
     Raises:
         WrongKey: the parent has no such batch.

@@ -40,10 +40,7 @@ def is_image(inputs: Tensor | None) -> bool:
 def show_text(inputs: Tensor | None, place: int, decode: Callable[[list[int]], str] | None = None) -> str:
     """Return a sample of tokens (N, T) as text; '' if it has no tokens.
 
-    Args:
-        inputs: the tokens of all samples.
-        place: the sample.
-        decode: function from tokens to text; None: tokens are shown as bytes if possible, otherwise as numbers.
+    Without a function from tokens to text, tokens are shown as bytes if possible, otherwise as numbers.
     """
     if inputs is None or inputs.ndim != 2 or inputs.is_floating_point():
         return ""

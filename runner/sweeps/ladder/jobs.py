@@ -18,9 +18,6 @@ LEAST = 4
 def prepare_ladder(config: DictConfig) -> None:
     """Add the swept sizes and budgets of the chosen model to the config of a ladder, and check it.
 
-    Args:
-        config: Hydra's config of the sweep; unchanged without a ladder.
-
     Raises:
         WrongKey: no key makes the model larger, or there are too few budgets.
     """

@@ -148,12 +148,7 @@ class Ladder:
 
 
 def climb(settings: Sequence[Setting], lower_is_better: bool) -> Ladder:
-    """Return the ladder that the settings of a sweep make.
-
-    Args:
-        settings: the settings, whose values include a budget in floating-point operations.
-        lower_is_better: whether the objective is a loss.
-    """
+    """Return the ladder that the settings of a sweep make."""
     objective = objective_name([job for setting in settings for job in setting.jobs]) or "loss"
     by_flop: dict[float, list[Setting]] = {}
     for setting in settings:

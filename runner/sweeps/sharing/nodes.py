@@ -66,9 +66,7 @@ def check_share(config: DictConfig, mode: Mode) -> None:
 def plan_sharing(jobs: Sequence[PlannedJob], is_here: bool) -> dict[str, Any]:
     """Return the tree of a sweep's jobs in plain containers.
 
-    Args:
-        jobs: the jobs.
-        is_here: whether they train in this process, which may import torch then.
+    `is_here` tells whether they train in this process, which may import torch then.
     """
     if is_here:
         return _plan(jobs)
@@ -99,10 +97,7 @@ def remove_nodes(folder: Path) -> None:
 def show_tree(tree: Mapping[str, Any], fixed: Sequence[str], form: str | None) -> None:
     """Print what the jobs of a sweep share.
 
-    Args:
-        tree: result of `plan_sharing`.
-        fixed: keys that are the same for all jobs.
-        form: 'table' or 'json'; None prints one line.
+    `form` is 'table' or 'json'; None prints one line.
     """
     give(result=tree)
     if form == "json":
@@ -137,12 +132,8 @@ def sharing(sweep_folder: Path, job: Job, is_stopped: Callable[[], bool]) -> Ite
     """Yield a job of a sweep as it is to train: from the last node that others have trained, if the sweep shares.
 
     Within the context this process alone trains the nodes that it is to save. When a job has ended well, it no longer
-    needs the checkpoint that it began with, and lets go of it. Rank 0.
-
-    Args:
-        sweep_folder: the sweep's folder.
-        job: the job; its config has `resume` if it continues from its own checkpoint.
-        is_stopped: returns whether the sweep was stopped, so that nothing should be waited for.
+    needs the checkpoint that it began with, and lets go of it. Rank 0. Once the sweep is stopped, nothing is waited
+    for.
     """
     shared = sweep_folder / SHARED
     identity = identify(job.config)
@@ -175,13 +166,6 @@ def _wait_for_nodes(
     nodes: Sequence[Node], shared: Path, identity: str, claims: ExitStack, is_stopped: Callable[[], bool]
 ) -> tuple[Node | None, list[Node]]:
     """Return the last node from which a job can begin, and those after it, which this process alone is to train.
-
-    Args:
-        nodes: the nodes on the way of the job, early ones first.
-        shared: the folder of nodes.
-        identity: identity of the job.
-        claims: keeps the claims on nodes.
-        is_stopped: see `sharing`.
 
     Raises:
         SystemExit: the sweep was stopped.

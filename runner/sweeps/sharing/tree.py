@@ -114,11 +114,7 @@ def _difference(job: Foreseen, others: Sequence[Foreseen], typed: Sequence[str])
 def _divide(tree: Tree, group: Sequence[Foreseen], now: Timestamp, above: Node | None) -> None:
     """Follow jobs that train alike from some moment until they diverge, and then each group that still agrees.
 
-    Args:
-        tree: gets the branches and nodes.
-        group: the jobs, at least two, in order.
-        now: the moment up to which they are known to be alike.
-        above: the node at which these jobs parted from others, if any.
+    There are at least two jobs, which parted from others at the node `above`, if any.
     """
     varying = [name for name in group[0].effects if len({fingerprint(one.effects[name][0]) for one in group}) > 1]
     rates_vary = len({fingerprint(one.rate[0]) for one in group}) > 1

@@ -36,14 +36,11 @@ def draw_boxes(
 
 
 def cover(boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return which pixels lie in at least one of each image's boxes.
+    """Return which pixels lie in at least one of each image's boxes: (N, H, W), bool, on the boxes' device.
 
     Args:
         boxes: boxes (N, K, 4), int64, as returned by `draw_boxes`.
         size: height H and width W of the image.
-
-    Returns:
-        Mask (N, H, W), bool, on the boxes' device.
     """
     rows, columns = (torch.arange(length, device=boxes.device) for length in size)
     top, left, bottom, right = (edge[..., None] for edge in boxes.unbind(-1))

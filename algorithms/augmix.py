@@ -26,9 +26,6 @@ def augmix(
         width: number of chains for each image, at least 1.
         alpha: parameter of both distributions, above 0.
         generator: source of all random draws.
-
-    Returns:
-        Images (N, C, H, W), in [0, 1].
     """
     num_samples = len(images)
     shares = generator.dirichlet([alpha] * width, size=num_samples) * generator.beta(

@@ -13,16 +13,13 @@ FLIPS = (None, "random", "alternating")
 
 
 def shift_images(images: Tensor, shifts: Tensor, pad: int) -> Tensor:
-    """Return images, each moved by its own shift, with zeros moving in at the edges.
+    """Return images, each moved by its own shift, with zeros moving in at the edges; the size stays.
 
     Args:
         images: images (N, C, H, W).
         shifts: position (N, 2), int64, of each image's window in the padded image, down and to the right, from 0
             to 2 * pad. A position of `pad` leaves the image in place; a larger one moves its content up or to the left.
         pad: width of the border of zeros around the image, in pixels.
-
-    Returns:
-        Images (N, C, H, W).
     """
     height, width = images.shape[2:]
     windows = F.pad(images, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
@@ -35,9 +32,6 @@ def flip_images(images: Tensor, flipped: Tensor) -> Tensor:
     Args:
         images: images (N, C, H, W).
         flipped: mask (N,), bool, of the images to mirror.
-
-    Returns:
-        Images (N, C, H, W).
     """
     return torch.where(flipped.view(-1, 1, 1, 1), images.flip(3), images)
 

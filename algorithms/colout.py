@@ -23,15 +23,12 @@ def draw_kept(length: int, share: float, generator: torch.Generator) -> Tensor:
 
 
 def remove_lines(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Return images that keep only the given rows and columns.
+    """Return images (N, C, h, w) that keep only the given rows and columns.
 
     Args:
         images: images (N, C, H, W).
         rows: indices (h,), int64, of the rows to keep.
         columns: indices (w,), int64, of the columns to keep.
-
-    Returns:
-        Images (N, C, h, w).
     """
     return images[:, :, rows[:, None], columns]
 

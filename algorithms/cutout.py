@@ -18,9 +18,6 @@ def cut_out(images: Tensor, holes: Tensor) -> Tensor:
     Args:
         images: images (N, C, H, W).
         holes: boxes (N, K, 4), int64, of each image: top, left, bottom, right in pixels, ends excluded.
-
-    Returns:
-        Images (N, C, H, W).
     """
     height, width = images.shape[2:]
     return images.masked_fill(cover(holes, (height, width))[:, None], 0)

@@ -20,9 +20,6 @@ def normalize_in_chunks(norm: nn.Module, inputs: Tensor, size: int) -> Tensor:
         norm: batch norm layer, whose running statistics see the chunks one after another.
         inputs: inputs (N, C, ...).
         size: largest number of samples in a chunk, at least 1; chunks are as equal in size as possible.
-
-    Returns:
-        Normalized inputs (N, C, ...).
     """
     count = math.ceil(len(inputs) / size)
     if count <= 1:

@@ -15,15 +15,12 @@ from runner.models.supervised import SupervisedModel
 
 
 def smooth_labels(targets: Tensor, logits: Tensor, smoothing: float = 0.1) -> Tensor:
-    """Return y (1 - s) + s / K for targets y over K classes.
+    """Return y (1 - s) + s / K for targets y over K classes: probabilities (N, K, ...), at least float32.
 
     Args:
         targets: class indices (N, ...), where -100 is ignored, or one-hot vectors or probabilities (N, K, ...).
         logits: logits (N, K, ...); only their shape and dtype are used.
         smoothing: share s of the probability to spread, in [0, 1].
-
-    Returns:
-        Probabilities (N, K, ...), at least float32.
 
     Raises:
         ValueError: the shapes of targets and logits do not match.

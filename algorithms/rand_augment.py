@@ -19,9 +19,6 @@ def rand_augment(images: Tensor, strength: float, depth: int, generator: numpy.r
         strength: strength of all operations, in [0, 1]; where there are two directions, one is drawn.
         depth: number of operations, at least 0.
         generator: source of all random draws.
-
-    Returns:
-        Images (N, C, H, W), in [0, 1].
     """
     for _ in range(depth):
         chosen = generator.integers(len(ALL), size=len(images))

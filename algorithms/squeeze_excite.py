@@ -22,9 +22,6 @@ def squeeze_excite(images: Tensor, reduce: Layer, expand: Layer) -> Tensor:
         images: images (N, C, H, W).
         reduce: function A, (N, C) -> (N, L).
         expand: function B, (N, L) -> (N, C).
-
-    Returns:
-        Images (N, C, H, W).
     """
     scales = torch.sigmoid(expand(F.relu(reduce(images.mean(dim=(2, 3))))))
     return images * scales[:, :, None, None]

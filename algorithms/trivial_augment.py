@@ -17,9 +17,6 @@ def trivial_augment(images: Tensor, strength: float, generator: numpy.random.Gen
         images: images (N, C, H, W), in [0, 1].
         strength: largest strength, in [0, 1].
         generator: source of all random draws.
-
-    Returns:
-        Images (N, C, H, W), in [0, 1].
     """
     chosen = generator.integers(len(ALL), size=len(images))
     return apply_each(images, ALL, chosen, generator.uniform(-strength, strength, size=len(images)))

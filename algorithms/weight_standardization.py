@@ -19,9 +19,6 @@ def standardize(weight: Tensor, epsilon: float = 1e-10) -> Tensor:
     Args:
         weight: floating-point weights (C_out, ...).
         epsilon: number added to the variance.
-
-    Returns:
-        Standardized weights of the same shape.
     """
     return F.layer_norm(weight, weight.shape[1:], eps=epsilon)  # the same formula, in one operation
 

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 class CheckpointFolder:
     """A folder of named checkpoints with the links `latest` and `best`, pruned to the newest and the best ones.
 
-    Args:
-        path: path of the folder, which is created on the first write.
-        keep: number of newest checkpoints to keep; -1 keeps all.
-        keep_best: number of best checkpoints to keep.
+    `keep=-1` keeps all. The folder is created on the first write.
     """
 
     def __init__(self, path: Path, keep: int, keep_best: int) -> None:

@@ -139,11 +139,7 @@ class PruningStudy:
 
 
 class _Journal(JournalFileBackend):
-    """A journal in a file. A killed process releases the lock, and leaves the journal readable for others.
-
-    Args:
-        path: path of the journal file.
-    """
+    """A journal in a file. A killed process releases the lock, and leaves the journal readable for others."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))

@@ -76,10 +76,7 @@ class Session:
 class _Run:
     """A wandb run, used on the thread that created it.
 
-    Args:
-        mode: 'offline' or 'online'.
-        timeout: seconds that wandb may take at the end to send the remaining data.
-        run: arguments of `wandb.init`.
+    Writing and sending what is left may take `timeout` seconds at the end.
     """
 
     def __init__(self, mode: str, timeout: float, run: dict[str, Any]) -> None:

@@ -11,11 +11,7 @@ from runner.terminal.console import show_path
 
 
 class FitResult:
-    """The metrics of a run at the end of `fit`, and where the run is kept.
-
-    Args:
-        state: the state of the run.
-    """
+    """The metrics of a run at the end of `fit`, and where the run is kept."""
 
     run_dir: Path
     """The run's folder; it exists if something was written to it."""

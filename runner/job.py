@@ -55,9 +55,6 @@ class Task:
     """The function that Hydra calls for each job, in whichever process the launcher runs the job.
 
     The error of a single run is stored in `error` instead of being raised, because Hydra would print it in its own way.
-
-    Args:
-        saved: the run given by `resume=` or `rerun=`.
     """
 
     def __init__(self, saved: SavedRun | None = None) -> None:

@@ -133,11 +133,7 @@ def lower_is_better(name: str, metric: Any) -> bool:
 
 
 class WeightedMean:
-    """A weighted mean over batches and ranks, accumulated on the device.
-
-    Args:
-        device: the device that holds the values.
-    """
+    """A weighted mean over batches and ranks, accumulated on the device."""
 
     def __init__(self, device: torch.device) -> None:
         dtype = torch.float32 if device.type == "mps" else torch.float64

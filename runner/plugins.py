@@ -14,11 +14,8 @@ class Plugins:
     """The classes of a package, each imported on first access.
 
     Its methods serve as the package's `__getattr__` and `__dir__`. The class of `speed_monitor.py` is the one whose
-    name is that of the file without underscores, in capitals or not: `SpeedMonitor`.
-
-    Args:
-        package: the package's dotted name.
-        folder: folder of its files; files whose names begin with an underscore are shared by others.
+    name is that of the file without underscores, in capitals or not: `SpeedMonitor`. Files whose names begin with an
+    underscore are shared by others, and hold no such class.
 
     Raises:
         ImportError: the package is imported from the top of a checkout, where its classes would exist twice.

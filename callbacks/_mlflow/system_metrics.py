@@ -16,12 +16,8 @@ PREFIX = "system/"
 class LoadMonitor(SystemMetricsMonitor):
     """Samples CPU, memory, disk, network and GPUs on a thread that never calls the server.
 
-    MLflow's own monitor gives up after the first call that fails, and waits for the server when it finishes.
-
-    Args:
-        run: the run in MLflow; samples are numbered from the last one that it has.
-        interval: seconds between two samples.
-        tracking_uri: address of the run's store.
+    MLflow's own monitor gives up after the first call that fails, and waits for the server when it finishes. Samples
+    are `interval` seconds apart, and numbered from the last one that the run has.
     """
 
     def __init__(self, run: Run, interval: float, tracking_uri: str) -> None:

@@ -53,11 +53,7 @@ def serve() -> None:
 
 
 class Service:
-    """The deliveries for one trainer, and for runs that earlier trainers left unsent.
-
-    Args:
-        report: called with news for the trainer.
-    """
+    """The deliveries for one trainer, and for runs that earlier trainers left unsent."""
 
     def __init__(self, report: Report) -> None:
         self._report = report

@@ -31,11 +31,7 @@ QUIET = 5.0
 
 
 class Progress:
-    """The progress of the writer with one run, as last reported.
-
-    Args:
-        run_dir: the run's folder.
-    """
+    """The progress of the writer with one run, as last reported."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir

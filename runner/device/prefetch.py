@@ -24,11 +24,8 @@ class Prefetch:
     Tensors that are not in pinned memory are first copied to it: otherwise, above 64 KB, the host would wait for the
     stream. Torch's own cache of pinned memory is the ring of buffers: it gives a buffer out again once its copy to the
     GPU has ended. Objects, and tensors that are not plain, are moved by their own method `to`. Only of a `UserDict`,
-    such as the `BatchEncoding` of transformers, the tensors in it are copied.
-
-    Args:
-        device: the GPU.
-        backend: makes streams, as `torch.cuda` does.
+    such as the `BatchEncoding` of transformers, the tensors in it are copied. `backend` makes streams, as `torch.cuda`
+    does.
     """
 
     def __init__(self, device: torch.device, backend: Any = torch.cuda) -> None:

@@ -16,12 +16,8 @@ class Staging:
     """Copies tensors through the two halves of a pinned buffer: one is filled while the host empties the other.
 
     A copy to ordinary memory would wait for the GPU each time and run at a fraction of the speed, and a pinned copy of
-    all would lock as much memory as a model with its optimizer takes.
-
-    Args:
-        device: the GPU.
-        size: size of the buffer, in bytes.
-        backend: makes events, as `torch.cuda` does.
+    all would lock as much memory as a model with its optimizer takes. The size of the buffer is in bytes; `backend`
+    makes events, as `torch.cuda` does.
     """
 
     def __init__(self, device: torch.device, size: int = STAGING_BYTES, backend: Any = torch.cuda) -> None:

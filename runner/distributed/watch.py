@@ -25,12 +25,9 @@ POLL = 0.25  # seconds from one look at the children to the next
 class Watch:
     """Watches the child processes while this process works on a job with them.
 
-    When one fails, this process usually notices, because whatever it was waiting for fails. If it does not, a
-    signal interrupts its work, and if that does not help either, the process is ended.
-
-    Args:
-        children: ranks 1 and up.
-        grace: seconds that this process has to leave a failed job on its own.
+    When one fails, this process usually notices, because whatever it was waiting for fails. If it does not, a signal
+    interrupts its work, and if that does not help either, the process is ended. This process has `grace` seconds to
+    leave a failed job on its own.
     """
 
     def __init__(self, children: list[subprocess.Popen[bytes]], grace: float) -> None:

@@ -206,13 +206,7 @@ def find_first(count: int, differs: Callable[[int], bool | None]) -> tuple[int, 
 
 
 class Probes:
-    """Trains a run, or its first batches, at commits.
-
-    Args:
-        job: the job, with the config of the run.
-        root: the top folder of the repository.
-        scratch: an empty folder.
-    """
+    """Trains a run, or its first batches, at commits."""
 
     def __init__(self, job: Job, root: Path, scratch: Path) -> None:
         self.asked = job.config["bisect"]

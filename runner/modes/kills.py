@@ -119,12 +119,8 @@ def plan_kills(number: int, seed: int, pace: Pace, ranks: int) -> list[PlannedKi
 class Session:
     """A command that trains a run in a separate process, which is killed when this process exits.
 
-    Args:
-        arguments: the arguments of `python -m runner`.
-        run_dir: the run's folder.
-        log: the file to which the output of the command is appended.
-        patience: seconds without a new batch after which the run counts as hung.
-        paths: folders to import modules from; None: those of this process.
+    Its output is appended to `log`. After `patience` seconds without a new batch the run counts as hung. Modules are
+    imported from `paths`, by default those of this process.
     """
 
     def __init__(

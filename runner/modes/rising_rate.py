@@ -31,11 +31,7 @@ SMOOTHED = 0.1  # of the batches
 class RisingRate(Callback):
     """Records the loss of each batch over all ranks while the rate grows, and ends training where it diverges.
 
-    Args:
-        start: the rate of the first batch.
-        end: the rate of the last batch.
-        batches: the number of batches.
-        base: the configured rate, which the schedule multiplies.
+    `base` is the configured rate, which the schedule multiplies.
     """
 
     def __init__(self, start: float, end: float, batches: int, base: float) -> None:

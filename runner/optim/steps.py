@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 class Steps:
     """Steps each optimizer, then the torch schedulers that step with every batch.
 
-    Args:
-        state: the run's state, with its optimizers.
-        schedulers: the torch schedulers that step with every batch.
-        reduces: whether gradients still have to be averaged over the ranks after backward.
+    `reduces` tells whether gradients still have to be averaged over the ranks after backward.
     """
 
     def __init__(self, state: State, schedulers: Iterable[Any], reduces: bool) -> None:
@@ -96,12 +93,8 @@ class OwnSteps(Steps):
     """Leaves the optimizer steps to a model with `manual_optimization`.
 
     While the model's `training_step` runs, `optimizer.step()` first averages the gradients of that optimizer over the
-    ranks, and unscales them with amp_fp16. A model without `manual_optimization` must not step optimizers.
-
-    Args:
-        state: the run's state, with its optimizers.
-        schedulers: the torch schedulers that step with every batch.
-        others: the object that steps the optimizers if the model does not; None with `manual_optimization`.
+    ranks, and unscales them with amp_fp16. A model without `manual_optimization` must not step optimizers. `others`
+    steps the optimizers if the model does not; it is None with `manual_optimization`.
     """
 
     def __init__(self, state: State, schedulers: Iterable[Any], others: Steps | None) -> None:

@@ -38,13 +38,7 @@ Pair = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run that is compared.
-
-    Attributes:
-        folder: folder of the run.
-        result: how it ended.
-        config: config of the run, by dotted key.
-    """
+    """A finished run that is compared, with its config by dotted key."""
 
     folder: Path
     result: Result

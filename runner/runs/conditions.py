@@ -21,10 +21,7 @@ _CONDITION = re.compile(r"([\w./@-]+?)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
 class Condition:
     """One condition that a run meets or does not.
 
-    Attributes:
-        name: name of a field, metric, choice or key of the config.
-        sign: one of = != < <= > >=.
-        value: value as typed; for = and != it may be a shell pattern, such as `resnet*`.
+    After = and != the value may be a shell pattern, such as `resnet*`.
     """
 
     name: str

@@ -32,12 +32,7 @@ FIELDS = ("status", "name", "folder", "started", "seconds", "objective")
 
 @dataclass(frozen=True)
 class SavedFolder:
-    """The folder of a run.
-
-    Attributes:
-        folder: path of the run's folder.
-        result: how the run ended so far; None if that cannot be read.
-    """
+    """The folder of a run, and its result so far; None if that cannot be read."""
 
     folder: Path
     result: Result | None

@@ -147,11 +147,7 @@ def _draw_parallel(axes: Any, settings: Sequence[Setting], keys: Sequence[str], 
 
 
 class _Scale:
-    """The positions of values on a vertical axis from 0 to 1: numbers to scale, other values side by side.
-
-    Args:
-        values: all values on the axis.
-    """
+    """The positions of values on a vertical axis from 0 to 1: numbers to scale, other values side by side."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._found = sort_values(values)

@@ -31,12 +31,8 @@ class Progress:
     """Watches the folder of a sweep, and prints how each job ended: the only output while jobs run.
 
     The process that leads the sweep does so on a separate thread, so it works the same for all launchers. On a
-    terminal, the last line says how many jobs are done, and what the one that runs printed last.
-
-    Args:
-        sweep: the sweep.
-        planned: overrides of its jobs, as far as they are known; the columns are as wide as they need.
-        total: number of jobs; None if unknown.
+    terminal, the last line says how many jobs are done, and what the one that runs printed last. The columns are as
+    wide as the planned overrides need, as far as these are known. Without `total`, the number of jobs is unknown.
     """
 
     def __init__(self, sweep: Sweep, planned: Sequence[Sequence[str]], total: int | None) -> None:

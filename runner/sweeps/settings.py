@@ -20,13 +20,7 @@ REPEATED = (SEED, FOLD)
 
 @dataclass(frozen=True)
 class SweepJob:
-    """A job of a sweep, for comparison.
-
-    Attributes:
-        result: result of the job.
-        values: the swept values of this job, by key.
-        loss: the lower, the better; infinite if the job has no objective.
-    """
+    """A job of a sweep, its swept values by key, and its loss: the lower, the better; infinite without an objective."""
 
     result: Result
     values: dict[str, Any]

@@ -34,11 +34,7 @@ def make_console(width: int = 120) -> Any:
 
 
 class Unpadded:
-    """Rich's output, without the blanks that pad its lines.
-
-    Args:
-        renderable: anything that rich prints, such as a table.
-    """
+    """Rich's output, without the blanks that pad its lines."""
 
     def __init__(self, renderable: Any) -> None:
         self._renderable = renderable

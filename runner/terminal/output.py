@@ -93,10 +93,7 @@ class _Both:
 class _LastingStream:
     """Writes text to a stream, and drops text that cannot be written.
 
-    Args:
-        stream: the stream to write to.
-        name: the stream's name, for the warning.
-        other: the stream to which the warning goes.
+    A warning with the name of the stream then goes to `other`.
     """
 
     written = 0  # by all of them

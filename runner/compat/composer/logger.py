@@ -18,11 +18,7 @@ _HERE = {
 
 
 class Logger:
-    """Logs through this library's logger, in the calls that Composer has.
-
-    Args:
-        logger: the run's logger.
-    """
+    """Logs through this library's logger, in the calls that Composer has."""
 
     __slots__ = ("_logger",)
 

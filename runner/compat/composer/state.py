@@ -196,11 +196,7 @@ class State:
 
 
 class Device:
-    """A torch device with Composer's names around it.
-
-    Args:
-        device: the device of this rank.
-    """
+    """A torch device with Composer's names around it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

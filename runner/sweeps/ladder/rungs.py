@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rung:
-    """All sizes at one amount of compute.
-
-    Attributes:
-        flop: floating-point operations of training.
-        settings: the sizes whose jobs all have a loss, best first.
-        sizes: number of sizes, whether or not their jobs have losses.
-    """
+    """All sizes at one amount of compute; `settings` are those whose jobs all have a loss, best first."""
 
     flop: float
     settings: Sequence[Setting]

@@ -47,7 +47,7 @@ class SharedNodes(Callback):
     """Saves the state at the nodes from which other jobs begin, and takes over the digests of the run that saved one.
 
     Args:
-        nodes: the nodes to save, as `runner.sweeps.shared_tree.Node` describes them, each with the `path` to write.
+        nodes: the nodes to save, as `runner.sweeps.sharing.tree.Node` describes them, each with the `path` to write.
     """
 
     def __init__(self, nodes: Sequence[Mapping[str, Any]]) -> None:

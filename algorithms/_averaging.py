@@ -70,11 +70,7 @@ def swapped_in(live: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[Non
 def count_updates(state: State, interval: Time, start: Time, end: Time) -> float:
     """Return how many positive multiples of an interval lie from `start` to `end`, or infinity if that is not known.
 
-    Args:
-        state: state of the run, whose max_duration and epoch length convert time units where they can be converted.
-        interval: time between two updates, above 0.
-        start: first moment that counts.
-        end: last moment that counts.
+    Units are converted where max_duration and the length of an epoch allow it.
     """
 
     def in_intervals(time: Time) -> Fraction:
@@ -220,12 +216,8 @@ class WeightAverage(Algorithm):
 def estimate_statistics(state: State, norms: Sequence[_BatchNorm], num_batches: int) -> None:
     """Set the running statistics of batch norm layers to their mean over the first training batches of this rank.
 
-    A batch that would make the statistics NaN or infinite is skipped.
-
-    Args:
-        state: state of the run, whose model holds the weights to estimate the statistics for.
-        norms: batch norm layers of that model.
-        num_batches: largest number of batches to use; an epoch may have fewer.
+    A batch that would make the statistics NaN or infinite is skipped. At most `num_batches` are used; an epoch may have
+    fewer.
     """
     model = state.unwrapped_model
     loader = state.train_dataloader

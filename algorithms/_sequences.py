@@ -10,12 +10,8 @@ from runner.batch import map_tensors, tensors
 def cut_into_pieces(batch: Any, whole: int, length: int, asked: str, remedy: str) -> Any:
     """Return a batch with its tensors (N, whole, ...) cut, in order, into pieces (N * whole / length, length, ...).
 
-    Args:
-        batch: any nesting of tensors.
-        whole: length of the batch's sequences, in tokens.
-        length: length of the pieces, in tokens.
-        asked: argument that asks for the pieces, as the user typed it.
-        remedy: advice for the user, for the message.
+    Lengths are in tokens. `asked` is the argument that asks for the pieces, as typed, and `remedy` the advice in the
+    message.
 
     Raises:
         ValueError: `whole` is not a multiple of `length`, or a tensor does not have sequences of length `whole`.

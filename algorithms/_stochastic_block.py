@@ -26,13 +26,7 @@ def drop_rates(count: int, drop_rate: float, distribution: str) -> list[float]:
 
 
 def draw_kept(rates: list[float], num_samples: int, seed: int) -> Tensor:
-    """Return which blocks to keep for which samples: (L, num_samples), bool, on the CPU.
-
-    Args:
-        rates: probability of skipping each of the L blocks.
-        num_samples: number of samples.
-        seed: seed of the draw.
-    """
+    """Return which blocks to keep for which samples: (L, num_samples), bool, on the CPU."""
     chances = torch.rand(len(rates), num_samples, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return chances >= torch.tensor(rates, dtype=torch.float64)[:, None]
 

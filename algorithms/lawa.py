@@ -15,11 +15,7 @@ from runner.checks import check_whole
 
 
 def mean_of(snapshots: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of tensors, by name.
-
-    Args:
-        snapshots: tensors by name; at least one snapshot, and all with the same names and shapes.
-    """
+    """Return the mean, by name, of tensors with the same names and shapes."""
     return {name: torch.stack([one[name] for one in snapshots]).mean(dim=0) for name in snapshots[0]}
 
 

@@ -11,15 +11,7 @@ from runner.algorithms._mixing import Mixing, interpolate
 
 
 def draw_weight(alpha: float, seed: int) -> float:
-    """Return the weight of the partner in a blend.
-
-    Args:
-        alpha: parameter of the distribution Beta(alpha, alpha), above 0.
-        seed: seed of the draw.
-
-    Returns:
-        lambda = min(b, 1 - b) in [0, 0.5] with b ~ Beta(alpha, alpha).
-    """
+    """Return the weight of the partner in a blend: min(b, 1 - b), in [0, 0.5], with b ~ Beta(alpha, alpha)."""
     b = random.Random(seed).betavariate(alpha, alpha)
     return min(b, 1 - b)
 

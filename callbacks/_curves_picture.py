@@ -88,15 +88,11 @@ def _plot(axes: Any, key: str, curve: Curve, color: str) -> Any:
         (line,) = axes.plot(curve.steps, smooth(curve.values, width), color=color, linewidth=1.4)
         return line
     every = max(1, math.ceil(len(curve.values) / MARKED))
-    marker = "" if _is_per_batch(key) and len(curve.values) > 2 else "o"
+    marker = "" if key.startswith(("loss/train", "lr-")) and len(curve.values) > 2 else "o"
     (line,) = axes.plot(
         curve.steps, curve.values, color=color, marker=marker, markevery=every, markersize=3.5, linewidth=1.2
     )
     return line
-
-
-def _is_per_batch(key: str) -> bool:
-    return key.startswith(("loss/train", "lr-"))
 
 
 def _window(key: str, curve: Curve) -> int:

@@ -42,12 +42,7 @@ class MirrorUploads:
     """Uploads a run's checkpoints, the newest first. One that is no longer kept is not uploaded.
 
     Errors are warnings; what failed is tried again with the next checkpoint, and once more at the end of the run.
-
-    Args:
-        mirror: address of the folder that holds a folder for each run.
-        state: state of the run, at AFTER_LOAD.
-        keep: number of newest checkpoints to keep there; -1 keeps all.
-        may_begin: whether the run's folder there may hold checkpoints already.
+    `keep=-1` keeps all there; `may_begin` tells whether the run's folder there may hold checkpoints already.
     """
 
     def __init__(self, mirror: str, state: State, keep: int, may_begin: bool) -> None:

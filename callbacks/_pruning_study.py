@@ -48,13 +48,7 @@ def make_pruner(name: str, options: Mapping[str, Any]) -> optuna.pruners.BasePru
 class PruningStudy:
     """The study of a sweep, with a trial for each job, as one of the jobs sees it. It is the same trial when resumed.
 
-    Args:
-        folder: the sweep's folder, where the journal is.
-        job: name of the job.
-        setting: what distinguishes the job from others, apart from the seed.
-        seed: the job's seed.
-        pruner: the pruner that decides which jobs end.
-        lower_is_better: whether smaller values are better.
+    `setting` is what distinguishes the job from others, apart from the seed.
 
     Raises:
         OSError: the journal cannot be read or written.

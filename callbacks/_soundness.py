@@ -10,11 +10,7 @@ from typing import Any
 def find_fault(snapshot: dict[str, Any], trained: Collection[str], loss: float) -> str | None:
     """Return a short description of NaN or infinite values in a checkpoint, or None if there are none.
 
-    Args:
-        snapshot: snapshot from `capture`, with the weights to evaluate and, if those are an average, the ones in
-            training.
-        trained: names of the trained parameters; other tensors, such as attention masks, may hold any value.
-        loss: loss of the batch after which the snapshot was taken.
+    `trained` names the trained parameters; other tensors, such as attention masks, may hold any value.
     """
     if not math.isfinite(loss):
         return f"the loss is {loss}"

@@ -100,11 +100,8 @@ def checksums(tensors: Iterable[Tensor], multipliers: Tensor) -> Tensor:
 
     The bits of each element, as integers, are multiplied by a number for its position and summed modulo 2^64. Long
     tensors are summed in chunks, and the sums of the chunks in the same way. Because the multipliers are odd, a change
-    of one element always changes the sum; changes of several cancel with a probability of at most 2^-32.
-
-    Args:
-        tensors: tensors of any dtype.
-        multipliers: numbers from `make_multipliers`, on the device of the tensors.
+    of one element always changes the sum; changes of several cancel with a probability of at most 2^-32. The
+    multipliers are from `make_multipliers`, on the device of the tensors.
     """
     import torch
 

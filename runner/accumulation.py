@@ -26,9 +26,7 @@ log = logging.getLogger("runner")
 def choose_accumulation(state: State, reduces_in_backward: bool) -> Accumulate:
     """Return what computes the gradient of a batch.
 
-    Args:
-        state: says how batches are split.
-        reduces_in_backward: whether DDP averages gradients over the ranks within the last backward of a batch.
+    With `reduces_in_backward`, DDP averages gradients over the ranks within the last backward of a batch.
     """
     if state.microbatch_size == "auto":
         return FittingMicrobatches()

@@ -58,10 +58,7 @@ def check_subset(name: str, value: int | None) -> int | None:
 def check_session(value: str | Time | None, callbacks: Sequence[Any] = (), trains: bool = False) -> float:
     """Return the seconds after which a session ends.
 
-    Args:
-        value: the limit as wall-clock time, None for no limit.
-        callbacks: callbacks of the run.
-        trains: whether the run may train, so that one of them must save what a resumed run needs.
+    If the run may train, one of the callbacks must save what a resumed run needs.
 
     Raises:
         TypeError: the limit is neither a string nor a `Time`.

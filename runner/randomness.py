@@ -43,13 +43,8 @@ def _mix(value: int) -> int:
 class ForwardStream:
     """The random stream of dropout and the like: torch's global generators, reseeded before each forward pass.
 
-    Earlier draws, by any code, therefore do not affect the draws within a batch.
-
-    Args:
-        seed: this rank's seed.
-        device: the device whose generator is seeded along with the CPU's.
-        name: the consumer's name.
-        counters: numbers that distinguish several streams of one consumer.
+    Earlier draws, by any code, therefore do not affect the draws within a batch. The seed is this rank's; several
+    streams of one consumer differ in their `counters`.
     """
 
     def __init__(self, seed: int, device: torch.device, name: str = "forward", *counters: int) -> None:

@@ -76,14 +76,9 @@ class RunSink:
     """Sends the entries of a spool to one run.
 
     SQL stores identify a metric by (key, time, step, value), so one that is sent twice is stored once. A store without
-    such a key may hold the metrics of one call twice if the writer was killed during that call.
-
-    Args:
-        client: client of the run's store.
-        run: the run in MLflow.
-        refused: called with a message about an entry that MLflow will never accept and that is left out.
-        renamed: called with a message about a name that MLflow does not accept and what replaces it.
-        run_dir: the run's folder; files elsewhere are never read, sent or removed.
+    such a key may hold the metrics of one call twice if the writer was killed during that call. `refused` is called
+    with a message about an entry that MLflow will never accept and that is left out, `renamed` with one about a name
+    that it does not accept. Files outside of the run's folder are never read, sent or removed.
     """
 
     def __init__(

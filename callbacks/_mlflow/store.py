@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +17,7 @@ from runner.callbacks._mlflow.delivery import Deleted, explain, run_deleted
 from runner.callbacks._mlflow.sink import TAG_LENGTH
 from runner.callbacks._mlflow.spool import is_id
 from runner.callbacks._mlflow.target import SQLITE
+from runner.files.lock import lock_file
 from runner.files.whole import read_object
 from runner.terminal.text import shortened
 
@@ -39,16 +38,9 @@ def store_lock(tracking_uri: str) -> Iterator[None]:
         return
     path = Path(tracking_uri.removeprefix(SQLITE) + ".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + LOCK_TIMEOUT
-    with path.open("a") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"{path} is held by another process for {LOCK_TIMEOUT:g} s") from None
-                time.sleep(0.05)
+    if (lock := lock_file(path, LOCK_TIMEOUT)) is None:
+        raise TimeoutError(f"{path} is held by another process for {LOCK_TIMEOUT:g} s")
+    with lock:
         yield
 
 

@@ -171,10 +171,7 @@ class Comparison(NamedTuple):
 def first_difference(a: str | Path, b: str | Path, parts: Iterable[str] = PARTS) -> Comparison:
     """Return the batch at which two runs diverge, and in which parts, or the batch up to which they agree.
 
-    Args:
-        a: the folder of a run that had the callback `StateDigest`, or its file of digests.
-        b: the folder or file of the other run, whose interval may differ.
-        parts: the parts to compare. Runs on different numbers of ranks can only agree in `samples`.
+    A run is given by its folder or its file of digests. Runs on different numbers of ranks can only agree in `samples`.
 
     Raises:
         ValueError: the two runs have digests of no batch in common.

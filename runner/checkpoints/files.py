@@ -99,11 +99,8 @@ def is_complete(path: str | Path) -> bool:
 def find_checkpoint(path: str | Path, check: Callable[[Path], str | None] | None = None) -> Path:
     """Return the checkpoint to use: `path` itself, or the newest intact one in a run's folder.
 
-    Truncated or modified checkpoints are reported, and the previous one is used.
-
-    Args:
-        path: the folder of a checkpoint or of a run.
-        check: returns why a checkpoint is not intact; None: `verify`, called once for each unchanged checkpoint.
+    Truncated or modified checkpoints are reported, and the previous one is used. `check` returns why a checkpoint is
+    not intact; by default it is `verify`, called once for each unchanged one.
 
     Raises:
         FileNotFoundError: `path` holds no intact checkpoint.

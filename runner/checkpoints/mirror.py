@@ -121,13 +121,9 @@ class Mirror:
     def upload(self, folder: Path, name: str, checkpoint: str, best: Sequence[str]) -> None:
         """Upload a folder as one checkpoint, replacing another of that name, and read it back.
 
-        If that fails, what was uploaded is removed, if possible: it would take the room that the next one needs.
-
-        Args:
-            folder: a run's folder with one checkpoint, which must not change during the upload.
-            name: name of the checkpoint.
-            checkpoint: path of the checkpoint in the folder.
-            best: names of the run's best checkpoints, best first.
+        If that fails, what was uploaded is removed, if possible: it would take the room that the next one needs. The
+        folder is that of a run with one checkpoint, and must not change during the upload. `best` are sorted, best
+        first.
 
         Raises:
             OSError: a file that was read back differs from the upload.

@@ -91,11 +91,7 @@ class Explanation(NamedTuple):
 
 @contextmanager
 def config_errors(event: Event | None = None) -> Iterator[None]:
-    """Turn exceptions due to a wrong configuration into a WrongConfig with a single message.
-
-    Args:
-        event: convert only exceptions that a hook raises at this event; None: convert all of them.
-    """
+    """Turn exceptions due to a wrong configuration, or only those of hooks at an event, into a single WrongConfig."""
     try:
         yield
     except WrongConfig:

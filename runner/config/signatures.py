@@ -40,9 +40,7 @@ _GIVEN_IN_TRAINING = ("params", "model", "optimizer", "timestamp")
 class NoSuchArgument(WrongKey):
     """Some keys of a section are not arguments of its target.
 
-    Args:
-        keys: all such keys, in full. The message is about the first one.
-        reason: why the first key is wrong, and which arguments exist.
+    The keys are given in full, and the message is about the first one.
     """
 
     def __init__(self, keys: Sequence[str], reason: str) -> None:

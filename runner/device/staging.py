@@ -28,9 +28,7 @@ class Staging:
     def copy(self, tensor: Tensor, into: Tensor | None = None) -> Tensor:
         """Return a tensor of the host for the values that a tensor of the GPU has now; `finish` fills it.
 
-        Args:
-            tensor: the tensor of the GPU.
-            into: the tensor to return, of the same shape, type and strides; None: a new one.
+        It is `into`, of the same shape, type and strides, or a new one.
         """
         copied = torch.empty_like(tensor, device="cpu") if into is None else into
         order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)  # in which its memory lies

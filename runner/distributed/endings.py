@@ -28,11 +28,9 @@ os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 def ended_by_signals(grace: float) -> Iterator[None]:
     """Within the context, let a signal end this process cleanly, or abruptly once the grace period is over.
 
-    A Trainer handles signals itself during fit, and so does a sweep. But a process that waits inside torch for
-    a stuck rank runs no Python handler for half an hour, so a separate thread watches the deadline.
-
-    Args:
-        grace: seconds that a job has to end cleanly after a signal; after a second Ctrl-C it has `SECOND_CTRL_C`.
+    A Trainer handles signals itself during fit, and so does a sweep. But a process that waits inside torch for a stuck
+    rank runs no Python handler for half an hour, so a separate thread watches the deadline. The job has `grace` seconds
+    to end cleanly after a signal, and `SECOND_CTRL_C` after a second Ctrl-C.
     """
     if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
         yield

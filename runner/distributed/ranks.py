@@ -44,11 +44,7 @@ def get_data_parallel_group() -> dist.ProcessGroup | None:
 
 
 def share_samples(ranks: int) -> None:
-    """Say how many ranks in a row see the same samples; 1: each sees its own. All ranks.
-
-    Args:
-        ranks: divides the number of ranks.
-    """
+    """Say how many ranks in a row, a divisor of all, see the same samples; 1: each sees its own. All ranks."""
     global _group_size, _data_group
     _group_size = ranks
     _data_group = None

@@ -49,11 +49,7 @@ def ending(number: int) -> BaseException:
 
 @contextmanager
 def requeued_by_signals(asked: bool) -> Iterator[None]:
-    """Within the context, let the signals of schedulers end this process by `Requeued`. All ranks.
-
-    Args:
-        asked: whether the job is to be requeued; otherwise the context does nothing.
-    """
+    """Within the context, if asked, let the signals of schedulers end this process by `Requeued`. All ranks."""
     global _requeues
     if not asked or threading.current_thread() is not threading.main_thread():
         yield

@@ -260,10 +260,7 @@ def broadcast_tensors(model: nn.Module) -> None:
 def fill_shards(model: nn.Module, device: torch.device, draws: Mapping[str, Draw]) -> None:
     """Draw or read the values of a sharded model's parameters, one at a time, and keep this rank's part. All ranks.
 
-    Args:
-        model: the model, whose parameters are on the meta device where they have no values.
-        device: this rank's device.
-        draws: functions that return the values, by name; rank 0's are used, but each rank reads its own file.
+    Rank 0's draws are used, but each rank reads its own file.
     """
     names = {name: one for name, one in model.named_parameters() if name not in draws}
     kept = {name: local(one).clone() for name, one in (*names.items(), *model.named_buffers())}

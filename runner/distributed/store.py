@@ -25,7 +25,6 @@ log = logging.getLogger("runner")
 TIMEOUT = timedelta(minutes=30)
 LOCALHOST = "127.0.0.1"
 POLL = 0.05  # seconds between two looks at the store
-OF_THE_DEVICE = (torch.AcceleratorError, torch.OutOfMemoryError)
 LOST = re.compile(r"Connection (reset|closed) by peer|Broken pipe|Connection timed out|No route to host")
 """Error messages of torch's backends when another rank has become unreachable."""
 SETTLE = 1.0  # seconds to wait for a report that another rank failed first
@@ -52,8 +51,7 @@ def launch_store() -> Store:
 def host(listener: int) -> None:
     """Make this process, rank 0, the host of the store.
 
-    Args:
-        listener: descriptor of a listening socket, which the store now owns. Ranks may have connected already.
+    The store then owns the listening socket, to which ranks may have connected already.
     """
     global _launch, _round
     _launch = _round = TCPStore(

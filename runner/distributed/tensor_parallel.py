@@ -73,7 +73,8 @@ def find_plan(model: nn.Module, ranks: int) -> dict[str, str]:
         style = next((plan[one] for one in plan if fnmatchcase(name, f"{prefix}{one}")), None)
         if style is not None:
             found[name] = style
-            _check_layer(said, name, module, style, ranks, getattr(model.get_submodule(_outer(name)), "head_dim", None))
+            outer = model.get_submodule(name.rpartition(".")[0])
+            _check_layer(said, name, module, style, ranks, getattr(outer, "head_dim", None))
         elif [*module.parameters(recurse=False)] or not _acts_alike(name, module):
             reason = f"{name} ({type(module).__name__}) is not in the plan for {type(family).__name__}"
             raise ValueError(f"{said}: {reason}; leave out the algorithm that added it, or set 1")
@@ -83,10 +84,6 @@ def find_plan(model: nn.Module, ranks: int) -> dict[str, str]:
 def _kind(model: nn.Module) -> str:
     inner = getattr(model, "module", None)
     return type(model).__name__ if inner is None else type(inner).__name__
-
-
-def _outer(name: str) -> str:
-    return name.rpartition(".")[0]
 
 
 def _acts_alike(name: str, module: nn.Module) -> bool:

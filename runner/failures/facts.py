@@ -195,12 +195,7 @@ class RankFailed(RuntimeError):
 
 
 class UnsupportedType(TypeError):
-    """A value has a type that cannot be used in its place.
-
-    Args:
-        message: where the value was found, and what is allowed.
-        type_name: the name of the value's class.
-    """
+    """A value has a type that cannot be used in its place."""
 
     def __init__(self, message: str, type_name: str = "") -> None:
         super().__init__(message)  # message only: a DataLoader rebuilds a worker's exception from it

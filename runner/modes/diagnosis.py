@@ -159,16 +159,8 @@ def _note_batch(error: Exception, config: Mapping[str, Any], choices: Choices) -
     elif hook is None and step is not None:
         place = f"in {STEPS[step]}, with {_batch(error, step in AFTER_FORWARD)}"
         error.add_note(f"{place}: {_chosen('model', config, choices)}, {_chosen('data', config, choices)}")
-    if _is_device_assert(error):
+    if "device-side assert" in str(error):  # torch raises the same class for all CUDA errors
         error.add_note(DEVICE_ASSERT)
-
-
-def _is_device_assert(error: Exception) -> bool:
-    """Return whether a GPU kernel refused a value.
-
-    torch 2 raises the same class for all CUDA errors; only the message tells them apart.
-    """
-    return "device-side assert" in str(error)
 
 
 def _describe(error: Exception, config: Mapping[str, Any], choices: Choices) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -24,6 +23,7 @@ import yaml
 from runner.checkpoints.digest import read_digests
 from runner.config import build
 from runner.config.catalogue import CONF
+from runner.config.command_line import quoted
 from runner.config.errors import WrongConfig
 from runner.config.nearest import nearest
 from runner.distributed.job import Job
@@ -235,8 +235,8 @@ class Proof:
         """Start a run, or resume it if it has begun."""
         run = self.folder / name
         key, source = ("resume", run) if (run / "config.yaml").exists() else ("rerun", self.folder / "experiment")
-        allowed = ",".join(map(_quote, self._allowed))
-        arguments = [f"{key}={_quote(source)}", f"hydra.run.dir={_quote(run)}", f"allow_targets=[{allowed}]"]
+        allowed = ",".join(map(quoted, self._allowed))
+        arguments = [f"{key}={quoted(str(source))}", f"hydra.run.dir={quoted(str(run))}", f"allow_targets=[{allowed}]"]
         arguments.append("allow_divergence=true")  # runs that diverge alike are equal too
         arguments.append("allow_addresses=['*']")  # it is this user's own experiment, whether it is signed or not
         return Session(arguments, run, self._log(name), self.asked["patience"])
@@ -296,9 +296,3 @@ def _row(label: str, text: str) -> tuple[str, str]:
 
 def _count(number: int, one: str, several: str) -> str:
     return f"{number} {one if number == 1 else several}"
-
-
-def _quote(value: Any) -> str:
-    """Return a value in quotes where Hydra's grammar needs them."""
-    text = str(value)
-    return text if re.fullmatch(r"[\w/.:-]+", text) else "'" + re.sub(r"(['\\])", r"\\\1", text) + "'"

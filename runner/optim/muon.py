@@ -41,11 +41,8 @@ def split_parameters(model: nn.Module, exclude: Sequence[str]) -> tuple[list[nn.
     """Return the matrices of a model for Muon, and all other parameters; frozen parameters are in neither.
 
     Matrices have two or more dimensions (convolutions count as (out, in * height * width)), at least two rows and
-    columns, and are no embedding, whose rows are looked up.
-
-    Args:
-        model: the model whose parameters are split.
-        exclude: shell patterns; a parameter whose full name matches one counts as no matrix.
+    columns, and are no embedding, whose rows are looked up. `exclude` are shell patterns; a parameter whose full name
+    matches one counts as no matrix.
     """
     embeddings = [one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)]
     looked_up = {id(parameter) for one in embeddings for parameter in one.parameters()}

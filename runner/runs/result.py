@@ -9,7 +9,8 @@ import socket
 import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from runner.failures.exit_codes import code_of_failure
 from runner.failures.facts import RankFailed, facts_of
@@ -192,33 +193,28 @@ def read_result(folder: Path) -> Result | None:
     """Return the result of the run in a folder, which may come from someone else; None if it cannot be read."""
     try:
         content = json.loads(read_bounded(folder / RESULT, LARGEST))
-        content.pop("schema", None)
-        content["objective"] = None if content["objective"] is None else float(content["objective"])
-        for key in ("metrics", "choices", "evaluation", "load", "objectives"):
-            kind = float if key in ("metrics", "load", "objectives") else str
-            content[key] = {name: kind(value) for name, value in content.get(key, {}).items()}
-        content["told"] = [float(one) for one in content.get("told", [])]
-        result = Result(**content)
-        result.overrides = [str(one) for one in result.overrides]
-        result.lower = [str(one) for one in result.lower]
-        result.forked_at = int(result.forked_at)
-        result.shares = bool(result.shares)
-        result.batches = int(result.batches)
-        result.seconds = float(result.seconds)
-        result.started = float(result.started)
+        kinds = get_type_hints(Result)
+        return Result(**{key: _as_kind(kinds[key], value) for key, value in content.items() if key != "schema"})
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         return None
-    texts = (
-        result.status,
-        result.name,
-        result.identity,
-        result.objective_name,
-        result.wrong_key,
-        result.host,
-        result.parent,
-    )
-    is_sound = all(isinstance(one, str) for one in (*texts, result.trace)) and isinstance(result.error, dict | None)
-    return result if is_sound else None
+
+
+def _as_kind(kind: Any, value: Any) -> Any:
+    """Return a value from JSON in the type of its field; numbers that JSON has no form for are text there.
+
+    Raises:
+        TypeError, ValueError, AttributeError: it is not of that type.
+    """
+    inner = get_args(kind)
+    if get_origin(kind) is UnionType:
+        return None if value is None else _as_kind(inner[0], value)
+    if get_origin(kind) is dict:
+        return {name: _as_kind(inner[1], one) for name, one in value.items()}
+    if get_origin(kind) is list:
+        return [_as_kind(inner[0], one) for one in value]
+    if kind is str and not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value if kind is Any else kind(value)
 
 
 def objectives_of(objective: str | list[str] | None) -> list[str]:

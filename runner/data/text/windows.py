@@ -107,12 +107,8 @@ def window_loaders(parts: Iterable[Tensor], seed: int, sizes: WindowSizes) -> tu
     """Return a training and an evaluation loader of the windows of runs of tokens, and a test loader for a third run.
 
     Batches are ``(inputs, targets)``, see :func:`next_token`. Every token but the first is a target once an epoch; a
-    rest shorter than a window is left out. The windows for evaluation are spread evenly over their tokens.
-
-    Args:
-        parts: tokens, uint8, int16 (which stands for uint16) or int32 ``(n,)``, on the CPU.
-        seed: seed of the order of the training windows.
-        sizes: sizes that :func:`check_windows` has passed.
+    rest shorter than a window is left out. The windows for evaluation are spread evenly over their tokens. The tokens
+    are uint8, int16 (which stands for uint16) or int32 ``(n,)``, on the CPU; `check_windows` has passed the sizes.
 
     Raises:
         ValueError: a part is shorter than a window, or the seed is below 0.

@@ -52,9 +52,7 @@ class Sample(NamedTuple):
 class ReplayedBatch(Callback):
     """Records what happens in one batch on rank 0, or on all ranks if weights are sharded; changes nothing else.
 
-    Args:
-        batch: number of the batch, from 1.
-        debug: whether to stop in the debugger before the first forward pass.
+    With `debug`, it stops in the debugger before the first forward pass.
     """
 
     def __init__(self, batch: int, debug: bool = False) -> None:

@@ -95,13 +95,8 @@ def extrapolate(compute: Sequence[float], losses: Sequence[Sequence[float]], tar
 
     Values are resampled around the mean at their compute: the relative noise of all is pooled. A floor is part of the
     law if there are more amounts of compute than the law has parameters and nearly all resamples have one. If it can be
-    neither confirmed nor excluded, the intervals allow for it.
-
-    Args:
-        compute: above 0, at least `LEAST` different ones.
-        losses: the values at each, all above 0.
-        target: the compute to predict the loss at.
-        runs: number of values whose mean is predicted, at least 1.
+    neither confirmed nor excluded, the intervals allow for it. There are at least `LEAST` different amounts of compute,
+    and all losses are above 0. The mean of `runs` values is predicted.
     """
     means = [float(np.mean(one)) for one in losses]
     noise = _noise(losses)

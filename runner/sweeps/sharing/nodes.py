@@ -154,7 +154,9 @@ def sharing(sweep_folder: Path, job: Job, is_stopped: Callable[[], bool]) -> Ite
             job = _begun_at(job, _place(shared, start), int(start["batch"]))
         (shared / f"begun-{identity}").touch()
         saved = [{**one, "path": str(_place(shared, one))} for one in due if _is_needed(shared, one, identity)]
-        _remove_unneeded(shared, nodes)
+        for one in nodes:
+            if not _is_needed(shared, one):
+                shutil.rmtree(_place(shared, one).parent, ignore_errors=True)
         yield replace(job, shares=saved)
         shutil.rmtree(Path(job.run_dir) / FOLDER, ignore_errors=True)  # it has succeeded, with its own checkpoints
 
@@ -206,13 +208,6 @@ def _claim(shared: Path, node: Node, claims: ExitStack) -> bool:
 def _is_needed(shared: Path, node: Node, by_others_than: str = "") -> bool:
     """Return whether a job that passes through a node has not started yet."""
     return any(not (shared / f"begun-{one}").exists() for one in node["lengths"] if one != by_others_than)
-
-
-def _remove_unneeded(shared: Path, nodes: Sequence[Node]) -> None:
-    """Remove the checkpoints of nodes from which no job will begin any more."""
-    for one in nodes:
-        if not _is_needed(shared, one):
-            shutil.rmtree(_place(shared, one).parent, ignore_errors=True)
 
 
 def _begun_at(job: Job, checkpoint: Path, batch: int) -> Job:

@@ -24,11 +24,7 @@ _GAP = "  "
 class ProgressColumn(NamedTuple):
     """A column of the table that grows during a run.
 
-    Attributes:
-        key: the cells that it shows.
-        title: header of the column.
-        width: width of the column in characters, at least that of the title.
-        importance: rank of the column if not all columns fit; columns with lower numbers are kept longer.
+    Where not all fit, columns with lower numbers of importance are kept longer.
     """
 
     key: str

@@ -51,14 +51,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """A file of a config group.
-
-    Attributes:
-        group: the group's folder, such as 'optimizer/param_groups'.
-        name: the file's name without its suffix.
-        file: path of the config file.
-        is_own: whether it is in the user's own folder.
-    """
+    """A file of a config group, such as 'optimizer/param_groups', in our folder or the user's own."""
 
     group: str
     name: str

@@ -21,11 +21,7 @@ MOST_LINKS = 8  # modules that import a name from one another
 class Definition:
     """A class or function in its source.
 
-    Attributes:
-        name: name of the class or function.
-        file: the file that defines it.
-        text: docstring of the class or function; empty if it has none.
-        arguments: names of the arguments with their defaults, as written; an empty default if there is none.
+    Defaults are as written; there is an empty text instead of a default or docstring that is not there.
     """
 
     name: str

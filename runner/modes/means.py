@@ -29,14 +29,7 @@ LATEX |= {one: f"\\{one}" for one in "&%$#_{}"}
 
 @dataclass
 class Cell:
-    """A setting in a table.
-
-    Attributes:
-        candidate: the runs of the cell.
-        values: the metric of these runs.
-        interval: bounds of the 95 % interval of their mean; None of a single run.
-        is_best: whether a verdict says that it is better than all others in its column.
-    """
+    """A setting in a table, with the metric of its runs and the 95 % interval of their mean; None of a single run."""
 
     candidate: Candidate
     values: list[float]
@@ -63,13 +56,8 @@ class Cell:
 class Table:
     """Settings by the values of keys.
 
-    Attributes:
-        metric: metric shown in the cells.
-        keys: keys of rows and of columns.
-        rows: values of the rows' keys.
-        columns: values of the columns' keys; one without values if there are no such keys.
-        cells: the cells by row and column.
-        notes: other keys that the means average over, and reasons why a column has no verdict.
+    A place is the values of the keys of a row or column; without such keys there is one column, without values. The
+    notes are other keys that the means average over, and reasons why a column has no verdict.
     """
 
     metric: str

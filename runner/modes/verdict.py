@@ -32,11 +32,8 @@ SHOWN = 4  # keys that differ
 class Comparison:
     """A candidate in comparison with the first.
 
-    Attributes:
-        candidate: the candidate to describe.
-        decision: statistics of its mean minus the first candidate's.
-        pairs: keys that the runs of each pair share; empty if the runs are not paired.
-        verdict: 'better', 'worse' or 'not decided'.
+    `pairs` are the keys that the runs of each pair share, empty if they are not paired. The verdict is 'better',
+    'worse' or 'not decided'.
     """
 
     candidate: Candidate

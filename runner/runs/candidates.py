@@ -60,10 +60,7 @@ class Run:
 class Candidate:
     """One of the things that are compared, and its runs.
 
-    Attributes:
-        name: the typed text that selects the candidate.
-        runs: finished runs of the candidate.
-        left_out: other runs of the candidate.
+    Its name is the text that selects its runs; `left_out` are those that have not finished.
     """
 
     name: str

@@ -31,11 +31,8 @@ class SweepJob:
 class Setting:
     """The jobs of a sweep that differ only in seed or fold.
 
-    Attributes:
-        values: the swept values that they share, by key; seed and fold are not among them.
-        jobs: the jobs, sorted by seed and fold.
-        verdict: 'best' or 'leads' of the first, 'tied' if it may be the best as well, 'worse', or empty if its jobs
-            cannot say.
+    The verdict is 'best' or 'leads' of the first, 'tied' of one that may be the best as well, 'worse', or empty if the
+    jobs cannot say.
     """
 
     values: dict[str, Any]

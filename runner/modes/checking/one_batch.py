@@ -107,10 +107,7 @@ class OneBatch:
 class TrialData(NamedTuple):
     """What a dry run has in place of a run's data, with one batch in each loader.
 
-    Attributes:
-        order: the order of the real training samples, None if it is not known.
-        train: the training batch.
-        evaluators: the run's evaluators, with a `OneBatch` each.
+    The order is that of the real training samples, None if it is not known. The evaluators have a `OneBatch` each.
     """
 
     order: SampleOrder | None

@@ -42,11 +42,8 @@ class Rung:
 class Ladder:
     """The rungs of a sweep and the law of their losses.
 
-    Attributes:
-        objective: the loss, such as 'eval/loss'.
-        rungs: the rungs, from least compute to most.
-        found: the law, and what it predicts for the last rung; None if there is none.
-        problem: why there is no law, or why it may mislead; empty if it is sound.
+    The rungs have ascending compute; the law predicts the last one. `problem` says why there is no law, or why it may
+    mislead.
     """
 
     objective: str

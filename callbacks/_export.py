@@ -10,16 +10,14 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from runner import State
 from runner.batch import count_samples, map_tensors, tensors
 from runner.distributed.sharding import copy_whole, is_sharded
-
-if TYPE_CHECKING:
-    from runner import State
 
 Run = Callable[[Any], Any]
 

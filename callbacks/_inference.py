@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 
-from runner import evaluation_weights
+from runner import State, evaluation_weights
 from runner.model import in_eval_mode
-
-if TYPE_CHECKING:
-    from runner import State
 
 
 @contextmanager

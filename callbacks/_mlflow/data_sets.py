@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from runner import State
 from runner.callbacks._mlflow.description import flatten
 from runner.data.content import count_rows, digest, held_tensors
-
-if TYPE_CHECKING:
-    from runner import State
 
 
 def describe_inputs(state: State) -> list[dict[str, Any]]:

@@ -8,12 +8,13 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from runner import State
 from runner.callbacks._export import module_and_inputs, write
 from runner.callbacks._inference import inference
 from runner.callbacks._mlflow.spool import EXAMPLE, FILES, MODEL
@@ -21,9 +22,6 @@ from runner.checkpoints.snapshot import weights_of
 from runner.data.content import digest
 from runner.distributed.sharding import is_sharded
 from runner.model import in_eval_mode
-
-if TYPE_CHECKING:
-    from runner import State
 
 log = logging.getLogger("runner")
 

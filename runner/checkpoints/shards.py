@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +24,7 @@ from runner.batch import tensors
 from runner.distributed.collectives import broadcast_object
 from runner.distributed.saved_tensor import Piece, SavedTensor, unsaved
 from runner.distributed.sharding import is_sharded
-
-if TYPE_CHECKING:
-    from runner.state import State
+from runner.state import State
 
 SUFFIX = ".safetensors"
 NAME = re.compile(r"(.+)@((?:\d+(?:,\d+)*)?)", re.DOTALL)

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,13 +15,11 @@ from runner.config import build
 from runner.config.catalogue import CONF
 from runner.config.command_line import only_typed
 from runner.config.errors import CONFIG_ERRORS, WrongConfig, explain, line_of_user
+from runner.distributed.job import Job
 from runner.event import Event
 from runner.failures.facts import RankFailed, annotate, argument_of, facts_of
 from runner.modes.checking.batch_text import describe_batch
-
-if TYPE_CHECKING:
-    from runner.distributed.job import Job
-    from runner.state import State
+from runner.state import State
 
 Choices = Mapping[str, str]
 """`Job.choices`: the chosen name by config group."""

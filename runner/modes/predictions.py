@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, distributed
@@ -14,9 +14,7 @@ from runner.config.errors import WrongConfig
 from runner.dataloader import BatchStream
 from runner.distributed.ranks import get_data_parallel_size, get_global_rank, get_world_size
 from runner.evaluation import predict_each
-
-if TYPE_CHECKING:
-    from runner.trainer import Trainer
+from runner.trainer import Trainer
 
 Columns = dict[str, Tensor]
 """Tensors on the CPU by name; dimension 0 is the sample."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 import inspect
 from contextlib import suppress
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from runner.batch import tensors
 from runner.data.content import count_rows, digest, held_tensors
 from runner.data.loaders import SeededBatches
-
-if TYPE_CHECKING:
-    from runner.state import State
+from runner.state import State
 
 SAMPLES = 8  # samples to read from data that is not in memory, with fixed seeds if transforms are random
 LIBRARIES = ("torch", "torchmetrics")  # whose classes are known by their names

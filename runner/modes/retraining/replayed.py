@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from runner.batch import map_tensors, split
 from runner.checkpoints.digest import digest, norm
@@ -16,14 +17,10 @@ from runner.distributed.ranks import get_global_rank
 from runner.distributed.sharding import is_sharded, whole
 from runner.event import Event
 from runner.hooks import Algorithm, Callback, Handler, Hooks
+from runner.logger import Logger
 from runner.loss import total_of
 from runner.models.sample_losses import sample_losses
-
-if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
-
-    from runner.logger import Logger
-    from runner.state import State
+from runner.state import State
 
 _EVENTS = list(Event)
 OF_BATCH = tuple(_EVENTS[_EVENTS.index(Event.BEFORE_DATALOADER) : _EVENTS.index(Event.BATCH_END) + 1])

@@ -1,18 +1,20 @@
-"""The facts known about a run when training starts, as entries of its spool."""
+"""The facts known about a run when training starts, as entries of its spool, its data sets among them."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from runner.callbacks._mlflow.data_sets import describe_inputs
-from runner.callbacks._mlflow.description import show_command
+from torch import Tensor
+
+from runner import State
+from runner.callbacks._mlflow.description import flatten, show_command
 from runner.callbacks._mlflow.target import typed_command, typed_overrides
 from runner.callbacks._run_description import describe_run
-
-if TYPE_CHECKING:
-    from runner import State
+from runner.data.content import count_rows, digest, held_tensors
 
 NO_LIMIT = 10_000  # columns
 
@@ -52,3 +54,41 @@ def _columns(state: State) -> list[str]:
         columns += [f"metrics.`{key}`" for key in (*names, f"loss/{one.label}/total")]
         columns += [f"metrics.`best/{one.label}/{name}`" for name in state.eval_metrics.get(one.label, {})]
     return columns + [f"params.`{key}`" for key in dict.fromkeys(["model", *typed_overrides()])]
+
+
+def describe_inputs(state: State) -> list[dict[str, Any]]:
+    """Return descriptions of the run's data sets, as MLflow inputs."""
+    loaders = [("train", state.train_dataloader), *((one.label, one.dataloader) for one in state.evaluators)]
+    return [describe_dataset(loader, label, state.config.get("data")) for label, loader in loaders]
+
+
+def describe_dataset(loader: Any, label: str, data_config: Any) -> dict[str, Any]:
+    """Return a description of a data set as an MLflow input, as far as its loader provides one.
+
+    Runs whose data has the same content share a data set in MLflow, so it says nothing of batches.
+    """
+    dataset = getattr(loader, "dataset", loader)
+    kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    target = data_config.get("_target_") if isinstance(data_config, Mapping) else None
+    rows = count_rows(loader)
+    described: dict[str, Any] = {
+        "name": (target or kind).rpartition(".")[2].removeprefix("load_"),
+        "context": label,
+        "source": {"class": kind, **({"data": str(target)} if target else {})},
+        "profile": {} if rows is None else {"num_rows": rows},
+    }
+    try:
+        content = held_tensors(loader)
+        described["digest"] = digest(content)
+    except (TypeError, RuntimeError):  # samples that are read as they are needed, or tensors without a flat memory
+        settings = flatten(data_config) if target else {}
+        known = json.dumps([described, settings], sort_keys=True)
+        return {**described, "digest": hashlib.blake2b(known.encode(), digest_size=8).hexdigest()}
+    specs = [json.dumps([_spec(one)]) for one in content[:2]]
+    described["schema"] = {"mlflow_tensorspec": dict(zip(("features", "targets"), specs, strict=False))}
+    return described
+
+
+def _spec(one: Tensor) -> dict[str, Any]:
+    shape = [-1, *one.shape[1:]]
+    return {"type": "tensor", "tensor-spec": {"dtype": str(one.dtype).removeprefix("torch."), "shape": shape}}

@@ -10,8 +10,7 @@ from torch import nn
 from runner import Callback, ClassificationModel, LanguageModel, Model
 from runner.algorithms import BatchAugment, CutOut, LabelSmoothing, MixUp, SelectiveBackprop
 from runner.algorithms._batch import pick_samples
-from runner.algorithms._sample_losses import evaluate_losses
-from runner.algorithms.selective_backprop import draw_ranks, select
+from runner.algorithms.selective_backprop import draw_ranks, evaluate_losses, select
 from runner.data import TensorLoader
 from runner.models import GPT
 from runner.models.sample_losses import sample_losses

@@ -15,7 +15,7 @@ from mlflow_runs import log_steps, logging_to, points, query
 
 import runner.callbacks  # the defaults of its classes tell what was changed
 from runner.callbacks import MLflowLogger
-from runner.callbacks._mlflow.data_sets import describe_dataset
+from runner.callbacks._mlflow.beginning import describe_dataset
 from runner.callbacks._mlflow.description import describe_config, show_command
 from runner.callbacks._mlflow.session import Session
 from runner.callbacks._mlflow.spool import read_entries

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from runner import Algorithm, Logger, State, stream_seed
-from runner.algorithms._arguments import check_range
 from runner.algorithms._batch import Key, get_images, get_item, with_item
 from runner.algorithms._first_batch import first_batch
+from runner.checks import check_range
 
 MAX_SEVERITY = 10.0
 TOLERANCE = 0.2
@@ -30,18 +30,7 @@ PerChannel = float | Sequence[float]
 
 
 class Augmentation(Algorithm, ABC):
-    """Base class of algorithms that augment each training image separately; a subclass defines `augment`.
-
-    Args:
-        severity: strength of the operations, above 0 and at most 10.
-        mean: mean that was subtracted from the images, which were in [0, 1] before; one number, or one per channel.
-        std: standard deviation that the images were then divided by, above 0; one number, or one per channel.
-        input_key: index or name of the images (N, C, H, W) in a batch.
-
-    Raises:
-        ValueError: an argument is out of range; or, at FIT_START or at the first batch, the inputs are not images, do
-            not have as many channels as `mean` and `std`, or are not in [0, 1] once the normalization is undone.
-    """
+    """Base of algorithms that augment each training image separately; a subclass defines `augment`."""
 
     def __init__(self, severity: float, mean: PerChannel, std: PerChannel, input_key: Key) -> None:
         check_range("severity", severity, 0, MAX_SEVERITY, above=True)

@@ -39,11 +39,7 @@ def take_over(new: N, old: N) -> N:
 
 
 class LowPrecisionNorm(Algorithm, ABC):
-    """Base class of algorithms that replace the norms of one class; a subclass defines which, and the replacement.
-
-    Args:
-        allow_no_match: whether to leave a model without such norms unchanged instead of raising an error.
-    """
+    """Base class of algorithms that replace the norms of one class; a subclass defines which, and the replacement."""
 
     runs_after = ("GatedLinearUnits", "QKNorm")  # which may add norms
     kind: ClassVar[type[nn.Module]]

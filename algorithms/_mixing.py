@@ -23,18 +23,7 @@ def interpolate(values: Tensor, partners: Tensor, weight: float) -> Tensor:
 
 
 class Mixing(Algorithm, ABC):
-    """Base class of algorithms that mix each sample with a partner; a subclass draws the weight and mixes the inputs.
-
-    Args:
-        alpha: parameter of the distribution Beta(alpha, alpha), above 0.
-        interpolate_loss: whether to blend two losses instead of the targets.
-        input_key: index or name of the inputs in a batch.
-        target_key: index or name of the targets in a batch.
-
-    Raises:
-        ValueError: `alpha` is not above 0, or `interpolate_loss` is combined with LabelSmoothing.
-        TypeError: during training, the outputs are not a tensor.
-    """
+    """Base of algorithms that mix each sample with a partner; a subclass draws the weight and mixes the inputs."""
 
     # Used together they are meant to take turns from batch to batch, not to blend three samples.
     conflicts_with = ("MixUp", "CutMix")

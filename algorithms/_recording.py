@@ -35,13 +35,7 @@ def record(function: Callable[[], Any], pool: Any) -> tuple[Any, Callable[[], No
 
 
 class Recording:
-    """Forward pass, loss and backward pass of one layout of batches, whose inputs and results lie in fixed memory.
-
-    Args:
-        step: returns the outputs for a batch and their loss.
-        batch: a batch of this layout.
-        model: the model, whose parameters and buffers `step` uses.
-    """
+    """Forward pass, loss and backward pass of one layout of batches, whose inputs and results lie in fixed memory."""
 
     def __init__(self, step: Step, batch: Any, model: nn.Module) -> None:
         self.layout = layout_of(batch)

@@ -13,11 +13,7 @@ from runner.distributed.sharding import like, like_parameters
 
 
 class KeptBuffers:
-    """Copies of a model's buffers from before a batch, whose forward pass may change or replace them.
-
-    Args:
-        model: model with the buffers, after INIT.
-    """
+    """Copies of a model's buffers from before a batch, whose forward pass may change or replace them."""
 
     def __init__(self, model: nn.Module) -> None:
         paths = [(name, *name.rpartition(".")[::2]) for name, _ in model.named_buffers()]

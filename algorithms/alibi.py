@@ -10,13 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
-from runner.algorithms._arguments import check_range
 from runner.algorithms._batch import Key, get_item
 from runner.algorithms._first_batch import first_batch
 from runner.algorithms._gpt import Kept, drop_positions
 from runner.algorithms._sequences import cut_into_pieces
 from runner.algorithms._surgery import operate
-from runner.checks import check_whole
+from runner.checks import check_range, check_whole
 from runner.models import GPT
 from runner.models.gpt import CausalAttention
 

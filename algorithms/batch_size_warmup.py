@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from runner import Algorithm, Logger, State
-from runner.algorithms._arguments import check_range
 from runner.algorithms._batch import AUGMENTATIONS, pick_samples, refuse_alternating_flips
+from runner.checks import check_range
 
 
 def scheduled_size(progress: float, start: float, duration: float, whole: int) -> int:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from runner import Algorithm, Logger, State, stream_seed
-from runner.algorithms._arguments import check_range
 from runner.algorithms._batch import Key, get_images, with_item
+from runner.checks import check_range
 
 
 def draw_kept(length: int, share: float, generator: torch.Generator) -> Tensor:

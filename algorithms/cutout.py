@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from runner import Algorithm, Logger, State, stream_seed
-from runner.algorithms._arguments import check_range
 from runner.algorithms._batch import Key, get_images, with_item
 from runner.algorithms._boxes import cover, draw_boxes
-from runner.checks import check_whole
+from runner.checks import check_range, check_whole
 
 
 def cut_out(images: Tensor, holes: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from runner import Algorithm, Logger, Model, State, stream_seed
-from runner.algorithms._arguments import check_range
 from runner.algorithms._batch import AUGMENTATIONS, pick_samples, refuse_alternating_flips
+from runner.checks import check_range
 from runner.data.order import SampleOrder
 from runner.distributed.collectives import all_reduce_sum
 from runner.models.sample_losses import sample_losses

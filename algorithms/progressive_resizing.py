@@ -8,9 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from runner import Algorithm, Logger, State, stream_seed
-from runner.algorithms._arguments import check_range
 from runner.algorithms._batch import Key, get_images, get_item, resize, with_item
-from runner.checks import check_whole
+from runner.checks import check_range, check_whole
 
 MODES = ("resize", "crop")
 

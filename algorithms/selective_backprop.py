@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from runner import Algorithm, Logger, State, stream_seed
-from runner.algorithms._arguments import check_range
 from runner.algorithms._batch import (
     AUGMENTATIONS,
     Key,
@@ -19,7 +18,7 @@ from runner.algorithms._batch import (
     resize,
     with_item,
 )
-from runner.checks import check_whole
+from runner.checks import check_range, check_whole
 from runner.distributed.collectives import broadcast_buffers
 from runner.model import in_eval_mode
 from runner.models.sample_losses import sample_losses

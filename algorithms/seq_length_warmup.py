@@ -6,12 +6,11 @@ import functools
 from typing import Any
 
 from runner import Algorithm, Logger, State
-from runner.algorithms._arguments import check_range
 from runner.algorithms._batch import Key, get_item
 from runner.algorithms._first_batch import first_batch
 from runner.algorithms._sequences import cut_into_pieces
 from runner.batch import map_tensors
-from runner.checks import check_whole
+from runner.checks import check_range, check_whole
 
 
 def scheduled_length(progress: float, duration: float, shortest: int, longest: int, step: int) -> int:

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from runner import Algorithm, Logger, State, get_global_rank, get_world_size
-from runner.algorithms._arguments import check_range
 from runner.algorithms._snapshot import roll_back, take_snapshot
-from runner.checks import check_whole
+from runner.checks import check_range, check_whole
 from runner.distributed.sharding import is_sharded, like, whole
 
 COLUMNS = ("first_batch", "last_batch", "worst_batch", "loss", "gradient_norm", "deviations", "back_to_batch")

@@ -13,16 +13,7 @@ if TYPE_CHECKING:
 
 
 class MetricStopper(Callback, ABC):
-    """Finds its metric at FIT_START, and checks there whether a resumed run had already stopped.
-
-    Args:
-        monitor: name of the metric.
-        dataloader_label: label of the evaluator that has the metric, or 'train'.
-        comp: 'gt' if more is better, 'lt' if less is, or None to decide by the metric.
-
-    Raises:
-        ValueError: `comp` is not one of these values, or, at FIT_START, the run has no such metric.
-    """
+    """Finds its metric at FIT_START, and checks there whether a resumed run had already stopped."""
 
     def __init__(self, monitor: str, dataloader_label: str, comp: str | None) -> None:
         if comp not in (None, "gt", "lt"):

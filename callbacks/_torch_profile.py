@@ -24,12 +24,8 @@ def is_profiled() -> bool:
 class TorchProfile:
     """A torch profile that starts with its warm-up.
 
-    Args:
-        device: device of the model; on CUDA its kernels are recorded too.
-        warmup: number of steps before it records.
-        active: number of steps that it records before it ends.
-        options: further arguments of torch.profiler.profile.
-        done: called with torch's profile when it has ended.
+    It records `active` steps after `warmup` others, on CUDA with the device's kernels, and then calls `done` with
+    torch's profile.
     """
 
     def __init__(

@@ -290,12 +290,7 @@ def map_samples(
 ) -> Any:
     """Return a batch of the same nesting with `function` applied to its tensors, and `pick` to its lists of samples.
 
-    Args:
-        batch: a batch of any nesting.
-        num_samples: the number of samples in the batch.
-        function: the function to apply to each tensor outside of these lists.
-        pick: the function to apply to each tuple or list of `num_samples` samples, or of as many texts.
-        objects: the function to apply to objects with a method `to`, see `map_tensors`.
+    A list of samples has `num_samples` items, or as many texts. For `objects` see `map_tensors`.
     """
     columns = [*_columns(batch)]
     lists = [one for one in columns if isinstance(one, tuple | list) and len(one) == num_samples]

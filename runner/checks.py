@@ -29,6 +29,19 @@ def check_whole(name: str, value: int, least: int, what: str = "a whole number")
         raise wrong_argument(name, value, f"must be {what}, at least {least}")
 
 
+def check_range(name: str, value: float, low: float, high: float, above: bool = False) -> None:
+    """Check that an argument is a number in a range.
+
+    Both ends are allowed; with `above`, the lower end is not.
+
+    Raises:
+        ValueError: `value` is not a number in the range.
+    """
+    if isinstance(value, bool) or not low <= value <= high or (above and value == low):
+        least = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
+        raise wrong_argument(name, value, f"must be a number {least}")
+
+
 def check_one_of(name: str, value: Any, allowed: Collection[str], cutoff: float = 0.6) -> None:
     """Check that an argument is one of several names.
 

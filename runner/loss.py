@@ -25,10 +25,7 @@ Share = Callable[[], Weight]
 def check_loss(loss: Any, source: str, trains: bool) -> None:
     """Check that a loss can be logged and averaged and, if needed, trained.
 
-    Args:
-        loss: the value that a model returned as its loss.
-        source: the method that returned the loss, for the message: `MyModel.loss`.
-        trains: whether the gradient of the loss is needed.
+    `source` names the method that returned it, such as `MyModel.loss`.
 
     Raises:
         TypeError: the loss is neither a zero-dimensional tensor nor a dict of such tensors.
@@ -99,15 +96,8 @@ def rank_share(model: Model, batch: Any, samples: int, all_samples: int, ranks: 
 
     DDP averages gradients over ranks, so 1 is right if all ranks have equal weights. The sampler knows how many samples
     each rank has. If the loss averages over something of which samples may have different amounts, the ranks sum one
-    number, on the device, beside the forward pass: only the function waits for it. All ranks.
-
-    Args:
-        model: the model that computes the loss.
-        batch: this rank's batch.
-        samples: the number of samples on this rank; 0 if the batch only stands in for an empty share.
-        all_samples: the number of samples on all ranks.
-        ranks: the number of ranks.
-        by_samples: whether all samples have the same weight, see `runner.distributed.shares.weigh_alike`.
+    number, on the device, beside the forward pass: only the function waits for it. All ranks. `samples` is 0 if the
+    batch only stands in for an empty share; for `by_samples` see `weigh_alike`.
     """
     if ranks == 1 or by_samples:
         known = samples * ranks / all_samples if ranks > 1 else 1.0

@@ -52,14 +52,8 @@ class MetricChoice(NamedTuple):
 def choose_metric(state: State, monitor: str, argument: str = "monitor", label: str | None = None) -> MetricChoice:
     """Return the metric with a given name, such as 'MulticlassAccuracy' or, with its label, 'eval/MulticlassAccuracy'.
 
-    Every evaluator has a 'loss'.
-
-    Args:
-        state: state of the run, at FIT_START or later.
-        monitor: name of the metric, with or without a label.
-        argument: name of the argument that `monitor` was given as, for the error message.
-        label: 'train' or the label of an evaluator, for names without a label; None means the only evaluator that has
-            a metric of that name, test data aside.
+    Every evaluator has a 'loss'. `argument` is what `monitor` was given as. A name without a label is looked up under
+    `label`, or without one in the only evaluator that has a metric of that name, test data aside.
 
     Raises:
         ValueError: no metric has that name, or several have; the message lists all metrics.

@@ -76,8 +76,7 @@ class Run:
     def bind(self, wrapped: nn.Module) -> None:
         """Choose the functions of each step, once.
 
-        Args:
-            wrapped: the model as it is called in training: wrapped by DDP, or itself.
+        `wrapped` is the model as it is called in training: wrapped by DDP, or itself.
         """
         state = self.state
         model = state.unwrapped_model
@@ -99,10 +98,8 @@ class Run:
     def check_loss(self, loss: Any, name: str, trains: bool) -> None:
         """Check a loss until one has been trained: models return the same kind each time.
 
-        Args:
-            loss: the loss returned by the model.
-            name: the method that returned it: 'loss' or 'training_step'.
-            trains: whether training called it, rather than an evaluation.
+        `name` is the method that returned it, and `trains` tells whether training called that rather than an
+        evaluation.
 
         Raises:
             TypeError, ValueError: the loss cannot be averaged and logged, or has no gradient: see `loss.check_loss`.

@@ -34,14 +34,9 @@ def write_checkpoint(
     """Write what `capture` returned. It is None on ranks other than 0, where nothing is written, unless it is sharded.
 
     The files are written to a hidden folder beside `path` and synced; a single rename then makes them visible. Of a
-    sharded snapshot each rank writes its own file there; call this on all ranks then.
-
-    Args:
-        snapshot: the result of `capture`.
-        path: the folder of the checkpoint, on a file system that all ranks share if it is sharded.
-        group: the group in which ranks agree, if not that of training: see `make_group`.
-        before: function that rank 0 calls first; its OSError is raised on all ranks, like errors of writing.
-        after: function that rank 0 calls once the checkpoint is complete.
+    sharded snapshot each rank writes its own file there; call this on all ranks then. A sharded checkpoint is on a file
+    system that all ranks share. The ranks agree in `group`, if not in that of training. Rank 0 calls `before` first,
+    whose OSError is raised on all ranks like errors of writing, and `after` once the checkpoint is complete.
 
     Raises:
         FileExistsError: `path` exists and is not a checkpoint.

@@ -32,11 +32,7 @@ class Share(NamedTuple):
 def refuse_unsharded(loader: Any, label: str, world_size: int, tensor_parallel: int = 1) -> None:
     """Refuse a loader that gives all ranks the same samples, or pads an evaluation with copies.
 
-    Args:
-        loader: any dataloader.
-        label: 'train', an evaluator's label, or 'predict'.
-        world_size: the number of ranks that see different samples.
-        tensor_parallel: the number of ranks that see the same ones.
+    `world_size` ranks see different samples, and `tensor_parallel` ranks the same ones.
 
     Raises:
         ValueError: the loader cannot give ranks that split layers the same samples; it is a torch DataLoader without a
@@ -80,13 +76,7 @@ def find_sampler(loader: Any) -> Any:
 
 
 def read_shares(reading: Reading, batches: Iterator[Any], num_samples: Callable[[Any], int]) -> Iterator[Share]:
-    """Return an iterator over this rank's batches, as many as on every other rank. All ranks.
-
-    Args:
-        reading: what the loader yields on each rank.
-        batches: the batches that the loader yielded on this rank.
-        num_samples: counts the samples of a batch.
-    """
+    """Return an iterator over this rank's batches, as many as on every other rank. All ranks."""
     if reading == "everything":
         return _in_turn(batches, num_samples, get_data_parallel_rank(), get_data_parallel_size())
     return _in_step(batches, num_samples)
@@ -109,10 +99,6 @@ def weigh_alike(state: Any, listeners: Callable[[str], list[Any]]) -> bool:
     So it is by default, see `Model.loss_weight`. It is also so if the loader declares `equal_targets`: each sample has
     the same number of targets, and none is left out. This holds for a `loss_weight` marked as `counts_targets`, of
     batches that no algorithm may change. The answer is the same on all ranks.
-
-    Args:
-        state: the state of the run, with its model, algorithms and training data.
-        listeners: returns the hooks that act at an event.
     """
     weight = type(state.unwrapped_model).loss_weight
     if weight is Model.loss_weight:

@@ -56,14 +56,8 @@ class Logger:
     ) -> None:
         """Log an image or several: arrays or tensors on any device, uint8 or floats from 0 to 1.
 
-        Args:
-            images: of shape (N, C, H, W), (C, H, W) or (H, W), or a list of images; C is 1 or 3.
-            name: the name under which they are shown.
-            channels_last: whether C comes last.
-            step: the batch to log at, by default the current one.
-            masks: not supported.
-            mask_class_labels: not supported.
-            use_table: has no effect.
+        Their shapes are (N, C, H, W), (C, H, W) or (H, W), or they are a list of images; C is 1 or 3, and comes last
+        with `channels_last`. Masks are not supported, and `use_table` has no effect.
 
         Raises:
             ValueError: masks are given, which no destination here can show.

@@ -54,11 +54,8 @@ class ShardCache:
     def get(self, name: str, size: int, make: Callable[[Path], None], keep: Collection[str] = ()) -> Path:
         """Return the path of a file, made first if it is not there.
 
-        Args:
-            name: the file's name, without a suffix.
-            size: bytes that it will take, as far as they are known.
-            make: writes the file to a path; temporary output with `.raw` appended is removed.
-            keep: names of files that must not make room for it.
+        `make` writes it to a path; temporary output with `.raw` appended is removed. It takes `size` bytes, as far as
+        they are known, and the files `keep` must not make room for it.
 
         Raises:
             NoRoom: the files in `keep`, and those that others are writing, leave no room for it.

@@ -27,11 +27,6 @@ class BlockOrder(SampleOrder):
         sizes: samples in each block, in the order of the sample numbers, at least 1 each.
         mixed: blocks whose samples are mixed, at least 1.
         batch_size: see `SampleOrder`, as the rest.
-        shuffle: whether to shuffle in each epoch; otherwise the order is 0, 1, 2, ...
-        drop_last: whether an incomplete last batch is left out.
-        seed: seed of the order, at least 0.
-        rank: this process's number; None is the environment's ``RANK``, or 0.
-        world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
 
     Attributes:
         blocks: says which blocks there are, and how they are mixed; a run resumed mid-epoch needs the same.
@@ -70,25 +65,12 @@ class BlockOrder(SampleOrder):
         super().resize(num_samples)
 
     def permutation(self, epoch: int) -> Tensor:
-        """Return the order of an epoch on all ranks together, int64 ``(num_samples,)``: a whole epoch is drawn for it.
-
-        Raises:
-            ValueError: the epoch is negative.
-        """
+        """Return the order of a whole epoch, drawn for it, on all ranks together: int64 ``(num_samples,)``."""
         firsts = range(0, self.num_samples, self.batch_size)
         return torch.cat([self._global_indices(epoch, first, self.batch_size) for first in firsts])
 
     def indices(self, epoch: int, batch: int) -> Tensor:
-        """Return this rank's samples of a batch ``(n,)``, int64, n at least 1, ascending.
-
-        Args:
-            epoch: at least 0.
-            batch: number of the batch within the epoch, in [0, ``len(order)``).
-
-        Raises:
-            ValueError: the epoch is negative.
-            IndexError: an epoch has no batch of that number.
-        """
+        """Return this rank's samples of a batch ``(n,)``, int64, n at least 1, ascending."""
         first, size = self._global_batch(batch)
         start, stop = self.span(batch)
         return self._global_indices(epoch, first, size)[start - first : stop - first]

@@ -117,11 +117,7 @@ def decode_table(
 ) -> tuple[Tensor, ...]:
     """Return columns of a `pyarrow.Table` as tensors `(rows, ...)`; images are uint8 `(rows, 3, H, W)`.
 
-    Args:
-        table: the rows.
-        columns: the columns by the names of the arguments that chose them, for messages.
-        classes: the numbers of the classes, for targets that are names.
-        image_size: see `load_parquet_shards`.
+    `columns` are by the names of the arguments that chose them; `classes` are the numbers of targets that are names.
 
     Raises:
         ValueError: a column has no value in a row, lists of different length, or does not become a tensor.

@@ -22,12 +22,9 @@ def defer_weights(network: Any, name: str, revision: str | None) -> dict[str, li
     """Register that the parameters of a network are read from safetensors later, and read its buffers now.
 
     As transformers does, this finds a weight also where a file leaves out the prefix of the base model, or where only
-    the file has one. Weights that transformers would convert, such as those of experts, are missing.
-
-    Args:
-        network: a new model of transformers.
-        name: a folder, or a model on the Hub, which is asked only if the model is not in the cache.
-        revision: revision of the model on the Hub; None takes its main branch.
+    the file has one. Weights that transformers would convert, such as those of experts, are missing. The network is
+    new. The name is that of a folder, or of a model on the Hub, which is asked only if the model is not in the cache;
+    without a revision it is the main branch.
 
     Returns:
         What transformers reports after loading: `missing_keys`, `mismatched_keys` (tuples that begin with the key) and

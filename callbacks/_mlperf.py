@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import runner
 from runner.callbacks._disk import disk_errors_reported
-from runner.checks import check_whole
-from runner.files.whole import write_whole
 
 if TYPE_CHECKING:
     from runner import State
@@ -39,28 +37,6 @@ UNKNOWN = (
     *("accelerator_frequency", "accelerator_on-chip_memories", "accelerator_memory_configuration"),
     *("accelerator_interconnect", "accelerator_interconnect_topology", "cooling", "hw_notes", "sw_notes"),
 )
-
-
-def check_choices(**choices: tuple[str, Sequence[str]]) -> None:
-    """Check that each value is one of the allowed values.
-
-    Raises:
-        ValueError: a value is not allowed.
-    """
-    for name, (value, allowed) in choices.items():
-        if value not in allowed:
-            raise ValueError(f"{name}={value!r}: must be {' or '.join(map(repr, allowed))}")
-
-
-def check_numbers(**numbers: tuple[int | None, int]) -> None:
-    """Check that each value is None or a whole number of at least its minimum.
-
-    Raises:
-        ValueError: a value is not a whole number or is too small.
-    """
-    for name, (value, least) in numbers.items():
-        if value is not None:
-            check_whole(name, value, least)
 
 
 def check_names(root_folder: str, submitter: str, system_name: str | None, cache_clear_cmd: str | None) -> None:
@@ -249,15 +225,6 @@ def _sizes(loader: Any) -> tuple[int | None, int | None]:
     except (AttributeError, TypeError):
         samples = None
     return samples, None if batch_size is None else batch_size * get_world_size()
-
-
-def write_json(path: Path, content: dict[str, str]) -> None:
-    """Write a system description.
-
-    Raises:
-        OSError: the disk refused the write.
-    """
-    write_whole(path, (json.dumps(content, indent=4) + "\n").encode())
 
 
 def _read_processors() -> Sequence[dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ from runner import Callback, TimeUnit
 from runner.callbacks import _mlperf
 from runner.callbacks._disk import disk_errors_reported
 from runner.callbacks._extra import require
+from runner.checks import check_one_of, check_whole
+from runner.files.whole import write_whole
 from runner.metric_choice import MetricChoice, choose_metric
 
 if TYPE_CHECKING:
@@ -68,10 +71,12 @@ class MLPerfCallback(Callback):
         host_processors_per_node: int | None = None,
         exit_at_target: bool = False,
     ) -> None:
-        _mlperf.check_choices(
-            benchmark=(benchmark, BENCHMARKS), division=(division, ("open",)), status=(status, (*_mlperf.STATUSES,))
-        )
-        _mlperf.check_numbers(index=(index, 0), host_processors_per_node=(host_processors_per_node, 1))
+        check_one_of("benchmark", benchmark, BENCHMARKS)
+        check_one_of("division", division, ("open",))
+        check_one_of("status", status, _mlperf.STATUSES)
+        check_whole("index", index, 0)
+        if host_processors_per_node is not None:
+            check_whole("host_processors_per_node", host_processors_per_node, 1)
         _mlperf.check_names(root_folder, submitter, system_name, cache_clear_cmd)
         if isinstance(target, bool) or not isinstance(target, int | float) or not math.isfinite(target):
             raise ValueError(f"target={target!r}: must be a finite number, in the metric's unit")
@@ -124,7 +129,7 @@ class MLPerfCallback(Callback):
             folder = state.run_dir / self.folder
             name = self._system["system_name"]
             with disk_errors_reported(self.config_key):
-                _mlperf.write_json(folder / "systems" / f"{name}.json", self._system)
+                write_whole(folder / "systems" / f"{name}.json", json.dumps(self._system, indent=4) + "\n")
                 results = folder / "results" / name / self.benchmark
                 self._result.open(results / f"result_{self.index}.txt", self.config_key)
             if self._metric.lower_is_better(state):

@@ -105,9 +105,9 @@ def test_intervals_without_spread_or_values():
     assert bootstrap(np.full(3, 0.1)) == pytest.approx((0.1, 0.1))
 
 
-def test_student_s_t_is_scipy_s_to_one_per_cent():
-    for freedom in (2, 3, 7, 30):
-        assert student_quantile(0.975, freedom) == pytest.approx(scipy.stats.t.ppf(0.975, freedom), rel=0.01)
+def test_student_s_t_is_scipy_s():
+    for freedom in (1, 2, 30):
+        assert student_quantile(0.975, freedom) == pytest.approx(scipy.stats.t.ppf(0.975, freedom))
 
 
 def test_holm_by_hand():

@@ -48,8 +48,8 @@ DTYPES = {
 def should_shard(state: State, wanted: bool | None) -> bool:
     """Return whether a checkpoint is to be sharded. All ranks.
 
-    Unless the user decides, it is if all weights and optimizer states would take more than half of the memory that is
-    free on rank 0's machine.
+    Unless the user decides, it is sharded if all weights and optimizer states would take more than half of the memory
+    that is free on rank 0's machine.
     """
     if wanted is not None or not is_sharded(state.unwrapped_model):
         return bool(wanted) and is_sharded(state.unwrapped_model)

@@ -21,7 +21,7 @@ MOST_LINKS = 8  # modules that import a name from one another
 class Definition:
     """A class or function in its source.
 
-    Defaults are as written; there is an empty text instead of a default or docstring that is not there.
+    Defaults are as written. A default or docstring that is missing is an empty text.
     """
 
     name: str

@@ -167,6 +167,9 @@ class Result:
             _write_over(folder / RESULT, text.encode())
 
 
+_KINDS = get_type_hints(Result)
+
+
 def error_of_failure(error: BaseException) -> dict[str, Any]:
     """Return the JSON form of a failure in training, with the key of the hook at fault."""
     is_of_other_rank = isinstance(error, RankFailed)
@@ -193,8 +196,7 @@ def read_result(folder: Path) -> Result | None:
     """Return the result of the run in a folder, which may come from someone else; None if it cannot be read."""
     try:
         content = json.loads(read_bounded(folder / RESULT, LARGEST))
-        kinds = get_type_hints(Result)
-        return Result(**{key: _as_kind(kinds[key], value) for key, value in content.items() if key != "schema"})
+        return Result(**{key: _as_kind(_KINDS[key], value) for key, value in content.items() if key != "schema"})
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ from runner import (
 )
 from runner.data import TensorLoader
 from runner.models import GPT, ResNet8
+
+HERE = Path(__file__).resolve().parent
+if str(HERE) not in sys.path:
+    sys.path.append(str(HERE))  # tests import `tasks` and `low_precision` from here
 
 NUM_SAMPLES, BATCH_SIZE, NUM_CLASSES = 24, 8, 3
 

@@ -9,12 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiers import one_in
-
-if (here := str(Path(__file__).parent)) not in sys.path:
-    sys.path.append(here)
-
 from tasks import CLASSES, FITTING, make_trainer, train_exactly
+from tiers import one_in
 
 from runner import Algorithm
 from runner.algorithms import NaNGuard
@@ -66,7 +62,6 @@ def test_two_microbatches_are_one_batch(task: str, key: str, tmp_path: Path):
 
 def train_quarter() -> None:
     """Train with every fourth algorithm in turn, and save the results in a file; runs on each rank."""
-    import sys
     import warnings
     from pathlib import Path
 

@@ -1,81 +1,33 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from low_precision import FLOATS, Types, check_input_in_32_bits, check_types, make_net
 from torch import nn
 
-from runner import Callback, ClassificationModel
+from runner import ClassificationModel
 from runner.algorithms import LowPrecisionGroupNorm
 
 
 def net(affine: bool = True) -> ClassificationModel:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        norm = nn.GroupNorm(2, 6, eps=1e-3, affine=affine)
-        if affine:
-            nn.init.normal_(norm.weight)
-        return ClassificationModel(nn.Sequential(nn.Flatten(), nn.Linear(32, 6), norm, nn.Linear(6, 3)), 3)
-
-
-def data() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(8, 2, 4, 4, generator=generator), torch.arange(8) % 3) for _ in range(3)]
-
-
-FLOATS = {"train_dataloader": data(), "eval_dataloader": data()}
-
-
-class Types(Callback):
-    """Keeps the types that the norm was given and gave, and the greatest difference from one in 32 bits."""
-
-    def __init__(self) -> None:
-        self.seen: set[tuple[torch.dtype, torch.dtype]] = set()
-        self.difference = 0.0
-
-    def fit_start(self, state, logger):
-        def look(module, inputs, output):
-            self.seen.add((inputs[0].dtype, output.dtype))
-            weight, bias = (None if one is None else one.float() for one in (module.weight, module.bias))
-            expected = F.group_norm(inputs[0].float(), 2, weight, bias, 1e-3)
-            self.difference = max(self.difference, (output.float() - expected).abs().max().item())
-
-        net: Any = state.unwrapped_model.module
-        net[2].register_forward_hook(look)
+    return make_net(nn.GroupNorm(2, 6, eps=1e-3, affine=affine))
 
 
 @pytest.mark.filterwarnings("ignore:.*no bfloat16 unit")
 @pytest.mark.parametrize("affine", [True, False])
 def test_norms_run_in_the_type_of_autocast(make_trainer, affine: bool):
-    types = Types()
-    model = net(affine)
-    before = {*model.parameters()}
-    with make_trainer(
-        LowPrecisionGroupNorm(), model=model, precision="amp_bf16", callbacks=[types], **FLOATS
-    ) as trainer:
-        assert type(model.module[2]) is not nn.GroupNorm  # type: ignore[index]
-        assert {*model.parameters()} == before
-        assert [*model.state_dict()] == [*net(affine).state_dict()]
-        trainer.fit()
-    assert types.seen == {(torch.bfloat16, torch.bfloat16)}
-    assert 0 < types.difference < 0.05  # bfloat16 has 8 bits: 0.4 % of values up to about 5
+    types = Types(lambda inputs, weight, bias: F.group_norm(inputs, 2, weight, bias, 1e-3))
+    check_types(make_trainer, LowPrecisionGroupNorm(), lambda: net(affine), types)
 
 
 @pytest.mark.filterwarnings("ignore:.*no bfloat16 unit")
 def test_even_an_input_in_32_bits_is_normalized_in_low_precision():
     from runner.algorithms.low_precision_group_norm import _LowGroupNorm
 
-    norm = _LowGroupNorm(2, 6)
-    with torch.autocast("cpu", torch.bfloat16):
-        output = norm(torch.randn(2, 6))
-        assert torch.is_autocast_enabled("cpu")
-    assert output.dtype == torch.bfloat16
-    output.sum().backward()
-    assert norm.weight.grad is not None
-    assert norm.weight.grad.dtype == torch.float32
+    check_input_in_32_bits(_LowGroupNorm(2, 6))
 
 
 def test_without_autocast_nothing_changes_and_that_is_said(train, caplog: pytest.LogCaptureFixture):

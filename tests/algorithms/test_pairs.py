@@ -7,13 +7,13 @@ are tried one by one, and the failure names those that fail. The second tier tra
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise, permutations, product
 from pathlib import Path
 
 import pytest
 import torch
+from tasks import CLASSES, FITTING, make_algorithm, make_trainer
 from torch import Tensor
 
 from runner import Algorithm, Callback, Trainer, save_checkpoint
@@ -22,11 +22,6 @@ from runner.algorithms._surgery import LAYER_SURGERY
 from runner.engine import overrides
 from runner.event import Event
 from runner.ordering import order_algorithms, snake_case, sort_algorithms
-
-if (here := str(Path(__file__).parent)) not in sys.path:
-    sys.path.append(here)
-
-from tasks import CLASSES, FITTING, make_algorithm, make_trainer
 
 # torch itself warns when it compiles for the first time.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")

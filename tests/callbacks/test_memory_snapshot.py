@@ -6,25 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from tiny_runs import make_trainer
 
 from runner import Callback, ClassificationModel, Trainer
 from runner.callbacks import InMemoryLogger, MemorySnapshot
 from runner.data import TensorLoader
-
-
-def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Trainer:
-    data = TensorLoader(torch.ones(20, 3), torch.zeros(20, dtype=torch.long), batch_size=2, shuffle=False)
-    defaults: dict[str, Any] = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
-        "train_dataloader": data,
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
-        "max_duration": "1ep",
-        "callbacks": list(callbacks),
-        "device": "cpu",
-        "run_dir": run_dir,
-    }
-    return Trainer(**(defaults | arguments))
 
 
 def files(run_dir: Path) -> list[str]:
@@ -45,9 +31,7 @@ def test_without_a_gpu_it_says_so_once_and_training_goes_on(tmp_path: Path, capl
 def program() -> None:
     import torch
 
-    from runner import ClassificationModel, Trainer
     from runner.callbacks import MemorySnapshot, OOMObserver
-    from runner.data import TensorLoader
 
     with Trainer(
         model=ClassificationModel(torch.nn.Linear(3, 2), 2),

@@ -5,16 +5,20 @@ import json
 import resource
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_runs
 import torch
 from torch import nn
 
 from runner import Callback, ClassificationModel, Trainer, save_checkpoint
 from runner.callbacks import InMemoryLogger, TorchProfiler
 from runner.data import TensorLoader
+
+make_trainer = partial(tiny_runs.make_trainer, max_duration="2ep")
 
 
 class Calculates(Callback):
@@ -31,20 +35,6 @@ class Calculates(Callback):
             self.at_work.append(state.timestamp.batch)
         if torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
             self.recorded.append(state.timestamp.batch)
-
-
-def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Trainer:
-    data = TensorLoader(torch.ones(20, 3), torch.zeros(20, dtype=torch.long), batch_size=2, shuffle=False)
-    defaults: dict[str, Any] = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
-        "train_dataloader": data,
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
-        "max_duration": "2ep",
-        "callbacks": list(callbacks),
-        "device": "cpu",
-        "run_dir": run_dir,
-    }
-    return Trainer(**(defaults | arguments))
 
 
 def files(run_dir: Path) -> list[str]:
@@ -263,9 +253,8 @@ def program() -> None:
 
     import torch
 
-    from runner import ClassificationModel, Trainer
+    from runner import ClassificationModel
     from runner.callbacks import TorchProfiler
-    from runner.data import TensorLoader
 
     data = TensorLoader(torch.ones(16, 3), torch.zeros(16, dtype=torch.long), batch_size=2, shuffle=False)
     with Trainer(

@@ -55,7 +55,7 @@ class ShardCache:
         """Return the path of a file, made first if it is not there.
 
         `make` writes it to a path; temporary output with `.raw` appended is removed. It takes `size` bytes, as far as
-        they are known, and the files `keep` must not make room for it.
+        they are known, and the files in `keep` must not make room for it.
 
         Raises:
             NoRoom: the files in `keep`, and those that others are writing, leave no room for it.

@@ -42,8 +42,8 @@ class Rung:
 class Ladder:
     """The rungs of a sweep and the law of their losses.
 
-    The rungs have ascending compute; the law predicts the last one. `problem` says why there is no law, or why it may
-    mislead.
+    The rungs are in the order of their compute, and the law predicts the last one. `problem` says why there is no law,
+    or why it may mislead.
     """
 
     objective: str

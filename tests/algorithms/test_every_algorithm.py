@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +61,7 @@ def test_two_microbatches_are_one_batch(task: str, key: str, tmp_path: Path):
 
 def train_quarter() -> None:
     """Train with every fourth algorithm in turn, and save the results in a file; runs on each rank."""
+    import sys
     import warnings
     from pathlib import Path
 

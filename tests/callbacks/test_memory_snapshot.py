@@ -8,9 +8,8 @@ import pytest
 import torch
 from tiny_runs import make_trainer
 
-from runner import Callback, ClassificationModel, Trainer
+from runner import Callback
 from runner.callbacks import InMemoryLogger, MemorySnapshot
-from runner.data import TensorLoader
 
 
 def files(run_dir: Path) -> list[str]:
@@ -31,7 +30,9 @@ def test_without_a_gpu_it_says_so_once_and_training_goes_on(tmp_path: Path, capl
 def program() -> None:
     import torch
 
+    from runner import ClassificationModel, Trainer
     from runner.callbacks import MemorySnapshot, OOMObserver
+    from runner.data import TensorLoader
 
     with Trainer(
         model=ClassificationModel(torch.nn.Linear(3, 2), 2),

@@ -14,9 +14,8 @@ import tiny_runs
 import torch
 from torch import nn
 
-from runner import Callback, ClassificationModel, Trainer, save_checkpoint
+from runner import Callback, ClassificationModel, save_checkpoint
 from runner.callbacks import InMemoryLogger, TorchProfiler
-from runner.data import TensorLoader
 
 make_trainer = partial(tiny_runs.make_trainer, max_duration="2ep")
 
@@ -253,8 +252,9 @@ def program() -> None:
 
     import torch
 
-    from runner import ClassificationModel
+    from runner import ClassificationModel, Trainer
     from runner.callbacks import TorchProfiler
+    from runner.data import TensorLoader
 
     data = TensorLoader(torch.ones(16, 3), torch.zeros(16, dtype=torch.long), batch_size=2, shuffle=False)
     with Trainer(

@@ -38,7 +38,7 @@ def store_lock(tracking_uri: str) -> Iterator[None]:
         return
     path = Path(tracking_uri.removeprefix(SQLITE) + ".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if (lock := lock_file(path, LOCK_TIMEOUT)) is None:
+    if (lock := lock_file(path, LOCK_TIMEOUT, 0o666)) is None:
         raise TimeoutError(f"{path} is held by another process for {LOCK_TIMEOUT:g} s")
     with lock:
         yield

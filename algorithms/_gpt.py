@@ -14,10 +14,10 @@ Made = TypeVar("Made")
 
 
 class Kept(Generic[Made]):
-    """What follows from the shape of queries, for the last one: all layers share it, and most batches have the same.
+    """A value that depends only on the shape of queries, kept for the last shape: layers and most batches share it.
 
     Args:
-        make: makes it for queries (N, H, T, D / H).
+        make: computes the value for queries (N, H, T, D / H).
     """
 
     def __init__(self, make: Callable[[Tensor], Made]) -> None:

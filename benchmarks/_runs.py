@@ -107,7 +107,7 @@ def results(runs: Iterable[Run], jobs: int, path: Path | None = None) -> dict[Ru
 
 
 def seeds_from(first: int, count: int) -> range:
-    """Return so many seeds."""
+    """Return `count` seeds."""
     return range(first, first + count)
 
 

@@ -162,7 +162,7 @@ class Ratio:
     is_decided: bool = False
 
     def times(self, factor: float) -> Ratio:
-        """Return the ratio of another cost, which is so many times this one; nothing is known of its noise."""
+        """Return the ratio of a cost that is `factor` times this one; its noise is unknown."""
         return Ratio(self.value * factor, self.low * factor, self.high * factor)
 
     def __str__(self) -> str:

@@ -38,7 +38,7 @@ def start(
 
 
 def train(runs: int, spins: str | None = None, arguments: Sequence[str] = ()) -> float:
-    """Return the seconds of the last epoch's median batch, of the slowest of so many runs at once."""
+    """Return the seconds of the last epoch's median batch, of the slowest of that number of runs at once."""
     with tempfile.TemporaryDirectory() as name:
         started = [start(Path(name), number, spins, arguments) for number in range(runs)]
         if any(process.wait() for process, _ in started):

@@ -12,7 +12,7 @@ from runner.pictures.figure import COLORS, add_legend, make_figure, scale, short
 
 MAX_CURVES = 8  # in a panel; a longer legend would cover the curves
 MAX_PANELS = 6
-MARKED = 40  # at most so many points of a curve are marked
+MARKED = 40  # at most this many points of a curve are marked
 SMOOTHED = 60  # a curve with more points than this is smoothed
 RATE = "learning rate"
 

@@ -92,7 +92,7 @@ class EventFile:
 
 @lru_cache(1024)
 def _head(length: int) -> bytes:
-    """Return what stands before an event of so many bytes."""
+    """Return the header of an event of `length` bytes: the length and its checksum."""
     packed = struct.pack("<Q", length)
     return packed + checksum(packed)
 

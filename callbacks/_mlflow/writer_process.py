@@ -59,7 +59,7 @@ class Progress:
             self.stopped.set()
 
     def wait(self, lines: int, timeout: float, warns: bool = True) -> None:
-        """Wait until the writer has stopped. When that takes so long that one wonders, print its progress on stderr.
+        """Wait until the writer has stopped. When that takes long, print its progress on stderr.
 
         With `warns`, it warns when the writer has not sent all lines after `timeout` seconds.
         """

@@ -74,7 +74,7 @@ class SampleOrder:
         return order
 
     def share_alike(self, ranks: int) -> None:
-        """Give the same samples to so many ranks in a row, which divide the number of processes; 1: to no two."""
+        """Give each group of `ranks` successive ranks the same samples. The number of processes is a multiple of it."""
         rank, world_size = self._given
         self.rank = rank // ranks
         self.world_size = world_size // ranks

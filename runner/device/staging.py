@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 STAGING_BYTES = 1 << 26
-"""Size of the buffer; so much memory of the host stays locked once something was copied."""
+"""Size of the buffer: memory of the host that stays locked once something was copied."""
 
 
 class Staging:

@@ -69,7 +69,7 @@ class Launch:
         """Return the number of ranks on this machine.
 
         Raises:
-            ValueError: torchrun or srun has started another number of ranks, or there are too few cores for so many.
+            ValueError: torchrun or srun has started another number of ranks, or there are too few cores for them.
         """
         asked = self.nproc_per_node
         if "RANK" in os.environ:
@@ -169,7 +169,7 @@ class Ranks:
     def leave(self) -> None:
         """Tell rank 0 that this rank needs the store no more. All ranks but 0."""
         if self._store is not None:  # otherwise connecting could take long, and rank 0 may be no more
-            with suppress(RuntimeError):  # rank 0 hosts the store, and did not wait for so long
+            with suppress(RuntimeError):  # rank 0 hosts the store and may have stopped waiting
                 self._store.set(f"left/{self.rank}", "")
 
     def receive(self) -> Iterator[Job]:

@@ -81,7 +81,7 @@ class Layout:
                 raise ValueError(f"{name}={getattr(self, name)!r}: does nothing with parallel='ddp'; set 'fsdp'")
 
     def check_ranks(self, ranks: int) -> None:
-        """Check that so many ranks can share copies of the weights.
+        """Check that this number of ranks can share copies of the weights.
 
         Raises:
             ValueError: `tensor_parallel` does not divide that number of ranks, or `shard_size` what is left of it.

@@ -216,7 +216,7 @@ class Session:
         return CompletedKill(moment, last, rank)
 
     def _stop_in_save(self, files: int) -> bool:
-        """Stop rank 0 with SIGSTOP after so many files of a checkpoint; return False if it writes none any more."""
+        """Stop rank 0 with SIGSTOP once a checkpoint has `files` files; return False if it writes none any more."""
         for _ in self.progress(pause=0.0):
             for partial in self._find_partial():
                 with suppress(FileNotFoundError):

@@ -53,7 +53,7 @@ class Pace:
     evaluations: Sequence[tuple[float, Callable[[int], float]]]
 
     def seconds(self, of: str, batches: int) -> float:
-        """Return how long so many batches take in 'training', in 'evaluation', or in 'all'."""
+        """Return how long `batches` batches take in 'training', in 'evaluation', or in 'all'."""
         training = self.batch * batches if of != "evaluation" else 0.0
         evaluation = sum(seconds * count(batches) for seconds, count in self.evaluations) if of != "training" else 0.0
         return training + evaluation

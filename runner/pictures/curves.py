@@ -32,7 +32,7 @@ class Curve:
         self._pending: list[tuple[float, float]] = []
 
     def add(self, step: float, value: float) -> None:
-        """Add a value that was logged after so many batches."""
+        """Add a value that was logged after batch `step`."""
         if self.stride == 1:
             self.steps.append(step)
             self.values.append(value)

@@ -13,7 +13,7 @@ DPI = 200
 """Pixels per inch: twice what a picture has on the screen, so that it stays sharp when it is enlarged."""
 COLORS = ("#2f6690", "#d1495b", "#3a7d44", "#e09f3e", "#7b4b94", "#17a2a2", "#8d5b4c", "#5c677d")
 GREY = "#b8bec6"
-DECADES = 2.0  # an axis is logarithmic if its values span so many powers of ten
+DECADES = 2.0  # an axis is logarithmic if its values span at least this many powers of ten
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def render(figure: Any, kind: str) -> bytes:
 
 
 def is_logarithmic(values: Iterable[float], decades: float = DECADES) -> bool:
-    """Return whether finite values are all positive and span at least so many powers of ten."""
+    """Return whether all finite values are positive and span at least `decades` powers of ten."""
     finite = [value for value in values if math.isfinite(value)]
     return bool(finite) and min(finite) > 0 and math.log10(max(finite)) - math.log10(min(finite)) >= decades
 

@@ -35,7 +35,7 @@ DRAWS = 50_000  # where they are not
 BLOCK = 10_000_000  # random numbers drawn at a time
 RESAMPLES = 9_999
 MOST_NEEDED = 1_000  # more values than anyone would train
-SIMULATED = 10  # up to so many pairs, or values in both samples, power is simulated: they have few p-values
+SIMULATED = 10  # up to this number of pairs, or of values in both samples, power is simulated: they have few p-values
 DATASETS = 4_000
 NORMAL = NormalDist()
 ROUNDING = 1e-9
@@ -52,7 +52,7 @@ class Decision:
         interval: bounds of the 95 % confidence interval of the second mean minus the first; None below two values.
         effect: the difference divided by the standard deviation, of differences if paired; NaN if there is none.
         p: p-value, two-sided; corrected if there are several comparisons.
-        smallest_p: the smallest p-value that so many values can have, corrected likewise.
+        smallest_p: the smallest p-value that this number of values can have, corrected likewise.
         more: how many more values of each sample would find a difference as large as this with a power of 80 %; None if
             it would take more than a thousand, or if that is unknown.
     """
@@ -289,7 +289,7 @@ def _p_value(a: np.ndarray, b: np.ndarray, is_paired: bool) -> float:
 
 
 def _blocks(rows: int, width: int) -> Iterator[int]:
-    """Yield how many of so many rows are drawn at once, for results that do not depend on it."""
+    """Yield how many of the rows to draw at a time; results do not depend on it."""
     while rows:
         yield (block := min(rows, max(BLOCK // width, 1)))
         rows -= block

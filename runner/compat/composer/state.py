@@ -222,7 +222,7 @@ class Device:
 
 
 class _Rates:
-    """A schedule of this library, asked as one of torch is."""
+    """A schedule of this library with `get_last_lr`, as schedulers of torch have it."""
 
     def __init__(self, rates: Any) -> None:
         self._rates = rates

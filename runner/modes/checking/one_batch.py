@@ -68,7 +68,7 @@ class OneBatch:
         yield from self._batches
 
     def take(self, samples: int | None) -> Any:
-        """Return so many samples of the loader's first batch, taken apart as the model does it; else the whole batch.
+        """Return the first `samples` of the loader's first batch; all of it if None or if the model cannot split it.
 
         Raises:
             ValueError: the loader yields no batch.
@@ -89,7 +89,7 @@ class OneBatch:
             return batch
 
     def yielding(self, batch: Any, samples: int | None) -> OneBatch:
-        """Return a stand-in for the same loader that yields another batch, of so many samples."""
+        """Return a stand-in for the same loader that yields another batch, of `samples` samples."""
         return OneBatch(self._loader, self._label, batch, samples or SAMPLES)
 
     def seek(self, epoch: int, batch: int = 0) -> None:

@@ -371,7 +371,7 @@ def saves() -> Iterator[Row]:
 
 
 def wrong_labels() -> Iterator[Row]:
-    """What a run says whose labels have no class: an assertion on the GPU, which leaves it unusable to the process."""
+    """Yield what a run with labels outside the classes prints: an assertion on the GPU, after which it is unusable."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-m", *WRONG_LABELS], cwd=folder, capture_output=True, text=True, timeout=300

@@ -196,7 +196,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def by_hand(task: Task, device: str = "cpu") -> Counts:
-    """Return what a loop takes that computes neither a metric nor anything to log."""
+    """Return what a loop by hand takes, which computes no metrics and logs nothing."""
     module = make_module(task).to(device)
     optimizer = sgd(module.parameters())
     inputs, targets = (one.to(device) for one in task.data())

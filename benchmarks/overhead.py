@@ -247,7 +247,7 @@ def print_ratios(times: dict[str, list[float]], limits: Mapping[str, float] = LI
 
 
 def print_each(times: dict[str, list[float]]) -> None:
-    """Print what each callback adds to a run whose only other one is a destination that all values go to."""
+    """Print what each callback adds to a run that otherwise has only a destination for all values."""
     base, _ = times.pop("InMemoryLogger"), times.pop("hand-written")
     print(f"a run with InMemoryLogger: {1e6 * statistics.median(base):.0f} us a step; more with:")
     for key, values in times.items():

@@ -56,7 +56,7 @@ REQUIRED: dict[str, list[str]] = {
 
 
 def environment(name: str) -> str:
-    """Return the Python of a library's environment, which is made if it is not there.
+    """Return the Python of a library's environment, which is created if it does not exist.
 
     Raises:
         RuntimeError: pip failed; the text ends with what it said.

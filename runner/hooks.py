@@ -20,7 +20,7 @@ Handler = Callable[["State", "Logger"], Any]
 
 
 class NextCall(NamedTuple):
-    """What a hook may return that has nothing to do for a while: until then it costs nothing.
+    """Returned by a hook that has nothing to do for a while: until then it is not called and costs nothing.
 
     In this call of `fit` it is not called again at the same event while `state.timestamp.batch` is below `batch`.
     """

@@ -87,7 +87,7 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
 
 
 def check_null(path: str, section: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
-    """Check that arguments that may be None are not set to the text 'None', as Python has it.
+    """Check that arguments that may be None are not set to the text 'None': that is Python, and YAML has null.
 
     Raises:
         ValueError: an argument is set to the text 'None'.

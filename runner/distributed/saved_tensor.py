@@ -86,7 +86,7 @@ class SavedTensor(Tensor):
         return made
 
     def read_part(self, start: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """Return a part of it, reading no more than that from the files.
+        """Return a part of the tensor, reading only that part from the files.
 
         Raises:
             ValueError: the part is not within the tensor.
@@ -108,7 +108,7 @@ class SavedTensor(Tensor):
         return found
 
     def read_at(self, place: Place) -> Tensor:
-        """Return the part that a rank holds of it.
+        """Return the part of the tensor that a rank holds.
 
         Raises:
             ValueError: the part belongs to a tensor of another shape.

@@ -356,7 +356,7 @@ def copy_whole(model: nn.Module) -> nn.Module | None:
 
 
 def like(value: Tensor, other: Any) -> Tensor:
-    """Return a tensor that is whole on each rank as another one of its shape is: on its device, in equal shards.
+    """Return a tensor, whole on each rank, laid out like another one of its shape: on its device, in equal shards.
 
     Of a tensor in a sharded checkpoint, a rank reads the part that it keeps.
     """

@@ -192,7 +192,7 @@ STYLES: dict[str, Callable[[nn.Module, DeviceMesh], None]] = {
 
 
 def _drops_apart(module: nn.Module) -> bool:
-    """Return whether a module drops attention weights, those of other heads on each rank."""
+    """Return whether a module applies dropout to attention weights, of which each rank has those of other heads."""
     if type(module).__name__ == "CausalAttention":
         return bool(module.dropout > 0)  # pyright: ignore[reportOperatorIssue]
     return hasattr(module, "o_proj") and getattr(module, "attention_dropout", 0) > 0

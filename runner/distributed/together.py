@@ -1,4 +1,4 @@
-"""Work on files that ranks do together: all get the result of it, or all get the error of one. Not for each batch."""
+"""Work on files that ranks do together: all ranks get the result, or all get the error of one. Not for each batch."""
 
 from __future__ import annotations
 

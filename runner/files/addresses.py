@@ -23,7 +23,7 @@ def without_credentials(text: str) -> str:
 
 
 def without_those_of(address: str, text: str) -> str:
-    """Return a text without credentials, also where those of a known address occur without the address around them."""
+    """Return a text without credentials, also where those of a known address occur without that address."""
     rest = address.partition("://")[2]
     user, at, host = rest.rpartition("@")
     query = (host if at else rest).partition("?")[2]

@@ -240,7 +240,7 @@ class Probes:
         return found
 
     def failure(self, key: str, commit: Commit) -> WrongConfig:
-        """Return the error that a commit does not run, with the end of what it printed."""
+        """Return an error that says that a commit does not run, with the end of what it printed."""
         log = "\n".join(self._log(commit).read_text(errors="replace").splitlines()[-8:])
         return WrongConfig(f"bisect.{key}={self.asked[key]!r}: the run cannot be trained there:\n{log}")
 
@@ -266,7 +266,7 @@ class Probes:
         return self._scratch / f"{commit.name}.log"
 
     def _moved(self, path: Path, tree: Path) -> Path:
-        """Return a folder of the repository as it is in a worktree; others stay."""
+        """Return the path of a folder of the repository in a worktree; any other folder's path stays the same."""
         inside = path.absolute()
         is_code = inside.is_relative_to(self._root) and "site-packages" not in inside.parts
         return tree / inside.relative_to(self._root) if is_code else inside

@@ -119,7 +119,7 @@ def _names(arguments: Sequence[str], current: str, known: Sequence[Choice], chos
 
 
 def _values(key: str, value: str, known: Sequence[Choice], chosen: Sequence[Choice]) -> Candidates:
-    """Return the values that a key may have; of a list, its start with each name that may come next."""
+    """Return the values that a key may have; for a list, what is typed so far with each possible next name."""
     if key == "mode":
         return [(mode.name, mode.says) for mode in MODES.values()]
     if key in GROUPS:
@@ -156,7 +156,7 @@ def _chosen(arguments: Sequence[str], known: Sequence[Choice]) -> list[Choice]:
 
 
 def _keys(chosen: Sequence[Choice]) -> Iterator[Key]:
-    """Yield the keys of choices; a recipe only sets those of others."""
+    """Yield the keys of choices. A recipe has none: it sets keys of other choices."""
     for one in chosen:
         yield from one.keys if one.package else ()
 

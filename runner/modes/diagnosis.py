@@ -132,7 +132,7 @@ def _refused(text: str, error: Exception) -> WrongConfig:
 
 
 def _section(error: Exception) -> str:
-    """Return the section at fault; of a model that does not fit its data, the one of the two that was typed."""
+    """Return the section at fault; if a model does not fit its data, whichever of the two was typed."""
     return facts_of(error).section or (only_typed(sys.argv[1:], "model", "data") if _step(error) is not None else "")
 
 

@@ -41,7 +41,7 @@ def answer(arguments: Sequence[str]) -> int | None:
 
 
 def describe_error(error: Exception, mode: Mode | None) -> dict[str, Any]:
-    """Return the JSON form of an error in what was typed for a mode; what names no key is about the mode's words."""
+    """Return the JSON form of an error in a mode's arguments; one that names no key is about the mode's words."""
     advice = advice_in(error)
     key = error.key.partition("=")[0] if isinstance(error, WrongKey) else advice.key or argument_of(error)
     if not key and mode is not None and (mode.first_key or mode.has_value):

@@ -94,7 +94,7 @@ def replay(job: Job) -> None:
 
 
 def _show_checkpoint(path: Path, run: Path) -> str:
-    """Return the path of a checkpoint, within the run if that is in a file, which is unpacked somewhere."""
+    """Return the path of a checkpoint, relative to a run that was unpacked from a file: its folder is temporary."""
     inside = path.relative_to(run.resolve()) if path.is_relative_to(run.resolve()) else None
     return f"its {inside}" if inside is not None else show_path(path)
 

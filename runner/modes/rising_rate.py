@@ -48,7 +48,7 @@ class RisingRate(Callback):
         self._smallest = math.inf
 
     def multiplier(self, timestamp: Timestamp) -> float:
-        """Return what the configured rates are multiplied by: a schedule."""
+        """Return the factor for the configured rates: a schedule."""
         return self._rate(timestamp.batch) / self._base
 
     def fit_start(self, state: State, logger: Logger) -> None:

@@ -51,7 +51,7 @@ def _is_own(argument: str, mode: Mode) -> bool:
 
 
 def _spelled(mode: Mode, arguments: Sequence[str]) -> list[str]:
-    """Return what follows the name of a mode, with its words joined in the value that they are."""
+    """Return the arguments of a mode, with its words turned into values of its keys."""
     least, most = mode.words or (0, 0)
     arguments = _with_values(arguments)
     words = [one for one in arguments if not _is_key(one, mode)]
@@ -70,7 +70,7 @@ def _spelled(mode: Mode, arguments: Sequence[str]) -> list[str]:
 
 
 def _with_values(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with `--config-dir FOLDER` as one of them."""
+    """Return arguments with `--config-dir FOLDER` joined to a single one."""
     joined = list(arguments)
     if CONFIG_DIR in joined[:-1]:
         place = joined.index(CONFIG_DIR)

@@ -258,7 +258,7 @@ def _file_of(given: str, arguments: Sequence[str]) -> Path | None:
 
 
 def first_batch(mode: Mode, arguments: Sequence[str]) -> int:
-    """Return the first of the batches, from 1, that a mode is to train again; what is no number is refused later."""
+    """Return the first batch, counted from 1, that a mode is to train again; anything but a number is refused later."""
     typed = typed_value(arguments, f"{mode.name}.batch") or ""
     return int(typed) if typed.isdecimal() else 1
 

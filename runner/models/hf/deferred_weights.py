@@ -61,7 +61,7 @@ def _spellings(key: str, network: Any) -> tuple[str, ...]:
 
 
 def _read(file: Path, key: str, shape: torch.Size, dtype: torch.dtype) -> SavedTensor:
-    """Return a weight in a file; what is not used of it is not read."""
+    """Return a weight in a file; parts that are not used are never read."""
     from safetensors import safe_open
 
     content = safe_open(file, framework="pt").get_slice(key)

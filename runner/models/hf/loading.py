@@ -238,7 +238,7 @@ def _asked(kind: Any, name: str, **options: Any) -> Any:
 
 
 def _reason(error: OSError, name: str, revision: str | None) -> str:
-    """Return why the Hub, the cache or a folder gave nothing, and what to do."""
+    """Return why nothing was found on the Hub, in the cache or in a folder, and what to do."""
     from huggingface_hub import errors
 
     cause = error.__cause__ or error

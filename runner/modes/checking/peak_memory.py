@@ -78,7 +78,7 @@ def predict_peak(
 
 @contextmanager
 def _pretended(ranks: int) -> Iterator[None]:
-    """Make this process the first of ranks that do not exist: what they send has no values, but its size."""
+    """Make this process rank 0 of a group whose other ranks do not exist: what they send has only a size, no values."""
     if ranks == 1:
         yield
         return
@@ -156,7 +156,7 @@ def _drop_values(model: nn.Module, dtype: torch.dtype | None) -> None:
 
 
 def _gathered(model: nn.Module, section: Mapping[str, Any]) -> int:
-    """Return the bytes of what a rank has whole at once of a sharded model: all but the blocks, and two of these."""
+    """Return the bytes of a sharded model that a rank gathers at once: two blocks, and all that is in no block."""
     blocks = sorted(size_of([*one.parameters()]) for one in find_units(model).values())
     root = size_of([*model.parameters()]) - sum(blocks)
     size = root + sum(blocks[-2:])

@@ -73,7 +73,7 @@ def measure(state: State, shards: int = 1, tensor_parallel: int = 1) -> Sizes:
         split = {one.shape for one in split_parameters(model, tensor_parallel)}
 
     def held_elsewhere(content: Any) -> int:
-        """Return the bytes of tensors that a rank does not hold; those of the shape of a parameter are as it is."""
+        """Return the bytes of tensors that a rank does not hold; a tensor with a parameter's shape is split like it."""
         found = 0
         for one in tensors(content):
             if one.ndim and (rows := len(one)):

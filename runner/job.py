@@ -47,6 +47,8 @@ from runner.terminal.answer import give
 from runner.terminal.console import announce, print_failure
 from runner.terminal.output import lasting_output, output_to
 
+log = logging.getLogger("runner")
+
 run_folder.register_resolver()
 sweep.register_resolver()
 
@@ -265,6 +267,8 @@ def run(job: Job) -> Objective:
     with removed_when_refused(Path(job.run_dir)), with_threads(job.threads), ExitStack() as stack:
         if mode.on_all_ranks:
             launch = build.make_launch(job.config)
+            if launch.requeue and not is_slurm_job() and mode.trains and is_rank_zero():
+                log.warning("launch.requeue=true: has no effect outside Slurm")
             stack.enter_context(requeued_by_signals(launch.requeues))
             stack.enter_context(ended_by_signals(launch.grace))
         if mode.folder == "temporary" and job.config["resume"] is None:  # otherwise the folder is another run's

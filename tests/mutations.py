@@ -257,6 +257,20 @@ FAULTS = (
         "algorithms/test_ddp.py",
     ),
     Fault(
+        "ddp: a search for unused parameters that a static graph ignores is accepted",
+        "algorithms/ddp.py",
+        "if static_graph and find_unused_parameters:",
+        "if False:",
+        "algorithms/test_ddp.py",
+    ),
+    Fault(
+        "device: training starts where tensors hold no values",
+        "runner/arguments.py",
+        'if picked.type == "meta":',
+        "if False:",
+        "test_main_wrong_commands.py",
+    ),
+    Fault(
         "ddp: gradients are summed and not averaged where they are compressed",
         "algorithms/ddp.py",
         ".to(dtype).div_(dist.get_world_size())",
@@ -1224,6 +1238,13 @@ FAULTS = (
         "runner/distributed/session.py",
         "before = {number: signal.signal(number, signal.SIG_DFL) for number in OF_SCHEDULERS}",
         "before = {number: signal.getsignal(number) for number in OF_SCHEDULERS}",
+        "distributed/test_slurm.py",
+    ),
+    Fault(
+        "Slurm: a run that nothing will requeue says nothing",
+        "runner/job.py",
+        "if launch.requeue and not is_slurm_job()",
+        "if launch.requeue and is_slurm_job()",
         "distributed/test_slurm.py",
     ),
     Fault(

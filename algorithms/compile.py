@@ -67,9 +67,10 @@ class Compile(Algorithm):
     """Compiles the model with `torch.compile`, after all other changes to it; names of weights stay.
 
     Blocks of the same class and shape share their compiled code. Compilation happens in the first batch, again in the
-    first batch of another size, for any size, and again in the first evaluation; then no more. Results differ only by
-    rounding from those without compilation. The rounding for one shape may depend on which shapes came before, so where
-    shapes vary, a resumed run equals an uninterrupted one only up to rounding.
+    first batch of another size, for any size, and again in the first evaluation; then no more, except that SGD with
+    momentum is compiled again for its second step. Results differ only by rounding from those without compilation. The
+    rounding for one shape may depend on which shapes came before, so where shapes vary, a resumed run equals an
+    uninterrupted one only up to rounding.
 
     CUDA graphs reuse the same memory in each forward pass, so what compiled parts returned is overwritten by the next
     pass.
@@ -118,7 +119,8 @@ class Compile(Algorithm):
             raise ValueError("scope='block': the model has no repeated block; set scope='model' to compile all of it")
         if self.scope == "step":
             self._join(state)
-        report(self, state, [*found], "block")
+        elif self.scope == "block":
+            report(self, state, [*found], "block")
         # Blocks of one class share a limit, after which torch runs all further ones uncompiled; a key since torch 2.13.
         has_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
         limit = {"recompile_limit": RECOMPILES * len(found)} if has_limit else {}

@@ -30,11 +30,12 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 def compile_optimizer(optimizer: Optimizer, mode: str) -> None:
-    """Compile the step of an optimizer, unless it is a fused kernel already, which torch does not compile.
+    """Compile the step of an optimizer, unless it is one fused kernel already, which torch does not compile.
 
-    Learning rates reach the step as tensors, so that new ones need no new code. Others still see numbers.
+    Of a Muon whose rest is fused, what it does with matrices is compiled. Learning rates reach the step as tensors, so
+    that new ones need no new code. Others still see numbers.
     """
-    if any(group.get("fused") for group in optimizer.param_groups):
+    if all(group.get("fused") for group in optimizer.param_groups):
         return
     for group in optimizer.param_groups:
         if group.get("foreach"):

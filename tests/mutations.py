@@ -250,6 +250,13 @@ FAULTS = (
     ),
     # gradients over ranks
     Fault(
+        "compile: a fused rest keeps Muon's matrices from being compiled",
+        "algorithms/compile.py",
+        'if all(group.get("fused")',
+        'if any(group.get("fused")',
+        "algorithms/test_compile.py",
+    ),
+    Fault(
         "ddp: options do not reach DDP",
         "runner/distributed/collectives.py",
         "options = {**options, ",
@@ -268,7 +275,7 @@ FAULTS = (
         "runner/arguments.py",
         'if picked.type == "meta":',
         "if False:",
-        "test_main_wrong_commands.py",
+        "test_arguments.py",
     ),
     Fault(
         "ddp: gradients are summed and not averaged where they are compressed",

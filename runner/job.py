@@ -28,7 +28,7 @@ from runner.distributed.local_ranks import ranks
 from runner.distributed.session import SessionOver, requeued_by_signals
 from runner.distributed.slurm import is_job as is_slurm_job
 from runner.distributed.slurm import use_tasks_as_ranks
-from runner.distributed.threads import choose_threads, parallel_jobs, with_threads
+from runner.distributed.threads import LEFT_TO_US, Threads, choose_threads, parallel_jobs, with_threads
 from runner.failures.exit_codes import INTERRUPTED, WRONG_CONFIG, code_of_failure
 from runner.modes.evaluate import with_saved_weights
 from runner.modes.table import MODES, Mode, find_mode
@@ -128,7 +128,7 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
         give(mode=mode.name)
         if mode.keeps_folder:  # otherwise no destination is called
             build.warm_up(plain)
-        threads = start_ranks(plain, hydra_config) if mode.on_all_ranks else None
+        threads = start_ranks(plain, hydra_config) if mode.on_all_ranks else LEFT_TO_US
         resume = plain["resume"]
         tags: dict[str, str] = {}
         fork = find_fork(plain, None if saved is None else saved.run_dir) if mode.trains else None
@@ -169,7 +169,7 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
     )
 
 
-def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> int | None:
+def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> Threads:
     """Start the other processes of a job, before this one imports torch, and return the CPU threads per rank.
 
     Args:
@@ -182,7 +182,7 @@ def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> int | None:
     threads = choose_threads(launch.threads, processes, jobs)
     if jobs > 1 and config["trainer"].get("device", "auto") in ("auto", "cuda"):
         lease(processes, (Path(hydra_config.sweep.dir) / sweep.STOP).exists)
-    ranks().start(processes, threads)
+    ranks().start(processes, threads.number)
     return threads
 
 
@@ -264,7 +264,7 @@ def run(job: Job) -> Objective:
     """Run a job in its mode, and return the objective of a sweep. Call it on all ranks that take part."""
     import_from(job.code)
     mode = find_mode(job.config["mode"])
-    with removed_when_refused(Path(job.run_dir)), with_threads(job.threads), ExitStack() as stack:
+    with removed_when_refused(Path(job.run_dir)), with_threads(*job.threads), ExitStack() as stack:
         if mode.on_all_ranks:
             launch = build.make_launch(job.config)
             if launch.requeue and not is_slurm_job() and mode.trains and is_rank_zero():

@@ -235,6 +235,20 @@ FAULTS = (
         "sweeps/ladder/test_power_law.py",
     ),
     Fault(
+        "threads: a short step takes one thread though a user asked for more",
+        "runner/distributed/threads.py",
+        "    if _scope.may_lower:\n",
+        "    if True:\n",
+        "distributed/test_threads.py",
+    ),
+    Fault(
+        "threads: the operations of all ranks count",
+        "runner/config/short_steps.py",
+        "loader.order.batch_size / loader.order.world_size",
+        "loader.order.batch_size",
+        "config/test_short_steps.py",
+    ),
+    Fault(
         "budget: the operations of one rank only are counted",
         "runner/modes/measure.py",
         "operations_of(state) * get_data_parallel_size()",

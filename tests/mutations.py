@@ -1319,6 +1319,13 @@ FAULTS = (
         "test_evaluation.py",
     ),
     Fault(
+        "imports: garbage of the jobs before stays in memory",
+        "runner/device/memory.py",
+        "if not gc.get_freeze_count():",
+        "if True:",
+        "device/test_memory.py",
+    ),
+    Fault(
         "GPUs: a job takes what another has",
         "runner/distributed/gpus.py",
         'lock_file(folder / one.replace("/", "-"), mode=0o600)',

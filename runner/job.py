@@ -19,6 +19,7 @@ from runner.config import build
 from runner.config.command_line import LISTS, key_of
 from runner.config.composed import to_plain
 from runner.config.errors import WrongConfig, config_errors
+from runner.device.memory import importing
 from runner.distributed.endings import ended_by_signals
 from runner.distributed.environment import is_rank_zero, without_ranks
 from runner.distributed.gpus import given_back, lease
@@ -146,7 +147,8 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
         is_single = mode.trains and hydra_config.mode is RunMode.RUN  # a sweep keeps track of its own jobs
         if is_single and (plain.get("callbacks") or {}).get("console_summary"):
             announce(run_name, run_dir)  # before torch is imported, which takes seconds
-        check_in_mode(mode, plain, hydra_config)
+        with importing():
+            check_in_mode(mode, plain, hydra_config)
         restarted = checkpoint_before_restart(run_dir) if is_single else None
         if restarted is None:
             may_be_over = is_single and resume is not None and is_unfinished(run_dir)

@@ -1134,6 +1134,20 @@ FAULTS = (
         "test_loop_evaluation.py",
     ),
     Fault(
+        "evaluation: frozen layers with a train() of their own are not asked",
+        "runner/model.py",
+        "if plain and",
+        "if",
+        "test_model.py",
+    ),
+    Fault(
+        "evaluation: the mean loss keeps a value of every batch",
+        "runner/metrics.py",
+        "if len(self._terms) == MOST_TERMS:",
+        "if False:",
+        "test_metrics.py",
+    ),
+    Fault(
         "evaluation: averages stay in the model",
         "algorithms/_averaging.py",
         "        copy_all(live, trained)",
@@ -1342,9 +1356,16 @@ FAULTS = (
     Fault(
         "evaluation: what was in flight does not come back",
         "runner/evaluation.py",
-        "setattr(state, name, before[name])",
+        "setattr(state, name, before.get(name))",
         "pass",
         "test_evaluation.py",
+    ),
+    Fault(
+        "imports: garbage of the jobs before stays in memory",
+        "runner/device/memory.py",
+        "if not gc.get_freeze_count():",
+        "if True:",
+        "device/test_memory.py",
     ),
     Fault(
         "GPUs: a job takes what another has",

@@ -215,7 +215,7 @@ class DatasetLoader(OrderedLoader):
 
     Raises:
         TypeError: the data set is iterable-style, or an option would change the order.
-        ValueError: :class:`SampleOrder` or torch's ``DataLoader`` refuses an argument.
+        ValueError: `num_workers` is below 0, or :class:`SampleOrder` or torch's ``DataLoader`` refuses an argument.
     """
 
     def __init__(
@@ -236,6 +236,8 @@ class DatasetLoader(OrderedLoader):
             hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         ):
             raise TypeError(f"dataset={dataset!r}: must have a length and be indexed by sample: dataset[i]")
+        if num_workers < 0:
+            raise ValueError(f"num_workers={num_workers!r}: must be at least 0, which reads in this process")
         decided = {"sampler", "batch_sampler", "generator", "in_order"} & loader_options.keys()
         if decided:
             raise TypeError(f"{', '.join(sorted(decided))}: only shuffle and seed determine the order of samples")

@@ -25,7 +25,7 @@ try:
 except ImportError:
     pass
 
-LARGE = 32 * 1024  # bytes from which a tensor is copied by itself: smaller ones are stacked faster together
+LARGE = 64 * 1024  # bytes from which a tensor is copied by itself: smaller ones are stacked faster together
 
 _NUMBERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
 _NUMBERS |= {torch.float16, torch.bfloat16, torch.float32, torch.float64}

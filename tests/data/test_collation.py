@@ -47,8 +47,8 @@ def describe(value):
 
 SAMPLES = {
     "a tensor": large,
-    "an image and a label": lambda n: (large(n, (3, 64, 192), torch.uint8), n),
-    "gray": lambda n: (large(n, (1, 192, 192), torch.uint8), n),
+    "an image and a label": lambda n: (large(n, (3, 128, 192), torch.uint8), n),
+    "gray": lambda n: (large(n, (1, 256, 288), torch.uint8), n),
     "many channels": lambda n: large(n, (LARGE, 1, 1)),
     "a list": lambda n: [n, large(n, dtype=torch.int64), "name"],
     "a dict": lambda n: {"pixels": large(n), "name": f"{n}", "label": float(n)},
@@ -72,7 +72,10 @@ SAMPLES = {
     "kinds that differ": lambda n: (large(n), n) if n != 1 else [large(n), n],
     "more in later dicts": lambda n: {"a": large(n)} | ({"b": large(n)} if n else {}),
     "orders that differ": lambda n: dict([("a", large(n)), ("b", large(-n))][:: 1 if n else -1]),
-    "places that differ": lambda n: [large(n)[:: 1 if n == 1 else 2].view(-1)[: LARGE // 2], large(n)[: LARGE // 2]],
+    "one that is not copied": lambda n: [
+        large(n, (256, 256)).T if n == 1 else large(n, (256, 256)),
+        large(n, (256, 256)),
+    ],
     "empty": lambda n: torch.zeros(0, 9),
 }
 REFUSED = {
@@ -129,7 +132,7 @@ class Images:
         return 7
 
     def __getitem__(self, index):
-        return large(index, (3, 64, 192), torch.uint8), {"label": index}
+        return large(index, (3, 128, 192), torch.uint8), {"label": index}
 
 
 def and_whether_shared(batch):

@@ -434,6 +434,27 @@ FAULTS = (
         "size > free",
         "data/test_loaders.py",
     ),
+    Fault(
+        "collation: a column of differing samples is taken for a whole batch",
+        "runner/data/collation.py",
+        "and all(map(operator.is_, tensors, rows))",
+        "and tensors[0] is rows[0]",
+        "data/test_collation.py",
+    ),
+    Fault(
+        "collation: samples are kept until they are stacked",
+        "runner/data/collation.py",
+        "return self._copied(value) if _is_large_and_plain(value) else value",
+        "return value",
+        "data/test_collation.py",
+    ),
+    Fault(
+        "collation: workers read into memory of their own",
+        "runner/data/collation.py",
+        "if get_worker_info() is None:",
+        "if get_worker_info() is None or size:",
+        "data/test_collation.py",
+    ),
     # which samples, in which order
     Fault(
         "order of samples: each epoch has the first one's",

@@ -19,7 +19,6 @@ from runner.config import build
 from runner.config.command_line import LISTS, key_of
 from runner.config.composed import to_plain
 from runner.config.errors import WrongConfig, config_errors
-from runner.device.memory import importing
 from runner.distributed.endings import ended_by_signals
 from runner.distributed.environment import is_rank_zero, without_ranks
 from runner.distributed.gpus import given_back, lease
@@ -31,6 +30,7 @@ from runner.distributed.slurm import is_job as is_slurm_job
 from runner.distributed.slurm import use_tasks_as_ranks
 from runner.distributed.threads import LEFT_TO_US, Threads, choose_threads, parallel_jobs, with_threads
 from runner.failures.exit_codes import INTERRUPTED, WRONG_CONFIG, code_of_failure
+from runner.libraries.importing import importing
 from runner.modes.evaluate import with_saved_weights
 from runner.modes.table import MODES, Mode, find_mode
 from runner.runs import folder as run_folder

@@ -242,10 +242,10 @@ FAULTS = (
         "distributed/test_threads.py",
     ),
     Fault(
-        "threads: the operations of all ranks count",
+        "threads: the operations of a whole epoch count",
         "runner/config/short_steps.py",
-        "loader.order.batch_size / loader.order.world_size",
-        "loader.order.batch_size",
+        "flops_per_batch(next(loader.first(1)))",
+        "flops_per_batch(loader.tensors)",
         "config/test_short_steps.py",
     ),
     Fault(
@@ -1383,10 +1383,10 @@ FAULTS = (
     ),
     Fault(
         "imports: garbage of the jobs before stays in memory",
-        "runner/device/memory.py",
+        "runner/libraries/importing.py",
         "if not gc.get_freeze_count():",
         "if True:",
-        "device/test_memory.py",
+        "libraries/test_importing.py",
     ),
     Fault(
         "GPUs: a job takes what another has",

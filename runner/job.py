@@ -30,6 +30,7 @@ from runner.distributed.slurm import is_job as is_slurm_job
 from runner.distributed.slurm import use_tasks_as_ranks
 from runner.distributed.threads import LEFT_TO_US, Threads, choose_threads, parallel_jobs, with_threads
 from runner.failures.exit_codes import INTERRUPTED, WRONG_CONFIG, code_of_failure
+from runner.libraries.importing import importing
 from runner.modes.evaluate import with_saved_weights
 from runner.modes.table import MODES, Mode, find_mode
 from runner.runs import folder as run_folder
@@ -146,7 +147,8 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
         is_single = mode.trains and hydra_config.mode is RunMode.RUN  # a sweep keeps track of its own jobs
         if is_single and (plain.get("callbacks") or {}).get("console_summary"):
             announce(run_name, run_dir)  # before torch is imported, which takes seconds
-        check_in_mode(mode, plain, hydra_config)
+        with importing():
+            check_in_mode(mode, plain, hydra_config)
         restarted = checkpoint_before_restart(run_dir) if is_single else None
         if restarted is None:
             may_be_over = is_single and resume is not None and is_unfinished(run_dir)

@@ -123,7 +123,7 @@ FAULTS = (
     Fault(
         "programs: of one of several names nobody is told the others",
         "runner/checks.py",
-        'raise wrong_argument(name, value, reason, allowed=tuple(allowed), meant="".join(near))',
+        'raise wrong_argument(name, value, reason, allowed=tuple(allowed), meant="".join(near[:1]))',
         "raise wrong_argument(name, value, reason)",
         "test_programs.py",
     ),
@@ -242,10 +242,10 @@ FAULTS = (
         "distributed/test_threads.py",
     ),
     Fault(
-        "threads: the operations of all ranks count",
+        "threads: the operations of a whole epoch count",
         "runner/config/short_steps.py",
-        "loader.order.batch_size / loader.order.world_size",
-        "loader.order.batch_size",
+        "flops_per_batch(next(loader.first(1)))",
+        "flops_per_batch(loader.tensors)",
         "config/test_short_steps.py",
     ),
     Fault(
@@ -447,6 +447,27 @@ FAULTS = (
         "size > RESIDENT_SHARE * free",
         "size > free",
         "data/test_loaders.py",
+    ),
+    Fault(
+        "collation: a column of differing samples is taken for a whole batch",
+        "runner/data/collation.py",
+        "and all(map(operator.is_, tensors, rows))",
+        "and tensors[0] is rows[0]",
+        "data/test_collation.py",
+    ),
+    Fault(
+        "collation: samples are kept until they are stacked",
+        "runner/data/collation.py",
+        "return self._copied(value) if _is_large_and_plain(value) else value",
+        "return value",
+        "data/test_collation.py",
+    ),
+    Fault(
+        "collation: workers read into memory of their own",
+        "runner/data/collation.py",
+        "if get_worker_info() is None:",
+        "if get_worker_info() is None or size:",
+        "data/test_collation.py",
     ),
     # which samples, in which order
     Fault(
@@ -1148,6 +1169,20 @@ FAULTS = (
         "test_loop_evaluation.py",
     ),
     Fault(
+        "evaluation: frozen layers with a train() of their own are not asked",
+        "runner/model.py",
+        "if plain and",
+        "if",
+        "test_model.py",
+    ),
+    Fault(
+        "evaluation: the mean loss keeps a value of every batch",
+        "runner/metrics.py",
+        "if len(self._terms) == MOST_TERMS:",
+        "if False:",
+        "test_metrics.py",
+    ),
+    Fault(
         "evaluation: averages stay in the model",
         "algorithms/_averaging.py",
         "        copy_all(live, trained)",
@@ -1356,9 +1391,16 @@ FAULTS = (
     Fault(
         "evaluation: what was in flight does not come back",
         "runner/evaluation.py",
-        "setattr(state, name, before[name])",
+        "setattr(state, name, before.get(name))",
         "pass",
         "test_evaluation.py",
+    ),
+    Fault(
+        "imports: garbage of the jobs before stays in memory",
+        "runner/libraries/importing.py",
+        "if not gc.get_freeze_count():",
+        "if True:",
+        "libraries/test_importing.py",
     ),
     Fault(
         "GPUs: a job takes what another has",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from runner.distributed.threads import use_one_thread
@@ -26,8 +25,6 @@ def use_one_thread_if_short(state: State) -> None:
     loader = state.train_dataloader
     if state.device.type != "cpu" or not isinstance(loader, TensorLoader):
         return
-    samples = math.ceil(loader.order.batch_size / loader.order.world_size)
-    batch = tuple(one[:samples] for one in loader.tensors)
-    operations = state.unwrapped_model.flops_per_batch(batch)
+    operations = state.unwrapped_model.flops_per_batch(next(loader.first(1)))
     if operations is not None and operations < SHORT:
         use_one_thread()

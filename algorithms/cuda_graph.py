@@ -32,8 +32,8 @@ class CUDAGraph(Algorithm):
     Raises:
         ValueError: after loading, the device is not a GPU; a batch is split into microbatches, whose gradients would
             overwrite each other; the model is sharded or has a `training_step`; another algorithm acts between the
-            forward pass and the loss; or, when training starts, DDP looks for unused parameters or has a static graph,
-            which requires it to see the graph of each batch.
+            forward pass and the loss; or, when training starts, the model is compiled, or DDP looks for unused
+            parameters or has a static graph, which requires it to see the graph of each batch.
 
     Evidence: strong, for speed where the host is the limit (PyTorch's CUDA semantics). The trained model is the same.
     """

@@ -300,10 +300,10 @@ FAULTS = (
     ),
     Fault(
         "device: training starts where tensors hold no values",
-        "runner/arguments.py",
-        'if picked.type == "meta":',
+        "runner/config/build.py",
+        'if section.get("device") == "meta":',
         "if False:",
-        "test_arguments.py",
+        "config/test_build.py",
     ),
     Fault(
         "ddp: gradients are summed and not averaged where they are compressed",

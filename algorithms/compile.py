@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.optim import Optimizer
 
 from runner import Algorithm, Logger, State
@@ -86,7 +87,8 @@ class Compile(Algorithm):
         ValueError: the mode or the scope is unknown; or, after loading, the model has no repeated block, there is no
             C++ compiler for the CPU, CUDA graphs are combined with gradient accumulation, for which they cannot keep
             gradients in memory; or, with 'step', the model is sharded or has its own `training_step`, or another
-            algorithm acts between the forward pass and the loss.
+            algorithm acts between the forward pass and the loss; or, when training starts, the Trainer's `compile` has
+            compiled the model again.
 
     Evidence:
         Strong for speed on GPUs, where a model of equal blocks takes several times as long to compile as a whole. On a
@@ -101,6 +103,7 @@ class Compile(Algorithm):
         self.mode = mode
         self.scope = scope
         self._replays = False  # whether CUDA graphs are replayed
+        self._compiled: dict[Module, Any] = {}  # the model and the parts compiled, with what each calls
 
     def after_load(self, state: State, logger: Logger) -> None:
         compiler = os.environ.get("CXX", "clang++" if os.uname().sysname == "Darwin" else "g++")
@@ -127,6 +130,11 @@ class Compile(Algorithm):
         limit = {"recompile_limit": RECOMPILES * len(found)} if has_limit else {}
         for module in found.values():
             module.compile(mode=self.mode, **limit)
+        self._compiled = {one: one._compiled_call_impl for one in (model, *found.values())}
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        if any(one._compiled_call_impl is not call for one, call in self._compiled.items()):
+            raise ValueError("Compile compiles the model, in its own mode: leave out the compile of the Trainer")
 
     def _join(self, state: State) -> None:
         """Have loss and optimizers compiled too."""

@@ -32,8 +32,8 @@ class CUDAGraph(Algorithm):
     Raises:
         ValueError: after loading, the device is not a GPU; a batch is split into microbatches, whose gradients would
             overwrite each other; the model is sharded or has a `training_step`; another algorithm acts between the
-            forward pass and the loss; or, when training starts, DDP looks for unused parameters or has a static graph,
-            which requires it to see the graph of each batch.
+            forward pass and the loss; or, when training starts, the model is compiled, or DDP looks for unused
+            parameters or has a static graph, which requires it to see the graph of each batch.
 
     Evidence: strong, for speed where the host is the limit (PyTorch's CUDA semantics). The trained model is the same.
     """
@@ -68,6 +68,8 @@ class CUDAGraph(Algorithm):
         ddp = state.model
         if isinstance(ddp, DistributedDataParallel) and (ddp.static_graph or ddp.find_unused_parameters):
             raise ValueError("CUDAGraph bypasses DDP's hooks: leave out static_graph and find_unused_parameters")
+        if state.unwrapped_model._compiled_call_impl is not None:
+            raise ValueError("CUDAGraph cannot record a compiled model: leave out the compile of the Trainer")
 
     def _run(self, step: Step, batch: Any, model: nn.Module) -> tuple[Any, Any]:
         if not torch.is_grad_enabled():

@@ -296,6 +296,8 @@ def _check_trainer(section: Mapping[str, Any], ranks: int | str) -> None:
         for key, value in section.items():
             if (foreign := about_foreign_value(f"trainer.{key}", value)) is not None:
                 raise WrongKey(f"trainer.{key}", foreign, repr(value))
+        if section.get("device") == "meta":
+            raise WrongKey("trainer.device", "holds no values to train on; mode=check tries a run there", "'meta'")
         known = inspect.signature(check_arguments).parameters
         check_null("trainer", section, known)
         with _naming("trainer", section):

@@ -242,6 +242,15 @@ def test_a_model_without_repeated_blocks_is_refused(make_trainer, caplog: pytest
     assert "Compile changed" not in caplog.text  # which would name no part
 
 
+@pytest.mark.parametrize("scope", ["block", "model", "step"])
+def test_what_is_compiled_is_not_compiled_again(make_trainer, scope: str):
+    with (
+        make_trainer(Compile("max-autotune", scope), build=net, compile=True) as trainer,
+        pytest.raises(ValueError, match="Compile compiles the model, in its own mode: leave out"),
+    ):
+        trainer.fit()
+
+
 def test_a_missing_compiler_is_said_at_the_start(make_trainer, resnet, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ValueError, match="Compile needs a C\\+\\+ compiler for the CPU, and 'no-such-compiler'"):

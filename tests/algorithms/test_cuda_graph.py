@@ -215,6 +215,15 @@ def test_what_a_recording_cannot_hold_is_refused(make_trainer, stand_in):
             make_trainer(CUDAGraph(), other)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
+def test_a_compiled_model_is_refused(make_trainer, stand_in):
+    with (
+        make_trainer(CUDAGraph(), build=net, compile=True) as trainer,
+        pytest.raises(ValueError, match="CUDAGraph cannot record a compiled model: leave out"),
+    ):
+        trainer.fit()
+
+
 def test_a_cpu_is_refused(make_trainer):
     with pytest.raises(ValueError, match="CUDAGraph needs a CUDA device, not cpu: leave it out"):
         make_trainer(CUDAGraph())

@@ -245,6 +245,12 @@ def test_a_checkpoint_to_load_is_looked_for_before_anything_is_made(config: Any)
         build.check(config)
 
 
+def test_a_run_needs_a_device_with_values(config: Any):
+    config["trainer"]["device"] = "meta"
+    with pytest.raises(ValueError, match="trainer.device='meta': holds no values to train on; mode=check"):
+        build.check(config)
+
+
 def test_helpers_start_early_and_what_is_wrong_waits_for_the_check(config: Any):
     config["callbacks"] |= {"x": {"_target_": "nowhere.X"}, "y": None, "z": {}}
     build.warm_up(config)

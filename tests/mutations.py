@@ -123,7 +123,7 @@ FAULTS = (
     Fault(
         "programs: of one of several names nobody is told the others",
         "runner/checks.py",
-        'raise wrong_argument(name, value, reason, allowed=tuple(allowed), meant="".join(near))',
+        'raise wrong_argument(name, value, reason, allowed=tuple(allowed), meant="".join(near[:1]))',
         "raise wrong_argument(name, value, reason)",
         "test_programs.py",
     ),
@@ -235,6 +235,20 @@ FAULTS = (
         "sweeps/ladder/test_power_law.py",
     ),
     Fault(
+        "threads: a short step takes one thread though a user asked for more",
+        "runner/distributed/threads.py",
+        "    if _scope.may_lower:\n",
+        "    if True:\n",
+        "distributed/test_threads.py",
+    ),
+    Fault(
+        "threads: the operations of a whole epoch count",
+        "runner/config/short_steps.py",
+        "flops_per_batch(next(loader.first(1)))",
+        "flops_per_batch(loader.tensors)",
+        "config/test_short_steps.py",
+    ),
+    Fault(
         "budget: the operations of one rank only are counted",
         "runner/modes/measure.py",
         "operations_of(state) * get_data_parallel_size()",
@@ -250,11 +264,32 @@ FAULTS = (
     ),
     # gradients over ranks
     Fault(
+        "compile: a fused rest keeps Muon's matrices from being compiled",
+        "algorithms/compile.py",
+        'if all(group.get("fused")',
+        'if any(group.get("fused")',
+        "algorithms/test_compile.py",
+    ),
+    Fault(
         "ddp: options do not reach DDP",
         "runner/distributed/collectives.py",
         "options = {**options, ",
         "options = {",
         "algorithms/test_ddp.py",
+    ),
+    Fault(
+        "ddp: a search for unused parameters that a static graph ignores is accepted",
+        "algorithms/ddp.py",
+        "if static_graph and find_unused_parameters:",
+        "if False:",
+        "algorithms/test_ddp.py",
+    ),
+    Fault(
+        "device: training starts where tensors hold no values",
+        "runner/arguments.py",
+        'if picked.type == "meta":',
+        "if False:",
+        "test_arguments.py",
     ),
     Fault(
         "ddp: gradients are summed and not averaged where they are compressed",
@@ -398,6 +433,27 @@ FAULTS = (
         "size > RESIDENT_SHARE * free",
         "size > free",
         "data/test_loaders.py",
+    ),
+    Fault(
+        "collation: a column of differing samples is taken for a whole batch",
+        "runner/data/collation.py",
+        "and all(map(operator.is_, tensors, rows))",
+        "and tensors[0] is rows[0]",
+        "data/test_collation.py",
+    ),
+    Fault(
+        "collation: samples are kept until they are stacked",
+        "runner/data/collation.py",
+        "return self._copied(value) if _is_large_and_plain(value) else value",
+        "return value",
+        "data/test_collation.py",
+    ),
+    Fault(
+        "collation: workers read into memory of their own",
+        "runner/data/collation.py",
+        "if get_worker_info() is None:",
+        "if get_worker_info() is None or size:",
+        "data/test_collation.py",
     ),
     # which samples, in which order
     Fault(
@@ -1241,6 +1297,13 @@ FAULTS = (
         "distributed/test_slurm.py",
     ),
     Fault(
+        "Slurm: a run that nothing will requeue says nothing",
+        "runner/job.py",
+        "if launch.requeue and not is_slurm_job()",
+        "if launch.requeue and is_slurm_job()",
+        "distributed/test_slurm.py",
+    ),
+    Fault(
         "signal to a process that waits in torch: it waits on",
         "runner/distributed/endings.py",
         "        if not poll.poll(",
@@ -1320,10 +1383,10 @@ FAULTS = (
     ),
     Fault(
         "imports: garbage of the jobs before stays in memory",
-        "runner/device/memory.py",
+        "runner/libraries/importing.py",
         "if not gc.get_freeze_count():",
         "if True:",
-        "device/test_memory.py",
+        "libraries/test_importing.py",
     ),
     Fault(
         "GPUs: a job takes what another has",

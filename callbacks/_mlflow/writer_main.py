@@ -21,9 +21,9 @@ from typing import Any
 from runner.callbacks._mlflow.delivery import Delivery, Report, print_trace
 from runner.callbacks._mlflow.spool import SPOOL, open_log
 from runner.callbacks._mlflow.target import read_target, resolve_uri, set_environment, with_credentials
-from runner.device.memory import importing
 from runner.distributed.signals import HANDLED
 from runner.files.lock import lock_file
+from runner.libraries.importing import importing
 
 Commands = queue.SimpleQueue[dict[str, Any] | None]
 

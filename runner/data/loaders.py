@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
+from runner.data.collation import GrowingBatch
 from runner.data.order import SampleOrder
 from runner.data.picking import pick_batches
 from runner.data.worker_context import make_context
@@ -214,7 +215,7 @@ class DatasetLoader(OrderedLoader):
 
     Raises:
         TypeError: the data set is iterable-style, or an option would change the order.
-        ValueError: :class:`SampleOrder` or torch's ``DataLoader`` refuses an argument.
+        ValueError: `num_workers` is below 0, or :class:`SampleOrder` or torch's ``DataLoader`` refuses an argument.
     """
 
     def __init__(
@@ -235,6 +236,8 @@ class DatasetLoader(OrderedLoader):
             hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         ):
             raise TypeError(f"dataset={dataset!r}: must have a length and be indexed by sample: dataset[i]")
+        if num_workers < 0:
+            raise ValueError(f"num_workers={num_workers!r}: must be at least 0, which reads in this process")
         decided = {"sampler", "batch_sampler", "generator", "in_order"} & loader_options.keys()
         if decided:
             raise TypeError(f"{', '.join(sorted(decided))}: only shuffle and seed determine the order of samples")
@@ -309,7 +312,7 @@ class SeededBatches(Dataset[Any]):
         # In a worker nobody else draws any.
         states = None if as_batch or get_worker_info() is not None else _get_states()
         try:
-            read = self.dataset.read_batch(indices) if as_batch else self.collate_fn(self._samples(epoch, indices))
+            read = self.dataset.read_batch(indices) if as_batch else self._read(epoch, indices)
             return self.transform(read) if transforms and self.transform is not None else read
         except Exception as error:
             error.add_note(f"while batch {batch + 1} of epoch {epoch + 1} was read (both from 1)")
@@ -320,7 +323,8 @@ class SeededBatches(Dataset[Any]):
                 numpy.random.set_state(states[1])
                 torch.default_generator.set_state(states[2])
 
-    def _samples(self, epoch: int, indices: Sequence[int]) -> list[Any]:
+    def _read(self, epoch: int, indices: Sequence[int]) -> Any:
+        growing = GrowingBatch(len(indices)) if self.collate_fn is default_collate else None
         samples = []
         seeds = stream_seed(self.seed, "sample", epoch, numpy.array(indices, numpy.uint64)).tolist()
         for index, seed in zip(indices, seeds, strict=True):
@@ -329,11 +333,13 @@ class SeededBatches(Dataset[Any]):
             # torch.manual_seed would also reseed every accelerator.
             torch.default_generator.manual_seed(seed)
             try:
-                samples.append(self.dataset[index])
+                sample = self.dataset[index]
             except Exception as error:
                 error.add_note(f"raised by dataset[{index}]")
                 raise
-        return samples
+            samples.append(sample if growing is None else growing.keep(sample))
+            del sample  # its memory serves the next one
+        return self.collate_fn(samples) if growing is None else growing.collate(samples)
 
 
 def _get_states() -> tuple[Any, Any, Tensor]:

@@ -1,12 +1,9 @@
-"""The memory of accelerators, and of the modules of a process."""
+"""The memory of accelerators."""
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,22 +35,3 @@ def bytes_in_use(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     return torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["current"]
-
-
-@contextmanager
-def importing() -> Iterator[None]:
-    """Spare modules imported in the `with` block the search for garbage: now, and later too.
-
-    Torch and MLflow make hundreds of thousands of objects that live until the process ends, and each search through all
-    of them takes up to a tenth of a second. Only the first block of a process spares objects for good, or it would keep
-    the garbage of the jobs before it.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if not gc.get_freeze_count():
-            gc.freeze()
-        if enabled:
-            gc.enable()

@@ -351,6 +351,11 @@ def test_what_is_no_map_style_data_set_is_refused():
             DatasetLoader(dataset, batch_size=1, shuffle=False)
 
 
+def test_a_negative_number_of_workers_is_refused():
+    with pytest.raises(ValueError, match="^num_workers=-1: must be at least 0"):
+        DatasetLoader(range(3), batch_size=1, shuffle=False, num_workers=-1)
+
+
 def test_options_that_the_order_decides_are_refused():
     with pytest.raises(TypeError, match="generator, sampler: only shuffle and seed determine the order of samples"):
         DatasetLoader(range(3), batch_size=1, shuffle=False, sampler=[2, 1], generator=None)

@@ -9,7 +9,7 @@ from python_process import run_python
 
 GARBAGE = """
 import gc, weakref
-from runner.device.memory import importing
+from runner.libraries.importing import importing
 
 class Cycle:
     def __init__(self):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -188,10 +188,9 @@ def _owner(handler: Handler) -> Hooks:
     return getattr(handler.func if isinstance(handler, partial) else handler, "__self__", Hooks())
 
 
-@contextmanager
-def evaluation_weights(state: State) -> Iterator[None]:
+def evaluation_weights(state: State) -> AbstractContextManager[Any]:
     """Put the weights to evaluate and export into the model: an algorithm's average of them, if one keeps it."""
     with ExitStack() as stack:
         for algorithm in state.algorithms:
             stack.enter_context(algorithm.evaluation_weights(state))
-        yield
+        return stack.pop_all()

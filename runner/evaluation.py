@@ -103,8 +103,8 @@ def predict(run: Run, stream: BatchStream) -> list[Any]:
 
     def take(outputs: Any, samples: int) -> None:
         if samples:
-            moved = map_tensors(outputs, lambda tensor: tensor.cpu(), objects=lambda one: one.to("cpu"))
-            predictions.append(moved)  # after the intended sync
+            # The intended sync.
+            predictions.append(map_tensors(outputs, lambda tensor: tensor.cpu(), objects=lambda one: one.to("cpu")))
 
     predict_each(run, stream, take)
     return predictions

@@ -30,11 +30,12 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 def compile_optimizer(optimizer: Optimizer, mode: str) -> None:
-    """Compile the step of an optimizer, unless it is a fused kernel already, which torch does not compile.
+    """Compile the step of an optimizer, unless it is one fused kernel already, which torch does not compile.
 
-    Learning rates reach the step as tensors, so that new ones need no new code. Others still see numbers.
+    Of a Muon whose rest is fused, what it does with matrices is compiled. Learning rates reach the step as tensors, so
+    that new ones need no new code. Others still see numbers.
     """
-    if any(group.get("fused") for group in optimizer.param_groups):
+    if all(group.get("fused") for group in optimizer.param_groups):
         return
     for group in optimizer.param_groups:
         if group.get("foreach"):
@@ -67,9 +68,10 @@ class Compile(Algorithm):
     """Compiles the model with `torch.compile`, after all other changes to it; names of weights stay.
 
     Blocks of the same class and shape share their compiled code. Compilation happens in the first batch, again in the
-    first batch of another size, for any size, and again in the first evaluation; then no more. Results differ only by
-    rounding from those without compilation. The rounding for one shape may depend on which shapes came before, so where
-    shapes vary, a resumed run equals an uninterrupted one only up to rounding.
+    first batch of another size, for any size, and again in the first evaluation; then no more, except that SGD with
+    momentum is compiled again for its second step. Results differ only by rounding from those without compilation. The
+    rounding for one shape may depend on which shapes came before, so where shapes vary, a resumed run equals an
+    uninterrupted one only up to rounding.
 
     CUDA graphs reuse the same memory in each forward pass, so what compiled parts returned is overwritten by the next
     pass.
@@ -118,7 +120,8 @@ class Compile(Algorithm):
             raise ValueError("scope='block': the model has no repeated block; set scope='model' to compile all of it")
         if self.scope == "step":
             self._join(state)
-        report(self, state, [*found], "block")
+        elif self.scope == "block":
+            report(self, state, [*found], "block")
         # Blocks of one class share a limit, after which torch runs all further ones uncompiled; a key since torch 2.13.
         has_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
         limit = {"recompile_limit": RECOMPILES * len(found)} if has_limit else {}

@@ -39,7 +39,7 @@ class DDP(Algorithm):
         static_graph: whether all batches use the same parameters in the same order: DDP then learns the order from the
             first, and allows activation checkpoints within one another.
         find_unused_parameters: whether each batch may leave out parameters, whose gradients then count as 0; takes a
-            pass over the graph in each batch.
+            pass over the graph in each batch. Not with `static_graph`, which finds unused parameters in the first.
         compress: the number format in which gradients are sent: 'bf16', 'fp16' or None, their own.
 
     Raises:
@@ -59,6 +59,8 @@ class DDP(Algorithm):
         check_whole("bucket_cap_mb", bucket_cap_mb, 1, "a number of MiB")
         if compress not in FORMATS:
             raise ValueError(f"compress={compress!r}: must be None, 'bf16' or 'fp16'")
+        if static_graph and find_unused_parameters:
+            raise ValueError("find_unused_parameters=True: does nothing with static_graph=True; leave one of them out")
         self.bucket_cap_mb = bucket_cap_mb
         self.static_graph = static_graph
         self.find_unused_parameters = find_unused_parameters

@@ -9,6 +9,7 @@ at tiny sizes, which tests this file and measures nothing: what needs a GPU then
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
 import importlib
@@ -57,7 +58,7 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
 }
-"""A Llama of 1.2 thousand million weights, with hidden layers four times as wide as the others."""
+"""A Llama of 1.2 billion weights, with hidden layers four times as wide as the others."""
 WRONG_LABELS = (
     "runner",
     "model=mlp",
@@ -112,7 +113,7 @@ def make_data(name: str, batches: int = 8) -> tuple[Tensor, Tensor]:
         tokens = torch.randint(vocab, (samples, context + 1), generator=generator)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     size = 224 if ON_GPU else 8
-    return torch.randn(samples, 3, size, size, generator=generator), torch.arange(samples) % 10
+    return torch.rand(samples, 3, size, size, generator=generator), torch.arange(samples) % 10
 
 
 def batch_size(name: str) -> int:
@@ -279,7 +280,7 @@ def plug_ins() -> Iterator[Row]:
                 yield Row(f"{name}, {network}", taken / seconds)
                 break
             else:
-                yield Row(name, "fits neither")
+                yield Row(name, "does not fit these runs")
 
 
 def compiling() -> Iterator[Row]:
@@ -420,8 +421,15 @@ SECTIONS = (
 )
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Print the table, and return whether a limit was passed or a section failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="parts of names of sections (default: all)")
+    words = parser.parse_args(arguments).words
+    names = [section.__name__ for section in SECTIONS]
+    for word in words:
+        if not any(word in one for one in names):
+            parser.error(f"{word!r} is in no section's name: {', '.join(names)}")
     name = torch.cuda.get_device_name() if ON_GPU else "no GPU: tiny sizes, which measure nothing"
     print(f"{name}, torch {torch.__version__}, {PRECISION}")
     failed = False

@@ -21,6 +21,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -306,7 +307,16 @@ def print_row(title: str, row: Iterable[float], sign: str = "") -> None:
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--each", nargs="*", metavar="CLASS", help="what each callback and algorithm adds, or these")
+    known = {
+        kind: [one for one in kind.__all__ if one not in LEFT_OUT] for kind in (runner.callbacks, runner.algorithms)
+    }
+    parser.add_argument(
+        "--each",
+        nargs="*",
+        choices=[*chain(*known.values())],
+        metavar="CLASS",
+        help="what each callback and algorithm adds, or these",
+    )
     parser.add_argument("--device", default="cpu", help="where to train (default cpu)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -322,8 +332,8 @@ def main() -> int:
         if arguments.each is None:
             return 0
         print("\nmore with")
-        for kind in (runner.callbacks, runner.algorithms):
-            for name in (one for one in kind.__all__ if one not in LEFT_OUT):
+        for kind, names in known.items():
+            for name in names:
                 if arguments.each and name not in arguments.each:
                     continue
                 quiet = io.StringIO()

@@ -33,7 +33,8 @@ import numpy
 folder = pathlib.Path(importlib.util.find_spec("sklearn").origin).parent
 with gzip.open(folder / "datasets/data/digits.csv.gz", "rt") as file:
     table = torch.from_numpy(numpy.loadtxt(file, delimiter=",", dtype=numpy.float32))
-images, labels = table[:1200, :-1].view(-1, 1, 8, 8) / 16, table[:1200, -1].long()
+pixels, classes = table[:, :-1].view(-1, 1, 8, 8) / 16, table[:, -1].long()
+images, labels = pixels[:1200], classes[:1200]
 """
 
 TRAINING = """
@@ -75,10 +76,20 @@ from torch.utils.data import DataLoader, TensorDataset
 mlflow.set_tracking_uri("sqlite:///mlflow.db")
 mlflow.set_experiment("by hand")
 loader = DataLoader(TensorDataset(images, labels), batch_size=64, shuffle=True)
+held_out = DataLoader(TensorDataset(pixels[1200:], classes[1200:]), batch_size=config.data.eval_batch_size)
 with mlflow.start_run():
     for epoch in range(epochs):
+        net.train()
         for step, batch in enumerate(loader, epoch * batches):
             mlflow.log_metric("loss", train(*batch, step).item(), step)
+        net.eval()
+        with torch.no_grad():
+            found = [(net(inputs), targets) for inputs, targets in held_out]
+        outputs, targets = (torch.cat(one) for one in zip(*found))
+        mlflow.log_metric("eval loss", F.cross_entropy(outputs, targets).item(), step)
+        mlflow.log_metric("eval accuracy", (outputs.argmax(1) == targets).float().mean().item(), step)
+    torch.save(net.state_dict(), "model.pt")
+    mlflow.log_artifact("model.pt")
 """
 
 READ = """

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 def describe_run(state: State, width: int) -> list[str]:
     """Return a line on the model and how it is trained, and a line on the data; parts that do not fit are left out."""
+    from torch import get_num_threads
+
     from runner import get_world_size
 
     model = state.unwrapped_model
@@ -18,6 +20,9 @@ def describe_run(state: State, width: int) -> list[str]:
     total = sum(one.numel() for one in parameters)
     trainable = sum(one.numel() for one in parameters if one.requires_grad)
     where = f"{get_world_size()} x {state.device}" if get_world_size() > 1 else f"{state.device}"
+    if state.device.type == "cpu":
+        threads = get_num_threads()
+        where += f" ({threads} thread{'s' * (threads != 1)})"
     training = [
         type(getattr(model, "module", model)).__name__,
         f"{_count(total)} parameters" + ("" if trainable == total else f" ({_count(trainable)} trainable)"),

@@ -63,7 +63,10 @@ def check_arguments(
     check_iteration_length(iteration_length)
     check_session(session)
     check_microbatches(grad_accum, microbatch_size)
-    Precision(precision).check(pick_device(device))
+    picked = pick_device(device)
+    if picked.type == "meta":
+        raise ValueError("device='meta': holds no values to train on; mode=check tries a run there")
+    Precision(precision).check(picked)
     check_seed(seed)
     layout = Layout(parallel, shard_size, gather_dtype, tensor_parallel)
     if get_world_size() > 1:

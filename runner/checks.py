@@ -33,23 +33,24 @@ def check_whole(name: str, value: int, least: int, what: str = "a whole number")
         raise wrong_argument(name, value, f"must be {what}, at least {least}")
 
 
-def check_one_of(name: str, value: Any, allowed: Collection[str], cutoff: float = 0.6) -> None:
+def check_one_of(name: str, value: Any, allowed: Collection[str]) -> None:
     """Check that an argument is one of several names.
 
     Args:
         name: the argument's name.
         value: the value that was given.
         allowed: the names.
-        cutoff: how near a name must be to be suggested, from 0 to 1.
 
     Raises:
         ValueError: it is none of them; the message and the facts list them.
     """
     if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=cutoff)
+        typed = str(value).lower()
+        longer = [one for one in allowed if typed and typed in one.lower()]
+        near = longer or difflib.get_close_matches(typed, allowed, n=1)
         question = f"; did you mean {near[0]!r}?" if near else ""
         reason = f"must be one of {', '.join(map(repr, allowed))}{question}"
-        raise wrong_argument(name, value, reason, allowed=tuple(allowed), meant="".join(near))
+        raise wrong_argument(name, value, reason, allowed=tuple(allowed), meant="".join(near[:1]))
 
 
 def check_subset(name: str, value: int | None) -> int | None:

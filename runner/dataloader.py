@@ -122,7 +122,7 @@ class BatchStream:
         if self.length is None and self.label != "train":  # training ends at max_duration, whatever the loader does
             batches = warn_if_endless(batches, name_of_loader(self.label))
         if (move := self._move) is not None:
-            batches = (move(one) for one in batches)
+            batches = map(move, batches)
         return batches if self._cast is None else map(self._cast, batches)
 
     def _read(self, epoch: int, batch: int) -> Iterator[Any]:

@@ -28,14 +28,14 @@ def evaluate_now(run: Run, evaluators: Sequence[Evaluator]) -> None:
     """Run evaluators during training, as one group; do nothing if there are none. Call it on all ranks."""
     if not evaluators:
         return
-    on = run.on
-    with off_the_clock(run):
-        with evaluation(run):
-            on.eval_before_all()
-            for evaluator in evaluators:
-                evaluate(run, evaluator)
-        with run.state.changing(settles=run.state.is_consistent):  # a resumed run does not fire these again
-            on.eval_after_all()
+    run.clock.pause()
+    with evaluation(run):
+        run.on.eval_before_all()
+        for evaluator in evaluators:
+            evaluate(run, evaluator)
+    with run.state.changing(settles=run.state.is_consistent):  # a resumed run does not fire these again
+        run.on.eval_after_all()
+    run.clock.resume()
 
 
 def evaluate_standalone(
@@ -48,13 +48,13 @@ def evaluate_standalone(
         evaluators: the evaluators to run.
         weights: puts the weights to evaluate into the model; None: the weights that training evaluates.
     """
-    on = run.on
-    with off_the_clock(run):
-        with evaluation(run, weights):
-            on.eval_standalone_start()
-            for evaluator in evaluators:
-                evaluate(run, evaluator)
-        on.eval_standalone_end()
+    run.clock.pause()
+    with evaluation(run, weights):
+        run.on.eval_standalone_start()
+        for evaluator in evaluators:
+            evaluate(run, evaluator)
+    run.on.eval_standalone_end()
+    run.clock.resume()
 
 
 def evaluate(run: Run, evaluator: Evaluator) -> None:
@@ -121,7 +121,8 @@ def predict_each(run: Run, stream: BatchStream, take: Callable[[Any, int], None]
     """
     state = run.state
     on = run.on
-    with off_the_clock(run), evaluation(run):
+    run.clock.pause()
+    with evaluation(run):
         state.stream = stream
         state.predict_timestamp = Timestamp()
         on.predict_start()
@@ -136,16 +137,7 @@ def predict_each(run: Run, stream: BatchStream, take: Callable[[Any, int], None]
             state.predict_timestamp = state.predict_timestamp.to_next_batch(all_samples)
             on.predict_batch_end()
         on.predict_end()
-
-
-@contextmanager
-def off_the_clock(run: Run) -> Iterator[None]:
-    """Stop the training clock within the `with` block."""
-    run.clock.pause()
-    try:
-        yield
-    finally:
-        run.clock.resume()
+    run.clock.resume()
 
 
 _IN_FLIGHT = ("batch", "microbatch", "outputs", "loss", "stream")
@@ -162,7 +154,6 @@ def evaluation(run: Run, weights: AbstractContextManager[None] | None = None) ->
             yield
     finally:
         for name in _IN_FLIGHT:
-            if name in before:
-                setattr(state, name, before[name])
-            elif hasattr(state, name):
+            setattr(state, name, before.get(name))
+            if name not in before:
                 delattr(state, name)

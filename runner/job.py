@@ -28,8 +28,9 @@ from runner.distributed.local_ranks import ranks
 from runner.distributed.session import SessionOver, requeued_by_signals
 from runner.distributed.slurm import is_job as is_slurm_job
 from runner.distributed.slurm import use_tasks_as_ranks
-from runner.distributed.threads import choose_threads, parallel_jobs, with_threads
+from runner.distributed.threads import LEFT_TO_US, Threads, choose_threads, parallel_jobs, with_threads
 from runner.failures.exit_codes import INTERRUPTED, WRONG_CONFIG, code_of_failure
+from runner.libraries.importing import importing
 from runner.modes.evaluate import with_saved_weights
 from runner.modes.table import MODES, Mode, find_mode
 from runner.runs import folder as run_folder
@@ -46,6 +47,8 @@ from runner.sweeps.job import attempt, placed
 from runner.terminal.answer import give
 from runner.terminal.console import announce, print_failure
 from runner.terminal.output import lasting_output, output_to
+
+log = logging.getLogger("runner")
 
 run_folder.register_resolver()
 sweep.register_resolver()
@@ -126,7 +129,7 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
         give(mode=mode.name)
         if mode.keeps_folder:  # otherwise no destination is called
             build.warm_up(plain)
-        threads = start_ranks(plain, hydra_config) if mode.on_all_ranks else None
+        threads = start_ranks(plain, hydra_config) if mode.on_all_ranks else LEFT_TO_US
         resume = plain["resume"]
         tags: dict[str, str] = {}
         fork = find_fork(plain, None if saved is None else saved.run_dir) if mode.trains else None
@@ -144,7 +147,8 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
         is_single = mode.trains and hydra_config.mode is RunMode.RUN  # a sweep keeps track of its own jobs
         if is_single and (plain.get("callbacks") or {}).get("console_summary"):
             announce(run_name, run_dir)  # before torch is imported, which takes seconds
-        check_in_mode(mode, plain, hydra_config)
+        with importing():
+            check_in_mode(mode, plain, hydra_config)
         restarted = checkpoint_before_restart(run_dir) if is_single else None
         if restarted is None:
             may_be_over = is_single and resume is not None and is_unfinished(run_dir)
@@ -167,7 +171,7 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
     )
 
 
-def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> int | None:
+def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> Threads:
     """Start the other processes of a job, before this one imports torch, and return the CPU threads per rank.
 
     Args:
@@ -180,7 +184,7 @@ def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> int | None:
     threads = choose_threads(launch.threads, processes, jobs)
     if jobs > 1 and config["trainer"].get("device", "auto") in ("auto", "cuda"):
         lease(processes, (Path(hydra_config.sweep.dir) / sweep.STOP).exists)
-    ranks().start(processes, threads)
+    ranks().start(processes, threads.number)
     return threads
 
 
@@ -262,9 +266,11 @@ def run(job: Job) -> Objective:
     """Run a job in its mode, and return the objective of a sweep. Call it on all ranks that take part."""
     import_from(job.code)
     mode = find_mode(job.config["mode"])
-    with removed_when_refused(Path(job.run_dir)), with_threads(job.threads), ExitStack() as stack:
+    with removed_when_refused(Path(job.run_dir)), with_threads(*job.threads), ExitStack() as stack:
         if mode.on_all_ranks:
             launch = build.make_launch(job.config)
+            if launch.requeue and not is_slurm_job() and mode.trains and is_rank_zero():
+                log.warning("launch.requeue=true: has no effect outside Slurm")
             stack.enter_context(requeued_by_signals(launch.requeues))
             stack.enter_context(ended_by_signals(launch.grace))
         if mode.folder == "temporary" and job.config["resume"] is None:  # otherwise the folder is another run's

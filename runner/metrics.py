@@ -24,6 +24,8 @@ from runner.logger import Logger
 from runner.model import Model
 from runner.state import State
 
+MOST_TERMS = 128  # zero-dimensional tensors that a mean keeps before it adds them up, all at once
+
 
 class TrainMetrics(Callback):
     """Updates the model's training metrics with each microbatch, and computes and resets them at each EPOCH_END."""
@@ -151,12 +153,16 @@ class WeightedMean:
 
     def __init__(self, device: torch.device) -> None:
         dtype = torch.float32 if device.type == "mps" else torch.float64
-        self._total, self._weight = torch.zeros(2, dtype=dtype, device=device)
+        self._terms: list[Tensor] = []  # values times their weights, not in the total yet
+        self._total = torch.zeros((), dtype=dtype, device=device)
+        self._weight = torch.zeros_like(self._total)
         self._known: float = 0  # sum of the weights that are on the host
 
     def add(self, value: Tensor, weight: float | Tensor) -> None:
         """Add a zero-dimensional value with its weight."""
-        self._total += value * weight
+        self._terms.append(value * weight)
+        if len(self._terms) == MOST_TERMS:
+            self._add_up()
         if isinstance(weight, Tensor):
             self._weight += weight
         else:
@@ -164,5 +170,11 @@ class WeightedMean:
 
     def compute(self) -> Tensor:
         """Return the mean over all ranks. Call it on all ranks."""
-        total, weight = all_reduce_sum(torch.stack((self._total, self._weight + self._known)))
-        return total / weight
+        self._add_up()
+        sums = all_reduce_sum(torch.stack((self._total, self._weight + self._known)))
+        return sums[0] / sums[1]
+
+    def _add_up(self) -> None:
+        if self._terms:  # a rank may have no samples
+            self._total += torch.stack(self._terms).sum(dtype=self._total.dtype)
+            self._terms.clear()

@@ -6,7 +6,7 @@ A batch is a tensor, or an arbitrarily nested tuple, list or mapping of tensors,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,8 +23,7 @@ class Model(nn.Module):
 
     A subclass defines `forward(batch) -> outputs` and `loss(outputs, batch)`; everything else has a default. A model
     with several optimizers, or with a step other than forward, loss and backward, defines `training_step` instead of
-    `loss`. A subclass may also define `validate(batch) -> (outputs, targets)`, the earlier name of `eval_forward`. In
-    evaluation the metrics then see the targets that it returns.
+    `loss`.
 
     Attributes:
         training_step: None, or a method `training_step(state)` of the subclass, which the training loop then calls
@@ -41,6 +40,8 @@ class Model(nn.Module):
         slice_batch: None, or a method `slice_batch(batch, start, end)` of the subclass, which returns samples `start`
             to `end - 1` of a batch: a microbatch of `grad_accum` or `microbatch_size`. Without it these are views of
             its tensors, parts of its lists, and `one[start:end]` of objects with a method `to(device)`.
+        validate: None, or a method `validate(batch) -> (outputs, targets)` of the subclass, the earlier name of
+            `eval_forward`. In evaluation the metrics then see the targets that it returns.
 
     Raises:
         TypeError: the subclass has no `forward`, or neither `loss` nor `training_step`, or `manual_optimization`
@@ -50,6 +51,7 @@ class Model(nn.Module):
     training_step: ClassVar[Callable[..., Any] | None] = None
     manual_optimization: ClassVar[bool] = False
     slice_batch: ClassVar[Callable[..., Any] | None] = None
+    validate: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,9 +88,9 @@ class Model(nn.Module):
         """
         if outputs is not None:
             return outputs
-        if not hasattr(type(self), "validate"):  # of the instance it would be a microsecond a batch
+        if self.validate is None:
             return self(batch)
-        outputs, targets = self.validate(batch)  # type: ignore[operator]
+        outputs, targets = self.validate(batch)
         self._validated = (batch, targets)
         return outputs
 
@@ -169,9 +171,20 @@ class Model(nn.Module):
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
     """Put a model in evaluation mode within the `with` block, then restore the mode of each of its modules."""
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    plain = all(getattr(module.train, "__func__", None) is nn.Module.train for module, _ in modes)
+    if plain and type(model).eval is nn.Module.eval:
+        _set_modes((module, False) for module, _ in modes)
+    else:  # frozen layers may have a `train` of their own
+        model.eval()
     try:
         yield
     finally:
-        for module, training in modes:
-            module.training = training
+        _set_modes(modes)
+
+
+def _set_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+    for module, training in modes:
+        if "training" in vars(module):
+            vars(module)["training"] = training  # nn.Module.__setattr__ takes ten times as long
+        else:
+            module.training = training  # a ScriptModule keeps it elsewhere

@@ -31,7 +31,7 @@ class Precision(StrEnum):
     def _missing_(cls, value: object) -> None:
         if "fp8" in str(value).lower():
             raise ValueError(f"precision={value!r}: choose 'amp_bf16', and add the algorithm Float8")
-        check_one_of("precision", value, [*map(str, cls)], cutoff=0.0)
+        check_one_of("precision", value, [*map(str, cls)])
 
     def check(self, device: torch.device) -> None:
         """Check that a device supports this precision, and warn if it is slow there.

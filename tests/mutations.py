@@ -123,7 +123,7 @@ FAULTS = (
     Fault(
         "programs: of one of several names nobody is told the others",
         "runner/checks.py",
-        'raise wrong_argument(name, value, reason, allowed=tuple(allowed), meant="".join(near))',
+        'raise wrong_argument(name, value, reason, allowed=tuple(allowed), meant="".join(near[:1]))',
         "raise wrong_argument(name, value, reason)",
         "test_programs.py",
     ),
@@ -235,6 +235,20 @@ FAULTS = (
         "sweeps/ladder/test_power_law.py",
     ),
     Fault(
+        "threads: a short step takes one thread though a user asked for more",
+        "runner/distributed/threads.py",
+        "    if _scope.may_lower:\n",
+        "    if True:\n",
+        "distributed/test_threads.py",
+    ),
+    Fault(
+        "threads: the operations of a whole epoch count",
+        "runner/config/short_steps.py",
+        "flops_per_batch(next(loader.first(1)))",
+        "flops_per_batch(loader.tensors)",
+        "config/test_short_steps.py",
+    ),
+    Fault(
         "budget: the operations of one rank only are counted",
         "runner/modes/measure.py",
         "operations_of(state) * get_data_parallel_size()",
@@ -250,11 +264,32 @@ FAULTS = (
     ),
     # gradients over ranks
     Fault(
+        "compile: a fused rest keeps Muon's matrices from being compiled",
+        "algorithms/compile.py",
+        'if all(group.get("fused")',
+        'if any(group.get("fused")',
+        "algorithms/test_compile.py",
+    ),
+    Fault(
         "ddp: options do not reach DDP",
         "runner/distributed/collectives.py",
         "options = {**options, ",
         "options = {",
         "algorithms/test_ddp.py",
+    ),
+    Fault(
+        "ddp: a search for unused parameters that a static graph ignores is accepted",
+        "algorithms/ddp.py",
+        "if static_graph and find_unused_parameters:",
+        "if False:",
+        "algorithms/test_ddp.py",
+    ),
+    Fault(
+        "device: training starts where tensors hold no values",
+        "runner/arguments.py",
+        'if picked.type == "meta":',
+        "if False:",
+        "test_arguments.py",
     ),
     Fault(
         "ddp: gradients are summed and not averaged where they are compressed",
@@ -1134,6 +1169,20 @@ FAULTS = (
         "test_loop_evaluation.py",
     ),
     Fault(
+        "evaluation: frozen layers with a train() of their own are not asked",
+        "runner/model.py",
+        "if plain and",
+        "if",
+        "test_model.py",
+    ),
+    Fault(
+        "evaluation: the mean loss keeps a value of every batch",
+        "runner/metrics.py",
+        "if len(self._terms) == MOST_TERMS:",
+        "if False:",
+        "test_metrics.py",
+    ),
+    Fault(
         "evaluation: averages stay in the model",
         "algorithms/_averaging.py",
         "        copy_all(live, trained)",
@@ -1262,6 +1311,13 @@ FAULTS = (
         "distributed/test_slurm.py",
     ),
     Fault(
+        "Slurm: a run that nothing will requeue says nothing",
+        "runner/job.py",
+        "if launch.requeue and not is_slurm_job()",
+        "if launch.requeue and is_slurm_job()",
+        "distributed/test_slurm.py",
+    ),
+    Fault(
         "signal to a process that waits in torch: it waits on",
         "runner/distributed/endings.py",
         "        if not poll.poll(",
@@ -1335,9 +1391,16 @@ FAULTS = (
     Fault(
         "evaluation: what was in flight does not come back",
         "runner/evaluation.py",
-        "setattr(state, name, before[name])",
+        "setattr(state, name, before.get(name))",
         "pass",
         "test_evaluation.py",
+    ),
+    Fault(
+        "imports: garbage of the jobs before stays in memory",
+        "runner/libraries/importing.py",
+        "if not gc.get_freeze_count():",
+        "if True:",
+        "libraries/test_importing.py",
     ),
     Fault(
         "GPUs: a job takes what another has",

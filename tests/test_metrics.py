@@ -13,7 +13,7 @@ from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, Multicl
 from runner import Callback, ClassificationModel, Evaluator, LanguageModel, Model, Trainer
 from runner.callbacks import InMemoryLogger
 from runner.data import TensorLoader
-from runner.metrics import WeightedMean, empty, scalars, update_metrics
+from runner.metrics import MOST_TERMS, WeightedMean, empty, scalars, update_metrics
 
 
 def make_data(size: int = 10) -> tuple[Tensor, Tensor]:
@@ -256,6 +256,16 @@ class TestWeightedMean:
         for _ in range(100):
             mean.add(torch.tensor(2.0), 1)
         assert float(mean.compute()) == (2**24 + 200) / (2**24 + 100)
+
+    def test_it_keeps_few_of_many_values(self):
+        mean = WeightedMean(torch.device("cpu"))
+        values = torch.rand(2 * MOST_TERMS + 3, generator=torch.Generator().manual_seed(0))
+        exact = 0.0
+        for weight, value in enumerate(values, start=1):
+            mean.add(value, weight)
+            exact += float(value * weight)
+            assert len(mean._terms) < MOST_TERMS
+        assert float(mean.compute()) == exact / sum(range(1, len(values) + 1))
 
     def test_of_nothing_it_is_not_a_number(self):
         assert math.isnan(float(WeightedMean(torch.device("cpu")).compute()))

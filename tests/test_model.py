@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torchmetrics import Metric
 
-from runner.model import Model
+from runner.model import Model, in_eval_mode
 
 
 class Regression(Model):
@@ -131,3 +131,29 @@ def test_samples_are_counted_along_the_first_dimension_of_the_first_tensor(batch
 def test_a_batch_without_tensors_is_an_error_that_says_what_to_override(batch, name):
     with pytest.raises(TypeError, match=rf"batch of type {name}: .*override Model.num_samples"):
         Regression().num_samples(batch)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("has_own", [False, True])
+def test_evaluation_mode_and_back(has_own: bool):
+    """Frozen layers have a `train` of their own, in their class or put onto the object; a ScriptModule is in C++."""
+
+    class Frozen(nn.Dropout):
+        def train(self, mode=True):
+            called.append(mode)
+            return super().train(False)
+
+    called: list[bool] = []
+    network = nn.Sequential(nn.Dropout(), torch.jit.script(nn.Sequential(nn.Dropout())), nn.Linear(2, 2))
+    network[2].eval()
+    if has_own:
+        network.extend([Frozen().eval(), nn.Dropout()])
+        vars(network[4])["train"] = lambda mode: called.append(mode)
+    before = [module.training for module in network.modules()]
+    called.clear()
+    ones = torch.ones(8, 2)
+    with in_eval_mode(network):
+        assert not any(module.training for module in [network, *network[:4].children()])
+        assert torch.equal(network[1](ones), ones)
+    assert [module.training for module in network.modules()] == before and called == [False] * 2 * has_own
+    assert not torch.equal(network[1](ones), ones)

@@ -23,6 +23,7 @@ from runner.callbacks._mlflow.spool import SPOOL, open_log
 from runner.callbacks._mlflow.target import read_target, resolve_uri, set_environment, with_credentials
 from runner.distributed.signals import HANDLED
 from runner.files.lock import lock_file
+from runner.libraries.importing import importing
 
 Commands = queue.SimpleQueue[dict[str, Any] | None]
 
@@ -73,7 +74,7 @@ class Service:
             commands: commands of the trainer; None means that it has ended.
             trainer: process id of the trainer.
         """
-        with contextlib.suppress(Exception):  # reported once there is a run
+        with importing(), contextlib.suppress(Exception):  # reported once there is a run
             importlib.import_module("runner.callbacks._mlflow.sink")
             importlib.import_module("runner.callbacks._mlflow.store").open_early(resolve_uri(None))
         deadline = None

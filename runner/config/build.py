@@ -19,6 +19,7 @@ from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig
 from runner.config.foreign import about_foreign_value
 from runner.config.hydra_versions import any_target, full_key
 from runner.config.nearest import Advice
+from runner.config.short_steps import use_one_thread_if_short
 from runner.config.signatures import check_null, check_signature, locate
 from runner.failures.facts import WrongKey, annotate, argument_of, facts_of, wrong_argument
 from runner.files.addresses import hidden_everywhere
@@ -198,7 +199,9 @@ def make_model(config: Mapping[str, Any]) -> Any:
 def assemble(config: Mapping[str, Any], run_dir: Path, run_name: str, **parts: Any) -> Trainer:
     """Return the Trainer of a config, given the objects made from its groups by the Trainer's argument names."""
     supplied = {"run_dir": run_dir, "run_name": run_name, "progress_bar": False, "config": hidden_everywhere(config)}
-    return make("trainer", config["trainer"], **supplied, **parts)
+    trainer = make("trainer", config["trainer"], **supplied, **parts)
+    use_one_thread_if_short(trainer.state)
+    return trainer
 
 
 def make_destinations(config: Mapping[str, Any]) -> list[LoggerDestination]:

@@ -81,7 +81,7 @@ def pick_device(device: str | torch.device) -> torch.device:
         return torch.device("cuda", index)
     try:
         torch.empty(0, device=picked)
-    except (RuntimeError, AssertionError):  # its backends raise one or the other
+    except (RuntimeError, AssertionError, ImportError):  # its backends raise one of them
         raise ValueError(f"device={str(device)!r}: torch finds none here; give auto or cpu") from None
     return picked
 

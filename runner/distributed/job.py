@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from runner.distributed.threads import LEFT_TO_US, Threads
+
 
 @dataclass(frozen=True)
 class Job:
@@ -16,7 +18,7 @@ class Job:
         run_name: the run's name.
         overrides: the overrides typed on the command line, or chosen by a sweep for this job.
         tags: further facts about the run for its record, by name.
-        threads: CPU threads of each process; None leaves the number as it is.
+        threads: CPU threads of each process, see `runner.distributed.threads.Threads`.
         may_be_over: whether training may have ended already, in a process that stopped before it had recorded that.
         arguments: the overrides and options that the record keeps, from which the run can be composed again.
         log: the file that takes what is printed, for a job of a sweep or of Slurm; empty: the terminal.
@@ -33,7 +35,7 @@ class Job:
     run_name: str
     overrides: list[str] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=dict)
-    threads: int | None = None
+    threads: Threads = LEFT_TO_US
     may_be_over: bool = False
     arguments: list[str] = field(default_factory=list)
     log: str = ""

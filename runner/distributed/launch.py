@@ -33,6 +33,7 @@ class Launch:
         grace: seconds that a process has after a SIGTERM to finish its batch, save and close before it is ended.
         requeue: whether a job of Slurm goes back into the queue after SIGUSR1 or SIGUSR2, once its checkpoint is
             written, or after the machine failed, and is resumed when it runs again; None: whether submitit started it.
+            Elsewhere it has no effect; a run that asks for it warns.
 
     Raises:
         ValueError: a number is out of range, or of the wrong type.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 SPINS = "50000"  # an idle thread looks for work this often; the default is 300,000, and far fewer slow a single run
@@ -27,8 +27,23 @@ def wait_briefly() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
-def choose_threads(asked: int | None, processes: int, jobs: int) -> int | None:
-    """Return the number of CPU threads for each process, or None to leave it unchanged.
+class Threads(NamedTuple):
+    """How many CPU threads each process of a job uses.
+
+    Attributes:
+        number: the number; None leaves it as it is.
+        is_asked: whether a user asked for this number. Otherwise a job with short steps uses one thread.
+    """
+
+    number: int | None = None
+    is_asked: bool = False
+
+
+LEFT_TO_US = Threads()
+
+
+def choose_threads(asked: int | None, processes: int, jobs: int) -> Threads:
+    """Return the number of CPU threads for each process.
 
     Args:
         asked: `launch.threads`, which takes precedence over the user's own OMP_NUM_THREADS.
@@ -36,10 +51,10 @@ def choose_threads(asked: int | None, processes: int, jobs: int) -> int | None:
         jobs: jobs that run at the same time on this machine.
     """
     if asked is not None:
-        return asked
+        return Threads(asked, is_asked=True)
     if os.environ.get("OMP_NUM_THREADS") not in (None, *_defaults_of_others(jobs)):
-        return None
-    return None if processes * jobs == 1 else max(1, cores() // (processes * jobs))
+        return Threads(None, is_asked=True)
+    return Threads(None if processes * jobs == 1 else max(1, cores() // (processes * jobs)))
 
 
 def _defaults_of_others(jobs: int) -> list[str]:
@@ -65,17 +80,53 @@ def parallel_jobs(hydra_config: Any) -> int:
     return 1
 
 
-@contextmanager
-def with_threads(number: int | None) -> Iterator[None]:
-    """Within the context, let torch compute with this number of threads; None leaves it unchanged."""
-    if number is None:
-        yield
-        return
-    import torch
+class _Scope:
+    """What holds within one :func:`with_threads`.
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
+    Args:
+        may_lower: whether no user asked for a number of threads.
+    """
+
+    def __init__(self, may_lower: bool) -> None:
+        self.may_lower = may_lower
+        self._before: int | None = None
+
+    def set(self, number: int) -> None:
+        import torch
+
+        if self._before is None:
+            self._before = torch.get_num_threads()
+        torch.set_num_threads(number)
+
+    def reset(self) -> None:
+        if self._before is not None:
+            self.set(self._before)
+
+
+_scope = _Scope(may_lower=False)
+
+
+@contextmanager
+def with_threads(number: int | None, is_asked: bool) -> Iterator[None]:
+    """Within the context, let torch compute with so many threads, see :class:`Threads`; then with as many as before."""
+    global _scope
+    outer, _scope = _scope, _Scope(may_lower=not is_asked)
+    if number is not None:
+        _scope.set(number)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        _scope.reset()
+        _scope = outer
+
+
+def use_threads(number: int) -> None:
+    """Let torch compute with so many threads from now on, as if a user had asked for that number."""
+    _scope.may_lower = False
+    _scope.set(number)
+
+
+def use_one_thread() -> None:
+    """Let torch compute with one thread until the end of the job, unless a user asked for another number."""
+    if _scope.may_lower:
+        _scope.set(1)

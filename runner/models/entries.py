@@ -41,21 +41,22 @@ def pick(batch: Any, entries: Entries, name: str) -> tuple[list[Any], dict[str, 
         ValueError: the batch has no such entry.
     """
     if isinstance(entries, Key):
-        return [_entry(batch, entries, name)], {}
+        return [pick_entry(batch, entries, name)], {}
     if isinstance(entries, Mapping):
-        return [], {argument: _entry(batch, key, name) for argument, key in entries.items()}
-    return [_entry(batch, key, name) for key in entries], {}
+        return [], {argument: pick_entry(batch, key, name) for argument, key in entries.items()}
+    return [pick_entry(batch, key, name) for key in entries], {}
 
 
 def pick_value(batch: Any, entries: Entries, name: str) -> Any:
     """Return a single entry as is, and several as a dict by their keys, or by the names of arguments."""
     if isinstance(entries, Key):
-        return _entry(batch, entries, name)
+        return pick_entry(batch, entries, name)
     named = entries if isinstance(entries, Mapping) else {str(key): key for key in entries}
-    return {argument: _entry(batch, key, name) for argument, key in named.items()}
+    return {argument: pick_entry(batch, key, name) for argument, key in named.items()}
 
 
-def _entry(batch: Any, key: Key, name: str) -> Any:
+def pick_entry(batch: Any, key: Key, name: str) -> Any:
+    """Return a single entry as is; otherwise as `pick`."""
     try:
         if type(batch) in (tuple, list):
             return batch[key]

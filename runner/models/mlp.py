@@ -41,3 +41,7 @@ class MLP(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits ``(N, C)`` of inputs ``(N, ...)``."""
         return self.layers(inputs.flatten(start_dim=1))
+
+    def flops_per_sample(self, shape: Sequence[int]) -> float:
+        """Return the floating-point operations of the forward and backward pass for one sample: six a weight."""
+        return 6.0 * sum(weight.numel() for weight in self.parameters() if weight.dim() == 2)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
-from runner.models.resnet8 import BasicBlock
+from runner.models.resnet8 import BasicBlock, flops_of_residual_network
 
 WIDTHS = (64, 128, 256, 512)  # channels of the four stages, two blocks each
 
@@ -51,3 +53,7 @@ class ResNet18(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits ``(N, C)``."""
         return self.head(self.blocks(self.stem(images)).mean(dim=(2, 3)))
+
+    def flops_per_sample(self, shape: Sequence[int]) -> float:
+        """Return the floating-point operations of the forward and backward pass for an image of shape `(C, H, W)`."""
+        return flops_of_residual_network(self.stem, self.blocks, self.head, shape)

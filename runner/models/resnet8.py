@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -68,3 +71,30 @@ class ResNet8(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits ``(N, C)``."""
         return self.head(self.blocks(self.stem(images)).mean(dim=(2, 3)))
+
+    def flops_per_sample(self, shape: Sequence[int]) -> float:
+        """Return the floating-point operations of the forward and backward pass for an image of shape `(C, H, W)`."""
+        return flops_of_residual_network(self.stem, self.blocks, self.head, shape)
+
+
+def flops_of_residual_network(
+    stem: nn.Sequential, blocks: nn.Sequential, head: nn.Module, shape: Sequence[int]
+) -> float:
+    """Return the floating-point operations of the forward and backward pass for an image of shape `(C, H, W)`.
+
+    They are six for each weight of a convolution and each pixel of its output, and six for each weight of the head. The
+    rest is not counted.
+    """
+    height, width = shape[-2:]
+    multiplied = _count_weights(head, 2)
+    for part in (*stem, *blocks):
+        first = part.conv1 if isinstance(part, BasicBlock) else part
+        strides = getattr(first, "stride", 1)
+        stride = strides if isinstance(strides, int) else strides[0]
+        height, width = math.ceil(height / stride), math.ceil(width / stride)
+        multiplied += _count_weights(part, 4) * height * width
+    return 6.0 * multiplied
+
+
+def _count_weights(module: nn.Module, dimensions: int) -> int:
+    return sum(weight.numel() for weight in module.parameters() if weight.dim() == dimensions)

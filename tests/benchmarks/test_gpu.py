@@ -24,6 +24,12 @@ def test_runs_are_resumed_to_the_bit_and_what_needs_a_gpu_says_so(gpu: ModuleTyp
     assert printed.count("0.000 tensors  (limit 0)") == 2 and printed.count("needs a GPU") == 3
 
 
+def test_a_word_that_no_section_has_is_an_error(gpu: ModuleType, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        gpu.main(["loops", "lops"])
+    assert "'lops' is in no section's name: loops, syncs, " in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_every_section_gives_rows(gpu: ModuleType, capsys: pytest.CaptureFixture[str]):
     assert gpu.main([]) == 0

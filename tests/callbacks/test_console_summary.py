@@ -51,7 +51,7 @@ def test_the_beginning_says_what_is_trained(tmp_path, capsys):
         lines = capsys.readouterr().out.splitlines()
     assert lines == [
         f"tiny-run  {tmp_path / 'run'}",
-        "Linear, 2 k parameters (2 k trainable), fp32 on cpu, AdamW, seed 7",
+        "Linear, 2 k parameters (2 k trainable), fp32 on cpu (1 thread), AdamW, seed 7",
         "1ba; train 1,200 samples in 3 batches of 400",
     ]
 
@@ -81,7 +81,7 @@ def test_a_narrow_head_leaves_out_what_does_not_fit(tmp_path, capsys, monkeypatc
     with make_trainer(tmp_path, max_duration="1ba") as trainer:
         trainer.fit()
         lines = capsys.readouterr().out.splitlines()
-    assert lines[1:] == ["Linear, 8 parameters, fp32 on cpu, AdamW, seed 0", "1ba; train 12 samples in 3 batches of 4"]
+    assert lines[1:] == ["Linear, 8 parameters, fp32 on cpu (1 thread)", "1ba; train 12 samples in 3 batches of 4"]
 
 
 def test_the_end_says_what_came_of_it(tmp_path, capsys):

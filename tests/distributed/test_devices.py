@@ -8,7 +8,7 @@ import torch
 from runner.distributed.collectives import pick_device
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "", "cuda:99", "xpu", "vulkan"])
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "", "cuda:99", "xpu", "vulkan", "hpu"])
 def test_a_device_that_is_not_there_is_refused(device: str):
     with pytest.raises(ValueError, match="device='"):
         pick_device(device)

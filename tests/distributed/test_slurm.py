@@ -165,6 +165,15 @@ def test_what_is_requeued(requeue: bool | None, variables: dict[str, str], reque
     assert Launch(requeue=requeue).requeues is requeues
 
 
+@pytest.mark.parametrize(("variables", "times"), [({}, 1), ({"SLURM_JOB_ID": "1"}, 0)])
+def test_outside_slurm_a_run_warns_that_nothing_requeues_it(
+    variables: dict[str, str], times: int, environ: Any, run_here: Any
+):
+    environ(variables)
+    ended = run_here(*SHORT, "callbacks=none", "launch.requeue=true", code=0)
+    assert ended.err.count("WARNING: launch.requeue=true: has no effect outside Slurm") == times
+
+
 def test_requeue_is_checked():
     with pytest.raises(ValueError, match="requeue='yes': must be true, false, or null"):
         Launch(requeue="yes")  # type: ignore[arg-type]

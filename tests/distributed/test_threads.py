@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,15 @@ import torch
 from omegaconf import OmegaConf
 from tiers import one_in
 
-from runner.distributed.threads import choose_threads, cores, parallel_jobs, with_threads
+from runner.distributed.threads import (
+    Threads,
+    choose_threads,
+    cores,
+    parallel_jobs,
+    use_one_thread,
+    use_threads,
+    with_threads,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -61,39 +70,39 @@ def test_cores_are_those_that_this_process_may_use():
 
 
 def test_cores_are_shared_by_ranks_and_by_jobs():
-    assert choose_threads(None, processes=2, jobs=1) == share(2)
-    assert choose_threads(None, processes=1, jobs=2) == share(2)
-    assert choose_threads(None, processes=2, jobs=2) == share(4)
-    assert choose_threads(None, processes=10_000, jobs=1) == 1
+    assert choose_threads(None, processes=2, jobs=1) == Threads(share(2))
+    assert choose_threads(None, processes=1, jobs=2) == Threads(share(2))
+    assert choose_threads(None, processes=2, jobs=2) == Threads(share(4))
+    assert choose_threads(None, processes=10_000, jobs=1) == Threads(1)
 
 
 def test_one_process_alone_has_torch_s_default():
-    assert choose_threads(None, processes=1, jobs=1) is None
+    assert choose_threads(None, processes=1, jobs=1) == Threads(None, is_asked=False)
 
 
 def test_what_is_asked_for_goes_before_all_else(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert choose_threads(7, processes=1, jobs=1) == 7
-    assert choose_threads(7, processes=4, jobs=4) == 7
+    assert choose_threads(7, processes=1, jobs=1) == Threads(7, is_asked=True)
+    assert choose_threads(7, processes=4, jobs=4) == Threads(7, is_asked=True)
 
 
 def test_the_user_s_own_setting_stays(monkeypatch: pytest.MonkeyPatch):
     for value in ("1", "10000", "4,2"):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
-        assert choose_threads(None, processes=2, jobs=1) is None
+        assert choose_threads(None, processes=2, jobs=1) == Threads(None, is_asked=True)
 
 
 def test_the_default_of_torchrun_does_not(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert choose_threads(None, processes=2, jobs=1) == share(2)
+    assert choose_threads(None, processes=2, jobs=1) == Threads(share(2))
     monkeypatch.setenv("OMP_NUM_THREADS", "10000")
-    assert choose_threads(None, processes=2, jobs=1) is None
+    assert choose_threads(None, processes=2, jobs=1) == Threads(None, is_asked=True)
 
 
 def test_the_default_of_joblib_is_shared_by_the_ranks(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_NUM_THREADS", str(share(2)))
-    assert choose_threads(None, processes=2, jobs=2) == share(4)
+    assert choose_threads(None, processes=2, jobs=2) == Threads(share(4))
 
 
 def test_jobs_at_the_same_time(tmp_path: Path):
@@ -114,11 +123,36 @@ def test_jobs_at_the_same_time(tmp_path: Path):
     assert jobs("LocalLauncher", submitit_folder=str(tmp_path / "%j")) == 2
 
 
-def test_threads_are_as_before_afterwards():
+@pytest.fixture
+def three_threads() -> Iterator[None]:
     before = torch.get_num_threads()
-    with pytest.raises(KeyError), with_threads(3):
-        assert torch.get_num_threads() == 3
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_threads_are_as_before_afterwards():
+    with pytest.raises(KeyError), with_threads(4, is_asked=True):
+        assert torch.get_num_threads() == 4
         raise KeyError
-    assert torch.get_num_threads() == before
-    with with_threads(None):
-        assert torch.get_num_threads() == before
+    assert torch.get_num_threads() == 3
+    with with_threads(None, is_asked=False):
+        assert torch.get_num_threads() == 3
+        use_one_thread()
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_only_a_number_that_nobody_asked_for_is_lowered():
+    use_one_thread()  # outside a job
+    assert torch.get_num_threads() == 3
+    with with_threads(2, is_asked=True):
+        use_one_thread()
+        assert torch.get_num_threads() == 2
+    with with_threads(None, is_asked=False):
+        use_threads(2)  # such as the number of a saved run
+        use_one_thread()
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == 3

@@ -42,3 +42,7 @@ def test_dropout_works_in_training_only():
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         MLP(**({"in_features": 4, "hidden": [4], "num_classes": 2} | arguments))
+
+
+def test_operations_are_six_for_each_weight_that_multiplies():
+    assert MLP(64, [128], 10).flops_per_sample((8, 8)) == 6 * (64 * 128 + 128 * 10)

@@ -6,9 +6,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from runner.libraries.torchvision import import_torchvision
-from runner.models import BasicBlock
+from runner.models import BasicBlock, ResNet8
 from runner.models.resnet18 import ResNet18
 
 
@@ -18,6 +19,22 @@ def test_it_has_as_many_weights_as_others_count():
     with torch.device("meta"):
         large = ResNet18(num_classes=1000, small_images=False)
     assert sum(weight.numel() for weight in large.parameters()) == 11_689_512
+
+
+@pytest.mark.parametrize(
+    ("network", "shape"),
+    [
+        (ResNet8(), (1, 8, 8)),
+        (ResNet8(in_channels=3, width=4), (3, 33, 21)),
+        (ResNet18(), (3, 9, 8)),
+        (ResNet18(small_images=False), (3, 65, 64)),
+    ],
+)
+def test_operations_are_as_many_as_torch_counts(network: ResNet8 | ResNet18, shape: tuple[int, ...]):
+    """The backward pass takes twice as many as the forward pass."""
+    with FlopCounterMode(display=False) as counter:
+        network(torch.rand(2, *shape))
+    assert 2 * network.flops_per_sample(shape) == 3 * counter.get_total_flops()
 
 
 @pytest.mark.parametrize(

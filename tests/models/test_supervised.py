@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -204,3 +205,20 @@ def test_a_loss_function_and_metrics_by_name(run_here: Any, tmp_path: Any):
 def test_a_wrong_command_is_one_error(run_here: Any, arguments: list[str], message: str):
     ended = run_here(*arguments, "algorithms=none", "mode=check", code=2)
     assert message in ended.err
+
+
+def test_operations_are_those_of_the_module_for_the_samples_of_a_batch():
+    shapes = []
+
+    class Counting(nn.Linear):
+        def flops_per_sample(self, shape):
+            shapes.append(shape)
+            return 7.0 * math.prod(shape)
+
+    model = SupervisedModel(Counting(4, 1), nn.MSELoss())
+    for batch in [(torch.rand(3, 4), torch.rand(3)), (torch.rand(5, 4), torch.rand(5)), (torch.rand(2, 9),)]:
+        assert model.flops_per_batch(batch) == 7.0 * batch[0].numel()
+    assert shapes == [(4,), (9,)]  # counted once for batches alike
+    assert SupervisedModel(nn.Linear(4, 1), nn.MSELoss()).flops_per_batch((torch.rand(3, 4),)) is None
+    several = SupervisedModel(Counting(4, 1), nn.MSELoss(), inputs={"input": 0})
+    assert several.flops_per_batch((torch.rand(3, 4), torch.rand(3))) is None

@@ -13,10 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from runner.checkpoints.history import checkpoint_before
-from runner.distributed.threads import with_threads
+from runner.distributed.threads import use_threads, with_threads
 from runner.failures.facts import WrongKey
 from runner.files.whole import read_object
 from runner.hooks import Callback
@@ -74,7 +72,7 @@ def standing_before(
     """
     stop = {"stop": Stop(until)}
     with (
-        with_threads(_threads_of(run, batch)),
+        with_threads(_threads_of(run, batch), is_asked=True),
         trial(config, {**watchers, **stop}, watched=watched, **_start(run, batch, key)) as trainer,
     ):
         change_optimizers(trainer.state, config)
@@ -97,7 +95,7 @@ def stand_before(config: Mapping[str, Any], run: Path, batch: int) -> Trainer:
         WrongKey: the run has no such batch.
     """
     if (threads := _threads_of(run, batch)) is not None:
-        torch.set_num_threads(threads)
+        use_threads(threads)
     folder = tempfile.TemporaryDirectory(prefix="runner-replay-")
     with collecting_warnings([]):  # the run itself gave them
         trainer = make_trial(config, Path(folder.name, "run"), {"stop": Stop(batch - 1)}, **_start(run, batch, "batch"))

@@ -1,0 +1,26 @@
+"""Imports of large libraries, whose objects no search for garbage needs to go through."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Spare modules imported in the `with` block the search for garbage: now, and later too.
+
+    Torch and MLflow make hundreds of thousands of objects that live until the process ends, and each search through all
+    of them takes up to a tenth of a second. Only the first block of a process spares objects for good, or it would keep
+    the garbage of the jobs before it.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if not gc.get_freeze_count():
+            gc.freeze()
+        if enabled:
+            gc.enable()

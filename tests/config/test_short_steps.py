@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tiers import one_in
+
+from runner import ClassificationModel, Trainer
+from runner.config.short_steps import use_one_thread_if_short
+from runner.data import TensorLoader
+from runner.distributed.threads import with_threads
+from runner.models import MLP
+
+LEAN = ("callbacks=none", "algorithms=none", "trainer.max_duration=1ba", "hydra.run.dir=run")
+BIG = ("model.module.hidden=[4000]", "data.batch_size=1200")
+
+
+@pytest.fixture(autouse=True)
+def three_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    assert torch.get_num_threads() == 3  # as it was before the job
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "threads"),
+    one_in(2, [((), 1), (BIG, 3), (("launch.threads=2",), 2), ((*BIG, "launch.threads=2"), 2)]),
+)
+def test_a_run_of_short_steps_takes_one_thread(
+    arguments: tuple[str, ...], threads: int, run_here: Callable[..., object], tmp_path: Path
+):
+    run_here("model=mlp", *LEAN, *arguments, code=0)
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["threads"] == threads
+
+
+def test_omp_num_threads_is_a_number_that_was_asked_for(
+    run_here: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    run_here("model=mlp", *LEAN, code=0)
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["threads"] == 3
+
+
+@pytest.mark.parametrize(
+    ("samples", "ranks", "threads"),
+    [(1000, 1, 1), (100_000, 1, 3), (200_000, 4, 3), (200_000, 5, 1)],
+)
+def test_the_operations_of_this_rank_s_batch_count(samples: int, ranks: int, threads: int, tmp_path: Path):
+    """Six for each of 1,000 weights and each sample; 3e8 is the limit."""
+    data = torch.zeros(1, 100).expand(samples, 100), torch.zeros(1, dtype=torch.int64).expand(samples)
+    loader = TensorLoader(*data, batch_size=samples, shuffle=False, rank=0, world_size=ranks)
+    model = ClassificationModel(MLP(100, (), 10), 10)
+    with (
+        Trainer(model=model, train_dataloader=loader, max_duration="1ba", run_dir=tmp_path) as trainer,
+        with_threads(None, is_asked=False),
+    ):
+        use_one_thread_if_short(trainer.state)
+        assert torch.get_num_threads() == threads

@@ -458,7 +458,7 @@ FAULTS = (
     Fault(
         "collation: samples are kept until they are stacked",
         "runner/data/collation.py",
-        "return self._copied(value) if _is_large_and_plain(value) else value",
+        "return self._copied(value) if is_plain(value) and value.nbytes >= LARGE else value",
         "return value",
         "data/test_collation.py",
     ),
@@ -468,6 +468,20 @@ FAULTS = (
         "if get_worker_info() is None:",
         "if get_worker_info() is None or size:",
         "data/test_collation.py",
+    ),
+    Fault(
+        "workers: small tensors are sent through shared memory",
+        "runner/data/workers.py",
+        "    send_small_by_value()\n",
+        "",
+        "data/test_sending.py",
+    ),
+    Fault(
+        "workers: tensors that share memory are sent apart",
+        "runner/data/sending.py",
+        "and tensor.nbytes == tensor.untyped_storage().nbytes()",
+        "and True",
+        "data/test_sending.py",
     ),
     # which samples, in which order
     Fault(

@@ -67,7 +67,7 @@ class GrowingBatch:
     def _kept(self, value: Any) -> Any:
         kind = type(value)
         if kind is Tensor:
-            return self._copied(value) if _is_large_and_plain(value) else value
+            return self._copied(value) if is_plain(value) and value.nbytes >= LARGE else value
         if kind is tuple or kind is list:
             return kind([self._kept(one) for one in value])
         if kind is dict:
@@ -93,12 +93,12 @@ class GrowingBatch:
         return _collate_tensors(tensors, collate_fn_map=collate_fn_map)
 
 
-def _is_large_and_plain(value: Tensor) -> bool:
+def is_plain(value: Tensor) -> bool:
+    """Return whether a tensor is dense, contiguous, on the CPU, and without gradient; its type may be a subclass."""
     return (
         value.layout is torch.strided
         and value.dtype in _NUMBERS
         and not value.is_nested
-        and value.nbytes >= LARGE
         and value.is_cpu
         and value.is_contiguous()
         and not value.requires_grad

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from runner.data.order import SampleOrder
+from runner.data.sending import send_small_by_value
 from runner.data.torch_workers import deaths_raise, discard, end_with, find_unfinished, hide, kept_iterator, workers_of
 
 log = logging.getLogger("runner")
@@ -163,7 +164,11 @@ class BatchReader(Iterator[Any]):
 
 
 def start_worker(worker_init_fn: Callable[[int], None] | None, number: int) -> None:
-    """Make a worker end with the process that it reads for, and ignore Ctrl-C, which that process handles."""
+    """Make a worker end with the process that it reads for, and ignore Ctrl-C, which that process handles.
+
+    Small tensors of a batch are sent by value.
+    """
+    send_small_by_value()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
     if worker_init_fn is not None:

@@ -1,0 +1,69 @@
+import pytest
+import torch
+
+from runner.data import DatasetLoader
+from runner.data.sending import SMALL
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+TENSORS = {
+    "labels": torch.arange(64),
+    "a scalar": torch.tensor(3.0),
+    "empty": torch.zeros(0, 3),
+    "flags": torch.tensor([[True, False], [False, True]]),
+    "bfloat16": torch.arange(5, dtype=torch.bfloat16),
+    "strides": torch.arange(12).view(3, 4).T,
+    "repeated": torch.tensor([2]).expand(3),
+    "large": torch.arange(SMALL),
+    "a leaf": torch.ones(3, requires_grad=True),
+    "a parameter": torch.nn.Parameter(torch.ones(3)),
+    "complex": torch.tensor([1 + 2j]),
+    "a subclass": torch.ones(3).as_subclass(Subclass),
+}
+
+
+class Batches:
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        whole = torch.arange(10)
+        return TENSORS | {"inputs": whole[:-1], "targets": whole[1:], "shared": torch.arange(3).share_memory_()}
+
+
+def first(samples):
+    return samples[0]
+
+
+@pytest.fixture(scope="module")
+def received():
+    (batch,) = DatasetLoader(Batches(), 1, shuffle=False, num_workers=1, collate_fn=first)
+    return batch
+
+
+@pytest.mark.parametrize("what", TENSORS)
+def test_tensors_arrive_as_they_were_sent(received, what):
+    found, sent = received[what], TENSORS[what]
+    assert type(found) is type(sent)
+    assert (found.dtype, found.shape, found.stride()) == (sent.dtype, sent.shape, sent.stride())
+    assert found.requires_grad == sent.requires_grad
+    assert torch.equal(found, sent)
+
+
+@pytest.mark.parametrize("what", ["labels", "a scalar", "flags"])
+def test_small_tensors_are_sent_by_value_and_may_be_written(received, what):
+    assert not received[what].is_shared()
+    received[what].copy_(received[what].clone())
+
+
+@pytest.mark.parametrize("what", ["large", "shared"])
+def test_others_stay_in_shared_memory(received, what):
+    assert received[what].is_shared()
+
+
+def test_parts_of_a_tensor_still_share_its_memory(received):
+    received["inputs"][3] = -1
+    assert received["targets"].tolist() == [1, 2, -1, 4, 5, 6, 7, 8, 9]

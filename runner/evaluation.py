@@ -1,7 +1,8 @@
 """The loops of evaluation and prediction. Each of their events fires in this file, in one place.
 
 The loops leave training unchanged: its mode, weights, current batch, gradients and clock. At EVAL_AFTER_ALL and
-EVAL_STANDALONE_END everything is back to what it was before.
+EVAL_STANDALONE_END everything is back to what it was before. What a model draws in a batch depends on the seed, the
+rank and the number of the batch, so equal weights give equal values, whatever callbacks draw.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def evaluate(run: Run, evaluator: Evaluator) -> None:
         samples, all_samples = stream.counts(state.eval_timestamp.batch, state.batch)
         on.eval_batch_start()
         on.eval_before_forward()
+        run.eval_stream.start(state.eval_timestamp.batch, 0)
         state.drop_outputs()
         state.outputs = run.eval_forward(state.batch)
         on.eval_after_forward()
@@ -130,6 +132,7 @@ def predict_each(run: Run, stream: BatchStream, take: Callable[[Any, int], None]
             samples, all_samples = stream.counts(state.predict_timestamp.batch, state.batch)
             on.predict_batch_start()
             on.predict_before_forward()
+            run.eval_stream.start(state.predict_timestamp.batch, 0)
             state.drop_outputs()
             state.outputs = run.eval_forward(state.batch)
             on.predict_after_forward()

@@ -6,7 +6,7 @@ A batch is a tensor, or an arbitrarily nested tuple, list or mapping of tensors,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -171,20 +171,9 @@ class Model(nn.Module):
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
     """Put a model in evaluation mode within the `with` block, then restore the mode of each of its modules."""
     modes = [(module, module.training) for module in model.modules()]
-    plain = all(getattr(module.train, "__func__", None) is nn.Module.train for module, _ in modes)
-    if plain and type(model).eval is nn.Module.eval:
-        _set_modes((module, False) for module, _ in modes)
-    else:  # frozen layers may have a `train` of their own
-        model.eval()
+    model.eval()
     try:
         yield
     finally:
-        _set_modes(modes)
-
-
-def _set_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
-    for module, training in modes:
-        if "training" in vars(module):
-            vars(module)["training"] = training  # nn.Module.__setattr__ takes ten times as long
-        else:
-            module.training = training  # a ScriptModule keeps it elsewhere
+        for module, training in modes:
+            module.training = training

@@ -64,6 +64,7 @@ class Run:
     def __post_init__(self) -> None:
         self.on = self.engine.on
         self.forward_stream = ForwardStream(self.state.seed, self.state.device)
+        self.eval_stream = ForwardStream(self.state.seed, self.state.device, "evaluation")
         self.world_size = get_data_parallel_size()
         self.has_loss = type(self.state.unwrapped_model).loss is not Model.loss
         is_uneven = self.train_stream is not None and self.train_stream.ranks_read is not None

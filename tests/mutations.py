@@ -1183,11 +1183,18 @@ FAULTS = (
         "test_loop_evaluation.py",
     ),
     Fault(
-        "evaluation: frozen layers with a train() of their own are not asked",
-        "runner/model.py",
-        "if plain and",
-        "if",
-        "test_model.py",
+        "evaluation: draws within it depend on those of callbacks",
+        "runner/evaluation.py",
+        "        run.eval_stream.start(state.eval_timestamp.batch, 0)\n",
+        "",
+        "test_evaluation.py",
+    ),
+    Fault(
+        "prediction: draws within it depend on those of callbacks",
+        "runner/evaluation.py",
+        "            run.eval_stream.start(state.predict_timestamp.batch, 0)\n",
+        "",
+        "test_evaluation.py",
     ),
     Fault(
         "evaluation: the mean loss keeps a value of every batch",

@@ -299,3 +299,25 @@ def test_algorithms_see_the_batches_of_an_evaluation():
 
     with make_trainer(algorithms=Relabels()) as trainer:
         assert float(trainer.eval()["eval"]["MulticlassAccuracy"]) == 1.0
+
+
+def test_what_a_model_draws_depends_on_the_seed_and_the_batch_alone():
+    class Noise(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return torch.randn(len(inputs), 2)
+
+    class Draws(Callback):
+        def eval_before_forward(self, state, logger):
+            torch.rand(1)
+
+        predict_before_forward = eval_before_forward
+
+    found = []
+    for callbacks in ([], [Draws()]):
+        model = ClassificationModel(Noise(), 2)
+        with make_trainer(*callbacks, model=model, train_dataloader=None, optimizers=None) as trainer:
+            found += [trainer.eval()["eval"]["loss"] for _ in range(2)]
+            outputs = trainer.predict(make_data(7, 3))
+            found.append(nn.functional.cross_entropy(torch.cat(outputs).double(), torch.arange(7) % 2))
+            assert not torch.equal(outputs[0], outputs[1])
+    torch.testing.assert_close([one.double() for one in found], [found[0].double()] * 6, rtol=1e-6, atol=0)

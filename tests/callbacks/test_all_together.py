@@ -28,15 +28,14 @@ NEEDED = ("mlperf_logging", "onnx", "tensorboard", "wandb")
 # As the table of callbacks has them, and what the trainer logs itself. Where a name stands in braces there are several.
 TRAINER = """loss/train/total metrics/train/{name} loss/eval/total metrics/eval/{name}
     time/epoch time/batch time/sample time/eval/sample """
-TABLE = """throughput/batches_per_sec throughput/samples_per_sec
-    throughput/device/batches_per_sec throughput/device/samples_per_sec
+TABLE = """throughput/batches_per_sec throughput/samples_per_sec throughput/flops_per_sec
+    throughput/device/batches_per_sec throughput/device/samples_per_sec throughput/device/flops_per_sec
     time/train time/val time/total time/remaining_estimate lr-SGD/group0
     l2_norm/grad/{parameter} l2_norm/grad/global l2_norm/moment/{parameter} l2_norm/param/{parameter}
     l2_norm/update/{parameter} memory/rss memory/peak_rss
     activations/l2_norm/{tensor} activations/average/{tensor} activations/kurtosis/{tensor} activations/max/{tensor} """
 GAUGES = ("throughput/", "memory/", "time/train", "time/val", "time/total", "time/remaining_estimate")
-LANGUAGE = """time/token throughput/tokens_per_sec throughput/device/tokens_per_sec throughput/flops_per_sec
-    throughput/device/flops_per_sec"""
+LANGUAGE = """time/token throughput/tokens_per_sec throughput/device/tokens_per_sec"""
 
 
 def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:

@@ -75,10 +75,10 @@ def test_measuring_leaves_nothing_and_changes_no_number(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_operations_are_those_of_all_ranks(tmp_path: Path, run_app: Any, ranks: int):
-    """Six for each weight and sample, by hand."""
+    """Six for each weight that multiplies and each sample, by hand."""
     several = (f"launch.nproc_per_node={ranks}", "callbacks=none", "hydra.run.dir=run")
     run_app(*TINY[:2], *several, "model.module.hidden=[8]", "algorithms=none", "budget=1e7flop")
-    weights = 64 * 8 + 8 + 8 * 10 + 10
+    weights = 64 * 8 + 8 * 10
     expected = f"1e+07flop = {int(1e7 / (6 * weights * 400))}ba"
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["budget"] == expected
 

@@ -3,8 +3,9 @@
     python benchmarks/startup.py
 
 By hand means: import torch, compose the same config, read the same data, train the same network for the same steps,
-and nothing else: no evaluation, metrics, logging, checkpoint or plot. A second script reads through torch's DataLoader
-and logs the loss of each batch with `mlflow.log_metric`, as tutorials do. All are whole processes with cached bytecode,
+and nothing else: no evaluation, metrics, logging, checkpoint or plot. A second script does what the main job does, as
+tutorials would: it reads through torch's DataLoader, logs the loss of each batch with `mlflow.log_metric`, evaluates
+after each epoch, and saves the model. All are whole processes with cached bytecode,
 run in turn in one folder whose MLflow store exists already; printed are the median wall times and the median ratios,
 round by round. Of the runner it is also printed how long a user waits for the first line on the terminal, and for the
 first batch, against a script that only imports torch and, with scikit-learn, the data.
@@ -22,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-LIMITS = {"by hand": 1.3, "by hand, logged": 0.5, "data by hand": 1.15}
+LIMITS = {"by hand": 1.2, "by hand, logged": 0.6, "data by hand": 1.15}
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
 DATA = """

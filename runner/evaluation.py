@@ -157,6 +157,7 @@ def evaluation(run: Run, weights: AbstractContextManager[None] | None = None) ->
             yield
     finally:
         for name in _IN_FLIGHT:
-            setattr(state, name, before.get(name))
-            if name not in before:
+            if name in before:
+                setattr(state, name, before[name])
+            elif hasattr(state, name):
                 delattr(state, name)

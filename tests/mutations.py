@@ -1412,7 +1412,7 @@ FAULTS = (
     Fault(
         "evaluation: what was in flight does not come back",
         "runner/evaluation.py",
-        "setattr(state, name, before.get(name))",
+        "setattr(state, name, before[name])",
         "pass",
         "test_evaluation.py",
     ),

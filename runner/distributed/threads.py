@@ -81,7 +81,7 @@ def parallel_jobs(hydra_config: Any) -> int:
 
 
 class _Scope:
-    """What holds within one :func:`with_threads`.
+    """The context of a :func:`with_threads`: it remembers the number of threads to restore.
 
     Args:
         may_lower: whether no user asked for a number of threads.
@@ -108,7 +108,7 @@ _scope = _Scope(may_lower=False)
 
 @contextmanager
 def with_threads(number: int | None, is_asked: bool) -> Iterator[None]:
-    """Within the context, let torch compute with so many threads, see :class:`Threads`; then with as many as before."""
+    """Set the number of threads that torch computes with, see :class:`Threads`, and restore it after the context."""
     global _scope
     outer, _scope = _scope, _Scope(may_lower=not is_asked)
     if number is not None:
@@ -121,7 +121,7 @@ def with_threads(number: int | None, is_asked: bool) -> Iterator[None]:
 
 
 def use_threads(number: int) -> None:
-    """Let torch compute with so many threads from now on, as if a user had asked for that number."""
+    """Set the number of threads that torch computes with from now on, as if a user had asked for it."""
     _scope.may_lower = False
     _scope.set(number)
 

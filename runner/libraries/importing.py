@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Spare modules imported in the `with` block the search for garbage: now, and later too.
+    """Keep the garbage collector from searching what is imported in the `with` block, now and later.
 
     Torch and MLflow make hundreds of thousands of objects that live until the process ends, and each search through all
     of them takes up to a tenth of a second. Only the first block of a process spares objects for good, or it would keep

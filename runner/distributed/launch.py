@@ -14,6 +14,7 @@ from runner.distributed import slurm
 from runner.distributed.environment import PARENT
 from runner.distributed.job import Job
 from runner.distributed.launch_secret import VARIABLE, signed, use_secret, verified
+from runner.distributed.threads import Threads
 from runner.failures.facts import RankFailed
 
 if TYPE_CHECKING:
@@ -186,7 +187,8 @@ class Ranks:
             self._begin_next()
             if "exit" in message:
                 raise SystemExit(message["exit"])
-            yield Job(**message["job"])
+            job = message["job"]
+            yield Job(**{**job, "threads": Threads(*job["threads"])})  # which JSON has as a list
 
     def report(self, error: Exception) -> bool:
         """Tell the other ranks that this one has failed; return whether this one should print it. All ranks but 0.

@@ -56,5 +56,5 @@ def test_losses_are_predicted_for_the_rung_that_is_held_out(run_here: Any, tmp_p
     assert "<h2>Ladder</h2>" in page and page.count("<svg") == 2
     assert "predicted" in done.err and "\nlaw " in done.err
     config = (folder / "budget1.6e8flop-hidden8-seed0-mlp-digits" / "config.yaml").read_text()
-    weights = 64 * 8 + 8 + 8 * 10 + 10
+    weights = 64 * 8 + 8 * 10
     assert f"budget: 1.6e+08flop = {int(1.6e8 / (6 * weights * 400))}ba" in config and "ladder" not in config

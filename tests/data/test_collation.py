@@ -1,11 +1,12 @@
 import collections
 import weakref
 from functools import partial
+from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from runner.data import DatasetLoader, collation
@@ -127,7 +128,7 @@ def test_functions_that_users_registered_collate(monkeypatch):
     assert all(torch.equal(found[n][0], expected[n][0]) and found[n][1] == expected[n][1] for n in range(2))
 
 
-class Images:
+class Images(Dataset[Any]):
     def __len__(self):
         return 7
 
@@ -175,6 +176,7 @@ def test_a_loader_keeps_no_sample_until_the_batch_is_read():
 
     next(iter(DatasetLoader(Watched(), 7, shuffle=False)))
     assert alive == [0] * 7
-    alive.clear(), refs.clear()
+    alive.clear()
+    refs.clear()
     next(iter(DatasetLoader(Watched(), 7, shuffle=False, collate_fn=partial(default_collate))))
     assert alive == [*range(7)]

@@ -114,11 +114,11 @@ def test_a_rerun_and_a_resumed_run_train_the_same_batches(tmp_path: Path, run_ap
 
 @pytest.mark.slow
 def test_a_job_of_a_sweep_that_was_paused_goes_on_with_the_batches_it_began_with(tmp_path: Path, run_app: Any):
-    sweep = ("-m", *TINY, SAVING, "seed=0,1", "hydra.sweep.dir=sweep", "budget=2s", "trainer.session=1s")
+    sweep = ("-m", *TINY, SAVING, "seed=0,1", "hydra.sweep.dir=sweep", "budget=3s", "trainer.session=1s")
     assert "2 paused" in run_app(*sweep).stdout
     configs = sorted(tmp_path.glob("sweep/*/config.yaml"))
     before = [yaml.safe_load(one.read_text())["budget"] for one in configs]
-    for _ in range(5):
+    for _ in range(8):
         if "2 finished" in run_app(*sweep).stdout:
             break
     assert [yaml.safe_load(one.read_text())["budget"] for one in configs] == before

@@ -110,7 +110,8 @@ _scope = _Scope(may_lower=False)
 def with_threads(number: int | None, is_asked: bool) -> Iterator[None]:
     """Set the number of threads that torch computes with, see :class:`Threads`, and restore it after the context."""
     global _scope
-    outer, _scope = _scope, _Scope(may_lower=not is_asked)
+    outer = _scope
+    _scope = _Scope(may_lower=not is_asked)
     if number is not None:
         _scope.set(number)
     try:

@@ -91,7 +91,8 @@ def flops_of_residual_network(
         first = part.conv1 if isinstance(part, BasicBlock) else part
         strides = getattr(first, "stride", 1)
         stride = strides if isinstance(strides, int) else strides[0]
-        height, width = math.ceil(height / stride), math.ceil(width / stride)
+        height = math.ceil(height / stride)
+        width = math.ceil(width / stride)
         multiplied += _count_weights(part, 4) * height * width
     return 6.0 * multiplied
 

@@ -261,7 +261,7 @@ def keep_base_rates(state: State, name: str) -> None:
 
 
 def set_rates(state: State, function: Callable[[Any], Any]) -> None:
-    """Set the next batch's learning rates to a function of the scheduled ones. For BEFORE_TRAIN_BATCH."""
+    """Set the learning rates of the next batch to `function(scheduled rate)`. Call it at BEFORE_TRAIN_BATCH."""
     for optimizer in state.optimizers:
         for group in optimizer.param_groups:
             rate = function(group["lr"] if state.schedulers else group["initial_lr"])

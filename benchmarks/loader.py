@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from runner.data import DatasetLoader, TensorLoader
 
-LIMITS = {"images, 0 workers": 1.12, "images, 2 workers": 1.0, "token windows": 1.0}
+LIMITS = {"images, 0 workers": 1.05, "images, 2 workers": 1.0, "token windows": 1.0}
 IMAGES, SIZE, BATCH = 2000, 224, 64
 CONTEXT, WINDOWS = 128, 20_000
 

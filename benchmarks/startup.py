@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-LIMITS = {"by hand": 1.2, "by hand, logged": 0.6, "data by hand": 1.15}
+LIMITS = {"by hand": 1.2, "by hand, logged": 0.5, "data by hand": 1.15}
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
 DATA = """

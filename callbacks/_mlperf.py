@@ -201,7 +201,7 @@ def name_system(description: dict[str, str]) -> str:
 
 
 def describe_data(state: State, label: str) -> dict[str, Any]:
-    """Return the seed and the sizes of batches and data sets over all ranks, None where a loader does not define it."""
+    """Return the seed and the sizes of batches and data sets over all ranks; None for what a loader does not tell."""
     (evaluator,) = (one for one in state.evaluators if one.label == label)
     samples, batch_size = _sizes(state.train_dataloader)
     return {

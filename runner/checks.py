@@ -51,7 +51,9 @@ def check_one_of(name: str, value: Any, allowed: Collection[str]) -> None:
     if value not in allowed:
         typed = str(value).lower()
         longer = [one for one in allowed if typed and typed in one.lower()]
-        near = longer or difflib.get_close_matches(typed, allowed, n=1)
+        ratios = {one: difflib.SequenceMatcher(None, one, typed).ratio() for one in allowed}
+        nearest = max(allowed, key=ratios.__getitem__)  # of several that are equally near, the first
+        near = longer or ([nearest] if ratios[nearest] >= 0.5 else [])
         question = f"; did you mean {near[0]!r}?" if near else ""
         reason = f"must be one of {', '.join(map(repr, allowed))}{question}"
         raise wrong_argument(name, value, reason, allowed=tuple(allowed), meant="".join(near[:1]))

@@ -155,7 +155,15 @@ def test_integers_are_not_cast(precision: str):
 
 @pytest.mark.parametrize(
     ("wrong", "meant"),
-    [("amp_bf6", "amp_bf16"), ("fp16", "amp_fp16"), ("amp", "amp_bf16"), ("FP32", "fp32"), ("half", ""), (None, "")],
+    [
+        ("amp_bf6", "amp_bf16"),
+        ("fp16", "amp_fp16"),
+        ("amp", "amp_bf16"),
+        ("FP32", "fp32"),
+        ("float32", "fp32"),
+        ("half", ""),
+        (None, ""),
+    ],
 )
 def test_an_unknown_precision_names_the_nearest(wrong: str | None, meant: str):
     question = f"; did you mean {meant!r}\\?" if meant else ""

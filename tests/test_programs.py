@@ -118,7 +118,7 @@ def test_a_wrong_command_is_one_object(command: str, run_here: Any, folder: Path
         ("trainer.max_duration=5epochs", "trainer.max_duration", "trainer.max_duration=5ep", None),
         ("objective=eval/acuracy", "objective", "objective=eval/MulticlassAccuracy", "eval/loss"),
         ("callbacks.checkpoint_saver.monitor=nothing", "callbacks.checkpoint_saver.monitor", None, "eval/loss"),
-        ("trainer.precision=fp23", "trainer.precision", "trainer.precision=fp32", "amp_bf16"),
+        ("trainer.precision=fp64", "trainer.precision", "trainer.precision=fp32", "amp_bf16"),
         ("+algorithms=gradient_clipping algorithms.gradient_clipping.clipping_type=x", CLIPPING, None, "adaptive"),
         (
             "-m seed=0,1 +callbacks=sweep_pruner callbacks.sweep_pruner.pruner=medin",

@@ -29,7 +29,7 @@ LATEX |= {one: f"\\{one}" for one in "&%$#_{}"}
 
 @dataclass
 class Cell:
-    """A setting in a table, with the metric of its runs and the 95 % interval of their mean; None of a single run."""
+    """A setting in a table, the metric of its runs, and the 95 % interval of their mean: None if there is one run."""
 
     candidate: Candidate
     values: list[float]

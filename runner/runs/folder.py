@@ -74,7 +74,7 @@ def _make_folder(base: str) -> str:
 
 
 def remembered_folder(base: str, identity: str, renew: bool) -> str:
-    """Return the folder that this sweep got under `base` before; a new one if it got none, or if `renew` is set.
+    """Return the folder that this sweep had under `base` before, or a new one if it had none or `renew` is set.
 
     Raises:
         OSError: the folder cannot be made.

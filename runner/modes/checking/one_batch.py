@@ -68,7 +68,7 @@ class OneBatch:
         yield from self._batches
 
     def take(self, samples: int | None) -> Any:
-        """Return the first `samples` of the loader's first batch; all of it if None or if the model cannot split it.
+        """Return that many samples of the loader's first batch; all of it if None, or if the model cannot split it.
 
         Raises:
             ValueError: the loader yields no batch.

@@ -260,7 +260,7 @@ def broadcast_tensors(model: nn.Module) -> None:
 def fill_shards(model: nn.Module, device: torch.device, draws: Mapping[str, Draw]) -> None:
     """Draw or read the values of a sharded model's parameters, one at a time, and keep this rank's part. All ranks.
 
-    Rank 0's draws are used, but each rank reads its own file.
+    `draws` has a function for each value, by name. What rank 0 draws is sent to all, but each rank reads its own file.
     """
     names = {name: one for name, one in model.named_parameters() if name not in draws}
     kept = {name: local(one).clone() for name, one in (*names.items(), *model.named_buffers())}

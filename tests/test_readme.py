@@ -35,6 +35,7 @@ OF_A_PAGE = (  # what a page has the reader write, which tests/test_docs.py does
     "experiment=mine",
     "experiment=pictures",
     "experiment=texts",
+    "data=episodes",
     "data=house_prices",
     "optimizer.lrr",
     "_target_=mine.",

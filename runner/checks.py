@@ -9,10 +9,13 @@ import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.failures.facts import wrong_argument
 from runner.time import Time, TimeUnit
+
+if TYPE_CHECKING:
+    import numpy as np
 
 log = logging.getLogger("runner")
 
@@ -126,23 +129,29 @@ def as_step(step: Any) -> int:
         raise TypeError(f"step={step!r}: must be a whole number of batches") from None
 
 
-def check_images(images: Any, name: str, captions: Sequence[str] | None) -> None:
-    """Check images that are logged: an array, or a tensor.
+def check_images(images: Any, name: str, captions: Sequence[str] | None) -> np.ndarray:
+    """Return images that are logged as an array.
 
     Raises:
         ValueError: they are not uint8 of shape (N, H, W, C) with C 1 or 3 on the CPU, there is another number of
             captions, or the name is no text.
     """
+    import numpy as np
+
     _check_text(name)
-    shape = tuple(getattr(images, "shape", ()))
-    dtype, device = str(getattr(images, "dtype", "")), str(getattr(images, "device", "cpu"))
-    if device != "cpu" or dtype.split(".")[-1] != "uint8" or len(shape) != 4 or shape[-1] not in (1, 3) or 0 in shape:
-        value = f"{dtype} of shape {shape} on {device}" if dtype else repr(images)
-        allowed = "must be one array, uint8 of shape (N, H, W, C) with C 1 or 3, on the CPU"
+    shape, dtype = getattr(images, "shape", None), getattr(images, "dtype", None)
+    value = repr(images) if shape is None or dtype is None else f"{dtype} of shape {tuple(shape)}"
+    try:
+        array = np.asarray(images)
+    except (TypeError, ValueError) as error:  # on another device, or of several sizes
+        raise ValueError(f"images={value}: must be one array on the CPU ({error})") from None
+    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] not in (1, 3) or not array.size:
+        allowed = "must be uint8 of shape (N, H, W, C), with C 1 or 3"
         example = "floats from 0 to 1 of shape (N, C, H, W) become (images * 255).round().byte().permute(0, 2, 3, 1)"
         raise ValueError(f"images={value}: {allowed}; {example}")
-    if captions is not None and (isinstance(captions, str) or len(captions) != shape[0]):
-        raise ValueError(f"captions={captions!r}: must be a list with one text for each of {shape[0]} images")
+    if captions is not None and (isinstance(captions, str) or len(captions) != len(array)):
+        raise ValueError(f"captions={captions!r}: must be a list with one text for each of {len(array)} images")
+    return array
 
 
 def check_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str) -> tuple[list[str], list[list[Any]]]:

@@ -130,8 +130,7 @@ class Logger:
         Raises:
             ValueError: the images have another type or shape, or the captions another number.
         """
-        check_images(images, name, captions)
-        array = images.numpy() if isinstance(images, Tensor) else images
+        array = check_images(images, name, captions)
         at = self._state.timestamp.batch if step is None else as_step(step)
         self._give(lambda one: one.log_images(array, name, at, captions))
 

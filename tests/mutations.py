@@ -641,21 +641,6 @@ FAULTS = (
         "self._count = 0",
         "algorithms/test_spike_guard.py",
     ),
-    # what callbacks cost
-    Fault(
-        "cost of callbacks: what happens once is taken for the rule",
-        "callbacks/callback_budget.py",
-        "(cost.inside - cost.longest) * scale + cost.longest",
-        "cost.inside * scale",
-        "callbacks/test_callback_budget.py",
-    ),
-    Fault(
-        "cost of callbacks: the batches measured are every fifth",
-        "callbacks/callback_budget.py",
-        "batch * GOLDEN % 1 < SAMPLED",
-        "batch % 5 == 0",
-        "callbacks/test_callback_budget.py",
-    ),
     # sharded models
     Fault(
         "shards: each rank keeps a part of its own first weights",

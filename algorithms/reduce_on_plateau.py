@@ -21,15 +21,16 @@ def is_better(value: float, best: float, lower: bool, threshold: float, relative
 
     Args:
         value: the new value.
-        best: the best value so far; infinite before the first.
+        best: the best value so far; before the first, the worst there can be: inf or -inf.
         lower: whether lower values are better.
         threshold: how much better the value must be.
-        relative: whether the threshold is a fraction of the best value, rather than in the metric's unit.
+        relative: whether the threshold is a fraction of the best value's magnitude, rather than in the metric's unit.
     """
     if math.isinf(best):
-        return not math.isnan(value)
-    gain = best - value if lower else value - best
-    return gain > (threshold * abs(best) if relative else threshold)
+        return value < best if lower else value > best
+    step = -threshold if lower else threshold
+    bound = best * (1 + math.copysign(1, best) * step) if relative else best + step
+    return value < bound if lower else value > bound
 
 
 class ReduceOnPlateau(Algorithm):
@@ -47,12 +48,16 @@ class ReduceOnPlateau(Algorithm):
         factor: factor for the learning rates, above 0 and below 1.
         patience: how long to wait for an improvement, in epochs, batches, samples, tokens or 'dur' ('3ep').
         threshold: how much better than the best value a value must be to count, at least 0.
-        threshold_mode: 'rel' for a threshold that is a fraction of the best value, 'abs' for one in the metric's unit.
+        threshold_mode: 'rel' for a threshold that is a fraction of the best value's magnitude, 'abs' for one in the
+            metric's unit.
         cooldown: how long after a reduction no time counts as waiting, in units as for `patience`.
         minimum: the smallest multiplier of the base rates, from 0 to 1.
+        eps: a parameter group keeps its multiplier if a reduction would change its base rate by at most this, a
+            learning rate of at least 0.
 
     Logs:
-        reduce_on_plateau/multiplier: what the rates are multiplied by, after each evaluation, in (0, 1].
+        reduce_on_plateau/multiplier: what the rates are multiplied by, after each evaluation, in (0, 1]; the largest of
+            all parameter groups.
 
     Raises:
         ValueError: an argument is out of range; or, when training starts, no evaluator has the metric, or torch's own
@@ -61,7 +66,7 @@ class ReduceOnPlateau(Algorithm):
     Evidence:
         Some: reductions by hand and by this rule were the standard for image classification (He et al. 2015,
         arXiv:1512.03385). The rule matches torch's `ReduceLROnPlateau`, but patience is a time instead of a number of
-        evaluations.
+        evaluations, and a negative metric must improve by the threshold as well: torch accepts one that got worse.
     """
 
     runs_before = ("SAM",)  # whose first pass steps with the rates of this batch
@@ -77,6 +82,7 @@ class ReduceOnPlateau(Algorithm):
         threshold_mode: str = "rel",
         cooldown: str | int | Time = "0ep",
         minimum: float = 0.0,
+        eps: float = 1e-8,
     ) -> None:
         if mode not in (None, "min", "max"):
             raise ValueError(f"mode={mode!r}: must be 'min', 'max', or None, which decides by the metric")
@@ -88,6 +94,8 @@ class ReduceOnPlateau(Algorithm):
             raise ValueError(f"threshold_mode={threshold_mode!r}: must be 'rel' or 'abs'")
         if not 0 <= minimum <= 1:
             raise ValueError(f"minimum={minimum!r}: must be a multiplier from 0 to 1")
+        if not 0 <= eps < math.inf:
+            raise ValueError(f"eps={eps!r}: must be a finite learning rate of at least 0")
         self.monitor = monitor
         self.mode = mode
         self.factor = factor
@@ -96,9 +104,10 @@ class ReduceOnPlateau(Algorithm):
         self.threshold_mode = threshold_mode
         self.cooldown = _length("cooldown", cooldown)
         self.minimum = minimum
+        self.eps = eps
         self._metric = MetricChoice("eval", monitor)
         self._lower = mode == "min"
-        self._multiplier = 1.0
+        self._multipliers: list[float] = []  # of each parameter group that was reduced
         self._best: float | None = None
         self._waits_since = Timestamp()
         self._reduced_at: Timestamp | None = None
@@ -115,8 +124,9 @@ class ReduceOnPlateau(Algorithm):
             self._has_passed(state, Timestamp(), length)  # raises if the unit cannot be converted
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
-        if self._multiplier != 1:
-            set_rates(state, lambda rate: rate * self._multiplier)
+        if self._multipliers:
+            multipliers = iter(self._multipliers)
+            set_rates(state, lambda rate: rate * next(multipliers, 1.0))
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
         evaluator = next(one for one in state.evaluators if one.label == self._metric.label)
@@ -126,40 +136,47 @@ class ReduceOnPlateau(Algorithm):
             return
         now = state.timestamp._replace(total_wct=0.0, epoch_wct=0.0, batch_wct=0.0)  # equal runs have equal states
         relative = self.threshold_mode == "rel"
-        best = math.inf if self._best is None else self._best
+        worst = math.inf if self._lower else -math.inf
+        best = worst if self._best is None else self._best
         if is_better(value, best, self._lower, self.threshold, relative):
             self._best = value
             self._waits_since = now
         if self._reduced_at is not None and not self._has_passed(state, self._reduced_at, self.cooldown):
             self._waits_since = now
         if self._has_passed(state, self._waits_since, self.patience):
-            self._reduce(value, now)
-        logger.log_metrics({"reduce_on_plateau/multiplier": self._multiplier})
+            self._reduce(state, value, now)
+        logger.log_metrics({"reduce_on_plateau/multiplier": max(self._multipliers, default=1.0)})
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "multiplier": self._multiplier,
+            "multipliers": [*self._multipliers],
             "best": self._best,
             "waits_since": self._waits_since.state_dict(),
             "reduced_at": None if self._reduced_at is None else self._reduced_at.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._multiplier = state["multiplier"]
+        self._multipliers = [*state["multipliers"]]
         self._best = state["best"]
         self._waits_since = Timestamp.from_state_dict(state["waits_since"])
         reduced_at = state["reduced_at"]
         self._reduced_at = None if reduced_at is None else Timestamp.from_state_dict(reduced_at)
 
-    def _reduce(self, value: float, now: Timestamp) -> None:
-        before = self._multiplier
-        self._multiplier = max(self.minimum, before * self.factor)
+    def _reduce(self, state: State, value: float, now: Timestamp) -> None:
+        groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
+        before = self._multipliers + [1.0] * (len(groups) - len(self._multipliers))
+        reduced = [max(self.minimum, multiplier * self.factor) for multiplier in before]
+        self._multipliers = [
+            new if group["initial_lr"] * (old - new) > self.eps else old
+            for group, old, new in zip(groups, before, reduced, strict=True)
+        ]
         self._waits_since = now
         self._reduced_at = now
-        if self._multiplier != before and get_global_rank() == 0:
+        if self._multipliers != before and get_global_rank() == 0:
             shown = f"{self._metric.label}/{self._metric.name}"
             best = "has not been a number so far" if self._best is None else f"is {value:.4g}, best {self._best:.4g}"
-            log.info("batch %d: learning rates now times %.4g, as %s %s", now.batch, self._multiplier, shown, best)
+            multiplier = max(self._multipliers)
+            log.info("batch %d: learning rates now times %.4g, as %s %s", now.batch, multiplier, shown, best)
 
     def _has_passed(self, state: State, since: Timestamp, time: Time) -> bool:
         """Return whether more than a length of time has passed, in whole batches where epochs have a known length."""

@@ -29,17 +29,18 @@ TERAFLOPS: dict[str, dict[str, float]] = {
     r"GB200": {"fp32": 80, "tf32": 1250, "bf16": 2500, "fp16": 2500},
     r"B200": {"fp32": 75, "tf32": 1125, "bf16": 2250, "fp16": 2250},
     # NVIDIA's data sheets of H200, H100, GH200 and A100; H20 as its sellers publish it
-    r"GH200": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4},
+    r"GH200 (120GB|480GB|144G HBM3e)": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4},
     r"H20": {"fp32": 44, "tf32": 74, "bf16": 148, "fp16": 148},
     r"H200 NVL": {"fp32": 60, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5},
     r"H200": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4},
     r"H100 PCIe": {"fp32": 51.2, "tf32": 378, "bf16": 756, "fp16": 756},
     r"H100 NVL": {"fp32": 60, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5},
-    r"H100": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4},
-    r"A100": {"fp32": 19.5, "tf32": 156, "bf16": 312, "fp16": 312},
-    # NVIDIA's data sheets of V100, T4, L4, L40S, A10 and RTX A6000
-    r"V100.*PCIE": {"fp32": 14, "fp16": 112},
-    r"V100": {"fp32": 15.7, "fp16": 125},
+    r"H100 80GB HBM3": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4},
+    r"A100-(SXM4?|PCIE)-(40|80)GB|A100 80GB PCIe": {"fp32": 19.5, "tf32": 156, "bf16": 312, "fp16": 312},
+    # NVIDIA's data sheets of V100, V100S, T4, L4, L40S, A10 and RTX A6000
+    r"V100S-PCIE-32GB": {"fp32": 16.4, "fp16": 130},
+    r"V100-PCIE-(16|32)GB": {"fp32": 14, "fp16": 112},
+    r"V100-(SXM2|SXM3|DGXS)-(16|32)GB": {"fp32": 15.7, "fp16": 125},
     r"T4": {"fp32": 8.1, "fp16": 65},
     r"L4": {"fp32": 30.3, "tf32": 60, "bf16": 121, "fp16": 121},
     r"L40S": {"fp32": 91.6, "tf32": 183, "bf16": 362, "fp16": 362},
@@ -56,9 +57,12 @@ TERAFLOPS: dict[str, dict[str, float]] = {
     r"MI300X": {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4},
     r"MI300A": {"fp32": 122.6, "tf32": 490.3, "bf16": 980.6, "fp16": 980.6},
 }
-"""Peak TFLOP/s by a pattern for the device name and by number format, without sparsity and accumulating in fp32.
+"""Peak TFLOP/s by a pattern for the model and by number format, without sparsity and accumulating in fp32.
 
-The first pattern that matches counts."""
+A pattern matches the whole name after the brand: a variant with one word more is another chip, has other clocks, or is
+a part of a GPU (MIG, vGPU), and has no peak here unless it has a row of its own."""
+
+_BRAND = r"(NVIDIA |Tesla |GeForce |AMD Instinct )*"
 
 _FORMATS = {"fp32": "fp32", "tf32": "tf32", "amp_bf16": "bf16", "bf16": "bf16", "amp_fp16": "fp16"}
 
@@ -75,7 +79,6 @@ def find_peak(device_name: str, precision: str, tf32: bool = False) -> float | N
     if number_format == "fp32" and tf32:
         number_format = "tf32"
     for pattern, peaks in TERAFLOPS.items():
-        # Match whole words only: an A10G is not an A10, and neither a 3090 Ti nor a card of laptops is a 3090.
-        if re.search(rf"(?<![A-Za-z0-9]){pattern}(?![A-Za-z0-9]| Ti| D\b| SUPER| Laptop)", device_name):
+        if re.fullmatch(f"{_BRAND}({pattern})", device_name):
             return peaks[number_format] * 1e12 if number_format in peaks else None
     return None

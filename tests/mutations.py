@@ -141,6 +141,13 @@ FAULTS = (
         "rows -= block + 1 if rows > block else block",
         "runs/test_decision.py",
     ),
+    Fault(
+        "verdict: resamples of few values count alike, however many orders draw them",
+        "runner/runs/decision.py",
+        " / math.factorial(copies)",
+        "",
+        "runs/test_decision.py",
+    ),
     # mirrors of checkpoints
     Fault(
         "mirror: what was uploaded is not read back",

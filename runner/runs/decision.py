@@ -33,7 +33,8 @@ MOST_FLIPPED = 20  # pairs whose signs are all tried
 MOST_SPLITS = 200_000  # ways to divide values in two that are all tried
 DRAWS = 50_000  # where they are not
 BLOCK = 10_000_000  # random numbers drawn at a time
-RESAMPLES = 9_999
+MOST_RESAMPLES = 400_000  # distinct resamples that are all enumerated: of up to 11 values, or of two samples of 6
+RESAMPLES = 9_999  # drawn where they are not
 MOST_NEEDED = 1_000  # more values than anyone would train
 SIMULATED = 10  # up to this number of pairs, or of values in both samples, power is simulated: they have few p-values
 DATASETS = 4_000
@@ -174,35 +175,67 @@ def permute(a: np.ndarray, b: np.ndarray) -> float:
 def bootstrap(*samples: np.ndarray) -> tuple[float, float] | None:
     """Return the 95 % interval of a mean, or of the mean of a second sample minus that of the first.
 
-    Returns None if a sample has fewer than two values.
+    All resamples are enumerated if there are at most `MOST_RESAMPLES` distinct ones; otherwise, some are drawn.
+
+    Returns:
+        The bounds; None if a sample has fewer than two values.
     """
-    sizes = [len(one) for one in samples]
+    sizes = [len(sample) for sample in samples]
     if min(sizes) < 2:
         return None
     signs = [1.0] if len(samples) == 1 else [-1.0, 1.0]
-    generator = np.random.default_rng(0)
-    estimate = 0.0
-    resampled = np.zeros(RESAMPLES)
-    second = third = 0.0  # moments of the influence of single values
-    for sign, sample, size in zip(signs, samples, sizes, strict=True):
-        estimate += sign * sample.mean()
-        each = np.full(size, 1 / size)
-        drawn = [generator.multinomial(size, each, rows) / size @ sample for rows in _blocks(RESAMPLES, size)]
-        resampled += sign * np.concatenate(drawn)
-        influence = sign * (sample - sample.mean()) / size
-        second += float(np.sum(influence**2))
-        third += float(np.sum(influence**3))
+    estimate = sum(sign * float(sample.mean()) for sign, sample in zip(signs, samples, strict=True))
+    # The influence of each value on the estimate.
+    influence = np.concatenate(
+        [sign * (sample - sample.mean()) / len(sample) for sign, sample in zip(signs, samples, strict=True)]
+    )
+    second, third = float(np.sum(influence**2)), float(np.sum(influence**3))
     tolerance = ROUNDING * (abs(estimate) + math.sqrt(second))
     if second <= tolerance**2:
         return estimate, estimate
-    below = np.mean(resampled < estimate - tolerance) + np.mean(np.abs(resampled - estimate) <= tolerance) / 2
+    resampled, chances = np.zeros(1), np.ones(1)
+    if math.prod(math.comb(2 * size - 1, size) for size in sizes) <= MOST_RESAMPLES:
+        for sign, sample in zip(signs, samples, strict=True):
+            means, likely = _enumerate_means(sample)
+            resampled = np.add.outer(resampled, sign * means).ravel()
+            chances = np.multiply.outer(chances, likely).ravel()
+    else:
+        generator = np.random.default_rng(0)
+        chances = np.full(RESAMPLES, 1 / RESAMPLES)
+        for sign, sample in zip(signs, samples, strict=True):
+            resampled = resampled + sign * _draw_means(sample, generator)
+    below = chances @ (resampled < estimate - tolerance) + chances @ (np.abs(resampled - estimate) <= tolerance) / 2
     bias = NORMAL.inv_cdf(float(np.clip(below, 1 / RESAMPLES, 1 - 1 / RESAMPLES)))
     skew = third / (6 * second**1.5)
     freedom = sum(sizes) - len(sizes)
     expanded = math.sqrt(sum(sizes) / freedom) * student_quantile(1 - LEVEL / 2, freedom)
     shares = [NORMAL.cdf(bias + (bias + z) / (1 - skew * (bias + z))) for z in (-expanded, expanded)]
-    low, high = np.quantile(resampled, shares)
-    return float(low), float(high)
+    order = np.argsort(resampled)
+    low, high = np.searchsorted(np.cumsum(chances[order])[:-1], shares)  # the quantiles of a discrete distribution
+    return float(resampled[order[low]]), float(resampled[order[high]])
+
+
+def _enumerate_means(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean of each distinct resample of `(n,)` values, and its probability: `(comb(2n - 1, n),)` each.
+
+    A resample that holds value i `c_i` times is drawn in `n! / (c_1! ... c_n!)` of the `n**n` orders.
+    """
+    size = len(sample)
+    sums = [np.zeros(1), *(np.zeros(0) for _ in sample)]  # by how many values are drawn
+    orders = [np.ones(1), *(np.zeros(0) for _ in sample)]
+    for value in sample:
+        counts = [range(drawn + 1) for drawn in range(size + 1)]
+        sums = [np.concatenate([sums[max(c) - copies] + copies * value for copies in c]) for c in counts]
+        orders = [np.concatenate([orders[max(c) - copies] / math.factorial(copies) for copies in c]) for c in counts]
+    return sums[size] / size, orders[size] * math.factorial(size) / size**size
+
+
+def _draw_means(sample: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Return the means of random resamples of `(n,)` values, `(RESAMPLES,)`."""
+    size = len(sample)
+    each = np.full(size, 1 / size)
+    drawn = [generator.multinomial(size, each, rows) / size @ sample for rows in _blocks(RESAMPLES, size)]
+    return np.concatenate(drawn)
 
 
 def smallest_p(n: int, m: int | None = None) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from runner import Callback, Model, Trainer, get_global_rank
 from runner.algorithms import ReduceOnPlateau
+from runner.algorithms.reduce_on_plateau import is_better
 from runner.callbacks import CheckpointSaver
 from runner.data import TensorLoader
 from runner.schedulers import linear
 
 PER_EPOCH = 2
+FLAT = [1.0] * 100
 
 
 class Scripted(Model):
@@ -72,9 +75,9 @@ def fit(losses: list[float], plateau: Any, epochs: int, **arguments: Any) -> lis
     return rates.seen
 
 
-def of_torch(losses: list[float], epochs: int, **arguments: Any) -> list[float]:
+def of_torch(losses: list[float], epochs: int, lr: float = 1.0, **arguments: Any) -> list[float]:
     """The rates of each batch with torch's scheduler, stepped by hand after each epoch."""
-    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=lr)
     scheduler = ReduceLROnPlateau(optimizer, **arguments)
     rates = []
     for epoch in range(epochs):
@@ -83,11 +86,12 @@ def of_torch(losses: list[float], epochs: int, **arguments: Any) -> list[float]:
     return rates
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_rates_are_those_of_torch(seed: int):
     draw = random.Random(seed)
     epochs = 30
-    losses = [draw.choice([1.0, 0.9, 0.5, 0.89, 0.8999, float("nan")]) for _ in range(epochs * PER_EPOCH + 1)]
+    values = [1.0, 0.9, 0.5, 0.89, 0.8999, math.nan, math.inf]
+    losses = [draw.choice(values) for _ in range(epochs * PER_EPOCH + 1)]
     patience, cooldown = draw.randrange(3), draw.randrange(3)
     mode = draw.choice(["min", "max"])
     threshold = draw.choice([1e-4, 0.2])
@@ -97,13 +101,46 @@ def test_the_rates_are_those_of_torch(seed: int):
         "threshold": threshold,
         "threshold_mode": ["rel", "abs"][seed % 2],
     }
-    expected = of_torch(losses, epochs, **shared, patience=patience, cooldown=cooldown, min_lr=0.01, eps=0.0)
-    plateau = ReduceOnPlateau(**shared, patience=f"{patience}ep", cooldown=f"{cooldown}ep", minimum=0.01)
-    assert fit(losses, plateau, epochs) == pytest.approx(expected)
-    assert len({*expected}) > 2
+    minimum = draw.choice([0.0, 0.01])
+    lr = [1.0, 1e-3, 1e-7, 1e-8][seed // 2]  # eps ends the reductions of the third, and allows none of the last
+    expected = of_torch(losses, epochs, lr, **shared, patience=patience, cooldown=cooldown, min_lr=minimum * lr)
+    plateau = ReduceOnPlateau(**shared, patience=f"{patience}ep", cooldown=f"{cooldown}ep", minimum=minimum)
+    assert fit(losses, plateau, epochs, optimizers=partial(SGD, lr=lr)) == pytest.approx(expected, abs=0)
+    assert (len({*expected}) > 2) == (lr > 1e-8)
 
 
-FLAT = [1.0] * 100
+@pytest.mark.parametrize("stop", [12, 2])
+def test_a_rate_that_is_small_already_stays_while_others_fall(stop: int, tmp_path: Path):
+    def two_groups(parameters: Any) -> SGD:
+        weight, bias = parameters
+        return SGD([{"params": [weight], "lr": 1e-8}, {"params": [bias]}], lr=1.0)
+
+    class Both(Rates):
+        def after_train_batch(self, state: Any, logger: Any) -> None:
+            self.seen.append([group["lr"] for group in state.optimizers[0].param_groups])
+
+    both = Both()
+
+    def fit_until(epochs: int, **arguments: Any) -> None:
+        hooks = [both, CheckpointSaver()]
+        plateau = ReduceOnPlateau(patience="0ep")
+        fit(FLAT, plateau, epochs, optimizers=two_groups, callbacks=hooks, run_dir=tmp_path, **arguments)
+
+    fit_until(stop)
+    if stop < 12:
+        fit_until(12, resume_path=tmp_path)
+    falling = of_torch(FLAT, 12, patience=0)
+    assert [rate for rate, _ in both.seen] == [1e-8] * 24
+    assert [rate for _, rate in both.seen] == pytest.approx(falling, abs=0) and falling[-1] == pytest.approx(1e-8)
+
+
+def test_infinite_and_negative_values_improve_only_if_they_are_better():
+    assert not is_better(math.inf, math.inf, lower=True, threshold=0.1, relative=True)
+    assert not is_better(-math.inf, -math.inf, lower=False, threshold=0.1, relative=False)
+    assert is_better(5.0, math.inf, lower=True, threshold=1.0, relative=True)
+    assert not is_better(-0.95, -1.0, lower=True, threshold=0.1, relative=True)
+    assert is_better(-1.11, -1.0, lower=True, threshold=0.1, relative=True)
+    assert is_better(-0.89, -1.0, lower=False, threshold=0.1, relative=True)
 
 
 @pytest.mark.parametrize("patience", ["1ep", "2ba", "4sp", "0.25dur"])
@@ -165,6 +202,7 @@ def test_two_ranks_reduce_together(run_ranks: Any, tmp_path: Path):
         ({"cooldown": "soon"}, "cooldown='soon' is not a time"),
         ({"threshold": -1}, "threshold=-1: must be"),
         ({"threshold_mode": "relative"}, "threshold_mode='relative': must be 'rel' or 'abs'"),
+        ({"eps": -1e-8}, "eps=-1e-08: must be a finite learning rate of at least 0"),
         ({"minimum": 2}, "minimum=2: must be a multiplier from 0 to 1"),
         ({"monitor": "los"}, "monitor='los' is not a metric of this run; there are 'eval/loss'"),
     ],

@@ -325,11 +325,38 @@ class AtBatchEnd(composer.Callback):
         (lambda state, logger: logger.log_traces({}), "logger.log_traces has no counterpart here: log a table"),
         (lambda state, logger: composer.dist.all_gather_object([]), "would unpickle .*gather or broadcast tensors"),
         (lambda state, logger: state.timestamp.batch < "1ep", "are in different units"),
+        (lambda state, logger: state.get_optim_state_dict(), "call state_dict.. of each of state.optimizers"),
+        (lambda state, logger: state.timestamp.token_in_iteration, "timestamp.token at ITERATION_START"),
+        (lambda state, logger: state.timestamp.copy(), "timestamp.copy has no .*: a timestamp never changes"),
+        (lambda state, logger: state.timestamp.wct, "timestamp.wct is not part of runner.compat.composer"),
+        (lambda state, logger: state.schedulers[0].step(), "scheduler.step has no .*: the loop steps schedules"),
+        (lambda state, logger: state.schedulers[0].gamma, "scheduler.gamma is not part of runner.compat.composer"),
+        (lambda state, logger: state.device.dist_backend, "device.dist_backend .*torch.distributed.get_backend"),
+        (lambda state, logger: logger.log_epoch({}), "logger.log_epoch has no .*: call logger.log_metrics"),
+        (lambda state, logger: composer.dist.initialize_dist("cpu"), "dist.initialize_dist .*: set launch.nproc_per_"),
+        (lambda state, logger: composer.dist.anything, "dist.anything is not part of runner.compat.composer"),
     ],
 )
 def test_what_has_no_counterpart_says_what_to_use(act: Callable[[Any, Any], Any], message: str):
     with pytest.raises((AttributeError, ValueError), match=message):
         Fitted(AtBatchEnd(act))
+
+
+def test_base_rates_modes_and_places_have_composers_names(monkeypatch: pytest.MonkeyPatch):
+    seen: list[Any] = []
+
+    def look(state: Any, logger: Any) -> None:
+        (rates,) = state.schedulers
+        seen.append((rates.base_lrs, state.deterministic_mode, state.tp_enabled, state.fsdp_device_mesh))
+
+    Fitted(AtBatchEnd(look))
+    assert seen == [([0.1], False, False, None)] * BATCHES
+    assert (composer.dist.get_local_world_size(), composer.dist.get_node_rank()) == (1, 0)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    monkeypatch.setenv("SLURM_NODEID", "2")
+    assert (composer.dist.get_local_world_size(), composer.dist.get_node_rank()) == (8, 2)
+    monkeypatch.setenv("GROUP_RANK", "3")  # torchrun's own count
+    assert composer.dist.get_node_rank() == 3 and composer.dist.is_available()
 
 
 def test_a_value_that_is_not_there_yet_says_so():
@@ -340,7 +367,10 @@ def test_a_value_that_is_not_there_yet_says_so():
                 getattr(view, name)
 
 
-@pytest.mark.parametrize("name", ["Trainer", "ComposerModel", "Evaluator", "DataSpec", "LoggerDestination"])
+NAMES = ["Trainer", "ComposerModel", "Evaluator", "DataSpec", "LoggerDestination", "utils", "algorithms", "Profiler"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_other_names_say_what_to_import(name: str):
     with pytest.raises(ImportError, match=f"runner.compat.composer has no {name}: .*runner|return loaders"):
         exec(f"from runner.compat.composer import {name}")

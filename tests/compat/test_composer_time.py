@@ -63,7 +63,7 @@ def test_times_are_compared_also_with_numbers_text_and_ours():
     three = Time.from_batch(3)
     assert three == 3 == three and three == "3ba" == three and three == OwnTime(3, "ba") == three
     assert 2 < three < 4 and "2ba" < three <= "3ba" and three >= OwnTime(3, "ba") and three != 4
-    assert three != Time.from_epoch(3) and {three: 1}[Time.from_batch(3)] == 1
+    assert three != 3.5 and three != Time.from_epoch(3) and {three: 1}[Time.from_batch(3)] == 1
     assert (int(three), float(three), f"{three}", bool(Time.from_batch(0))) == (3, 3.0, "3ba", True)
     assert Interval(Time.from_batch(2)).is_due(OwnTimestamp(batch=1), OwnTimestamp(batch=2))
     annotation: Any = Time[int]
@@ -79,6 +79,13 @@ def test_times_are_compared_also_with_numbers_text_and_ours():
         (lambda: Time.from_timestring("10 batches"), "is not a time"),
         (lambda: Time.from_input(3), "a number needs a unit; give default_int_unit, or write '3ba' or '3ep'"),
         (lambda: Time(1, "minutes"), "'minutes' is not a valid TimeUnit"),
+        (lambda: Time.from_timestring("1.5ep"), "time='1.5ep': must be a whole number of ep; '0.5dur' is half"),
+        (lambda: Time.from_timestring("1e400ba"), "time='infba': must be a whole number of ba"),
+        (lambda: Time.from_timestring("1.2.3ep"), "time='1.2.3ep' is not a time"),
+        (lambda: Time(0.5, "ba"), "time='0.5ba': must be a whole number"),
+        (lambda: Time.from_epoch(float("nan")), "time='nanep': must be a whole number"),
+        (lambda: ensure_time(2.5, "ep"), "time='2.5ep': must be a whole number"),
+        (lambda: Time.from_batch(3) < 2.5, "time='2.5ba': must be a whole number"),
     ],
 )
 def test_wrong_times_are_refused(wrong: Any, message: str):

@@ -43,7 +43,17 @@ __all__ = [
     "save_checkpoint",
 ]
 
+_FROM_HERE = "import the names in runner.compat.composer.__all__"
+
 _HERE = {
+    **dict.fromkeys(("checkpoint", "core", "devices", "utils"), _FROM_HERE),
+    **dict.fromkeys(("algorithms", "functional"), "use runner.algorithms"),
+    **dict.fromkeys(("callbacks", "loggers", "CheckpointSaver"), "use runner.callbacks"),
+    **dict.fromkeys(("profiler", "Profiler"), "use runner.callbacks.TorchProfiler"),
+    "AlgorithmPass": "declare runs_before, runs_after and conflicts_with in the class",
+    "PyTorchScheduler": "use torch.optim.lr_scheduler.LRScheduler",
+    **dict.fromkeys(("optim", "loss", "metrics"), "use torch.optim, runner.schedulers, torch.nn and torchmetrics"),
+    **dict.fromkeys(("models", "datasets"), "use runner.models and runner.data"),
     "ComposerClassifier": "wrap the network in runner.ClassificationModel",
     "ComposerModel": "use runner.Model: forward, loss, metrics and update_metric have the same names",
     "DataSpec": "return loaders, and override Model.num_samples and Model.num_tokens",

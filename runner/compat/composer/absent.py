@@ -1,14 +1,18 @@
-"""Attributes of Composer's state that are missing here: their equivalents, or what to do instead."""
+"""Attributes of Composer's objects that are missing here: their equivalents, or what to do instead."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 SWITCHED_OFF: dict[str, Any] = {
     **dict.fromkeys(("fsdp_sharded_state_dict_enabled", "load_monolith_rank0_only"), False),
     **dict.fromkeys(("load_fsdp_monolith_rank0_only", "deepspeed_enabled", "is_model_deepspeed"), False),
+    **dict.fromkeys(("fsdp_auto_wrap", "fsdp_elastic_sharded_enabled"), False),
     **dict.fromkeys(("fsdp_config", "fsdp_state_dict_type", "tp_config", "device_mesh", "deepspeed_config"), None),
+    **dict.fromkeys(("fsdp_device_mesh", "tp_device_mesh", "parallelism_config", "fsdp_config_version"), None),
     **dict.fromkeys(("profiler", "precision_config", "dataset_state"), None),
+    "automicrobatch_fsdp_hook_handles": [],
     "dataset_resumption": {},
     "fsdp_modules": {},
 }
@@ -26,9 +30,12 @@ READ: dict[str, str] = {
     "current_metrics": "read state.metric_values[label][name]",
     "deepspeed_model": "read state.model",
     "get_model_state_dict": "call state.unwrapped_model.state_dict()",
+    "get_optim_state_dict": "call state_dict() of each of state.optimizers",
+    **dict.fromkeys(("iteration_length", "_iteration_length"), "it is trainer.iteration_length, and does not change"),
     "last_batch": "read state.batch",
     "last_loss": "read state.loss",
     "load_model_state": _LOAD,
+    "load_optim_state": _LOAD,
     "load_state_dict": _LOAD,
     "microbatch_idx": "read state.microbatch_start, the index of the microbatch's first sample",
     "save_metrics": "metrics are always saved",
@@ -59,3 +66,63 @@ WRITTEN: dict[str, str] = {
     "grad_accum": "give trainer.microbatch_size a size, and set state.device_train_microbatch_size",
 }
 """Attributes that cannot be set, and what to do instead; all others are the user's own."""
+
+TIMESTAMP: dict[str, str] = {
+    "copy": "a timestamp never changes: keep it, or call to_next_batch and the like",
+    "get_state": "call state_dict()",
+    "iteration_wct": "take the difference to timestamp.total_wct at ITERATION_START",
+    "load_state_dict": "call Timestamp.from_state_dict(state)",
+    "token_in_iteration": "take the difference to timestamp.token at ITERATION_START",
+}
+"""Attributes of a timestamp that cannot be read, and what to use instead of each."""
+
+_STEPPED = "the loop steps schedules"
+
+SCHEDULERS: dict[str, str] = {
+    **dict.fromkeys(("get_lr", "_last_lr", "print_lr"), "call get_last_lr()"),
+    "last_epoch": _TIME,
+    "lr_lambdas": "schedules are functions in runner.schedulers",
+    "step": f"{_STEPPED}; change param_group['lr'] at AFTER_TRAIN_BATCH",
+    "_step_count": f"{_STEPPED}; {_TIME}",
+}
+"""Attributes of a schedule of `runner.schedulers` that cannot be read, and what to use instead of each."""
+
+DEVICE: dict[str, str] = {
+    "dist_backend": "call torch.distributed.get_backend()",
+    "optimizer_to_device": "optimizers are made on the device",
+    **dict.fromkeys(("state_dict", "load_state_dict"), "checkpoints hold random states"),
+}
+"""Attributes of a device that cannot be read, and what to use instead of each."""
+
+_LOG = "call logger.log_metrics"
+_UPLOAD = "call logger.upload_file"
+
+LOGGER: dict[str, str] = {
+    "log_traces": "log a table with log_table(columns, rows, name)",
+    "log_analytics": "nothing is sent to anyone",
+    "has_file_upload_destination": "upload_file does nothing where no destination takes files",
+    **dict.fromkeys(("data_fit", "data_epoch", "data_batch", "metric_fit", "metric_epoch", "metric_batch"), _LOG),
+    **dict.fromkeys(("log_fit", "log_epoch", "log_batch"), _LOG),
+    **dict.fromkeys(("file_artifact", "file_symlink", "symlink_file"), _UPLOAD),
+    "get_file_artifact": "read files from the run's folder",
+}
+"""Attributes of the logger that cannot be read, and what to use instead of each."""
+
+_ONE_FIRST = "work where get_local_rank() is 0, then call dist.barrier() on all ranks"
+_TENSORS = "it would unpickle data from another rank: gather or broadcast tensors"
+
+DIST: dict[str, str] = {
+    **dict.fromkeys(("all_gather_object", "broadcast_object_list"), _TENSORS),
+    **dict.fromkeys(("run_local_rank_zero_first", "local_rank_zero_download_and_wait"), _ONE_FIRST),
+    **dict.fromkeys(("busy_wait_for_local_rank_zero", "write_signal_file", "get_node_signal_file_name"), _ONE_FIRST),
+    "initialize_dist": "set launch.nproc_per_node, or start with torchrun or srun",
+    "get_sampler": "use torch.utils.data.DistributedSampler, or loaders of runner.data, which need none",
+}
+"""Functions of `dist` that cannot be called, and what to do instead."""
+
+
+def missing(owner: str, name: str, remedies: Mapping[str, str]) -> AttributeError:
+    """Return the error that says what to use instead of an attribute."""
+    remedy = remedies.get(name)
+    rest = f"has no counterpart here: {remedy}" if remedy else "is not part of runner.compat.composer"
+    return AttributeError(f"{owner}.{name} {rest}")

@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
+from runner.compat.composer import absent
 from runner.distributed.ranks import get_global_rank, get_local_rank, get_world_size
 
-__all__ = ["all_gather", "all_reduce", "barrier", "broadcast", "get_global_rank", "get_local_rank", "get_world_size"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "get_global_rank",
+    "get_local_rank",
+    "get_local_world_size",
+    "get_node_rank",
+    "get_world_size",
+    "is_available",
+    "is_initialized",
+]
+
+
+def get_local_world_size() -> int:
+    """Return the number of ranks on this machine; 1 for a single process."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def get_node_rank() -> int:
+    """Return this machine's number among all, as torchrun or Slurm counts them; 0 for a single machine."""
+    return int(os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0")))
+
+
+def is_available() -> bool:
+    """Return whether torch was built with support for several ranks."""
+    return distributed.is_available()
 
 
 def is_initialized() -> bool:
@@ -46,6 +75,4 @@ def all_gather(tensor: Tensor) -> Sequence[Tensor]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("all_gather_object", "broadcast_object_list"):
-        raise AttributeError(f"dist.{name} would unpickle data from another rank: gather or broadcast tensors instead")
-    raise AttributeError(f"dist.{name} has no counterpart here; dist has {', '.join(__all__)}, is_initialized")
+    raise absent.missing("dist", name, absent.DIST)

@@ -9,12 +9,7 @@ from typing import Any
 import torch
 
 from runner import logger as ours
-
-_HERE = {
-    "log_traces": "log a table with log_table(columns, rows, name)",
-    "log_analytics": "nothing is sent to anyone",
-    "has_file_upload_destination": "upload_file does nothing where no destination takes files",
-}
+from runner.compat.composer import absent
 
 
 class Logger:
@@ -26,8 +21,8 @@ class Logger:
         self._logger = logger
 
     def __getattr__(self, name: str) -> Any:
-        if name in _HERE:
-            raise AttributeError(f"logger.{name} has no counterpart here: {_HERE[name]}")
+        if not hasattr(self._logger, name):
+            raise absent.missing("logger", name, absent.LOGGER)
         return getattr(self._logger, name)
 
     def log_hyperparameters(self, parameters: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from runner.batch import to_device
 from runner.checkpoints import snapshot
 from runner.compat.composer import absent
 from runner.compat.composer.time import Time, Timestamp
+from runner.distributed.ranks import get_data_parallel_size, get_world_size
 from runner.distributed.sharding import is_sharded
 from runner.precision import Precision
 from runner.state import State as OurState
@@ -48,7 +49,7 @@ class State:
         if name in absent.SWITCHED_OFF:
             return absent.SWITCHED_OFF[name]
         if name in absent.READ:
-            raise AttributeError(f"state.{name} has no counterpart here: {absent.READ[name]}")
+            raise absent.missing("state", name, absent.READ)
         try:
             return getattr(self.unwrapped, name)
         except AttributeError:
@@ -185,6 +186,16 @@ class State:
         return [one if hasattr(one, "get_last_lr") else _Rates(one) for one in self.unwrapped.schedulers]
 
     @property
+    def deterministic_mode(self) -> bool:
+        """Whether torch uses deterministic algorithms only."""
+        return torch.are_deterministic_algorithms_enabled()
+
+    @property
+    def tp_enabled(self) -> bool:
+        """Whether several ranks hold one model and see the same samples."""
+        return get_data_parallel_size() < get_world_size()
+
+    @property
     def is_model_ddp(self) -> bool:
         """Whether the model is wrapped for data-parallel training."""
         return isinstance(self.unwrapped.model, DistributedDataParallel)
@@ -203,6 +214,8 @@ class Device:
         self.name = {"cuda": "gpu"}.get(device.type, device.type)
 
     def __getattr__(self, name: str) -> Any:
+        if not hasattr(torch.device, name):
+            raise absent.missing("device", name, absent.DEVICE)
         return getattr(self._device, name)
 
     def __str__(self) -> str:
@@ -222,13 +235,20 @@ class Device:
 
 
 class _Rates:
-    """A schedule of this library with `get_last_lr`, as schedulers of torch have it."""
+    """Schedules of this library with the names of torch's schedulers."""
 
     def __init__(self, rates: Any) -> None:
         self._rates = rates
 
     def __getattr__(self, name: str) -> Any:
+        if name in absent.SCHEDULERS or not hasattr(self._rates, name):
+            raise absent.missing("scheduler", name, absent.SCHEDULERS)
         return getattr(self._rates, name)
+
+    @property
+    def base_lrs(self) -> list[float]:
+        """The rate of each parameter group, before any schedule."""
+        return self._rates.state_dict()["base_rates"]
 
     def get_last_lr(self) -> list[float]:
         return [float(group["lr"]) for group in self._rates.optimizer.param_groups]

@@ -10,9 +10,10 @@ from types import GenericAlias
 from typing import Any
 
 from runner import time as ours
+from runner.compat.composer import absent
 from runner.time import TimeUnit
 
-_WHOLE = re.compile(f"(-?[0-9.]+(?:e[+-]?[0-9]+)?)({'|'.join(TimeUnit)})")
+_NUMBER = re.compile(f"(-?(?:[0-9]+[.]?[0-9]*|[.][0-9]+)(?:e[+-]?[0-9]+)?)({'|'.join(TimeUnit)})")
 _REAL = (TimeUnit.DURATION, TimeUnit.SECOND)
 
 
@@ -28,7 +29,7 @@ def _combining(operate: Callable[[Any, Any], Any], swapped: bool = False) -> Cal
         if time is None:
             return NotImplemented
         mine, its = self._numbers(time)
-        return Time(operate(its, mine) if swapped else operate(mine, its), self.unit)
+        return _cut(operate(its, mine) if swapped else operate(mine, its), self.unit)
 
     return method
 
@@ -44,7 +45,15 @@ def _comparing(operate: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]
 class Time(ours.Time):
     """A length of training as Composer has it: also built and combined with plain numbers, in its own unit.
 
-    A multiple or a quotient with a number stays in the unit; the quotient of two lengths is in 'dur'.
+    A multiple or a quotient with a number stays in the unit, without a fraction; the quotient of two lengths is in
+    'dur'.
+
+    Args:
+        value: a whole number; a fraction of training and seconds need not be whole.
+        unit: what is counted.
+
+    Raises:
+        ValueError: the value is not whole, or not a number.
     """
 
     __slots__ = ()
@@ -52,7 +61,10 @@ class Time(ours.Time):
 
     def __init__(self, value: float, unit: TimeUnit | str) -> None:
         unit = TimeUnit(unit)
-        super().__init__(float(value) if unit in _REAL else int(value), unit)
+        number = float(value)
+        if unit not in _REAL and not number.is_integer():
+            raise ValueError(f"time='{value}{unit}': must be a whole number of {unit}; '0.5dur' is half of training")
+        super().__init__(number if unit in _REAL else int(value), unit)
 
     from_iteration = classmethod(_from(TimeUnit.ITERATION))
     from_epoch = classmethod(_from(TimeUnit.EPOCH))
@@ -70,7 +82,7 @@ class Time(ours.Time):
     @classmethod
     def from_timestring(cls, timestring: str) -> Time:
         """Return the length given by a time string: as everywhere here, and also '3e4tok' and '-1ba'."""
-        match = _WHOLE.fullmatch(timestring)
+        match = _NUMBER.fullmatch(timestring)
         return _known(timestring) if match is None else cls(float(match[1]), match[2])
 
     @classmethod
@@ -107,23 +119,23 @@ class Time(ours.Time):
     __ge__ = _comparing(operator.ge)
 
     def __eq__(self, other: object) -> bool:
-        return ours.Time.__eq__(self, Time(other, self.unit) if isinstance(other, int | float) else other)
+        return self.value == other if isinstance(other, int | float) else ours.Time.__eq__(self, other)
 
     __hash__ = ours.Time.__hash__
 
     def __mul__(self, other: Any) -> Time:
         if isinstance(other, int | float):
-            return Time(self.value * other, self.unit)
+            return _cut(self.value * other, self.unit)
         its = Time.from_input(other)
         if TimeUnit.DURATION not in (self.unit, its.unit):
             raise ValueError(f"{str(self)!r} * {str(its)!r}: one of them must be a number, or in 'dur'")
-        return Time(self.value * its.value, its.unit if self.unit is TimeUnit.DURATION else self.unit)
+        return _cut(self.value * its.value, its.unit if self.unit is TimeUnit.DURATION else self.unit)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Time:
         if isinstance(other, int | float):
-            return Time(self.value / other, self.unit)
+            return _cut(self.value / other, self.unit)
         mine, its = self._numbers(Time.from_input(other))
         return Time(mine / its, TimeUnit.DURATION)
 
@@ -138,6 +150,11 @@ class Time(ours.Time):
 
     def __float__(self) -> float:
         return float(self.value)
+
+
+def _cut(value: float, unit: TimeUnit) -> Time:
+    """Return the result of arithmetic as a time: counts lose their fraction."""
+    return Time(value if unit in _REAL else int(value), unit)
 
 
 def _known(time: str | ours.Time) -> Time:
@@ -162,6 +179,9 @@ class Timestamp(ours.Timestamp):
     """A position in training as Composer has it: `timestamp.batch` is a `Time`, `timestamp.batch.value` its count."""
 
     __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        raise absent.missing("timestamp", name, absent.TIMESTAMP)
 
     iteration: Time = _count(0, TimeUnit.ITERATION)
     epoch: Time = _count(1, TimeUnit.EPOCH)

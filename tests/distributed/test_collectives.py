@@ -77,14 +77,16 @@ def test_ranks_are_one_process(world_size: int, run_ranks, tmp_path: Path, stric
 
 
 def check_refusals(said: dict[str, str | None], ranks: int) -> None:
+    undeclared = f"train_dataloader: nothing says how {ranks} ranks divide this"
     for name in ("plain", "shuffled", "batch sampler"):
-        assert (said[name] or "").startswith(f"train_dataloader: nothing says how {ranks} ranks divide this DataLoader"), name
+        assert (said[name] or "").startswith(f"{undeclared} DataLoader"), name
     assert said["sharded"] is None and said["sharded batch sampler"] is None and said["evaluation, sharded"] is None
-    assert (said["list"] or "").startswith(f"train_dataloader: nothing says how {ranks} ranks divide this list")
+    assert (said["list"] or "").startswith(f"{undeclared} list")
     for name in ("evaluation", "evaluation, list", "eval", "predict"):
         assert "the same samples" in (said[name] or ""), name
-    assert f"divides the samples by num_replicas=1, and {ranks} ranks read parts {[0] * ranks}" in (said["one replica"] or "")
-    assert f"divides the samples by num_replicas=2, and {ranks} ranks read parts {[0] * ranks}" in (said["equal parts"] or "")
+    for name, replicas in {"one replica": 1, "equal parts": 2}.items():
+        divided = f"divides the samples by num_replicas={replicas}, and {ranks} ranks read parts {[0] * ranks}"
+        assert divided in (said[name] or ""), name
     assert "its sampler divides them" in (said["evaluation, replicated shares"] or "")
     assert "DistributedSampler repeats samples, as 13" in (said["evaluation, padded"] or "")
     for kind in ("evaluation", "evaluation without a length"):

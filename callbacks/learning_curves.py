@@ -91,7 +91,10 @@ class LearningCurves(LoggerDestination):
         self._read_rates()
         curves = {key: curve for key, curve in self.curves.items() if curve.steps}
         path = state.run_dir / self.filename
-        picture = render(draw(curves, state.run_name, state.train_dataloader_len), path.suffix[1:])
+        now = state.timestamp
+        length = state.train_dataloader_len or 0
+        epochs_are_alike = now.batch == now.epoch * length + now.batch_in_epoch
+        picture = render(draw(curves, state.run_name, length if epochs_are_alike else None), path.suffix[1:])
         if in_notebook():
             show_in_cell(picture, path.suffix[1:])
         with disk_errors_reported(self.config_key):

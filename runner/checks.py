@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from runner.failures.facts import wrong_argument
-from runner.time import Time, TimeUnit
+from runner.time import Interval, Time, TimeUnit
 
 log = logging.getLogger("runner")
 
@@ -116,6 +116,35 @@ def name_of_loader(label: str) -> str:
     """Return what users call the loader with a label: 'train', an evaluator's label, or 'predict'."""
     names = {"train": "train_dataloader", "predict": "dataloader"}
     return names.get(label, f"dataloader of evaluator {label!r}")
+
+
+def refuse_one_shot(state: Any) -> None:
+    """Refuse a generator, or an iterator of Python's own, that training would read from its beginning more than once.
+
+    Those with a limit of batches are fine: each pass takes the next ones.
+
+    Args:
+        state: the State before training.
+
+    Raises:
+        ValueError: a loader would be read again before training ends.
+    """
+    intervals = {"train": (state.train_dataloader, Time(1, TimeUnit.EPOCH))} if not state.train_dataloader_len else {}
+    for one in state.evaluators:
+        if one.is_on and one.subset_num_batches is None and isinstance(one.eval_interval, Interval):
+            intervals[one.label] = one.dataloader, one.eval_interval.time
+    length = state.max_duration
+    for label, (wrapped, interval) in intervals.items():
+        loader = getattr(wrapped, "loader", wrapped)  # inside Sharded or Replicated
+        is_fraction = interval.unit is TimeUnit.DURATION
+        again = interval.value < 1 if is_fraction else length.unit is interval.unit and interval < length
+        if again and hasattr(loader, "__next__") and type(loader).__module__ in ("builtins", "itertools"):
+            limit = "train_subset_num_batches" if label == "train" else "Evaluator(subset_num_batches=...)"
+            raise ValueError(
+                f"{name_of_loader(label)}: this {type(loader).__name__} can be read once, but is needed again after "
+                f"'{interval}' of '{length}'; give an object whose __iter__ starts anew, such as a list or a class; "
+                f"if it is endless, limit each pass with {limit}"
+            )
 
 
 def warn_if_endless(batches: Iterable[Any], name: str) -> Iterator[Any]:

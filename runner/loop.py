@@ -22,6 +22,8 @@ def fit(run: Run) -> None:
     assert stream is not None  # the Trainer has checked it
     state.unwrapped_model.train()
     state.stream = stream
+    stream.seek(state.timestamp.epoch, state.timestamp.batch_in_epoch)
+    state.train_dataloader_len = stream.length  # a resumed run may continue in an epoch of another length
     run.clock.start()
     run.on.fit_start()
     catch_up(run)  # after FIT_START, so that callbacks are ready for what a resumed run still owes
@@ -44,6 +46,7 @@ def train_epoch(run: Run, stream: BatchStream) -> bool:
     on = run.on
     # After EPOCH_START, at which a callback or algorithm may still change how the data is read.
     batches = stream.start(state.timestamp.epoch, state.timestamp.batch_in_epoch)
+    state.train_dataloader_len = stream.length
     evaluators = [one for one in state.evaluators if not getattr(one.eval_interval, "ends_epochs", False)]
     while True:
         on.before_dataloader()

@@ -27,7 +27,7 @@ from torchmetrics.classification import BinaryAveragePrecision, MulticlassAccura
 
 from runner import Algorithm, Callback, Model, Trainer
 from runner.algorithms import EMA, MixUp
-from runner.data import TensorLoader
+from runner.data import Replicated, Sharded, TensorLoader
 from runner.distributed.collectives import any_rank, broadcast_object, destroy_process_group, init_process_group
 from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.schedulers import linear
@@ -166,8 +166,18 @@ def collectives_of(
     return dict(seen)
 
 
+class Lengthless:
+    """Batches, of which nobody knows how many there are."""
+
+    def __init__(self, batches: list[Any]):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
 def refusals() -> dict[str, str | None]:
-    """What is said about torch's own dataloaders on several ranks; None where they are taken."""
+    """What is said about loaders that are not this project's on several ranks; None where they are taken."""
     data = TensorDataset(*class_data(12))
     odd = TensorDataset(*class_data(13))
     unsharded = BatchSampler(SequentialSampler(data), 2, drop_last=False)
@@ -178,10 +188,21 @@ def refusals() -> dict[str, str | None]:
         "batch sampler": {"train_dataloader": DataLoader(data, batch_sampler=unsharded)},
         "sharded": {"train_dataloader": DataLoader(data, batch_size=2, sampler=DistributedSampler(data))},
         "sharded batch sampler": {"train_dataloader": DataLoader(data, batch_sampler=sharded)},
+        "one replica": {"train_dataloader": DataLoader(data, 2, sampler=DistributedSampler(data, 1, 0))},
+        "equal parts": {"train_dataloader": DataLoader(data, 2, sampler=DistributedSampler(data, 2, 0))},
+        "list": {"train_dataloader": [*DataLoader(data, batch_size=2)]},
         "evaluation": {"eval_dataloader": DataLoader(data, batch_size=2)},
+        "evaluation, list": {"eval_dataloader": [*DataLoader(data, batch_size=2)]},
+        "evaluation, replicated shares": {
+            "eval_dataloader": Replicated(DataLoader(data, batch_size=2, sampler=DistributedSampler(data)))
+        },
         "evaluation, sharded": {"eval_dataloader": DataLoader(data, batch_size=2, sampler=DistributedSampler(data))},
         "evaluation, padded": {"eval_dataloader": DataLoader(odd, batch_size=2, sampler=DistributedSampler(odd))},
     }
+    for name, is_empty in {"first": get_global_rank() == 0, "second": get_global_rank() == 1}.items():
+        batches = [] if is_empty else [*DataLoader(data, batch_size=2)]
+        loaders[f"evaluation, {name} empty"] = {"eval_dataloader": Sharded(batches)}
+        loaders[f"evaluation without a length, {name} empty"] = {"eval_dataloader": Sharded(Lengthless(batches))}
     said: dict[str, str | None] = {}
     for name, given in loaders.items():
         try:
@@ -189,6 +210,12 @@ def refusals() -> dict[str, str | None]:
             said[name] = None
         except ValueError as error:
             said[name] = str(error)
+    with Trainer(model=Classifier(), device="cpu") as trainer:
+        for name, read in {"eval": trainer.eval, "predict": trainer.predict}.items():
+            try:
+                read([*DataLoader(data, batch_size=2)])  # type: ignore[operator]
+            except ValueError as error:
+                said[name] = str(error)
     return said
 
 

@@ -357,7 +357,7 @@ def test_data_that_ranks_would_not_share_are_refused():
         f"data._target_={OWN}.read_for_one_rank",
     )
     assert try_out(*own, "callbacks=none", "algorithms=none").data.startswith("train 1 batches; eval 1 batches")
-    with pytest.raises(WrongConfig, match="dataloader of evaluator 'eval': a DataLoader without a sharding sampler"):
+    with pytest.raises(WrongConfig, match="dataloader of evaluator 'eval': nothing says how 2 ranks divide"):
         try_out(*own, "callbacks=none", "algorithms=none", "launch.nproc_per_node=2")
 
 

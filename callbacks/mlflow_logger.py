@@ -81,6 +81,7 @@ class MLflowLogger(LoggerDestination):
         check_model(log_model, register_model)
         self.tracking_uri = resolve_uri(tracking_uri)
         check_address(self.tracking_uri)
+        self._by_key = tracking_uri is not None
         self.experiment_name = experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "runner"
         self._run_name = run_name
         self._tags = {str(key): str(value) for key, value in (tags or {}).items()}
@@ -144,7 +145,7 @@ class MLflowLogger(LoggerDestination):
     def _open(self, folder: Path, name: str, interval: float | None) -> Session:
         self.tracking_uri = uri_of_run(self.tracking_uri, folder)
         target = {"tracking_uri": self.tracking_uri, "experiment_name": self.experiment_name, "run_name": name}
-        return Session(folder, **target, system_metrics_interval=interval)
+        return Session(folder, **target, by_key=self._by_key, system_metrics_interval=interval)
 
     def _append(self, *entries: dict[str, Any]) -> None:
         if self._session is not None:
@@ -214,7 +215,7 @@ class MLflowLogger(LoggerDestination):
     def sync(self, run_dir: Path | None) -> bool:
         from runner.callbacks._mlflow.sync import sync
 
-        return sync(self.tracking_uri, self.experiment_name, run_dir)
+        return sync(self.tracking_uri, self._by_key, self.experiment_name, run_dir)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._session is None else {**self._session.state_dict(), "best": self._best.state_dict()}

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination
-from runner.callbacks._best_values import BestValues, name_metric
+from runner.callbacks._best_values import BestValues
 from runner.callbacks._mlflow.description import describe_config, flatten
 from runner.callbacks._mlflow.session import Session, log_sweep, parent_tags
 from runner.callbacks._mlflow.target import (
@@ -22,6 +22,7 @@ from runner.callbacks._mlflow.target import (
     uri_of_run,
 )
 from runner.callbacks._mlflow.writer_process import shared_writer
+from runner.metric_choice import name_metric
 
 if TYPE_CHECKING:
     from runner import Logger, Record, State
@@ -182,7 +183,7 @@ class MLflowLogger(LoggerDestination):
         for key, value in metrics.items():
             if self._state is not None and self._best.add(key, value, self._state):
                 label, name = name_metric(key)
-                if "/" not in name:
+                if "/" not in name.removeprefix("loss/"):
                     found[f"best/{label}/{name}"] = value
         return found
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination, Record, Time, Timestamp
 from runner.budget import Budget
-from runner.callbacks._best_values import BestValues, name_metric
+from runner.callbacks._best_values import BestValues
 from runner.callbacks._epoch_loss import TRAIN_LOSS, EpochLoss
 from runner.callbacks._run_description import describe_events, describe_run
 from runner.distributed.session import SessionOver
+from runner.metric_choice import name_metric
 from runner.terminal.console import describe_time, epoch_number, make_console, print_block, print_title, show_path
 from runner.terminal.text import Column, draw_table, show_clock, show_number
 
@@ -35,8 +36,8 @@ class ConsoleSummary(LoggerDestination):
 
     At the start, three lines: the run and its folder; the model and how it is trained; the data. At the end: the final
     value of each metric, the best of each evaluation, how long the run took, its folder, and the commands to evaluate
-    it, to train it for longer and to view it or, if it failed or was stopped, to resume it. The training loss is the
-    mean of the last epoch. Values from before a resume are included.
+    it, to train it for longer and to view it or, if it failed or was stopped, to resume it. The epoch loss is the mean
+    of the training losses of the last epoch's batches. Values from before a resume are included.
 
     During training it warns when the loss has been NaN or infinite for 10 batches in a row.
 
@@ -181,13 +182,15 @@ class ConsoleSummary(LoggerDestination):
         ):
             final = show_number(self._final[key])
             best = where = ""
+            name = "/".join(filter(None, name_metric(key)))
             if (at := self._best_at.get(key)) is not None:
                 best = show_number(self._best.values[key])
                 where = f"batch {at.batch}" if at.batch_in_epoch else f"epoch {at.epoch}"
             elif key == TRAIN_LOSS and self._loss.mean is not None:
+                name = "epoch loss"  # what is logged is the loss of each batch
                 final = show_number(self._loss.mean)
                 where = "epoch mean" if get_data_parallel_size() == 1 else "epoch mean, rank 0"
-            rows.append(("/".join(filter(None, name_metric(key))), final, best, where))
+            rows.append((name, final, best, where))
         if not rows:
             return
         metric, finals, bests, places = (list(cells) for cells in zip(*rows[:MAX_METRICS], strict=True))

@@ -17,10 +17,10 @@ from urllib.parse import urlencode
 import mlflow.exceptions
 import requests
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
+from mlflow.entities import Dataset, DatasetInput, Experiment, InputTag, Metric, Param, Run, RunTag
 from mlflow.store.artifact.artifact_repo import verify_artifact_path
 
-from runner.callbacks._mlflow.delivery import run_deleted
+from runner.callbacks._mlflow.delivery import Deleted
 from runner.callbacks._mlflow.spool import FILES, IMAGES, is_id
 from runner.callbacks._mlflow.view import add_to_view
 from runner.terminal.text import shortened
@@ -161,12 +161,12 @@ class RunSink:
         """Return whether MLflow will never accept the data, which is not so for a deleted run that may be restored.
 
         Raises:
-            Deleted: the run was deleted.
+            Deleted: the run or its experiment was deleted.
         """
         if not is_refusal(error):
             return False
-        if self._client.get_run(self.run_id).info.lifecycle_stage == "deleted":
-            raise run_deleted(self.run_id) from error
+        refuse_deleted(self._client.get_experiment(self.run.info.experiment_id))
+        refuse_deleted(self._client.get_run(self.run_id))
         return True
 
     def _start(self, entry: dict[str, Any]) -> None:
@@ -276,6 +276,22 @@ class RunSink:
         )
         context = InputTag("mlflow.data.context", described["context"])
         self._client.log_inputs(self.run_id, [DatasetInput(dataset, [context])])
+
+
+def refuse_deleted(entity: Experiment | Run) -> None:
+    """Check that an experiment or a run is not deleted. The runs of a deleted experiment are deleted with it.
+
+    Raises:
+        Deleted: it was deleted.
+    """
+    if isinstance(entity, Run):
+        if entity.info.lifecycle_stage == "deleted":
+            raise Deleted(
+                f"the run {entity.info.run_id} is deleted there; restore it in the UI, or continue it with resume="
+            )
+    elif entity.lifecycle_stage == "deleted":
+        restore = f"`mlflow experiments restore --experiment-id {entity.experiment_id}`"
+        raise Deleted(f"the experiment {entity.name!r} is deleted there; restore it in the UI ({restore})")
 
 
 def _to_cell(value: Any) -> Any:

@@ -19,6 +19,7 @@ from typing import Any
 from runner.budget import Budget
 from runner.failures.facts import WrongKey
 from runner.files.names import RESULT
+from runner.metric_choice import metrics_named
 from runner.runs.conditions import choose, parse_conditions, to_number, to_text
 from runner.runs.decision import Samples, pair_values
 from runner.runs.listing import OUTPUTS, SavedFolder, find_runs, read_config
@@ -174,10 +175,7 @@ def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tupl
     if not asked and (len(objectives) > 1 or "" in objectives):
         raise WrongKey(key, f"the runs have no objective in common ({', '.join(objectives)}); name a metric", "null")
     name = asked or next(iter(objectives))
-    matching = [one for one in runs[0].result.metrics if name == one] or [
-        one for one in runs[0].result.metrics if one.partition("/")[2] == name and not one.startswith("train/")
-    ]
-    metric = matching[0] if matching else name
+    metric = next(iter(metrics_named(name, runs[0].result.metrics)), name)
     for run in runs:
         value = run.result.metrics.get(metric)
         if value is None or not abs(value) <= LARGEST:

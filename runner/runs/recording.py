@@ -24,6 +24,7 @@ from runner.failures.facts import WrongKey
 from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
 from runner.files.whole import read_bounded
+from runner.metric_choice import metrics_named
 from runner.runs.forks import FORKED_AT, PARENT
 from runner.runs.listing import LARGEST, load_plain
 from runner.runs.load import LoadMeter
@@ -78,7 +79,7 @@ def check_objective(state: State, objective: str | list[str] | None) -> None:
     metrics["train"] = [*state.train_metrics]
     names = [f"{label}/{name}" for label, listed in metrics.items() for name in listed] + [TIME]
     for asked in objectives_of(objective):
-        if not any(asked in (one, one.partition("/")[2]) for one in names):
+        if not metrics_named(asked, names):
             raise WrongKey("objective", "this run has no such metric; " + nearest(asked, names), repr(asked))
 
 

@@ -17,6 +17,7 @@ from runner.failures.facts import RankFailed, facts_of
 from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
 from runner.files.whole import read_bounded, write_whole
+from runner.metric_choice import metrics_named
 from runner.terminal.answer import SCHEMA, error_object, plain
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Result:
             self.metrics[TIME] = state.timestamp.total_wct
             self.lower = sorted({*self.lower, TIME})
         for asked in objectives_of(objective) or evaluated[:1]:
-            if chosen := [key for key in self.metrics if asked in (key, key.partition("/")[2])]:
+            if chosen := metrics_named(asked, self.metrics):
                 self.objectives[chosen[0]] = self.metrics[chosen[0]]
         if self.objectives:
             self.objective_name, self.objective = next(iter(self.objectives.items()))

@@ -97,14 +97,15 @@ def test_the_end_says_what_came_of_it(tmp_path, capsys):
         capsys.readouterr()
     lines = capsys.readouterr().out.splitlines()
     assert lines == [line.rstrip() for line in lines]
-    rows = {line.split()[0]: line.split()[1:] for line in lines}
+    cells = [re.split(" {2,}", line) for line in lines]
+    rows = {name: rest for name, *rest in cells}
     for name, key in (("loss", "loss/eval/total"), ("MulticlassAccuracy", "metrics/eval/MulticlassAccuracy")):
         series = memory.data[key]
         best = (min if name == "loss" else max)(value for _, value in series)
         at = next(timestamp for timestamp, value in series if value == best)
-        assert rows[f"eval/{name}"] == [f"{series[-1][1]:.4f}", f"{best:.4f}", "epoch", str(at.epoch)]
+        assert rows[f"eval/{name}"] == [f"{series[-1][1]:.4f}", f"{best:.4f}", f"epoch {at.epoch}"]
     losses = [value for _, value in memory.data["loss/train/total"]]
-    assert rows["train/loss"] == [f"{sum(losses[-3:]) / 3:.4f}", "epoch", "mean"]
+    assert rows["epoch loss"] == [f"{sum(losses[-3:]) / 3:.4f}", "epoch mean"]
     accuracy = memory.data["metrics/train/MulticlassAccuracy"][-1][1]
     assert rows["train/MulticlassAccuracy"] == [f"{accuracy:.4f}"]
     text = "\n".join(lines)
@@ -129,8 +130,8 @@ def test_the_end_shows_a_metric_before_those_of_single_classes(tmp_path, capsys)
         trainer.fit()
         capsys.readouterr()
     lines = capsys.readouterr().out.splitlines()
-    keys = [line.split()[0] for line in lines]
-    assert keys[1:5] == ["eval/MulticlassAccuracy", "eval/loss", "train/MulticlassAccuracy", "train/loss"]
+    keys = [line.partition("  ")[0] for line in lines]
+    assert keys[1:5] == ["eval/MulticlassAccuracy", "eval/loss", "train/MulticlassAccuracy", "epoch loss"]
     assert keys[5] == "eval/PerClass/0"
     assert "and 6 more, in the log of the run" in lines
 

@@ -113,7 +113,12 @@ def test_the_keys_that_were_typed_are_parameters_of_a_sweep(monkeypatch: pytest.
 
 def test_no_entry_is_lost_while_another_thread_begins_the_run(folder: Path) -> None:
     for attempt in range(5):
-        fields = {"tracking_uri": f"sqlite:///{folder}/outputs/mlflow.db", "experiment_name": "e", "run_name": "r"}
+        fields = {
+            "by_key": False,
+            "tracking_uri": f"sqlite:///{folder}/outputs/mlflow.db",
+            "experiment_name": "e",
+            "run_name": "r",
+        }
         session = Session(folder / str(attempt), **fields, system_metrics_interval=None)
         ready = threading.Barrier(2)
 

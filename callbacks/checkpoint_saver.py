@@ -13,6 +13,7 @@ from runner.callbacks._mirror_uploads import MirrorUploads
 from runner.callbacks._resting import until_due
 from runner.callbacks._soundness import find_fault
 from runner.files.addresses import without_credentials
+from runner.files.values import Address, InnerPath
 from runner.libraries.remote_files import check_address
 from runner.metric_choice import MetricChoice, choose_metric
 
@@ -71,8 +72,8 @@ class CheckpointSaver(Callback):
     def __init__(
         self,
         save_interval: str | int | Time = "1ep",
-        folder: str = "checkpoints",
-        filename: str = "ep{epoch}-ba{batch}",
+        folder: InnerPath = "checkpoints",
+        filename: InnerPath = "ep{epoch}-ba{batch}",
         keep: int = 3,
         monitor: str | None = None,
         mode: str | None = None,
@@ -81,7 +82,7 @@ class CheckpointSaver(Callback):
         overwrite: bool = False,
         asynchronous: bool = False,
         sharded: bool | None = None,
-        mirror: str | None = None,
+        mirror: Address | None = None,
         mirror_timeout: float = 300.0,
     ) -> None:
         if keep < 1 and keep != -1:

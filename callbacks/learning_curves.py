@@ -10,6 +10,7 @@ from runner import LoggerDestination, NextCall, Record
 from runner.callbacks._curves_picture import draw, panels
 from runner.callbacks._disk import disk_errors_reported
 from runner.callbacks._rates import copy_rates, make_keys
+from runner.files.values import InnerPath
 from runner.files.whole import write_whole
 from runner.pictures.curves import Curve, write_curves
 from runner.pictures.figure import render
@@ -39,7 +40,7 @@ class LearningCurves(LoggerDestination):
         ValueError: `filename` is not the name of a PNG, SVG or PDF file.
     """
 
-    def __init__(self, filename: str = "learning_curves.png") -> None:
+    def __init__(self, filename: InnerPath = "learning_curves.png") -> None:
         if "/" in filename or not filename.endswith((".png", ".svg", ".pdf")):
             raise ValueError(f"filename={filename!r}: must be the name of a file that ends in .png, .svg or .pdf")
         self.filename = filename

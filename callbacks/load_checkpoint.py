@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner import Callback
+from runner.files.values import LocalPath
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -40,7 +41,7 @@ class LoadCheckpoint(Callback):
 
     def __init__(
         self,
-        checkpoint: str | Path,
+        checkpoint: LocalPath | Path,
         strict: bool = True,
         ignore_keys: Sequence[str] | None = None,
         event: str = "before_load",

@@ -22,6 +22,7 @@ from runner.callbacks._mlflow.target import (
     uri_of_run,
 )
 from runner.callbacks._mlflow.writer_process import shared_writer
+from runner.files.values import Address
 from runner.metric_choice import name_metric
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class MLflowLogger(LoggerDestination):
 
     def __init__(
         self,
-        tracking_uri: str | None = None,
+        tracking_uri: Address | None = None,
         experiment_name: str | None = None,
         run_name: str | None = None,
         tags: Mapping[str, Any] | None = MappingProxyType({}),
@@ -76,7 +77,7 @@ class MLflowLogger(LoggerDestination):
         close_timeout: float = 60.0,
         nested: bool = False,
         log_model: str | None = None,
-        register_model: str | None = None,
+        register_model: Address | None = None,
     ) -> None:
         check_arguments(close_timeout, system_metrics_interval)
         check_model(log_model, register_model)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner import Callback
+from runner.files.values import LocalPath
 from runner.terminal.answer import SCHEMA, plain
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class ProgressLines(Callback):
         path: the file that lines are appended to; None means stderr.
     """
 
-    def __init__(self, path: str | None = None) -> None:
+    def __init__(self, path: LocalPath | None = None) -> None:
         self.path = path
         self._last = 0.0
 

@@ -12,6 +12,7 @@ from runner import LoggerDestination
 from runner.callbacks._extra import require
 from runner.callbacks._wandb_session import Session
 from runner.files.addresses import hidden_everywhere
+from runner.files.values import Address
 
 if TYPE_CHECKING:
     from runner import Logger, Record, State
@@ -47,7 +48,7 @@ class WandBLogger(LoggerDestination):
         self,
         project: str | None = None,
         name: str | None = None,
-        entity: str | None = None,
+        entity: Address | None = None,
         group: str | None = None,
         tags: Sequence[str] = (),
         mode: str | None = None,

@@ -25,6 +25,7 @@ from runner.distributed.signals import Interrupt
 from runner.engine import Engine
 from runner.evaluator import Evaluator, Rule, ensure_evaluators, interval_or_rule
 from runner.event import Event
+from runner.files.values import LocalPath
 from runner.fit_result import FitResult
 from runner.hooks import Algorithm, Callback
 from runner.logger import Logger
@@ -127,11 +128,11 @@ class Trainer:
         scale_warmup: bool = False,
         step_schedulers_every_batch: bool = False,
         session: str | Time | None = None,
-        load_path: str | Path | None = None,
+        load_path: LocalPath | Path | None = None,
         load_strict: bool = True,
-        resume_path: str | Path | None = None,
+        resume_path: LocalPath | Path | None = None,
         run_name: str | None = None,
-        run_dir: str | Path | None = None,
+        run_dir: LocalPath | Path | None = None,
         progress_bar: bool | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:

@@ -1388,6 +1388,20 @@ FAULTS = (
         "runs/test_kept_code.py",
     ),
     Fault(
+        "record: somebody else's command runs if it is given by position",
+        "runner/runs/arguments.py",
+        "in_order[place] if place < len(in_order) else None, value",
+        "in_order[0], value",
+        "runs/test_foreign_runs.py",
+    ),
+    Fault(
+        "record: an allowed package allows all that it imports",
+        "runner/runs/trust.py",
+        'return home.startswith(f"{name.rpartition',
+        'return True or home.startswith(f"{name.rpartition',
+        "runs/test_foreign_runs.py",
+    ),
+    Fault(
         "record: a patch that leaves out bytes",
         "runner/runs/uncommitted.py",
         '"--binary", ',

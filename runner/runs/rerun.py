@@ -34,8 +34,9 @@ def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequen
     """Return a saved run's config with the changes typed now."""
     config = _changed(saved.config, saved.base, composed)
     for one in overrides:
-        if one not in saved.overrides and not _appends(one):
-            _copy(key_of(one).split("."), composed, config)  # the user typed it, even if conf/ now has the same value
+        # The user typed it, even if conf/ now has the same value. Other people's records may not be what theirs say.
+        if (one not in saved.overrides or not saved.is_own) and not _appends(one):
+            _copy(key_of(one).split("."), composed, config)
     for key in composed:
         if key in OF_THE_COMMAND or (key not in config and key not in GROUPS):
             config[key] = composed[key]

@@ -42,7 +42,7 @@ from runner.runs.recompose import (
 from runner.runs.record import differences
 from runner.runs.result import read_result
 from runner.runs.run_files import unpacked
-from runner.runs.trust import check_addresses, check_credentials, check_links, check_targets, is_own
+from runner.runs.trust import check_arguments, check_credentials, check_links, check_targets, is_own
 from runner.terminal.console import show_path
 
 NAMING = ("resume", "rerun", "run")
@@ -217,9 +217,14 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
         kept = composable(plain, options)
         composed = compose_conf(kept, options)
         made = [config, OmegaConf.to_container(composed)]
-        check_targets(folder, made, _allowed("allow_targets", arguments))
+        allowed = _allowed("allow_targets", arguments)
+        check_targets(folder, made, allowed)
+        uses_its_code = key == "rerun" or (key == "run" and mode is not None and mode.trains_again == "then")
+        may_run = is_trusted or typed_value(arguments, "allow_code") == "true"
+        code = code_to_import(folder, uses_its_code, may_run)
+        import_from(code)
         typed = [key_of(one) for one in arguments if not re.match(r"\+(callbacks|algorithms)=", one)]
-        check_addresses(folder, made, [mirror, *_allowed("allow_addresses", arguments)], typed)
+        check_arguments(folder, made, allowed, [mirror, *_allowed("allow_addresses", arguments)], typed)
         check_credentials(folder, config, typed)
         base = resolved(composed, config)
     for group in ("experiment", "sweep"):
@@ -227,10 +232,6 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
     changes = changes_since(config, base, options) if has_all else []
     for line in [*changes, *differences(environment)]:
         print(f"INFO: {line}", file=sys.stderr)
-    uses_its_code = key == "rerun" or (key == "run" and mode is not None and mode.trains_again == "then")
-    may_run = is_trusted or typed_value(arguments, "allow_code") == "true"
-    code = code_to_import(folder, uses_its_code, may_run)
-    import_from(code)
     return SavedRun(
         given=given,
         path=path,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import DatasetLoader
+from runner.files.values import InnerPath, LocalPath
 from runner.libraries.torchvision import import_torchvision
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
@@ -48,8 +49,8 @@ def _fake(
 
 @faked_by(_fake)
 def load_imagefolder(
-    path: str = "data/imagenet",
-    test_folder: str | None = None,
+    path: LocalPath = "data/imagenet",
+    test_folder: InnerPath | None = None,
     image_size: int = 224,
     eval_image_size: int = 224,
     batch_size: int = 256,

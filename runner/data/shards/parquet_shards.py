@@ -19,6 +19,7 @@ from runner.data.shards.dataset import BatchedShards, ShardedDataset, ShardLoade
 from runner.data.shards.formats import Tables
 from runner.data.shards.loading import CACHE, ShardOptions, fake_shard_loaders, open_shards, shard_loaders
 from runner.failures.facts import wrong_argument
+from runner.files.values import LocalPath
 from runner.libraries.hugging_face import import_hf
 
 
@@ -31,16 +32,16 @@ def _fake(
 
 @faked_by(_fake)
 def load_parquet_shards(
-    path: str | Sequence[str] = "data/shards/*.parquet",
-    eval_path: str | Sequence[str] | None = None,
+    path: LocalPath | Sequence[LocalPath] = "data/shards/*.parquet",
+    eval_path: LocalPath | Sequence[LocalPath] | None = None,
     eval_shards: int = 1,
-    test_path: str | Sequence[str] | None = None,
+    test_path: LocalPath | Sequence[LocalPath] | None = None,
     inputs: str = "inputs",
     targets: str = "targets",
     classes: Sequence[str] | None = None,
     image_size: int | None = None,
     shuffle_shards: int = 8,
-    cache_dir: str = CACHE,
+    cache_dir: LocalPath = CACHE,
     cache_gb: float = 50.0,
     batch_size: int = 64,
     eval_batch_size: int = 64,

@@ -19,6 +19,7 @@ from runner.data.shards.dataset import ShardedDataset, ShardLoader
 from runner.data.shards.formats import Tars
 from runner.data.shards.loading import CACHE, ShardOptions, fake_shard_loaders, open_shards, shard_loaders
 from runner.failures.facts import wrong_argument
+from runner.files.values import LocalPath
 from runner.libraries.hugging_face import import_hf
 
 NUMBERS = (".cls", ".index", ".json")
@@ -32,16 +33,16 @@ def _fake(inputs: str, targets: str, image_size: int, eval_image_size: int, **sh
 
 @faked_by(_fake)
 def load_tar_shards(  # noqa: D417 (the others are described elsewhere)
-    path: str | Sequence[str] = "data/shards/*.tar",
-    eval_path: str | Sequence[str] | None = None,
+    path: LocalPath | Sequence[LocalPath] = "data/shards/*.tar",
+    eval_path: LocalPath | Sequence[LocalPath] | None = None,
     eval_shards: int = 1,
-    test_path: str | Sequence[str] | None = None,
+    test_path: LocalPath | Sequence[LocalPath] | None = None,
     inputs: str = "jpg",
     targets: str = "cls",
     image_size: int = 224,
     eval_image_size: int = 224,
     shuffle_shards: int = 8,
-    cache_dir: str = CACHE,
+    cache_dir: LocalPath = CACHE,
     cache_gb: float = 50.0,
     batch_size: int = 256,
     eval_batch_size: int = 256,

@@ -15,8 +15,9 @@ from runner.distributed.ranks import get_data_parallel_size
 from runner.distributed.session import ending
 from runner.distributed.sharding import is_sharded
 from runner.distributed.shares import weigh_alike
-from runner.loss import Share, check_loss
+from runner.loss import Share
 from runner.model import Model
+from runner.models.first_loss import check_loss, warn_of_other_means
 from runner.randomness import ForwardStream
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Run:
         picks = any(one.picks_samples for one in self.state.algorithms)
         self.root_gradients: dict[float, Tensor] = {}  # see `loss.root_gradient`
         self._sums_tokens = self.world_size > 1 and (picks or is_uneven)
+        self._mean_is_unknown = self.state.unwrapped_model.loss_averages == "unknown"
         self.weighs_by_samples = weigh_alike(self.state, self.engine.listeners)
         self.bind(self.state.model)
 
@@ -103,10 +105,13 @@ class Run:
         evaluation.
 
         Raises:
-            TypeError, ValueError: the loss cannot be averaged and logged, or has no gradient: see `loss.check_loss`.
+            TypeError, ValueError: the loss cannot be averaged and logged, or has no gradient: see `models.first_loss`.
         """
-        source = f"{type(self.state.unwrapped_model).__name__}.{name}"
-        check_loss(loss, source, trains and name == "loss")
+        check_loss(self.state.unwrapped_model, loss, name, trains)
+        if self._mean_is_unknown and name == "loss":
+            part = self.state.microbatch if trains else self.state.batch
+            lengths = (one.length for one in self.eval_streams.values())
+            self._mean_is_unknown = not warn_of_other_means(self.state, lengths, self.loss, part)
         self.loss_is_checked = trains
 
     def count_tokens(self, samples: int, all_samples: int) -> int:

@@ -18,7 +18,9 @@ from rank_models import (
     StepsItself,
     class_data,
     language_model,
+    leaving_out,
     token_data,
+    weighted_classifier,
     window_data,
 )
 from torch import Tensor, nn
@@ -44,6 +46,9 @@ CASES: dict[str, tuple[Any, Any, int, int, dict[str, Any]]] = {
     "accumulated, fewer samples than ranks": (Classifier, class_data, 17, 8, {"grad_accum": 2}),
     "microbatches": (Classifier, class_data, 23, 9, {"microbatch_size": 2}),
     "out of memory": (lambda: SmallMemory(2), class_data, 23, 9, {"microbatch_size": "auto"}),
+    "class weights": (weighted_classifier, class_data, 23, 9, {}),
+    "class weights, accumulated": (weighted_classifier, class_data, 23, 9, {"grad_accum": 3}),
+    "targets left out": (leaving_out, class_data, 17, 5, {}),
     "tokens": (language_model, token_data, 24, 8, {}),
     "tokens, uneven": (language_model, token_data, 19, 6, {}),
     "tokens, fewer samples than ranks": (language_model, token_data, 17, 8, {}),

@@ -11,7 +11,6 @@ import torch
 from runner.checks import name_of_loader
 from runner.distributed.collectives import all_reduce_sum
 from runner.distributed.ranks import get_data_parallel_rank, get_data_parallel_size
-from runner.model import Model
 
 _REMEDY = "use runner.data.DatasetLoader(dataset, batch_size=<samples over all ranks>), which shards exactly"
 
@@ -146,13 +145,13 @@ _CHANGE_BATCHES = "after_dataloader", "batch_start", "before_train_batch"  # the
 def weigh_alike(state: Any, listeners: Callable[[str], list[Any]]) -> bool:
     """Return whether all training samples have the same weight in the loss: ranks then know each other's weights.
 
-    So it is by default, see `Model.loss_weight`. It is also so if the loader declares `equal_targets`: each sample has
-    the same number of targets, and none is left out. This holds for a `loss_weight` marked as `counts_targets`, of
-    batches that no algorithm may change. The answer is the same on all ranks.
+    So it is unless the model counts something else, see `Model.loss_averages`. It is also so if the loader declares
+    `equal_targets`: each sample has the same number of targets, and none is left out. This holds for a `loss_weight`
+    marked as `counts_targets`, of batches that no algorithm may change. The answer is the same on all ranks.
     """
-    weight = type(state.unwrapped_model).loss_weight
-    if weight is Model.loss_weight:
+    if state.unwrapped_model.loss_averages != "weights":
         return True
+    weight = type(state.unwrapped_model).loss_weight
     acting = {id(one) for event in _CHANGE_BATCHES for one in listeners(event)}
     is_declared = getattr(state.train_dataloader, "equal_targets", False) and getattr(weight, "counts_targets", False)
     return is_declared and acting.isdisjoint(map(id, state.algorithms))

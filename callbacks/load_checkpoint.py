@@ -83,14 +83,13 @@ class LoadCheckpoint(Callback):
         own = model.state_dict()
         ignored = _matching([*dict.fromkeys([*found, *own])], self.ignore_keys)
         found = {key: one for key, one in found.items() if key not in ignored}
-        kept = {key: one for key, one in own.items() if key not in ignored}
-        wrong = differences(found, kept)
-        if OTHER_SHAPE in wrong or (self.strict and wrong) or not found.keys() & kept:
+        wrong = differences(found, model, ignored)
+        if OTHER_SHAPE in wrong or (self.strict and wrong) or not found.keys() & own:
             raise ValueError(
                 f"checkpoint={str(self.checkpoint)!r}: its weights do not fit the model: "
                 f"{describe_differences(wrong) or 'none is left to load'}. ignore_keys leaves some out"
             )
-        loaded = {key: one for key, one in found.items() if key in kept}
+        loaded = {key: one for key, one in found.items() if key in own}
         load_into(model, loaded)
         rest = f"; {describe_differences(wrong)}" if wrong else ""
         log.info("%d of %d weights loaded from %s%s", len(loaded), len(own), path, rest)

@@ -15,6 +15,7 @@ The timestamp determines the position in the data, and the streams of random num
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.batch import map_tensors
+from runner.checkpoints.contents import map_saved
 from runner.checkpoints.copies import Copies, to_host
 from runner.checkpoints.differences import OTHER_SHAPE, describe_differences, differences
 from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, verify_together
@@ -82,7 +83,7 @@ def capture(
         return None  # otherwise this rank helps to gather tensors, one at a time, and keeps none
 
     def keep(value: Any) -> Any:
-        return map_tensors(value, lambda tensor: _to_cpu(tensor, copies, places))
+        return map_saved(value, lambda tensor: _to_cpu(tensor, copies, places))
 
     averaged = any(type(one).evaluation_weights is not Algorithm.evaluation_weights for one in state.algorithms)
     with evaluation_weights(state):
@@ -175,7 +176,10 @@ def weights_of(state: State, path: str | Path) -> Iterator[None]:
     path = find_checkpoint(path)
     model = state.unwrapped_model
     now = state.timestamp
-    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    weights = {
+        name: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+        for name, value in model.state_dict().items()
+    }
     try:
         _load_into(model, read_file(path, "model.pt"), path, strict=True)
         state.timestamp = read_timestamp(path)
@@ -186,7 +190,7 @@ def weights_of(state: State, path: str | Path) -> Iterator[None]:
 
 
 def _load_into(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path, strict: bool) -> None:
-    wrong = differences(weights, model.state_dict())
+    wrong = differences(weights, model)
     if OTHER_SHAPE in wrong or (strict and wrong):
         raise ValueError(f"weights of {str(path)!r} do not fit the model: {describe_differences(wrong)}")
     if wrong and get_global_rank() == 0:
@@ -194,10 +198,22 @@ def _load_into(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path
     load_into(model, weights)
 
 
-def load_into(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load weights by name, whole on each rank, into a model; other weights stay, and shards take their part."""
+def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Load weights by name, whole on each rank, into a model; other weights stay, and shards take their part.
+
+    Raises:
+        ValueError: a module that loads its state itself refuses it.
+    """
     own = model.state_dict()
-    model.load_state_dict({name: like(one, own[name]) for name, one in weights.items() if name in own}, strict=False)
+    placed = {
+        name: like(value, own[name]) if isinstance(value, Tensor) and isinstance(own[name], Tensor) else value
+        for name, value in weights.items()
+        if name in own
+    }
+    try:
+        model.load_state_dict(placed, strict=False)
+    except RuntimeError as error:  # in a module that loads its state itself
+        raise ValueError(f"these weights do not fit the model: {error}") from error
 
 
 def restore(state: State, path: str | Path) -> None:
@@ -271,11 +287,14 @@ def _check_order(path: Path, saved: Mapping[str, Any], order: dict[str, Any]) ->
 def _weights(model: nn.Module, copies: Copies | None, places: dict[int, Place] | None) -> dict[str, Any]:
     """Return a model's `state_dict` on the CPU, in which names that share a weight still share it."""
     own = model.state_dict(keep_vars=True)  # the parameters themselves: detaching DTensors would take a while
-    kept = {id(one): one for one in own.values()}
-    kept = {key: map_tensors(one, lambda tensor: _to_cpu(tensor, copies, places)) for key, one in kept.items()}
+    kept: dict[int, Any] = {}
+    for name, value in own.items():
+        if id(value) not in kept:
+            with _naming(f"{name!r} of the model's state_dict()"):
+                kept[id(value)] = map_saved(value, lambda tensor: _to_cpu(tensor, copies, places))
     if copies is not None:
         copies.finish()
-    return {name: kept[id(one)] for name, one in own.items()}
+    return {name: kept[id(value)] for name, value in own.items()}
 
 
 def _to_cpu(tensor: Any, copies: Copies | None, places: dict[int, Place] | None) -> Tensor:
@@ -297,14 +316,21 @@ def _to_cpu(tensor: Any, copies: Copies | None, places: dict[int, Place] | None)
 def _states(hooks: Any, keep: Callable[[Any], Any]) -> dict[str, Any]:
     states = {}
     for one in hooks:
-        try:
+        with _naming(f"{type(one).__name__}.state_dict()"):
             if own := one.state_dict():
                 states[one.config_key] = keep(own)
-        except TypeError as error:
-            reason = f"it holds a {error.type_name}" if isinstance(error, UnsupportedType) else str(error)
-            allowed = "tensors, numbers, strings, lists and dicts"
-            raise TypeError(f"{type(one).__name__}.state_dict() cannot be saved: {reason}; return {allowed}") from None
     return states
+
+
+@contextmanager
+def _naming(owner: str) -> Iterator[None]:
+    """Let a TypeError within the context name the owner of the state that cannot be saved."""
+    try:
+        yield
+    except TypeError as error:
+        reason = f"it holds a {error.type_name}" if isinstance(error, UnsupportedType) else str(error)
+        allowed = "tensors, numbers, strings, lists and dicts"
+        raise TypeError(f"{owner} cannot be saved: {reason}; return {allowed}") from None
 
 
 def _load_states(hooks: list[Hooks] | tuple[Hooks, ...], saved: Mapping[str, Any]) -> None:

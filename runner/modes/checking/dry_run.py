@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
+from runner.checkpoints.files import find_checkpoint
+from runner.checkpoints.snapshot import load_weights, restore
 from runner.config import build
 from runner.config.signatures import locate
 from runner.destination import LoggerDestination
@@ -96,7 +99,7 @@ def try_out(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Finding
         build.make_parts(config, uploads=False)  # so that errors of constructors come before any data is read
         model = make_model_on_meta(config)
         data = _make_data(config, findings)
-        if model is not None and size_of(model.state_dict()) > MAX_WEIGHTS:
+        if model is not None and size_of([one for one in model.parameters() if not is_lazy(one)]) > MAX_WEIGHTS:
             findings.device = "meta"
             while (hook := _find_refused_on_meta(config, data, findings)) is not None:
                 findings.refused.append(hook)
@@ -233,6 +236,23 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings) -
             findings.events = len(recorder.seen)
             findings.warnings += _find_untrained(trainer.state)
             findings.warnings += find_mistakes(config, trainer.state.progress, data.order, device.type)
+            _load_what_was_saved(trainer.state, on_meta)
+
+
+def _load_what_was_saved(state: State, only_weights: bool) -> None:
+    """Load the checkpoint that a saver has written, if there is one, as a resumed run would."""
+    try:
+        checkpoint = find_checkpoint(state.run_dir)
+    except FileNotFoundError:
+        return
+    try:
+        if only_weights or not (checkpoint / "state.pt").exists():
+            load_weights(state, checkpoint)
+        else:
+            restore(state, checkpoint)
+    except Exception as error:
+        error.add_note("while loading the checkpoint that this trial has saved")
+        raise
 
 
 def _make_parts(config: Mapping[str, Any], findings: Findings) -> dict[str, Any]:

@@ -206,7 +206,7 @@ def check_evaluator(evaluator: Evaluator, train_dataloader: Any) -> None:
         ValueError: it would use the workers of the training data, which are busy.
     """
     if evaluator.dataloader is train_dataloader and getattr(train_dataloader, "persistent_workers", False):
-        remedy = "its persistent workers can only read one pass at a time; use a separate loader"
+        remedy = "its persistent workers can only read one pass at a time; use a separate loader or DatasetLoader"
         raise ValueError(f"evaluator {evaluator.label!r}: dataloader is the train_dataloader: {remedy}")
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from runner.data.collation import GrowingBatch
 from runner.data.order import SampleOrder
 from runner.data.picking import pick_batches
+from runner.data.torch_workers import without_workers
 from runner.data.worker_context import make_context
 from runner.data.workers import BatchKeys, BatchReader, start_worker
 from runner.device.memory import free_bytes
@@ -193,8 +195,11 @@ class DatasetLoader(OrderedLoader):
     CPU are seeded from (seed, epoch, sample number), and afterwards they are put back. A sample is therefore the same
     for any number of workers and ranks and after any resume, and reading it changes no other random number.
 
-    Workers that are killed are restarted where they were, see :class:`BatchReader`. Errors of the data set itself come
-    through, with a note that names the sample, the batch and the epoch.
+    Workers are forked from a process without threads, and get a pickled copy of the data set, see
+    :class:`WorkerProcess`. They keep it from epoch to epoch: when an epoch begins they are started again if the data
+    set has changed, see :class:`Snapshot`. Workers that are killed are restarted where they were, see
+    :class:`BatchReader`. Errors of the data set itself come through, with a note that names the sample, the batch and
+    the epoch.
 
     Args:
         dataset: has ``len(dataset)`` and ``dataset[i]``; or, in place of the latter, ``read_batch(indices)``, which
@@ -210,8 +215,8 @@ class DatasetLoader(OrderedLoader):
             travel as they were read.
         rank: this process's number; None is the environment's ``RANK``, or 0.
         world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
-        **loader_options: arguments of torch's ``DataLoader``: ``pin_memory``, ``prefetch_factor``,
-            ``persistent_workers``, ...
+        **loader_options: arguments of torch's ``DataLoader``: ``pin_memory``, ``prefetch_factor``, ...
+            ``persistent_workers`` is True by default, and ``multiprocessing_context`` 'forkserver'.
 
     Raises:
         TypeError: the data set is iterable-style, or an option would change the order.
@@ -244,9 +249,9 @@ class DatasetLoader(OrderedLoader):
         order = self._make_order(dataset, batch_size, shuffle, drop_last, seed, rank, world_size)
         super().__init__(order, transform)
         self.dataset = dataset
-        self.persistent_workers = bool(loader_options.get("persistent_workers"))
         self._keys = self._make_keys()
         if num_workers:
+            loader_options.setdefault("persistent_workers", True)
             loader_options["multiprocessing_context"] = make_context(loader_options.get("multiprocessing_context"))
         if self.order.rank == 0:
             _warn_of_too_many(num_workers)
@@ -265,6 +270,7 @@ class DatasetLoader(OrderedLoader):
                 **loader_options,
             )
         vars(self._loader)["check_worker_number_rationality"] = _say_nothing
+        self._reader: Callable[[], BatchReader | None] = lambda: None
 
     def _make_order(self, dataset: Any, *sizes: Any) -> SampleOrder:
         return SampleOrder(len(dataset), *sizes)
@@ -279,11 +285,19 @@ class DatasetLoader(OrderedLoader):
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
-        return BatchReader(self._loader, self._keys, *self._start(), transforms=True)
+        return self._read_on(transforms=True)
 
     def untransformed(self) -> Iterator[Any]:
         """Return an iterator like ``iter()``'s, over batches on which :attr:`transform` was not called."""
-        return BatchReader(self._loader, self._keys, *self._start(), transforms=False)
+        return self._read_on(transforms=False)
+
+    def _read_on(self, transforms: bool) -> BatchReader:
+        other = self._reader()
+        if other is None or other.is_over:
+            reader = BatchReader(self._loader, self._keys, *self._start(), transforms)
+            self._reader = weakref.ref(reader)
+            return reader
+        return BatchReader(without_workers(self._loader), self._keys, *self._start(), transforms)  # they are busy
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         # Read in this process: workers are busy with the iteration under way.
@@ -314,7 +328,7 @@ class SeededBatches(Dataset[Any]):
         try:
             read = self.dataset.read_batch(indices) if as_batch else self._read(epoch, indices)
             return self.transform(read) if transforms and self.transform is not None else read
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             error.add_note(f"while batch {batch + 1} of epoch {epoch + 1} was read (both from 1)")
             raise
         finally:
@@ -334,7 +348,7 @@ class SeededBatches(Dataset[Any]):
             torch.default_generator.manual_seed(seed)
             try:
                 sample = self.dataset[index]
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 error.add_note(f"raised by dataset[{index}]")
                 raise
             samples.append(sample if growing is None else growing.keep(sample))

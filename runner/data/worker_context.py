@@ -12,6 +12,12 @@ import struct
 from functools import partial
 from typing import Any
 
+import cloudpickle
+from torch._utils import ExceptionWrapper
+
+from runner.data.worker_process import WorkerProcess, blame, dump
+from runner.distributed.fork_server import METHOD, start_fork_server
+
 
 class _Event:
     """An event shared by processes that is set once; unlike multiprocessing's own, it has no lock."""
@@ -28,6 +34,10 @@ class _Event:
 
 class _Queue(multiprocessing.queues.Queue):
     """A queue between processes whose ``get`` may raise ``Empty`` inside a message; the next one continues."""
+
+    def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:
+        """Send something in place of an item that cannot be pickled; otherwise the reader would wait for it forever."""
+        self.put(_sendable(item, error))
 
     def _reset(self, after_fork: bool = False) -> None:
         reset: Any = super()
@@ -65,8 +75,40 @@ class _Queue(multiprocessing.queues.Queue):
             self._part += chunk
 
 
+class _ByValue:
+    """What becomes of a value when it has been sent, with its classes and functions."""
+
+    def __init__(self, packed: bytes) -> None:
+        self._packed = packed
+
+    def __reduce__(self) -> Any:
+        return cloudpickle.loads, (self._packed,)
+
+
+def _sendable(item: Any, error: Exception) -> Any:
+    """Return an item of a queue that can be sent: with its classes and functions, or with an error in its place."""
+    number, content = item
+    try:
+        return number, _ByValue(dump(content))
+    except Exception:
+        pass
+    if isinstance(content, ExceptionWrapper):
+        content.exc_msg = f"{content.exc_type.__qualname__}, which cannot be sent ({error})\n{content.exc_msg}"
+        content.exc_type = RuntimeError
+        return number, content
+    name, part = blame({"batch": content})
+    reason = f"{name} is of type {type(part).__qualname__}: it cannot be sent from a data worker ({error})"
+    try:
+        raise TypeError(f"{reason}; return tensors, arrays, numbers, strings, and containers of them")
+    except TypeError:
+        return number, ExceptionWrapper(where="in a data worker")
+
+
 def make_context(context: Any = None) -> Any:
     """Return a copy of a multiprocessing context in which no worker's death blocks this process.
+
+    By default workers are forked from a server, see `WorkerProcess`: in a worker forked from a process with threads, a
+    lock that another thread held at that moment stays locked forever.
 
     Torch sets an event to tell workers to end, and both sides check it all the time. A worker killed during a check
     keeps the lock of multiprocessing's event, and everybody else then waits for it forever. When a worker is killed
@@ -74,11 +116,11 @@ def make_context(context: Any = None) -> Any:
     does if another thread reads, or with forkserver.
 
     Args:
-        context: a context, the name of its start method, or None for that of this process.
+        context: a context, the name of its start method, or None for forkserver.
     """
-    methods = multiprocessing.get_all_start_methods()  # the first is the default
+    methods = multiprocessing.get_all_start_methods()
     if context is None:
-        context = multiprocessing.get_start_method(allow_none=True) or methods[0]
+        context = METHOD if METHOD in methods else methods[0]
     if context in methods:
         context = multiprocessing.get_context(context)
     if isinstance(context, multiprocessing.context.BaseContext):
@@ -86,4 +128,7 @@ def make_context(context: Any = None) -> Any:
         context = copy.copy(given)
         vars(context)["Event"] = partial(_Event, given)
         vars(context)["Queue"] = partial(_Queue, ctx=given)
+        if given.get_start_method() == METHOD:
+            vars(context)["Process"] = WorkerProcess
+            start_fork_server()
     return context  # torch refuses anything that is not a context, in its own words

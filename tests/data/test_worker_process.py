@@ -247,7 +247,7 @@ def test_tensors_are_shared_and_files_are_opened_again(tmp_path: Path):
 
     def read(self: Any, index: int) -> int:
         self.shared[index] = 1
-        assert isinstance(self.part.base.base, numpy.memmap)
+        assert isinstance(self.part.base, numpy.memmap)
         return int(self.part[index, 5]) - int(self.many[index])
 
     many = [torch.tensor(number) for number in range(1000)]  # more than files that may be passed on

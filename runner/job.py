@@ -21,6 +21,7 @@ from runner.config.composed import to_plain
 from runner.config.errors import WrongConfig, config_errors
 from runner.distributed.endings import ended_by_signals
 from runner.distributed.environment import is_rank_zero, without_ranks
+from runner.distributed.fork_server import start_fork_server
 from runner.distributed.gpus import given_back, lease
 from runner.distributed.job import Job
 from runner.distributed.launch import Ranks, check_gpus
@@ -177,7 +178,15 @@ def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> Threads:
     if jobs > 1 and config["trainer"].get("device", "auto") in ("auto", "cuda"):
         lease(processes, (Path(hydra_config.sweep.dir) / sweep.STOP).exists)
     ranks().start(processes, threads.number)
+    if uses_workers(config):
+        start_fork_server()
     return threads
+
+
+def uses_workers(config: Mapping[str, Any]) -> bool:
+    """Return whether a config's data is read by workers, whose server should start early, beside this process."""
+    data = config.get("data")
+    return isinstance(data, dict) and bool(data.get("num_workers"))
 
 
 def check_in_mode(mode: Mode, config: Mapping[str, Any], hydra_config: Any) -> None:
@@ -287,6 +296,8 @@ def follow(ranks: Ranks) -> int:
 
 def _follow(ranks: Ranks) -> int:
     for job in ranks.receive():
+        if uses_workers(job.config):
+            start_fork_server()
         with output_to(job.log, job.is_logged_too):
             try:
                 run(job)

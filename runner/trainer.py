@@ -15,6 +15,7 @@ from runner import arguments, evaluation, loop
 from runner.accumulation import choose_accumulation
 from runner.checkpoints import snapshot
 from runner.checks import check_session, check_subset
+from runner.data.worker_context import use_server
 from runner.dataloader import BatchStream
 from runner.destination import LoggerDestination
 from runner.device.numerics import set_numerics
@@ -340,6 +341,7 @@ class Trainer:
     def _open(self, loader: Iterable[Any], label: str, subset: int | None = None) -> BatchStream:
         state = self.state
         num_samples = state.unwrapped_model.num_samples
+        use_server(loader)
         return BatchStream(loader, state.device, state.precision, num_samples, label, state.rank_zero_seed, subset)
 
     def _prepare(

@@ -328,9 +328,11 @@ class SeededBatches(Dataset[Any]):
         try:
             read = self.dataset.read_batch(indices) if as_batch else self._read(epoch, indices)
             return self.transform(read) if transforms and self.transform is not None else read
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             error.add_note(f"while batch {batch + 1} of epoch {epoch + 1} was read (both from 1)")
-            raise
+            if isinstance(error, Exception) or get_worker_info() is None:
+                raise
+            raise RuntimeError(f"the data set raised {type(error).__name__}, which would end the worker") from error
         finally:
             if states is not None:
                 random.setstate(states[0])
@@ -348,7 +350,7 @@ class SeededBatches(Dataset[Any]):
             torch.default_generator.manual_seed(seed)
             try:
                 sample = self.dataset[index]
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 error.add_note(f"raised by dataset[{index}]")
                 raise
             samples.append(sample if growing is None else growing.keep(sample))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import MethodType, ModuleType
 from typing import Any
 
 import numpy
@@ -60,11 +62,14 @@ def _outline(part: Any) -> Any:
 
 
 def _parts(part: Any) -> list[Any]:
-    if isinstance(part, Tensor | numpy.ndarray | type):
+    if isinstance(part, Tensor | numpy.ndarray | type | ModuleType):
         return []
     if isinstance(part, dict):
         return [*part.keys(), *part.values()] if len(part) <= SMALL else []
     if isinstance(part, list | tuple | set | frozenset):
         return [*part] if len(part) <= SMALL else []
-    function = getattr(part, "__self__", None), *(getattr(part, name, ()) for name in ("func", "args", "keywords"))
-    return [*vars(part).values(), *function] if hasattr(part, "__dict__") else []
+    if isinstance(part, partial):
+        return [part.func, *part.args, *part.keywords.values()]
+    if isinstance(part, MethodType):
+        return [part.__self__]
+    return [*getattr(part, "__dict__", {}).values()]

@@ -9,11 +9,14 @@ import multiprocessing.queues
 import os
 import queue
 import struct
+import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import cloudpickle
 from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader
 
 from runner.data.worker_process import WorkerProcess, blame, dump
 from runner.distributed.fork_server import METHOD, start_fork_server
@@ -35,16 +38,14 @@ class _Event:
 class _Queue(multiprocessing.queues.Queue):
     """A queue between processes whose ``get`` may raise ``Empty`` inside a message; the next one continues."""
 
-    def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:
-        """Send something in place of an item that cannot be pickled; otherwise the reader would wait for it forever."""
-        self.put(_sendable(item, error))
-
     def _reset(self, after_fork: bool = False) -> None:
         reset: Any = super()
         reset._reset(after_fork)
         state = vars(self)
         state.pop("_recv_bytes", None)  # the pipe's own, which would wait forever
         state["_part"] = bytearray()
+        # For an item that cannot be pickled. A method would keep the queue, and its thread and files, for good.
+        state["_on_queue_feeder_error"] = partial(_send_instead, weakref.ref(self))
         os.set_blocking(state["_reader"].fileno(), False)
 
     def _recv_bytes(self) -> bytes:
@@ -85,6 +86,12 @@ class _ByValue:
         return cloudpickle.loads, (self._packed,)
 
 
+def _send_instead(queue: Callable[[], _Queue | None], error: Exception, item: Any) -> None:
+    """Send something in place of an item that cannot be pickled; otherwise its reader would wait forever."""
+    if (waiting := queue()) is not None:
+        waiting.put(_sendable(item, error))
+
+
 def _sendable(item: Any, error: Exception) -> Any:
     """Return an item of a queue that can be sent: with its classes and functions, or with an error in its place."""
     number, content = item
@@ -102,6 +109,13 @@ def _sendable(item: Any, error: Exception) -> Any:
         raise TypeError(f"{reason}; return tensors, arrays, numbers, strings, and containers of them")
     except TypeError:
         return number, ExceptionWrapper(where="in a data worker")
+
+
+def use_server(loader: Any) -> None:
+    """Make the workers of a torch `DataLoader` start like those of a `DatasetLoader`, unless it has its own context."""
+    loader = getattr(loader, "loader", loader)
+    if isinstance(loader, DataLoader) and loader.num_workers and loader.multiprocessing_context is None:
+        loader.multiprocessing_context = make_context()
 
 
 def make_context(context: Any = None) -> Any:

@@ -160,9 +160,7 @@ def _reduce_memmap(array: Any) -> Any:
     return _open_memmap, (whole.filename, mode, *shape, array.dtype, array.shape, first, array.strides)
 
 
-def _open_memmap(
-    file: str, mode: Any, offset: int, size: int, dtype: Any, shape: Any, first: int, strides: Any
-) -> Any:
+def _open_memmap(file: str, mode: Any, offset: int, size: int, dtype: Any, shape: Any, first: int, strides: Any) -> Any:
     whole = numpy.memmap(file, numpy.uint8, mode, offset, (size,))
     return numpy.ndarray(shape, dtype, whole, first, strides)
 
@@ -179,7 +177,9 @@ def _pack(state: dict[str, Any]) -> bytes:
         return dump(state)
     except Exception as error:
         _, dataset, *others = state["_args"]  # of torch's worker loop
-        name, culprit = blame({"dataset": dataset, **{_name_of(other): other for other in others}})
+        is_ours = type(dataset).__name__ == "SeededBatches"
+        parts = vars(dataset) if is_ours else {"dataset": dataset}
+        name, culprit = blame({**parts, **{_name_of(other): other for other in others}})
         raise ValueError(
             f"{name}={_show(culprit)}: cannot be sent to a data worker ({error}). Open files, locks, connections and "
             "generators belong to one process: make them where they are first used, in __getitem__, or leave them out "
@@ -233,5 +233,10 @@ def _parts(value: Any) -> dict[str, Any]:
             return {".__self__": value.__self__}
         case types.FunctionType():
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-            return {f" -> {name}": cell.cell_contents for name, cell in cells}
-    return {f".{name}": part for name, part in getattr(value, "__dict__", {}).items()}
+            used = {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__}
+            return {f" -> {name}": part for name, part in {**used, **{n: c.cell_contents for n, c in cells}}.items()}
+    attributes = {
+        **getattr(value, "__dict__", {}),
+        **vars(type(value)),
+    }  # of a class that is sent by value, methods too
+    return {f".{name}": part for name, part in attributes.items() if not name.startswith("__") or name == "__getitem__"}

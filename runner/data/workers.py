@@ -162,7 +162,7 @@ class BatchReader(Iterator[Any]):
         self._deaths_in_a_row += 1
         where = f"{how}, while batch {self._batch + 1} of epoch {self._epoch + 1} was due"
         if any(worker.exitcode >= 0 and worker.exitcode != LOST for worker in dead.values()):
-            raise RuntimeError(f"{where}: it failed on its own; its error is printed above") from error
+            raise RuntimeError(f"{where}: it failed, or ended itself; its error, if any, is printed above") from error
         if self._deaths_in_a_row > MAX_DEATHS_IN_A_ROW or self._deaths > MAX_DEATHS_AN_EPOCH:
             ahead = self._loader.num_workers * self._loader.prefetch_factor
             raise RuntimeError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -115,8 +116,8 @@ class CheckpointFolder:
 
         Other hidden files belong to the user, because `folder` may be the run's own folder or any folder in it.
         """
-        for pattern in (".*.partial-*", ".*.discarded-*"):
-            for path in self.path.glob(pattern):
+        for path in self.path.glob(".*-[0-9]*"):
+            if re.fullmatch(r"\..+\.(partial|discarded)-\d+", path.name):
                 shutil.rmtree(path, ignore_errors=True)
         for link in ("latest", "best"):
             (self.path / f".{link}.link").unlink(missing_ok=True)

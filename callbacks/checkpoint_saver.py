@@ -152,9 +152,7 @@ class CheckpointSaver(Callback):
             path = str(self._checkpoints.path)
             raise FileExistsError(f"folder={path!r} holds another run's checkpoints: resume it, or set overwrite=True")
         if self.mirror is not None:
-            begun = state.resumed_from and state.resumed_from.resolve().parent  # a fork begins with another run's
-            is_own = begun in [(state.run_dir / one.folder).resolve() for one in savers]
-            self._uploads = MirrorUploads(self.mirror, state, self._checkpoints.keep, self.overwrite or is_own)
+            self._uploads = MirrorUploads(self.mirror, state, self._checkpoints.keep, self.overwrite)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if self.monitor is not None:

@@ -36,7 +36,7 @@ from runner.modes.evaluate import with_saved_weights
 from runner.modes.table import MODES, Mode, find_mode
 from runner.runs import folder as run_folder
 from runner.runs.changes import print_changes, print_changes_of_fork, print_changes_of_rerun
-from runner.runs.folder import checkpoint_before_restart, owned, removed_when_refused, run_folder_of
+from runner.runs.folder import check_unused, checkpoint_before_restart, owned, removed_when_refused, run_folder_of
 from runner.runs.forks import find_fork
 from runner.runs.kept_code import import_from
 from runner.runs.recording import Diverged
@@ -141,6 +141,8 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
             plain["resume"] = None  # there is no checkpoint, but the run keeps its folder
         if resume is not None and fork is None:
             run_dir = Path(saved.run_dir) if saved and saved.run_dir else run_folder_of(resume) or run_dir
+        elif mode.trains and hydra_config.mode is RunMode.RUN:
+            check_unused(run_dir)
         run_name = name_run(mode, plain, run_dir, saved, hydra_config.runtime.choices)
         is_single = mode.trains and hydra_config.mode is RunMode.RUN  # a sweep keeps track of its own jobs
         if is_single and (plain.get("callbacks") or {}).get("console_summary"):

@@ -193,8 +193,8 @@ FAULTS = (
     ),
     Fault(
         "mirror: another run's checkpoints are replaced",
-        "callbacks/_mirror_uploads.py",
-        "if not self._may_begin and self._mirror.saved():",
+        "runner/checkpoints/mirror.py",
+        "if known != owner and not overwrite:",
         "if False:",
         "callbacks/test_checkpoint_saver_mirror.py",
     ),
@@ -1388,6 +1388,20 @@ FAULTS = (
         "runs/test_kept_code.py",
     ),
     Fault(
+        "mirror: what a run has not uploaded is removed",
+        "runner/checkpoints/mirror.py",
+        "for name in self._own.intersection(self.names()) - kept:",
+        "for name in {*self.names()} - kept:",
+        "callbacks/test_checkpoint_saver_mirror.py",
+    ),
+    Fault(
+        "git: filters of a repository run",
+        "runner/files/git.py",
+        "for name in filters(folder) for key, value in off.items()",
+        "for name in () for key, value in off.items()",
+        "files/test_git.py",
+    ),
+    Fault(
         "record: somebody else's command runs if it is given by position",
         "runner/runs/arguments.py",
         "in_order[place] if place < len(in_order) else None, value",
@@ -1675,7 +1689,7 @@ FAULTS = (
     Fault(
         "crash: modules of somebody else's bundle are imported unasked",
         "runner/runs/saved_run.py",
-        'may_run = is_trusted or typed_value(arguments, "allow_code") == "true"',
+        'may_run = is_own(folder) or typed_value(arguments, "allow_code") == "true"',
         "may_run = True",
         "callbacks/test_crash_bundle.py",
     ),

@@ -15,6 +15,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from runner.files.git import git, root_of, submodules
+
 # Keys for how a run was started: runs that differ only in these are the same experiment.
 START_KEYS = (
     *("run_name", "experiment_name", "mode", "resume", "resume_allow", "at", "rerun", "run", "allow_targets"),
@@ -111,18 +113,13 @@ def git_tags(cwd: str, run_dir: Path) -> dict[str, str]:
 
     The code differs if tracked files are modified, or if the run keeps modules in `code/`, which are in no commit.
     """
+    state = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
     try:
-        status = subprocess.run(
-            ["git", "--no-optional-locks", "-C", cwd, "status", "--porcelain=v2", "--branch", "--untracked-files=no"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=10,
-            check=True,
-        ).stdout.splitlines()
+        status = git(*state, folder=cwd).decode(errors="replace").splitlines()
+        inside = [git("status", "--porcelain", *state[3:], folder=one) for one in submodules(root_of(cwd))]
     except (OSError, subprocess.SubprocessError):
         return {}
-    is_dirty = (run_dir / "code").is_dir() or any(not line.startswith("#") for line in status)
+    is_dirty = (run_dir / "code").is_dir() or any(inside) or any(not line.startswith("#") for line in status)
     heads = dict(line[2:].split(" ", 1) for line in status if line.startswith("# branch."))
     return {
         "mlflow.source.git.commit": heads["branch.oid"],

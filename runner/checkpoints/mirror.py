@@ -1,6 +1,7 @@
 """A run's checkpoints at an address: each is uploaded atomically, and verified in both directions.
 
-    <address>/<checkpoint>/index.json          names, sizes and hashes of the other files; written last
+    <address>/mirror.json                      whose checkpoints these are, and their names: nothing else is removed
+              <checkpoint>/index.json          names, sizes and hashes of the other files; written last
                            config.yaml ...     the run's record
                            checkpoints/<checkpoint>/model.pt ...
 
@@ -26,8 +27,12 @@ INDEX = "index.json"
 FORMAT = 1
 LARGEST_INDEX = 4_000_000  # bytes
 BLOCK = 1 << 20  # bytes read at a time
-RECORD = ("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature", "code", "mlflow/run.json")
-"""Files and folders of a run that are uploaded with each checkpoint; the last one identifies its MLflow run."""
+OWNER = "mirror.json"
+RECORD = (
+    *("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature", "code"),
+    *("mlflow/run.json", OWNER),  # identify its MLflow run and its mirror
+)
+"""Files and folders of a run that are uploaded with each checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,35 @@ class Mirror:
 
     def __init__(self, address: str) -> None:
         self._remote, self._path = open_address(address)
+        self._owner = ""
+        self._own: set[str] = set()  # names of the checkpoints that its owner has uploaded
+
+    def claim(self, owner: str, overwrite: bool) -> None:
+        """Make the folder that of a run, so that checkpoints can be uploaded.
+
+        Args:
+            owner: identifies the run. The folder is new or empty, or has been this run's before.
+            overwrite: whether it may also be another run's.
+
+        Raises:
+            FileExistsError: the folder holds other files.
+            ValueError: its mark cannot be read.
+        """
+        self._remote.invalidate_cache()
+        try:
+            with self._remote.open(self._at(OWNER), "rb") as file:
+                mark = json.loads(file.read(LARGEST_INDEX))
+            known, names = str(mark["run"]), [str(name) for name in mark["checkpoints"]]
+        except FileNotFoundError:
+            if self._remote.exists(self._path) and self._remote.ls(self._path, detail=False):
+                raise FileExistsError("it holds files that no run has uploaded; choose another run_name=") from None
+            known, names = owner, []
+        except (TypeError, LookupError, ValueError, RecursionError) as error:
+            raise ValueError(f"its {OWNER} cannot be read ({error})") from None
+        if known != owner and not overwrite:
+            raise FileExistsError("it holds another run's checkpoints; choose another run_name= for this run")
+        self._owner = owner
+        self._own = {name for name in names if _is_inside(name) and "/" not in name}
 
     def saved(self, report: Callable[[str, ValueError], object] = lambda name, error: None) -> dict[str, Index]:
         """Return the index of each whole checkpoint by name, the newest first.
@@ -119,15 +153,23 @@ class Mirror:
             return Index.read(file.read(LARGEST_INDEX))
 
     def upload(self, folder: Path, name: str, checkpoint: str, best: Sequence[str]) -> None:
-        """Upload a folder as one checkpoint, replacing another of that name, and read it back.
+        """Upload a folder as one checkpoint, replacing another of the run of that name, and read it back.
 
         If that fails, what was uploaded is removed, if possible: it would take the room that the next one needs. The
         folder is that of a run with one checkpoint, and must not change during the upload. `best` are sorted, best
         first.
 
         Raises:
+            FileExistsError: the run has not uploaded what has that name there.
             OSError: a file that was read back differs from the upload.
         """
+        if name not in self._own:
+            if self._remote.exists(self._at(name)):
+                raise FileExistsError(f"this run has not uploaded the folder {name} there; remove it, or rename it")
+            mark = {"run": self._owner, "checkpoints": sorted({*self._own, name})}
+            self._remote.makedirs(self._path, exist_ok=True)
+            self._remote.pipe_file(self._at(OWNER), json.dumps(mark).encode())
+            self._own.add(name)
         manifest = json.loads((folder / checkpoint / "manifest.json").read_text())
         index = Index(checkpoint, manifest["saved_at"], list(best), _facts(folder, checkpoint, manifest["files"]))
         self._remove_index(name)
@@ -141,13 +183,12 @@ class Mirror:
             raise
 
     def prune(self, keep: int, best: Collection[str]) -> None:
-        """Remove all but the newest `keep` checkpoints (-1: all) and the best, and remains of interrupted uploads."""
+        """Remove the run's checkpoints but the newest `keep` (-1: all) and the best, also half uploaded ones."""
         if keep == -1:
             return
-        kept = {*[*self.saved()][:keep], *best}
-        for name in self.names():
-            if name not in kept:
-                self._remove(name)
+        kept = {*[name for name in self.saved() if name in self._own][:keep], *best}
+        for name in self._own.intersection(self.names()) - kept:
+            self._remove(name)
         self._remote.invalidate_cache()
 
     def download(self, index: Index, name: str, into: Path, only: str = "") -> None:
@@ -181,6 +222,7 @@ class Mirror:
     def _remove(self, name: str) -> None:
         self._remove_index(name)
         self._remote.rm(self._at(name), recursive=True)
+        self._own.discard(name)
 
     def _remove_index(self, name: str) -> None:
         with suppress(FileNotFoundError):

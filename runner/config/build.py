@@ -23,6 +23,7 @@ from runner.config.short_steps import use_one_thread_if_short
 from runner.config.signatures import check_null, check_signature, locate
 from runner.failures.facts import WrongKey, annotate, argument_of, facts_of, wrong_argument
 from runner.files.addresses import hidden_everywhere
+from runner.libraries.targets import find_in_working_directory
 
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination
@@ -56,6 +57,7 @@ def warm_up(config: Mapping[str, Any]) -> None:
 
 def callbacks_with(config: Mapping[str, Any], attribute: str) -> dict[str, Any]:
     """Return the callback classes of a config that have an attribute, by key; wrong targets are skipped."""
+    find_in_working_directory(config.get("callbacks"))
     found = {}
     for key, section in (config.get("callbacks") or {}).items():
         with suppress(Exception):
@@ -215,6 +217,7 @@ def make(path: str, section: Any, **supplied: Any) -> Any:
     """
     if section is None or "_target_" not in section:
         return None
+    find_in_working_directory(section)
     with _naming(path, section, supplied.get("config", {})), any_target():
         if supplied:
             return hydra.utils.instantiate({**section, "_partial_": True}, _convert_="all")(**supplied)

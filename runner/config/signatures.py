@@ -12,7 +12,7 @@ import hydra.utils
 from runner.config.foreign import about_foreign
 from runner.config.nearest import Advice, nearest
 from runner.failures.facts import WrongKey
-from runner.libraries.targets import prepare_import
+from runner.libraries.targets import find_in_working_directory, prepare_import
 
 _SCALARS: dict[Any, tuple[type, ...]] = {
     NoneType: (NoneType,),
@@ -124,6 +124,7 @@ def locate(path: str, target: Any) -> Callable[..., Any]:
     key = f"{path}._target_"
     if not isinstance(target, str) or not target.strip("."):
         raise WrongKey(key, "must name a class or function, such as 'my_module.MyClass'", repr(target))
+    find_in_working_directory(target)
     try:
         prepare_import(target)
         found = hydra.utils.get_object(target)

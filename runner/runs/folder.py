@@ -16,16 +16,20 @@ from runner.config.errors import WrongConfig
 from runner.config.hydra_versions import add_resolver
 from runner.distributed.environment import is_rank_zero, kept_over_restarts
 from runner.files.lock import PATIENCE, lock_file
-from runner.files.names import SWEEP
+from runner.files.names import RESULT, SWEEP
 from runner.files.whole import read_object, write_whole
 from runner.modes.table import WITHOUT_OUTPUT
 from runner.runs.listing import LOCK, OUTPUTS, RUNS
+from runner.terminal.console import show_path
 
 LOG = "console.log"  # in the folder of a job of a sweep or of Slurm: what its newest attempt printed
 ATTEMPTS = "attempts"  # folders in it: what earlier attempts printed, by number
 INDEX = ".index.json"  # beside the folders of sweeps: the folder of each sweep, by its identity
 INDEX_LOCK = ".index.lock"  # locked while the index changes
 MANIFEST = "manifest.json"  # of a checkpoint, as in `runner.checkpoints.files`, which imports torch
+
+REPLACED = ("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature", "code", "sessions")
+"""What a run replaces in its folder."""
 
 _made: list[Path] = []  # folders that this process has made since the last clean-up
 
@@ -55,6 +59,20 @@ def make_run_folder(base: str) -> str:
     watch(Path(folder))
     Path(folder).mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def check_unused(run_dir: Path) -> None:
+    """Check that a new run replaces nothing in its folder but what another run has left.
+
+    Raises:
+        WrongConfig: it would.
+    """
+    names = [name for name in REPLACED if os.path.lexists(run_dir / name)]
+    if names and not read_object(run_dir / RESULT):
+        raise WrongConfig(
+            f"hydra.run.dir={show_path(run_dir)!r}: has {', '.join(names)}, which no run has written and a run would "
+            "replace; choose a new folder"
+        )
 
 
 def _make_folder(base: str) -> str:

@@ -23,6 +23,7 @@ from runner.distributed.environment import kept_over_restarts
 from runner.failures.crash import BUNDLE
 from runner.files.addresses import without_credentials
 from runner.files.whole import read_bounded
+from runner.libraries.targets import find_in_working_directory
 from runner.modes.table import MODES, TRAINING, Mode
 from runner.runs.folder import MANIFEST, checkpoints_in, latest_run, run_folder_of
 from runner.runs.forks import fork_batch
@@ -216,16 +217,7 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
     with composing():
         kept = composable(plain, options)
         composed = compose_conf(kept, options)
-        made = [config, OmegaConf.to_container(composed)]
-        allowed = _allowed("allow_targets", arguments)
-        check_targets(folder, made, allowed)
-        uses_its_code = key == "rerun" or (key == "run" and mode is not None and mode.trains_again == "then")
-        may_run = is_trusted or typed_value(arguments, "allow_code") == "true"
-        code = code_to_import(folder, uses_its_code, may_run)
-        import_from(code)
-        typed = [key_of(one) for one in arguments if not re.match(r"\+(callbacks|algorithms)=", one)]
-        check_arguments(folder, made, allowed, [mirror, *_allowed("allow_addresses", arguments)], typed)
-        check_credentials(folder, config, typed)
+        code = _check(key, folder, [config, OmegaConf.to_container(composed)], arguments, mirror)
         base = resolved(composed, config)
     for group in ("experiment", "sweep"):
         base.pop(group, None)
@@ -247,6 +239,25 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
         is_own=is_trusted,
         code=code,
     )
+
+
+def _check(key: str, folder: Path, configs: Sequence[Any], arguments: Sequence[str], mirror: str) -> dict[str, str]:
+    """Check that a record may be used, and return the modules to import that are kept with it; they can be imported.
+
+    `configs` are the recorded config and the one that is composed now; `mirror` is the address that it comes from.
+    """
+    allowed = _allowed("allow_targets", arguments)
+    check_targets(folder, configs, allowed)
+    find_in_working_directory(configs[0])
+    mode = MODES.get(typed_value(arguments, "mode") or "train")
+    uses_its_code = key == "rerun" or (key == "run" and mode is not None and mode.trains_again == "then")
+    may_run = is_own(folder) or typed_value(arguments, "allow_code") == "true"
+    code = code_to_import(folder, uses_its_code, may_run)
+    import_from(code)
+    typed = [key_of(one) for one in arguments if not re.match(r"\+(callbacks|algorithms)=", one)]
+    check_arguments(folder, configs, allowed, [mirror, *_allowed("allow_addresses", arguments)], typed)
+    check_credentials(folder, configs[0], typed)
+    return code
 
 
 def _file_of(given: str, arguments: Sequence[str]) -> Path | None:

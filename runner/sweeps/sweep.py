@@ -32,7 +32,7 @@ from runner.distributed.session import ending
 from runner.distributed.signals import asking_to_end
 from runner.failures.facts import WrongKey
 from runner.files.lock import lock_file
-from runner.files.names import SWEEP
+from runner.files.names import RESULT, SWEEP
 from runner.files.whole import read_object, write_whole
 from runner.modes.table import MODE_KEYS, TRAINING, find_mode
 from runner.runs.folder import make_run_folder, remembered_folder, watch
@@ -148,8 +148,8 @@ class Sweep:
     def clear_notes(self) -> None:
         """Remove the files through which its processes communicated."""
         (self.folder / STOP).unlink(missing_ok=True)
-        for refused in self.folder.glob(".refused-*"):
-            shutil.rmtree(refused)
+        for result in self.folder.glob(f".refused-*/{RESULT}"):
+            shutil.rmtree(result.parent)
 
     def results(self) -> list[Result]:
         """Return the results of its jobs so far, including refused ones."""

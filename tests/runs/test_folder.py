@@ -14,9 +14,11 @@ from python_process import PATIENCE
 
 from runner.config.errors import WrongConfig
 from runner.files.lock import lock_file
+from runner.files.names import RESULT
 from runner.runs import folder as run_folder
 from runner.runs.folder import (
     LOCK,
+    check_unused,
     checkpoints_in,
     latest_run,
     make_run_folder,
@@ -26,6 +28,7 @@ from runner.runs.folder import (
     removed_when_refused,
     run_folder_of,
 )
+from runner.runs.result import Result
 
 
 def test_folders_made_in_one_second_differ(tmp_path: Path):
@@ -46,6 +49,20 @@ def test_what_leaves_nothing_needs_no_place_to_write(mode: str, is_in_place: boo
     assert folder.is_dir() and folder.is_relative_to(tmp_path) == is_in_place
     remove_unused()
     assert not folder.exists() and list(tmp_path.iterdir()) == []
+
+
+def test_a_run_replaces_nothing_that_no_run_has_written(tmp_path: Path):
+    check_unused(tmp_path / "none")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "mine.py").touch()
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(WrongConfig, match=r"hydra.run.dir=.*: has config.yaml, code, which no run has written"):
+        check_unused(tmp_path)
+    (tmp_path / RESULT).write_text("broken")
+    with pytest.raises(WrongConfig, match="has config.yaml, code"):
+        check_unused(tmp_path)
+    Result("FINISHED", "name", "0", []).write(tmp_path)
+    check_unused(tmp_path)
 
 
 def test_a_refused_run_leaves_no_folder_though_it_was_locked(tmp_path: Path):

@@ -39,7 +39,7 @@ def test_a_run_goes_on_from_its_mirror_on_another_machine(tmp_path: Path, run_ap
     run_app(*arguments, LONGER, "hydra.run.dir=whole", "callbacks.checkpoint_saver.mirror=null")
     assert weights(run, "ep3-ba9") == weights(tmp_path / "whole", "ep3-ba9")
     # The mirror is the same run's: it goes on there, and a third machine evaluates it.
-    assert {one.name for one in (tmp_path / "mirror" / "one").iterdir()} == {"ep1-ba3", "ep2-ba6", "ep3-ba9"}
+    assert {one.name for one in (tmp_path / "mirror" / "one").glob("*/")} == {"ep1-ba3", "ep2-ba6", "ep3-ba9"}
     done = run_app("mode=eval", f"resume=file://{tmp_path}/mirror/one", env=OTHER_USER)
     assert "after 9 batches" in done.stdout
 
@@ -195,7 +195,7 @@ def test_an_address_without_a_run_is_refused(
 def test_a_mirror_of_which_nothing_is_whole_says_why(mirror: Path, tmp_path: Path, monkeypatch: Any):
     shutil.copytree(mirror, tmp_path / "one")
     monkeypatch.chdir(tmp_path)
-    for one in (tmp_path / "one").iterdir():
+    for one in (tmp_path / "one").glob("*/"):
         (one / "config.yaml").write_text("x")
     with pytest.raises(WrongKey, match="no checkpoint there can be used: ep3: config.yaml differs"):
         download_run("resume", f"file://{tmp_path}/one", keep=True)

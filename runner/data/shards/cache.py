@@ -15,8 +15,9 @@ from runner.failures.facts import wrong_argument
 from runner.files.lock import PATIENCE, alone, size_of
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-PARTIAL = re.compile(r"\.(\d+)\.partial$")
+PARTIAL = re.compile(r"\w+\.[0-9a-f]{8}\.(\d+)\.partial(\.raw)?")
 KEPT = ".shard"
+WHOLE = re.compile(rf"[0-9a-f]{{32}}{re.escape(KEPT)}")
 
 
 class NoRoom(ValueError):
@@ -140,11 +141,13 @@ class ShardCache:
                 state = path.stat()
             except FileNotFoundError:
                 continue
-            if path.suffix == KEPT:
+            if WHOLE.fullmatch(path.name):  # other files in the folder are not the cache's
                 files.append((state.st_mtime_ns, state.st_size, path))
-            elif path.name.endswith((".partial", ".raw")) and time.time() - state.st_mtime > 2 * PATIENCE:
+            elif (found := PARTIAL.fullmatch(path.name)) is None or path == own:
+                continue
+            elif time.time() - state.st_mtime > 2 * PATIENCE:
                 path.unlink(missing_ok=True)  # left by a process that was killed
-            elif path != own and (found := PARTIAL.search(path.name)):
+            elif found[2] is None:
                 reserved += max(int(found[1]), state.st_size)
         return reserved, sorted(files)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from runner.files.addresses import without_credentials, without_those_of
-from runner.libraries.remote_files import check_address
+from runner.libraries.remote_files import check_address, http_options
 
 log = logging.getLogger("runner")
 
@@ -189,5 +189,5 @@ def _filesystem(address: str) -> Any:
     if protocol in ("http", "https"):
         timeout = importlib.import_module("aiohttp").ClientTimeout(total=None, sock_connect=SILENCE, sock_read=SILENCE)
         # A compressed answer would be of another size than the file.
-        options |= {"client_kwargs": {"timeout": timeout, "headers": {"Accept-Encoding": "identity"}}}
+        options |= http_options(timeout=timeout, headers={"Accept-Encoding": "identity"})
     return importlib.import_module("fsspec").filesystem(protocol, **options)

@@ -17,6 +17,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from runner.data.images.decoding import is_hidden
 from runner.data.text.token_cache import STORED, map_tokens
 from runner.files.tar import PlainTarInfo
 from runner.libraries.hugging_face import import_hf
@@ -172,7 +173,7 @@ class Tars(Format):
         last = ""
         with _refused("not a whole tar file"), tarfile.open(file, "r:", tarinfo=PlainTarInfo) as tar:
             for member in tar:
-                if member.isdir():
+                if member.isdir() or is_hidden(posixpath.normpath(member.name)):
                     continue
                 sample, field = _split(member)
                 if sample in samples and (sample != last or field in samples[sample]):

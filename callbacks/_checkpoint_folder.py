@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import Timestamp
+from runner.checkpoints.manifest import is_name
 from runner.files.addresses import without_credentials
 
 if TYPE_CHECKING:
@@ -77,6 +78,19 @@ class CheckpointFolder:
         """Undo the last `add`, for a checkpoint that was not written."""
         self.saved, self.best = self._before
 
+    def check_links(self) -> None:
+        """Check that the links to the newest and the best checkpoint can be put in place.
+
+        Raises:
+            FileExistsError: something else has the name of a link.
+        """
+        for name in ("latest", "best"):
+            path = self.path / name
+            if path.exists() and not path.is_symlink():
+                raise FileExistsError(
+                    f"{path} is no link to a checkpoint, so none could be saved beside it: move it away"
+                )
+
     def forget_missing(self) -> None:
         """Drop checkpoints that are not in the folder, as happens after resuming into another one."""
         self.saved = [name for name in self.saved if self._holds(name)]
@@ -121,17 +135,6 @@ class CheckpointFolder:
                 shutil.rmtree(path, ignore_errors=True)
         for link in ("latest", "best"):
             (self.path / f".{link}.link").unlink(missing_ok=True)
-
-
-def is_name(name: object) -> bool:
-    """Return whether a checkpoint may have this name: not a path, not hidden, and not the name of a link."""
-    return (
-        isinstance(name, str)
-        and name.isprintable()
-        and "/" not in name
-        and not name.startswith(".")
-        and name not in ("", "latest", "best")
-    )
 
 
 def check_names(folder: str, filename: str) -> None:

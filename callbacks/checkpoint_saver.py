@@ -65,8 +65,8 @@ class CheckpointSaver(Callback):
         ValueError: an argument is out of range, another saver has this folder or mirror, or, at FIT_START, the run has
             no metric named `monitor`; or, at AFTER_LOAD, `sharded` is True and ranks have a model that is not sharded.
         ImportError: the package for the protocol of `mirror` is not installed.
-        OSError: at AFTER_LOAD, the folder holds another run's checkpoints; at FIT_END, the last checkpoint cannot be
-            written.
+        OSError: at AFTER_LOAD, the folder holds another run's checkpoints, or something in place of a link; at FIT_END,
+            the last checkpoint cannot be written.
     """
 
     def __init__(
@@ -148,6 +148,7 @@ class CheckpointSaver(Callback):
                 "sharded=True: each rank has the whole model; set trainer.parallel=fsdp, or set sharded=null"
             )
         self._checkpoints.path = state.run_dir / self.folder
+        self._checkpoints.check_links()
         if state.resumed_from is None and not self.overwrite and self.latest is not None:
             path = str(self._checkpoints.path)
             raise FileExistsError(f"folder={path!r} holds another run's checkpoints: resume it, or set overwrite=True")

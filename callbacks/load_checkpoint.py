@@ -68,9 +68,8 @@ class LoadCheckpoint(Callback):
     def _load(self, state: State) -> None:
         if _has_weights(state):
             return
-        from runner.checkpoints.differences import OTHER_SHAPE, describe_differences, differences
         from runner.checkpoints.files import find_checkpoint, read_file
-        from runner.checkpoints.snapshot import load_into
+        from runner.checkpoints.weights import OTHER_SHAPE, describe_differences, differences, load_into
 
         try:
             path = find_checkpoint(self.checkpoint)

@@ -20,12 +20,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from runner.files.whole import link_or_copy
+from runner.checkpoints.manifest import is_name, number, read_manifest
+from runner.files.whole import link_or_copy, open_regular
 from runner.libraries.remote_files import open_address
 
 INDEX = "index.json"
 FORMAT = 1
 LARGEST_INDEX = 4_000_000  # bytes
+LARGEST_RECORD = 100_000_000  # bytes of a file outside of the checkpoint
 BLOCK = 1 << 20  # bytes read at a time
 OWNER = "mirror.json"
 RECORD = (
@@ -62,9 +64,8 @@ class Index:
         try:
             found = cls(**json.loads(text))
             names = [found.checkpoint, *found.best, *found.files]
-            numbers = [found.format, found.saved_at, *(one["size"] for one in found.files.values())]
-            if not all(isinstance(one, int | float) and one >= 0 for one in numbers):
-                raise ValueError("a number is missing")
+            for value in (found.format, found.saved_at, *(one["size"] for one in found.files.values())):
+                number(value)
         except (TypeError, AttributeError, LookupError, ValueError, RecursionError) as error:
             raise ValueError(f"its {INDEX} cannot be read ({error})") from None
         if found.format > FORMAT:
@@ -72,7 +73,18 @@ class Index:
         for one in names:
             if not _is_inside(one):
                 raise ValueError(f"its {INDEX} names {one!r}, which leads out of its folder")
+        for name, facts in found.files.items():
+            if not name.startswith(f"{found.checkpoint}/") and facts["size"] > LARGEST_RECORD:
+                raise ValueError(f"its {name} has {facts['size']:,} bytes, at most {LARGEST_RECORD:,} are read")
+        for one in (found.name, *found.best):
+            if not is_name(one):
+                raise ValueError(f"its {INDEX} names {one!r}, which a checkpoint cannot be called")
         return found
+
+    @property
+    def name(self) -> str:
+        """Name of the checkpoint, such as `ep2-ba64`."""
+        return PurePosixPath(self.checkpoint).name
 
 
 class Mirror:
@@ -134,13 +146,14 @@ class Mirror:
         return dict(sorted(found.items(), key=lambda one: one[1].saved_at, reverse=True))
 
     def names(self) -> list[str]:
-        """Return the names of all folders there, whole checkpoints or not."""
+        """Return the names of all folders there that may be checkpoints, whole or not."""
         self._remote.invalidate_cache()
         try:
             entries = self._remote.ls(self._path, detail=True)
         except FileNotFoundError:
             return []
-        return [one["name"].rstrip("/").rpartition("/")[2] for one in entries if one["type"] == "directory"]
+        names = [one["name"].rstrip("/").rpartition("/")[2] for one in entries if one["type"] == "directory"]
+        return [*filter(is_name, names)]
 
     def read_index(self, name: str = "") -> Index:
         """Return the index of a checkpoint; without a name, of the one that the address itself is.
@@ -149,8 +162,11 @@ class Mirror:
             FileNotFoundError: the checkpoint does not exist or is incomplete.
             ValueError: it cannot be used.
         """
-        with self._remote.open(self._at(name, INDEX), "rb") as file:
-            return Index.read(file.read(LARGEST_INDEX))
+        with self._open(self._at(name, INDEX)) as file:
+            index = Index.read(file.read(LARGEST_INDEX))
+        if name not in ("", index.name):
+            raise ValueError(f"it holds the checkpoint {index.name!r}, not the one that it is called after")
+        return index
 
     def upload(self, folder: Path, name: str, checkpoint: str, best: Sequence[str]) -> None:
         """Upload a folder as one checkpoint, replacing another of the run of that name, and read it back.
@@ -170,8 +186,8 @@ class Mirror:
             self._remote.makedirs(self._path, exist_ok=True)
             self._remote.pipe_file(self._at(OWNER), json.dumps(mark).encode())
             self._own.add(name)
-        manifest = json.loads((folder / checkpoint / "manifest.json").read_text())
-        index = Index(checkpoint, manifest["saved_at"], list(best), _facts(folder, checkpoint, manifest["files"]))
+        manifest = read_manifest(folder / checkpoint)
+        index = Index(checkpoint, manifest.saved_at, list(best), _facts(folder, checkpoint, manifest.files))
         self._remove_index(name)
         try:
             for file, facts in index.files.items():
@@ -206,7 +222,7 @@ class Mirror:
             raise OSError(f"it has {size:,} bytes, and {free:,} are free in {into}")
         for file, facts in wanted.items():
             (into / file).parent.mkdir(parents=True, exist_ok=True)
-            with self._remote.open(self._at(name, file), "rb") as source, (into / file).open("xb") as target:
+            with self._open(self._at(name, file)) as source, (into / file).open("xb") as target:
                 if _copy(source, facts["size"], target) != facts:
                     raise ValueError(f"{file} differs from its {INDEX}")
 
@@ -215,7 +231,7 @@ class Mirror:
         self._remote.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._remote.put_file(str(folder / file), path)
         self._remote.invalidate_cache()
-        with self._remote.open(path, "rb") as source:
+        with self._open(path) as source:
             if _copy(source, facts["size"]) != facts:
                 raise OSError(f"{file} differs from what was uploaded")
 
@@ -227,6 +243,10 @@ class Mirror:
     def _remove_index(self, name: str) -> None:
         with suppress(FileNotFoundError):
             self._remote.rm_file(self._at(name, INDEX))
+
+    def _open(self, path: str) -> Any:
+        is_local = "file" in self._remote.protocol
+        return open_regular(path) if is_local else self._remote.open(path, "rb")
 
     def _at(self, *parts: str) -> str:
         return "/".join([self._path, *filter(None, parts)])

@@ -16,7 +16,6 @@ The timestamp determines the position in the data, and the streams of random num
 from __future__ import annotations
 
 import copy
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,14 +27,15 @@ from torch import Tensor, nn
 
 from runner.checkpoints.contents import map_saved
 from runner.checkpoints.copies import Copies, to_host
-from runner.checkpoints.differences import OTHER_SHAPE, describe_differences, differences
-from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, verify_together
+from runner.checkpoints.files import CONFIG, Snapshot, find_checkpoint, read_file, verify_together
+from runner.checkpoints.manifest import UnreadableCheckpoint, read_manifest
 from runner.checkpoints.shards import should_shard
+from runner.checkpoints.weights import load_all_into
 from runner.checkpoints.writing import write_checkpoint
 from runner.device.staging import staging
 from runner.distributed.ranks import get_data_parallel_rank, get_global_rank, get_world_size
 from runner.distributed.saved_tensor import Place, place_of
-from runner.distributed.sharding import is_sharded, like, whole
+from runner.distributed.sharding import is_sharded, whole
 from runner.engine import evaluation_weights, overrides
 from runner.failures.facts import UnsupportedType
 from runner.hooks import Algorithm, Hooks
@@ -157,12 +157,12 @@ def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
         FileNotFoundError: `path` holds no checkpoint.
     """
     found = find_checkpoint(path, verify_together)
-    _load_into(state.unwrapped_model, read_file(found, "model.pt"), path, strict)
+    load_all_into(state.unwrapped_model, read_file(found, "model.pt"), path, strict)
 
 
 def read_timestamp(path: str | Path) -> Timestamp:
     """Return the time of training at which a checkpoint was written, given its folder."""
-    return Timestamp.from_state_dict(json.loads((Path(path) / MANIFEST).read_text())["timestamp"])
+    return read_manifest(Path(path)).timestamp
 
 
 @contextmanager
@@ -181,39 +181,12 @@ def weights_of(state: State, path: str | Path) -> Iterator[None]:
         for name, value in model.state_dict().items()
     }
     try:
-        _load_into(model, read_file(path, "model.pt"), path, strict=True)
+        load_all_into(model, read_file(path, "model.pt"), path, strict=True)
         state.timestamp = read_timestamp(path)
         yield
     finally:
         state.timestamp = now
         model.load_state_dict(weights)
-
-
-def _load_into(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path, strict: bool) -> None:
-    wrong = differences(weights, model)
-    if OTHER_SHAPE in wrong or (strict and wrong):
-        raise ValueError(f"weights of {str(path)!r} do not fit the model: {describe_differences(wrong)}")
-    if wrong and get_global_rank() == 0:
-        log.warning("weights of %s loaded in part: %s", path, describe_differences(wrong))
-    load_into(model, weights)
-
-
-def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Load weights by name, whole on each rank, into a model; other weights stay, and shards take their part.
-
-    Raises:
-        ValueError: a module that loads its state itself refuses it.
-    """
-    own = model.state_dict()
-    placed = {
-        name: like(value, own[name]) if isinstance(value, Tensor) and isinstance(own[name], Tensor) else value
-        for name, value in weights.items()
-        if name in own
-    }
-    try:
-        model.load_state_dict(placed, strict=False)
-    except RuntimeError as error:  # in a module that loads its state itself
-        raise ValueError(f"these weights do not fit the model: {error}") from error
 
 
 def restore(state: State, path: str | Path) -> None:
@@ -229,19 +202,20 @@ def restore(state: State, path: str | Path) -> None:
             f"checkpoint {str(path)!r} holds only weights: start from it with load_path, or resume another"
         )
     saved = read_file(path, "state.pt")
-    _check_order(path, saved, _order(state))
+    _check_order(path, saved, state)
     weights = read_file(path, "model.pt") if saved["model"] is None else saved["model"]
-    _load_into(state.unwrapped_model, weights, path, strict=True)
+    load_all_into(state.unwrapped_model, weights, path, strict=True)
     for kind, own in (("optimizers", state.optimizers), ("schedulers", state.schedulers)):
         if len(saved[kind]) != len(own):
             raise ValueError(
                 f"checkpoint {str(path)!r} has {len(saved[kind])} {kind}, this run has {len(own)}: keep their number"
             )
         for one, its in zip(own, saved[kind], strict=True):
-            if kind == "optimizers":
-                load_optimizer(one, its)
-            else:
-                one.load_state_dict(its)
+            try:
+                load_optimizer(one, its) if kind == "optimizers" else one.load_state_dict(its)
+            except (LookupError, TypeError, AttributeError) as error:
+                what = f"{type(one).__name__} cannot use its {kind} ({type(error).__name__}: {error})"
+                raise UnreadableCheckpoint(f"checkpoint {str(path)!r}: {what}") from error
     optimizers: list[Any] = state.optimizers
     for optimizer in optimizers:
         optimizer._opt_called = True  # else torch's schedulers warn that they step first, at the end of an epoch
@@ -271,8 +245,9 @@ def _order(state: State) -> dict[str, Any]:
     return {name: getattr(order, name) for name in names if hasattr(order, name)}
 
 
-def _check_order(path: Path, saved: Mapping[str, Any], order: dict[str, Any]) -> None:
+def _check_order(path: Path, saved: Mapping[str, Any], state: Any) -> None:
     """Raise if the rest of the epoch would not consist of the samples that are still missing."""
+    order = _order(state)
     before = saved.get("order", {})
     stands = Timestamp.from_state_dict(saved["timestamp"])
     changes = [f"{name} {before[name]} -> {now}" for name, now in order.items() if before.get(name, now) != now]
@@ -282,6 +257,8 @@ def _check_order(path: Path, saved: Mapping[str, Any], order: dict[str, Any]) ->
             f"batches has changed: {', '.join(changes)}; resuming would repeat or skip samples. Undo that change, or "
             "resume from the end of an epoch"
         )
+    if order and stands.batch_in_epoch > len(state.train_dataloader.order):
+        raise UnreadableCheckpoint(f"checkpoint {str(path)!r}: an epoch has no batch {stands.batch_in_epoch}")
 
 
 def _weights(model: nn.Module, copies: Copies | None, places: dict[int, Place] | None) -> dict[str, Any]:

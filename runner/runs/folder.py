@@ -6,12 +6,14 @@ import datetime
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from runner.checkpoints.manifest import MANIFEST, UnreadableCheckpoint, read_manifest
 from runner.config.errors import WrongConfig
 from runner.config.hydra_versions import add_resolver
 from runner.distributed.environment import is_rank_zero, kept_over_restarts
@@ -26,7 +28,6 @@ LOG = "console.log"  # in the folder of a job of a sweep or of Slurm: what its n
 ATTEMPTS = "attempts"  # folders in it: what earlier attempts printed, by number
 INDEX = ".index.json"  # beside the folders of sweeps: the folder of each sweep, by its identity
 INDEX_LOCK = ".index.lock"  # locked while the index changes
-MANIFEST = "manifest.json"  # of a checkpoint, as in `runner.checkpoints.files`, which imports torch
 
 REPLACED = ("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature", "code", "sessions")
 """What a run replaces in its folder."""
@@ -226,7 +227,8 @@ def checkpoints_in(run_dir: Path) -> list[Path]:
 def latest_run() -> Path | None:
     """Return the run in this working directory that wrote a checkpoint last; None if there is none.
 
-    Only names and times are read, no contents, so that one run in ten thousand is found in a tenth of a second.
+    Names and times are read, and a manifest, so that one run in ten thousand is found in a
+    tenth of a second. A run without a readable manifest is passed over.
     """
     folders = {*(one for runs in RUNS for one in Path(OUTPUTS).glob(f"{runs}/checkpoints"))}
     folders |= {link.parent for runs in RUNS for link in Path(OUTPUTS).glob(f"{runs}/*/latest")}  # renamed by a config
@@ -235,16 +237,34 @@ def latest_run() -> Path | None:
     for changed, folder in sorted(((_changed_at(one), one) for one in folders), reverse=True):
         if changed <= newest:
             break  # a folder changes when a checkpoint is renamed into it, so the rest hold only older ones
-        saved = [_changed_at(one) for one in folder.glob(f"*/{MANIFEST}") if not one.parent.name.startswith(".")]
-        if saved and max(saved) > newest:
-            newest = max(saved)
+        saved = [(_changed_at(one), one.parent) for one in folder.glob(f"[!.]*/{MANIFEST}")]
+        last = max((changed for changed, _ in saved), default=0)
+        if last > newest and _is_usable(folder.parent, [one for _, one in sorted(saved, reverse=True)]):
+            newest = last
             run = folder.parent
     return run
 
 
+def _is_usable(run: Path, checkpoints: Sequence[Path]) -> bool:
+    """Return whether one of a run's checkpoints has a readable manifest; print why not."""
+    reasons = []
+    for one in checkpoints:
+        try:
+            read_manifest(one)
+        except (OSError, UnreadableCheckpoint) as error:
+            reasons.append(f"{one.name}: {error}")
+        else:
+            return True
+    print(
+        f"WARNING: {show_path(run)}: not the latest run, because none of its checkpoints can be read; {reasons[0]}",
+        file=sys.stderr,
+    )
+    return False
+
+
 def _changed_at(path: Path) -> int:
-    """Return when a file or folder last changed, in nanoseconds; 0 if it no longer exists."""
+    """Return when a file or folder last changed, in nanoseconds; 0 if it no longer exists, or leads nowhere."""
     try:
         return path.stat().st_mtime_ns
-    except FileNotFoundError:
+    except OSError:
         return 0

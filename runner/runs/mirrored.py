@@ -79,6 +79,8 @@ def _find(address: str) -> tuple[Mirror, dict[str, Index]]:
     except FileNotFoundError:
         return mirror, mirror.saved(partial(_warn, address))
     parent, _, name = address.rstrip("/").rpartition("/")
+    if name != index.name:
+        raise ValueError(f"it holds the checkpoint {index.name!r}; give the address of the folder of that name")
     return Mirror(parent), {name: index}
 
 
@@ -102,9 +104,9 @@ def _download(mirror: Mirror, name: str, index: Index, folder: Path) -> None:
     partial.mkdir()
     mirror.download(index, name, partial)
     place = (partial / index.checkpoint).parent
-    (place / "latest").symlink_to(name)
+    (place / "latest").symlink_to(index.name)
     for one in index.best:
-        if one != name:
+        if one != index.name:
             _download_best(mirror, one, partial)
     if index.best and (place / index.best[0]).is_dir():
         (place / "best").symlink_to(index.best[0])

@@ -13,6 +13,7 @@ from runner.checkpoints.digest import digest
 from runner.checkpoints.mirror import Mirror
 from runner.checkpoints.writing import write_checkpoint
 from runner.distributed.saved_tensor import Place, Run
+from runner.time import Timestamp
 
 PART = torch.arange(6.0).view(3, 2)
 PLACE = Place((3, 2), ((Run(0, 0, 3),), (Run(0, 0, 2),)), True)
@@ -21,7 +22,7 @@ PLACE = Place((3, 2), ((Run(0, 0, 3),), (Run(0, 0, 2),)), True)
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """The folder of a run with a sharded checkpoint."""
-    content = {"timestamp": {"batch": 1}, "model.pt": {"a": PART, "b": torch.ones(2), "tied": PART}}
+    content = {"timestamp": Timestamp(batch=1).state_dict(), "model.pt": {"a": PART, "b": torch.ones(2), "tied": PART}}
     write_checkpoint(
         {**content, "places": {id(PART): PLACE}},
         tmp_path / "run/checkpoints/ba1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ from runner.runs.folder import (
     run_folder_of,
 )
 from runner.runs.result import Result
+from runner.time import Timestamp
 
 
 def test_folders_made_in_one_second_differ(tmp_path: Path):
@@ -105,7 +107,9 @@ def save(run: Path, name: str, seconds: int) -> Path:
     """Make the names and times of a checkpoint that was complete a number of seconds after 1970."""
     manifest = run / "checkpoints" / name / "manifest.json"
     manifest.parent.mkdir(parents=True, exist_ok=True)
-    manifest.touch()
+    facts = {"model.pt": {"size": 0, "sha256": ""}}
+    content = {"format": 1, "saved_at": seconds, "timestamp": Timestamp().state_dict(), "files": facts}
+    manifest.write_text(json.dumps(content))
     os.utime(manifest, (seconds, seconds))
     os.utime(run / "checkpoints", (seconds, seconds))
     return manifest.parent
@@ -131,6 +135,30 @@ def test_the_latest_run_is_the_one_that_saved_last(tmp_path: Path, monkeypatch: 
     (day / "11-00-00" / "checkpoints" / "ep1").mkdir(parents=True)  # torn
     save(Path("elsewhere"), "ep1", 600)
     assert latest_run() == day / "10-00-00"
+
+
+@pytest.mark.parametrize("damage", ["loops", "torn", "a pipe", "a file"])
+def test_a_broken_run_is_not_the_latest(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    day = Path("outputs/2026-01-01")
+    save(day / "10-00-00", "ep1", 100)
+    broken = day / "11-00-00" / "checkpoints"
+    manifest = save(day / "11-00-00", "ep1", 200) / "manifest.json"
+    if damage == "loops":
+        shutil.rmtree(broken)
+        broken.symlink_to("checkpoints")
+    elif damage == "a file":
+        shutil.rmtree(broken)
+        broken.touch()
+    else:
+        manifest.unlink()
+        os.mkfifo(manifest) if damage == "a pipe" else manifest.write_text("[" * 100_000)
+        os.utime(manifest, (200, 200))
+    assert latest_run() == day / "10-00-00"
+    warning = (
+        f"WARNING: {day}/11-00-00: not the latest run, because none of its checkpoints can be read; ep1: its manifest"
+    )
+    assert capsys.readouterr().err.count(warning) == (damage in ("torn", "a pipe"))
 
 
 def test_checkpoints_are_found_wherever_they_are_but_not_half_written_ones(tmp_path: Path):

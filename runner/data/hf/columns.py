@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from runner.data.images.decoding import open_image
 from runner.data.images.imagefolder import normalized
 from runner.libraries.hugging_face import import_hf
 
@@ -39,7 +40,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
             _check_values(rows, key, column)
         self.columns = dict(columns)
         self._numbers = None if classes is None else {name: number for number, name in enumerate(classes)}
-        self._rows = rows.select_columns([*dict.fromkeys(columns.values())])
+        self._rows = undecoded(rows.select_columns([*dict.fromkeys(columns.values())]))
         self._dtypes = {column: _dtype(rows.features[column]) for column in columns.values()}
         self._image_size = image_size
 
@@ -89,15 +90,25 @@ class Columns(Dataset[tuple[Tensor, ...]]):
             raise ValueError(f"{key}={column!r}: row {index} does not become a tensor: {error}") from error
 
 
+def undecoded(rows: Any) -> Any:
+    """Return a ``datasets.Dataset`` whose images are read as bytes, not decoded by that library."""
+    for column, feature in rows.features.items():
+        if _is_image(feature):
+            rows = rows.cast_column(column, import_hf("datasets").Image(decode=False))
+    return rows
+
+
 def image_tensor(image: Any, size: int | None) -> Tensor:
-    """Return a Pillow image as uint8 ``(3, H, W)``.
+    """Return an image as uint8 ``(3, H, W)``.
 
     Args:
-        image: an image of any mode.
+        image: the content of a file, a Pillow image, or a dict as `datasets` stores an image, with `bytes` or a `path`.
         size: height and width, in pixels: the shorter side is resized to it, and the center is cut out; None keeps
             the size.
     """
-    image = image.convert("RGB")
+    if isinstance(image, Mapping):
+        image = image["path"] if image["bytes"] is None else image["bytes"]
+    image = open_image(image)
     if size is not None and image.size != (size, size):
         scale = size / min(image.size)
         image = image.resize([max(size, round(side * scale)) for side in image.size], import_hf("PIL.Image").BILINEAR)

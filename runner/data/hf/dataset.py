@@ -32,7 +32,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from runner.data.fake import FakeLoader, faked_by
-from runner.data.hf.columns import Columns, class_names, fake_batches, holds_texts, is_text, largest_label
+from runner.data.hf.columns import Columns, class_names, fake_batches, holds_texts, is_text, largest_label, undecoded
 from runner.data.hf.splits import Part, Source, Splits, check_text, describe, load_parts, load_split
 from runner.data.hf.texts import NAMED, TASKS, Encoder, Texts, check_columns, check_task, text_columns
 from runner.data.loaders import DatasetLoader, OrderedLoader
@@ -90,7 +90,7 @@ def _fake_samples(features: Mapping[str, Any], columns: _Columns, source: Source
     """Return ``make(n)`` -> a batch of n samples that look like those of `_data_sets`."""
 
     def first() -> Mapping[str, Any]:
-        return load_split(source, "split", splits.split)[0]
+        return undecoded(load_split(source, "split", splits.split))[0]
 
     is_text_data = _is_text_data(features, columns)
     feature = features.get(str(columns.targets))

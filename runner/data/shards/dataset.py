@@ -115,7 +115,7 @@ class ShardedDataset(Dataset[Any]):
         if file.is_local and about["in_place"]:
             return None
 
-        def make(target: Path) -> None:
+        def make(target: Path, grow: Callable[[int], None]) -> None:
             raw = Path(f"{target}.raw") if self._form.is_prepared else target
             if file.is_local:
                 raw = Path(file.address)
@@ -124,11 +124,11 @@ class ShardedDataset(Dataset[Any]):
                 file.download(raw)
                 self._check_content(raw, name, file)
             if self._form.is_prepared:
-                self._form.prepare(raw, target)
+                self._form.prepare(raw, target, grow)
 
         size = about["bytes"] + (file.size if self._form.is_prepared and not file.is_local else 0)
         with _naming(file, self._key):
-            return self._cache.get(name, size, make, [self._names[one] for one in keep])
+            return self._cache.get(name, size, make, [self._names[one] for one in keep], file.shown)
 
     def _describe(self, shard: int) -> Description:
         file = self._files[shard]

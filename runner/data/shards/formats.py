@@ -7,7 +7,7 @@ import posixpath
 import tarfile
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,9 @@ import numpy
 import torch
 from torch import Tensor
 
+from runner.data.images.decoding import is_hidden
 from runner.data.text.token_cache import STORED, map_tokens
+from runner.files.tar import PlainTarInfo
 from runner.libraries.hugging_face import import_hf
 
 ROWS_WRITTEN = 8192  # rows of a table per write
@@ -65,8 +67,10 @@ class Format(ABC):
             ValueError: the file is torn, or of another format.
         """
 
-    def prepare(self, raw: Path, target: Path) -> None:
+    def prepare(self, raw: Path, target: Path, grow: Callable[[int], None]) -> None:
         """Write a file that can be read at random, made from another one.
+
+        `grow` is called with the bytes written so far, and raises an error if there is no room for more.
 
         Raises:
             ValueError: the file is torn, or of another format.
@@ -112,7 +116,7 @@ class Tables(Format):
         columns = {field.name: str(field.type) for field in schema}
         return {"rows": rows, "bytes": size, "columns": columns, "in_place": in_place}
 
-    def prepare(self, raw: Path, target: Path) -> None:
+    def prepare(self, raw: Path, target: Path, grow: Callable[[int], None]) -> None:
         with _refused("a damaged file of parquet or arrow"):
             with raw.open("rb") as file:
                 is_parquet = file.read(4) == b"PAR1"
@@ -124,6 +128,7 @@ class Tables(Format):
             first = next(batches)
             with import_hf("pyarrow.ipc").new_file(str(target), first.schema) as writer:
                 for batch in chain([first], batches):
+                    grow(target.stat().st_size + batch.nbytes)
                     writer.write_batch(batch)
 
     def open(self, path: Path, description: Description) -> OpenShard:
@@ -166,9 +171,9 @@ class Tars(Format):
     def describe(self, file: Any, name: str, size: int) -> Description:
         samples: dict[str, dict[str, tuple[int, int]]] = {}
         last = ""
-        with _refused("not a whole tar file"), tarfile.open(file, "r:") as tar:
+        with _refused("not a whole tar file"), tarfile.open(file, "r:", tarinfo=PlainTarInfo) as tar:
             for member in tar:
-                if member.isdir():
+                if member.isdir() or is_hidden(posixpath.normpath(member.name)):
                     continue
                 sample, field = _split(member)
                 if sample in samples and (sample != last or field in samples[sample]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -168,7 +167,7 @@ def _class(name: str, classes: dict[str, int]) -> int:
 
 
 def _images(contents: Sequence[bytes], image_size: int | None) -> Tensor:
-    images = [image_tensor(import_hf("PIL.Image").open(io.BytesIO(one)), image_size) for one in contents]
+    images = [image_tensor(one, image_size) for one in contents]
     if len(shapes := sorted({tuple(one.shape) for one in images})) > 1:
         raise ValueError(f"images have the shapes {shapes[0]} and {shapes[1]}; give image_size=<pixels>")
     return torch.stack(images)

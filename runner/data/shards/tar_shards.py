@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from runner.data.fake import FakeLoader, faked_by
-from runner.data.images.imagefolder import SUFFIXES, check_image_sizes, image_transforms, normalize
+from runner.data.images.decoding import SUFFIXES, open_image
+from runner.data.images.imagefolder import check_image_sizes, image_transforms, normalize
 from runner.data.shards.dataset import ShardedDataset, ShardLoader
 from runner.data.shards.formats import Tars
 from runner.data.shards.loading import CACHE, ShardOptions, fake_shard_loaders, open_shards, shard_loaders
 from runner.failures.facts import wrong_argument
 from runner.files.values import LocalPath
-from runner.libraries.hugging_face import import_hf
 
 NUMBERS = (".cls", ".index", ".json")
 
@@ -126,7 +126,7 @@ def decode_sample(sample: tuple[str, dict[str, bytes]], inputs: str, targets: st
 
 def _decode(suffix: str, content: bytes, image: Any) -> Tensor:
     if suffix in SUFFIXES:
-        return image(import_hf("PIL.Image").open(io.BytesIO(content)).convert("RGB"))
+        return image(open_image(content))
     if suffix == ".npy":
         values = torch.from_numpy(numpy.load(io.BytesIO(content), allow_pickle=False))
     else:

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from runner.checkpoints.differences import describe_differences, differences
 from runner.checkpoints.files import CONFIG, find_checkpoint, read_file
+from runner.checkpoints.weights import describe_differences, differences
 from runner.failures.facts import wrong_argument
 from runner.models.hf.causal_lm import HFCausalLM
 from runner.models.hf.loading import quiet
@@ -47,8 +47,8 @@ def save_pretrained(run: str | Path, folder: str | Path, tokenizer: str | None =
     weights = {key.removeprefix("module."): one for key, one in read_file(checkpoint, "model.pt").items()}
     if wrong := differences(weights, model):
         reason = (
-            f"some of its weights do not belong to transformers' model ({describe_differences(wrong)}): an algorithm has "
-            "changed its layers, and transformers could not load them"
+            f"some of its weights do not belong to transformers' model ({describe_differences(wrong)}): an algorithm "
+            "has changed its layers, and transformers could not load them"
         )
         raise wrong_argument("run", str(run), reason)
     model.load_state_dict(weights)

@@ -1,11 +1,18 @@
-"""What does not fit when weights are loaded by name into a model."""
+"""Weights that are loaded by name into a model, and what does not fit."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+
+from runner.distributed.ranks import get_global_rank
+from runner.distributed.sharding import like
+
+log = logging.getLogger("runner")
 
 OTHER_SHAPE = "of another shape"
 
@@ -36,6 +43,38 @@ def describe_differences(wrong: Mapping[str, Sequence[str]]) -> str:
         f"{kind} {', '.join(keys[:3])}" + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
         for kind, keys in wrong.items()
     )
+
+
+def load_all_into(model: nn.Module, weights: Mapping[str, Any], path: str | Path, strict: bool) -> None:
+    """Load the weights of a checkpoint into a model; a warning names those that do not fit, if that is allowed.
+
+    Raises:
+        ValueError: names differ although `strict` is set, or shapes do.
+    """
+    wrong = differences(weights, model)
+    if OTHER_SHAPE in wrong or (strict and wrong):
+        raise ValueError(f"weights of {str(path)!r} do not fit the model: {describe_differences(wrong)}")
+    if wrong and get_global_rank() == 0:
+        log.warning("weights of %s loaded in part: %s", path, describe_differences(wrong))
+    load_into(model, weights)
+
+
+def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Load weights by name, whole on each rank, into a model; other weights stay, and shards take their part.
+
+    Raises:
+        ValueError: a module that loads its state itself refuses it.
+    """
+    own = model.state_dict()
+    placed = {
+        name: like(value, own[name]) if isinstance(value, Tensor) and isinstance(own[name], Tensor) else value
+        for name, value in weights.items()
+        if name in own
+    }
+    try:
+        model.load_state_dict(placed, strict=False)
+    except RuntimeError as error:  # in a module that loads its state itself
+        raise ValueError(f"these weights do not fit the model: {error}") from error
 
 
 def _with_fixed_shapes(model: nn.Module, own: Mapping[str, Any]) -> list[str]:

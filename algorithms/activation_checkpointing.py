@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import LAYER_SURGERY, report
+from runner.distributed.blocks import find_repeated
 
 
 def find_modules(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
@@ -70,7 +71,7 @@ class ActivationCheckpointing(Algorithm):
 
     Args:
         modules: pattern, or list of patterns, with * and ? for names or classes of modules, such as '*Block' or
-            'module.blocks.?'. If nested modules match, the outermost is used.
+            'module.blocks.?'; if nested modules match, the outermost is used. None: the blocks that the model repeats.
         allow_no_match: whether to leave a model without such modules unchanged instead of raising an error.
 
     Raises:
@@ -83,12 +84,14 @@ class ActivationCheckpointing(Algorithm):
 
     runs_after = (*LAYER_SURGERY, "StochasticDepth")
 
-    def __init__(self, modules: str | Sequence[str] = "*Block", allow_no_match: bool = False) -> None:
-        self.modules = [modules] if isinstance(modules, str) else [*modules]
+    def __init__(self, modules: str | Sequence[str] | None = None, allow_no_match: bool = False) -> None:
+        self.modules = [modules] if isinstance(modules, str) else modules
         self.allow_no_match = allow_no_match
 
     def init(self, state: State, logger: Logger) -> None:
-        found = find_modules(state.unwrapped_model, self.modules)
+        model = state.unwrapped_model
+        found = find_repeated(model) if self.modules is None else find_modules(model, self.modules)
         for module in set(found.values()):
             forget_activations(module)
-        report(self, state, [*found], f"module like {' or '.join(map(repr, self.modules))}", self.allow_no_match)
+        what = "repeated block" if self.modules is None else f"module like {' or '.join(map(repr, self.modules))}"
+        report(self, state, [*found], what, self.allow_no_match)

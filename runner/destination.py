@@ -78,7 +78,7 @@ class LoggerDestination(Callback):
         """Record a table of plain values."""
 
     def log_images(self, images: Any, name: str, step: int, captions: Sequence[str] | None = None) -> None:
-        """Record images: uint8 arrays of shape (N, H, W, C) with C 1 or 3, on the CPU."""
+        """Record images: a uint8 array of shape (N, H, W, C) with N at least 1, and C 1 or 3."""
 
     def log_sweep(self, summary: SweepSummary) -> None:
         """Record a sweep's summary, in the process that leads it: before its first job, and when it has ended."""

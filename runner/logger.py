@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from runner.checks import as_step, check_file, check_images, check_named, check_table
 from runner.destination import LoggerDestination, Record
 from runner.failures.facts import add_raiser
 
@@ -50,11 +51,21 @@ class Logger:
         self._warned: set[int] = set()
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Log the run's hyperparameters: a nested mapping of plain values."""
+        """Log the run's hyperparameters: a nested mapping of plain values.
+
+        Raises:
+            TypeError: it is not a mapping by text.
+        """
+        check_named("hyperparameters", hyperparameters)
         self._give(lambda one: one.log_hyperparameters(hyperparameters))
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
-        """Log tags by which the run can be found later."""
+        """Log tags by which the run can be found later.
+
+        Raises:
+            TypeError: it is not a mapping by text.
+        """
+        check_named("tags", tags)
         self._give(lambda one: one.log_tags(tags))
 
     def log_metrics(self, metrics: Mapping[str, Tensor | Number], step: int | None = None) -> None:
@@ -86,7 +97,8 @@ class Logger:
         if self._error is not None:
             self.flush()
         timestamp = self._state.timestamp
-        self._pending.append(Record(metrics, timestamp.batch if step is None else step, timestamp, time.time()))
+        at = timestamp.batch if step is None else as_step(step)
+        self._pending.append(Record(metrics, at, timestamp, time.time()))
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="logger", daemon=True)
             self._thread.start()
@@ -95,20 +107,41 @@ class Logger:
     def log_table(
         self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int | None = None
     ) -> None:
-        """Log a table of plain values; a later table of the same name replaces it."""
-        at = self._state.timestamp.batch if step is None else step
+        """Log a table of plain values; a later table of the same name replaces it.
+
+        Raises:
+            ValueError: rows and columns do not fit, or a value is an array.
+        """
+        columns, rows = check_table(columns, rows, name)
+        at = self._state.timestamp.batch if step is None else as_step(step)
         self._give(lambda one: one.log_table(columns, rows, name, at))
 
     def log_images(
         self, images: Any, name: str, step: int | None = None, captions: Sequence[str] | None = None
     ) -> None:
-        """Log images: uint8 arrays of shape (N, H, W, C) with C 1 or 3, on the CPU."""
-        at = self._state.timestamp.batch if step is None else step
-        self._give(lambda one: one.log_images(images, name, at, captions))
+        """Log images: uint8 of shape (N, H, W, C) with C 1 or 3, an array, or a tensor on the CPU.
+
+        Args:
+            images: at least one image; destinations get an array.
+            name: what the images show; they are listed under this name.
+            step: the batch to log at, by default `state.timestamp.batch`.
+            captions: a text for each image.
+
+        Raises:
+            ValueError: the images have another type or shape, or the captions another number.
+        """
+        array = check_images(images, name, captions)
+        at = self._state.timestamp.batch if step is None else as_step(step)
+        self._give(lambda one: one.log_images(array, name, at, captions))
 
     def log_artifact(self, path: str | Path, name: str | None = None) -> None:
-        """Log the file at `path`, which must be complete."""
-        self._give(lambda one: one.log_artifact(Path(path), name))
+        """Log the file at `path`, which must be complete; `name` is a folder in the destination.
+
+        Raises:
+            ValueError: there is no such file, or the folder leads out of the destination.
+        """
+        file = check_file(path, name)
+        self._give(lambda one: one.log_artifact(file, name))
 
     def flush(self) -> None:
         """Wait until everything logged so far has reached the destinations; a destination's own call returns at once.

@@ -53,6 +53,7 @@ def make_trainer(*loggers: LoggerDestination, **arguments) -> Trainer:
 
 
 def test_a_destination_that_overrides_nothing_takes_everything(tmp_path: Path):
+    (tmp_path / "file").touch()
     with make_trainer(LoggerDestination()) as trainer:
         log = trainer.logger
         log.log_hyperparameters({"a": 1})
@@ -73,6 +74,7 @@ def test_records_reach_log_metrics_one_by_one_as_floats():
 
 def test_every_kind_of_thing_reaches_every_destination_with_the_step_of_now(tmp_path: Path):
     first, second = Everything(), Everything()
+    (tmp_path / "file").touch()
     with make_trainer(first, second, max_duration="3ba") as trainer:
         trainer.fit()
         trainer.logger.flush()

@@ -228,6 +228,62 @@ def test_a_destination_that_cannot_write_is_reported_once_and_training_goes_on(c
     ]
 
 
+SQUARE = np.zeros((2, 4, 4, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "message"),
+    [
+        ("log_images", (np.ones((2, 4, 4, 3)), "i"), "images=float64 of shape (2, 4, 4, 3): must be uint8 of shape (N"),
+        ("log_images", (torch.ones(2, 3, 4, 4), "i"), "images=torch.float32 of shape (2, 3, 4, 4): must be uint8"),
+        ("log_images", (np.zeros((2, 3, 4, 4), np.uint8), "i"), "images=uint8 of shape (2, 3, 4, 4): must be uint8 of"),
+        ("log_images", (np.zeros((0, 4, 4, 3), np.uint8), "i"), "images=uint8 of shape (0, 4, 4, 3): must be"),
+        ("log_images", ([SQUARE[0], SQUARE[0, :2]], "i"), "must be one array on the CPU"),
+        ("log_images", (torch.zeros(1, 2, 2, 3, dtype=torch.uint8, device="meta"), "i"), "must be one array on the C"),
+        ("log_images", (SQUARE, "i", 1, ["one"]), "captions=['one']: must be a list with one text for each of 2"),
+        ("log_images", (SQUARE, ""), "name='': must be a text"),
+        ("log_images", (SQUARE, "i", 1.5), "step=1.5: must be a whole number of batches"),
+        ("log_table", (["a", "b"], [[1, 2], [3]], "t"), "rows=[..., [3], ...]: a row must have a plain value for each"),
+        ("log_table", (["a"], [[torch.ones(3)]], "t"), "a row must have a plain value for each of ['a']"),
+        ("log_table", (["a"], torch.ones(1, 1), "t"), "arrays have tolist()"),
+        ("log_table", ("a", [["x"]], "t"), "columns='a': must be a list of names"),
+        ("log_table", (["a"], ["x"], "t"), "rows=['x']: must be a list with a list of values for each row"),
+        ("log_table", (["a"], [[1]], None), "name=None: must be a text"),
+        ("log_artifact", ("missing.txt",), "path='missing.txt': must be a complete file"),
+        ("log_artifact", (None,), "path='None': must be a complete file"),
+        ("log_artifact", (".",), "path='.': must be a complete file; a folder is logged file by file"),
+        ("log_artifact", (__file__, "../up"), "name='../up': must be a folder in the destination, without '..'"),
+        ("log_hyperparameters", ([1],), "hyperparameters=[1]: must be a dict of values by name"),
+        ("log_tags", ({3: "b"},), "tags={3: 'b'}: must be a dict of values by name"),
+        ("log_metrics", ({"a": 1.0}, "x"), "step='x': must be a whole number of batches"),
+    ],
+)
+def test_a_wrong_value_is_an_error_of_the_call(method: str, arguments: tuple, message: str):
+    class Log(Callback):
+        def batch_end(self, state, logger):
+            getattr(logger, method)(*arguments)
+
+    with (
+        pytest.raises((ValueError, TypeError), match=re.escape(message)) as raised,
+        make_trainer(InMemoryLogger(), callbacks=[Log()]) as trainer,
+    ):
+        trainer.fit()
+    assert raised.value.__notes__[0].startswith("raised by 'log' at BATCH_END")
+
+
+def test_images_and_tables_arrive_as_arrays_and_plain_values():
+    memory = InMemoryLogger()
+    pictures = torch.arange(48, dtype=torch.uint8).reshape(1, 4, 4, 3)
+    with make_trainer(memory) as trainer:
+        trainer.logger.log_images(pictures, "images", 3, ["first"])
+        trainer.logger.log_table(("a", "b"), [(np.float32(0.5), torch.tensor(2)), (None, "x")], "table")
+    (images,) = memory.images["images"]
+    assert (images["step"], images["captions"]) == (3, ["first"])
+    assert isinstance(images["images"], np.ndarray) and np.array_equal(images["images"], pictures.numpy())
+    assert memory.tables["table"]["rows"] == [[0.5, 2], [None, "x"]]
+    assert {type(value) for value in memory.tables["table"]["rows"][0]} == {float, int}
+
+
 @pytest.mark.parametrize(
     ("method", "arguments"),
     [
@@ -235,7 +291,7 @@ def test_a_destination_that_cannot_write_is_reported_once_and_training_goes_on(c
         ("log_tags", ({"a": "b"},)),
         ("log_table", (["a"], [[1]], "t")),
         ("log_images", (np.zeros((1, 2, 2, 3), np.uint8), "i")),
-        ("log_artifact", ("file",)),
+        ("log_artifact", (__file__,)),
     ],
 )
 def test_so_it_is_with_all_that_is_logged(method: str, arguments: tuple, caplog):

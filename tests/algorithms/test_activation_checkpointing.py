@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from runner import Callback, ClassificationModel, Trainer
+from runner import Callback, ClassificationModel, LanguageModel, Trainer
 from runner.algorithms import ActivationCheckpointing
 from runner.algorithms.activation_checkpointing import find_modules, forget_activations
 from runner.models import BasicBlock, ResNet8
+from runner.models.hf.causal_lm import HFCausalLM
 
 DROPOUT = 0.4
 
@@ -91,7 +93,44 @@ def test_only_inputs_are_kept_for_backward():
     assert kept_bytes(block, inputs) <= inputs.nbytes < plain / 3
 
 
+TRANSFORMERS = {
+    "GPT2Config": {"n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2},
+    "LlamaConfig": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_the_layers_of_a_transformers_model_are_found_without_a_pattern(name: str, tmp_path: Path):
+    transformers: Any = pytest.importorskip("transformers")
+    config = getattr(transformers, name)(vocab_size=32, bos_token_id=0, eos_token_id=0, **TRANSFORMERS[name])
+    config.save_pretrained(tmp_path / "model")
+    tokens = torch.randint(0, 32, (4, 9), generator=torch.Generator().manual_seed(0))
+
+    def train(*algorithms: ActivationCheckpointing) -> tuple[list[torch.Tensor], int]:
+        torch.manual_seed(0)
+        network = HFCausalLM(str(tmp_path / "model"), pretrained=False)
+        calls: list[nn.Module] = []
+        for module in network.modules():
+            if type(module).__name__.endswith("MLP"):
+                module.register_forward_pre_hook(lambda module, inputs: calls.append(module))
+        with Trainer(
+            model=LanguageModel(network),
+            train_dataloader=[(tokens[:, :-1], tokens[:, 1:])] * 2,
+            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+            max_duration="1ep",
+            algorithms=algorithms,
+            device="cpu",
+        ) as trainer:
+            trainer.fit()
+        return [parameter.detach() for parameter in network.parameters()], len(calls)
+
+    (plain, once), (again, twice) = train(), train(ActivationCheckpointing())
+    assert all(map(torch.equal, plain, again)) and twice == 2 * once > 0
+
+
 def test_arguments_are_checked(make_trainer):
+    with pytest.raises(ValueError, match="found no repeated block"):
+        make_trainer(ActivationCheckpointing(), build=lambda: ClassificationModel(nn.Linear(3, 2), 2))
     with pytest.raises(ValueError, match=r"found no module like '\*Layer' or 'x'"):
         make_trainer(ActivationCheckpointing(["*Layer", "x"]))
     make_trainer(ActivationCheckpointing("x", allow_no_match=True)).close()

@@ -50,17 +50,19 @@ def test_an_explicit_step_is_the_batch_of_the_timestamp(tmp_path: Path) -> None:
 def test_everything_else_is_kept_too(tmp_path: Path) -> None:
     memory = InMemoryLogger()
     images = np.zeros((1, 2, 2, 3), np.uint8)
+    file = tmp_path / "a.txt"
+    file.touch()
     with make_trainer(memory, run_dir=tmp_path) as trainer:
         trainer.logger.log_hyperparameters({"lr": 0.1})
         trainer.logger.log_hyperparameters({"depth": {"n": 2}})
         trainer.logger.log_table(["x"], [(1,)], "t", step=1)
         trainer.logger.log_table(["x"], [(2,)], "t", step=2)
         trainer.logger.log_images(images, "i", step=3, captions=["c"])
-        trainer.logger.log_artifact("a.txt", "texts")
+        trainer.logger.log_artifact(file, "texts")
     assert memory.hyperparameters == {"lr": 0.1, "depth": {"n": 2}}
     assert memory.tables == {"t": {"columns": ["x"], "rows": [[2]], "step": 2}}
     assert memory.images == {"i": [{"images": images, "step": 3, "captions": ["c"]}]}
-    assert memory.artifacts == [("a.txt", "texts")]
+    assert memory.artifacts == [(str(file), "texts")]
     assert memory.state_dict() == {}
 
 

@@ -32,11 +32,13 @@ def losses(path: Path) -> list[tuple[int, float]]:
 
 def test_each_record_is_a_line_with_its_time(tmp_path: Path) -> None:
     memory = InMemoryLogger()
+    file = tmp_path / "a.txt"
+    file.touch()
     with make_trainer(tmp_path, JSONLinesLogger(), memory, config={"lr": 0.1}) as trainer:
         trainer.fit()
         trainer.logger.log_metrics({"a": math.nan, "b": math.inf, "c": torch.tensor(-math.inf)}, step=9)
         trainer.logger.log_table(["x", "y"], [[1, math.nan]], "t")
-        trainer.logger.log_artifact("a.txt", "texts")
+        trainer.logger.log_artifact(file, "texts")
     lines = read(tmp_path / "metrics.jsonl")
     assert lines[0] == {"hyperparameters": {"lr": 0.1}}
     steps, values = memory.get_timeseries("loss/train/total")
@@ -45,7 +47,7 @@ def test_each_record_is_a_line_with_its_time(tmp_path: Path) -> None:
     assert special["metrics"] == {"a": "NaN", "b": "Infinity", "c": "-Infinity"}
     assert (special["epoch"], special["sample"], special["token"]) == (2, 24, trainer.state.timestamp.token)
     assert {"table": "t", "step": 6, "epoch": 2, "columns": ["x", "y"], "rows": [[1, "NaN"]]} in lines
-    assert {"artifact": "a.txt", "folder": "texts"} in lines
+    assert {"artifact": str(file), "folder": "texts"} in lines
 
 
 def test_any_number_and_any_key_can_be_read_again(tmp_path: Path) -> None:

@@ -322,6 +322,11 @@ class AtBatchEnd(composer.Callback):
         (lambda state, logger: setattr(state, "dataloader_len", 3), "state.dataloader_len .*train_subset_num_batches"),
         (lambda state, logger: setattr(state, "device_train_microbatch_size", 3), "give trainer.microbatch_size"),
         (lambda state, logger: logger.log_images(torch.ones(1, 2, 2), masks={}), "shows masks"),
+        (
+            lambda state, logger: logger.log_images(torch.ones(3)),
+            "images=torch.float32 of shape .*: must be",
+        ),
+        (lambda state, logger: logger.log_images(torch.ones(1, 2, 2).long()), "images=torch.int64 of shape"),
         (lambda state, logger: logger.log_traces({}), "logger.log_traces has no counterpart here: log a table"),
         (lambda state, logger: composer.dist.all_gather_object([]), "would unpickle .*gather or broadcast tensors"),
         (lambda state, logger: state.timestamp.batch < "1ep", "are in different units"),

@@ -55,7 +55,7 @@ class Logger:
         with `channels_last`. Masks are not supported, and `use_table` has no effect.
 
         Raises:
-            ValueError: masks are given, which no destination here can show.
+            ValueError: the images have another type or shape, or masks are given, which no destination here can show.
         """
         if masks is not None or mask_class_labels is not None:
             raise ValueError("masks=...: log_images shows images only; runner.callbacks.ImageVisualizer shows masks")
@@ -75,6 +75,11 @@ def _to_uint8(images: Any, channels_last: bool) -> Any:
         stacked = stacked.unsqueeze(-1 if channels_last else -3)
     if stacked.ndim == 3:
         stacked = stacked.unsqueeze(0)
+    if stacked.ndim != 4 or not (stacked.dtype == torch.uint8 or stacked.is_floating_point()):
+        shape = f"{stacked.dtype} of shape {tuple(stacked.shape)}"
+        raise ValueError(
+            f"images={shape}: must be uint8, or floats from 0 to 1, of shape (N, C, H, W), (C, H, W) or (H, W)"
+        )
     if not channels_last:
         stacked = stacked.permute(0, 2, 3, 1)
     if stacked.is_floating_point():

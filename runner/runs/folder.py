@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -208,20 +208,33 @@ def checkpoints_in(run_dir: Path) -> list[Path]:
 def latest_run() -> Path | None:
     """Return the run in this working directory that wrote a checkpoint last; None if there is none.
 
+    A job of a sweep is the latest run only where there is no other, because a sweep leaves out jobs that are changed.
     Only names and times are read, no contents, so that one run in ten thousand is found in a tenth of a second.
     """
     folders = {*(one for runs in RUNS for one in Path(OUTPUTS).glob(f"{runs}/checkpoints"))}
     folders |= {link.parent for runs in RUNS for link in Path(OUTPUTS).glob(f"{runs}/*/latest")}  # renamed by a config
+    newest_first = sorted(((_changed_at(one), one) for one in folders), reverse=True)
+    return _latest(newest_first, in_sweep=False) or _latest(newest_first, in_sweep=True)
+
+
+def _latest(folders: Sequence[tuple[int, Path]], in_sweep: bool) -> Path | None:
     newest = 0
     run = None
-    for changed, folder in sorted(((_changed_at(one), one) for one in folders), reverse=True):
+    for changed, folder in folders:
         if changed <= newest:
             break  # a folder changes when a checkpoint is renamed into it, so the rest hold only older ones
+        if is_in_sweep(folder.parent) is not in_sweep:
+            continue
         saved = [_changed_at(one) for one in folder.glob(f"*/{MANIFEST}") if not one.parent.name.startswith(".")]
         if saved and max(saved) > newest:
             newest = max(saved)
             run = folder.parent
     return run
+
+
+def is_in_sweep(run_dir: Path) -> bool:
+    """Return whether the folder of a run is in that of a sweep."""
+    return (run_dir.parent / SWEEP).exists()
 
 
 def _changed_at(path: Path) -> int:

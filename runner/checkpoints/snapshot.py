@@ -156,7 +156,7 @@ def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
         FileNotFoundError: `path` holds no checkpoint.
     """
     found = find_checkpoint(path, verify_together)
-    _load_into(state.unwrapped_model, read_file(found, "model.pt"), path, strict)
+    load_named(state.unwrapped_model, read_file(found, "model.pt"), path, strict)
 
 
 def read_timestamp(path: str | Path) -> Timestamp:
@@ -177,7 +177,7 @@ def weights_of(state: State, path: str | Path) -> Iterator[None]:
     now = state.timestamp
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     try:
-        _load_into(model, read_file(path, "model.pt"), path, strict=True)
+        load_named(model, read_file(path, "model.pt"), path, strict=True)
         state.timestamp = read_timestamp(path)
         yield
     finally:
@@ -185,7 +185,12 @@ def weights_of(state: State, path: str | Path) -> Iterator[None]:
         model.load_state_dict(weights)
 
 
-def _load_into(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path, strict: bool) -> None:
+def load_named(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path, strict: bool = True) -> None:
+    """Load the weights of a checkpoint into a model, as `load_weights` does. Any rank.
+
+    Raises:
+        ValueError: names or shapes differ; the message lists all of them.
+    """
     wrong = differences(weights, model.state_dict())
     if OTHER_SHAPE in wrong or (strict and wrong):
         raise ValueError(f"weights of {str(path)!r} do not fit the model: {describe_differences(wrong)}")
@@ -215,7 +220,7 @@ def restore(state: State, path: str | Path) -> None:
     saved = read_file(path, "state.pt")
     _check_order(path, saved, _order(state))
     weights = read_file(path, "model.pt") if saved["model"] is None else saved["model"]
-    _load_into(state.unwrapped_model, weights, path, strict=True)
+    load_named(state.unwrapped_model, weights, path, strict=True)
     for kind, own in (("optimizers", state.optimizers), ("schedulers", state.schedulers)):
         if len(saved[kind]) != len(own):
             raise ValueError(

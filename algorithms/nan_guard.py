@@ -16,6 +16,7 @@ from runner import Algorithm, Interval, Logger, State, Time, get_global_rank, ge
 from runner.algorithms._snapshot import KeptBuffers, roll_back, take_snapshot
 from runner.checks import check_one_of, check_whole
 from runner.distributed.sharding import local, whole
+from runner.failures.facts import divergence
 
 POLICIES = ("raise", "skip", "rollback")
 
@@ -136,11 +137,11 @@ class NaNGuard(Algorithm):
     def _leave_out(self, state: State, logger: Logger, found: str) -> None:
         """Apply the policy to a batch whose gradients have been dropped."""
         if self.policy == "raise":
-            raise FloatingPointError(f"{found}. Lower the learning rate, warm it up, or clip gradients")
+            raise divergence(f"{found}. Lower the learning rate, warm it up, or clip gradients")
         self._skipped += 1
         self._in_a_row += 1
         if self._in_a_row > self.max_consecutive:
-            raise FloatingPointError(f"{found}: more than max_consecutive={self.max_consecutive} such batches in a row")
+            raise divergence(f"{found}: more than max_consecutive={self.max_consecutive} such batches in a row")
         done = "batch skipped"
         if self.policy == "rollback" and self._snapshot:
             roll_back(state, self._snapshot)

@@ -16,6 +16,7 @@ from runner import Algorithm, Logger, State, get_global_rank, get_world_size
 from runner.algorithms._snapshot import roll_back, take_snapshot
 from runner.checks import check_range, check_whole
 from runner.distributed.sharding import is_sharded, like, whole
+from runner.failures.facts import divergence
 
 COLUMNS = ("first_batch", "last_batch", "worst_batch", "loss", "gradient_norm", "deviations", "back_to_batch")
 NORMAL = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
@@ -173,7 +174,7 @@ class SpikeGuard(Algorithm):
         if found[worst].isfinite():
             said += f", {found[worst]:.1f} deviations above the median of the last {self.window} batches"
         if len(self._spikes) == self.limit:
-            raise FloatingPointError(
+            raise divergence(
                 f"{said}; training has gone back limit={self.limit} times already. Lower the learning rate, warm it "
                 "up, or look at the samples of these batches"
             )

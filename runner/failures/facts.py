@@ -51,6 +51,7 @@ class Facts:
         allowed: what may stand in place of the refused value; empty if that cannot be listed.
         meant: the value that was probably meant.
         of_environment: whether the machine failed and not the program: a process was killed, or a disk is full.
+        divergence: the message for people, if the run has ended because its loss, or a gradient, is not finite.
     """
 
     raisers: tuple[Raiser, ...] = ()
@@ -63,6 +64,7 @@ class Facts:
     allowed: tuple[str, ...] = ()
     meant: str = ""
     of_environment: bool = False
+    divergence: str = ""
 
     @property
     def raised_by(self) -> str:
@@ -138,6 +140,13 @@ def wrong_argument(
     """
     error = kind(f"{name}={value!r}: {reason}")
     annotate(error, argument=name, **facts)
+    return error
+
+
+def divergence(message: str) -> FloatingPointError:
+    """Return the exception with which a callback or an algorithm ends a run that has diverged."""
+    error = FloatingPointError(message)
+    annotate(error, divergence=f"the run has diverged: {message}")
     return error
 
 

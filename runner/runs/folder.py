@@ -227,16 +227,24 @@ def checkpoints_in(run_dir: Path) -> list[Path]:
 def latest_run() -> Path | None:
     """Return the run in this working directory that wrote a checkpoint last; None if there is none.
 
-    Names and times are read, and a manifest, so that one run in ten thousand is found in a
-    tenth of a second. A run without a readable manifest is passed over.
+    A job of a sweep is the latest run only where there is no other, because a sweep leaves out jobs that are changed.
+    Names and times are read, and a manifest, so that one run in ten thousand is found in a tenth of a second. A run
+    without a readable manifest is passed over.
     """
     folders = {*(one for runs in RUNS for one in Path(OUTPUTS).glob(f"{runs}/checkpoints"))}
     folders |= {link.parent for runs in RUNS for link in Path(OUTPUTS).glob(f"{runs}/*/latest")}  # renamed by a config
+    newest_first = sorted(((_changed_at(one), one) for one in folders), reverse=True)
+    return _latest(newest_first, in_sweep=False) or _latest(newest_first, in_sweep=True)
+
+
+def _latest(folders: Sequence[tuple[int, Path]], in_sweep: bool) -> Path | None:
     newest = 0
     run = None
-    for changed, folder in sorted(((_changed_at(one), one) for one in folders), reverse=True):
+    for changed, folder in folders:
         if changed <= newest:
             break  # a folder changes when a checkpoint is renamed into it, so the rest hold only older ones
+        if is_in_sweep(folder.parent) is not in_sweep:
+            continue
         saved = [(_changed_at(one), one.parent) for one in folder.glob(f"[!.]*/{MANIFEST}")]
         last = max((changed for changed, _ in saved), default=0)
         if last > newest and _is_usable(folder.parent, [one for _, one in sorted(saved, reverse=True)]):
@@ -260,6 +268,11 @@ def _is_usable(run: Path, checkpoints: Sequence[Path]) -> bool:
         file=sys.stderr,
     )
     return False
+
+
+def is_in_sweep(run_dir: Path) -> bool:
+    """Return whether the folder of a run is in that of a sweep."""
+    return (run_dir.parent / SWEEP).exists()
 
 
 def _changed_at(path: Path) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from runner.failures.exit_codes import code_of_failure
+from runner.failures.exit_codes import DIVERGED, code_of_failure
 from runner.failures.facts import RankFailed, facts_of
 from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
@@ -141,6 +141,11 @@ class Result:
         self.status = "FAILED"
         self.error = error_of_failure(error)
         self.trace = "".join(traceback.format_exception(error))
+
+    def diverge(self, message: str) -> None:
+        """Fill in that the run has diverged, and why."""
+        self.status = "DIVERGED"
+        self.error = error_object(DIVERGED, message)
 
     @property
     def message(self) -> str:

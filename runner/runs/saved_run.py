@@ -25,7 +25,7 @@ from runner.files.addresses import without_credentials
 from runner.files.whole import read_bounded
 from runner.libraries.targets import find_in_working_directory
 from runner.modes.table import MODES, TRAINING, Mode
-from runner.runs.folder import MANIFEST, checkpoints_in, latest_run, run_folder_of
+from runner.runs.folder import MANIFEST, checkpoints_in, is_in_sweep, latest_run, run_folder_of
 from runner.runs.forks import fork_batch
 from runner.runs.kept_code import code_to_import, import_from
 from runner.runs.listing import LARGEST, OUTPUTS, load_plain
@@ -138,7 +138,8 @@ def with_latest(arguments: Sequence[str]) -> list[str]:
     run = kept_over_restarts("latest", lambda: str(latest_run() or ""))  # after a restart, this run is the latest
     if not run:
         raise ValueError(f"{keys[0]}='latest': no run in {OUTPUTS}/ has written a checkpoint; give a run's folder")
-    print(f"INFO: {keys[0]}=latest: {run}", file=sys.stderr)
+    note = " (a job of a sweep: there is no other run)" if is_in_sweep(Path(run)) else ""
+    print(f"INFO: {keys[0]}=latest: {run}{note}", file=sys.stderr)
     return [f"{key_of(one)}={run}" if key_of(one) in keys else one for one in arguments]
 
 

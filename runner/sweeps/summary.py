@@ -20,6 +20,7 @@ from runner.files.whole import write_whole
 from runner.runs.folder import LOG
 from runner.runs.load import describe_inequality
 from runner.runs.result import FOLD, SEED, Result
+from runner.runs.sweep_jobs import left_out
 from runner.sweeps import sweep
 from runner.sweeps.ladder.rungs import Ladder, climb
 from runner.sweeps.names import own_overrides, show_value
@@ -255,6 +256,9 @@ def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: Sweep
     if (unequal := describe_inequality(job.result.load for job in jobs)) is not None:
         rows.append(("note", unequal))
     rows += [] if ladder is None else ladder.lines()
+    if others := left_out(led.folder):
+        names = _shortened([one.name for one in others])
+        rows.append(("left out", f"{names}: not what this sweep asks for, but another length or config, or a copy"))
     rows.append(("sweep", show_path(led.folder)))
     rows += [("report", show_path(file)) for file in summary.files if file.suffix == ".html"]
     commands = (getattr(one, "ui_command", None) for one in led.destinations)

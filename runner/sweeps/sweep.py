@@ -11,7 +11,7 @@ import re
 import shutil
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,11 +37,12 @@ from runner.files.whole import read_object, write_whole
 from runner.modes.table import MODE_KEYS, TRAINING, find_mode
 from runner.runs.folder import make_run_folder, remembered_folder, watch
 from runner.runs.listing import LOCK, OUTPUTS
-from runner.runs.recording import fingerprint
+from runner.runs.recording import fingerprint, identify
 from runner.runs.result import Result, read_result
 from runner.runs.saved_run import SavedRun, is_id
+from runner.runs.sweep_jobs import claims, keep_claims
 from runner.sweeps.ladder.jobs import prepare_ladder
-from runner.sweeps.names import name_rest, short_names
+from runner.sweeps.names import name_rest, own_overrides, short_names
 from runner.sweeps.plan import check_jobs, compose_jobs, is_grid, typed_overrides
 from runner.sweeps.progress import Progress
 from runner.sweeps.search import is_optuna, quieten_optuna, read_directions, resume_study
@@ -153,15 +154,19 @@ class Sweep:
 
     def results(self) -> list[Result]:
         """Return the results of its jobs so far, including refused ones."""
-        folders = [path.parent for path in self.folder.glob("[!.]*/result.json")]
-        folders += sorted(self.folder.glob(".refused-*"))
+        jobs = [(one.folder, one.result()) for one in claims(self.folder)]
+        jobs += [(folder, read_result(folder)) for folder in sorted(self.folder.glob(".refused-*"))]
         results = []
-        for folder in folders:
-            if (found := read_result(folder)) is not None:
-                if found.status == "RUNNING" and not is_running(folder):
-                    found.status = "KILLED"  # it left no result
-                results.append(found)
+        for folder, result in jobs:
+            if result is not None:
+                if result.status == "RUNNING" and not is_running(folder):
+                    result.status = "KILLED"  # it left no result
+                results.append(result)
         return results
+
+    def key_of_job(self, overrides: Sequence[str]) -> str:
+        """Return the key of the job with these overrides, of which those that all jobs share do not count."""
+        return fingerprint(sorted(own_overrides(overrides, self.fixed)))
 
 
 class SweepRefused(BaseException):
@@ -235,6 +240,8 @@ def begin(config: DictConfig) -> None:
     if mode.keeps_folder:
         if config.resume is None and config.rerun is None:
             check_jobs(jobs, led.launcher)
+            if is_grid(config):
+                keep_claims(folder, {led.key_of_job(job.overrides): identify(job.config) for job in jobs})
         led.destinations = build.make_destinations(jobs[0].config)
         for destination in led.destinations:
             destination.log_sweep(SweepSummary(folder, led.id, led.name, "RUNNING"))

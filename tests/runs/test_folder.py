@@ -15,7 +15,7 @@ from python_process import PATIENCE
 
 from runner.config.errors import WrongConfig
 from runner.files.lock import lock_file
-from runner.files.names import RESULT
+from runner.files.names import RESULT, SWEEP
 from runner.runs import folder as run_folder
 from runner.runs.folder import (
     LOCK,
@@ -123,10 +123,11 @@ def test_the_latest_run_is_the_one_that_saved_last(tmp_path: Path, monkeypatch: 
         Path("outputs/sweeps/2026-01-02/10-00-00"),
         Path("outputs/of the API"),
     )
-    save(day / "10-00-00", "ep1", 100)
-    assert latest_run() == day / "10-00-00"
     save(jobs / "lr0.1", "ep1", 200)
+    (jobs / SWEEP).write_text("{}")
     assert latest_run() == jobs / "lr0.1"
+    save(day / "10-00-00", "ep1", 100)
+    assert latest_run() == day / "10-00-00"  # a run of its own, though a job of a sweep saved later
     save(other, "ep1", 300)
     assert latest_run() == other
     save(day / "10-00-00", "ep2", 400)  # resumed

@@ -197,11 +197,7 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
         folder = record_of(run_dir, first_batch(mode, arguments))
     elif key == "resume" and (batch := fork_batch(arguments)) is not None:
         folder = record_of(run_dir, batch)
-    names = ("config.yaml", "overrides.yaml", "environment.json")
-    config, overrides, environment = (_read_yaml(folder / name, f"{key}={given!r}") for name in names)
-    overrides, environment = overrides or [], environment or {}
-    if not (isinstance(config, dict) and isinstance(overrides, list) and isinstance(environment, dict)):
-        raise ValueError(f"{key}={given!r}: {folder / 'config.yaml'} is not the record of a run")
+    config, overrides, environment = _read_record(folder, f"{key}={given!r}")
     if config.get("mode", "train") not in TRAINING and not (mode and mode.accepts_any_run):
         used = config["trainer"].get("load_path") if isinstance(config.get("trainer"), dict) else None
         raise ValueError(
@@ -294,6 +290,16 @@ def _allowed(key: str, arguments: Sequence[str]) -> list[str]:
     found = [one for one in arguments if key_of(one) == key]
     value = OverridesParser.create().parse_override(found[-1]).value() if found else []
     return [str(one) for one in (value if isinstance(value, list) else [value])]
+
+
+def _read_record(folder: Path, named: str) -> tuple[dict[str, Any], list[Any], dict[str, Any]]:
+    """Return the config, the overrides and the environment that a run has recorded in a folder."""
+    names = ("config.yaml", "overrides.yaml", "environment.json")
+    config, overrides, environment = (_read_yaml(folder / name, named) for name in names)
+    overrides, environment = overrides or [], environment or {}
+    if not (isinstance(config, dict) and isinstance(overrides, list) and isinstance(environment, dict)):
+        raise ValueError(f"{named}: {folder / 'config.yaml'} is not the record of a run")
+    return config, overrides, environment
 
 
 def _read_yaml(path: Path, named: str) -> Any:

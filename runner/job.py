@@ -29,6 +29,7 @@ from runner.distributed.local_ranks import ranks
 from runner.distributed.session import SessionOver, requeued_by_signals
 from runner.distributed.slurm import is_job as is_slurm_job
 from runner.distributed.slurm import use_tasks_as_ranks
+from runner.distributed.standstill import ended_when_stuck
 from runner.distributed.threads import LEFT_TO_US, Threads, choose_threads, parallel_jobs, with_threads
 from runner.failures.exit_codes import INTERRUPTED, WRONG_CONFIG, code_of_failure
 from runner.libraries.importing import importing
@@ -262,6 +263,8 @@ def run(job: Job) -> Objective:
                 log.warning("launch.requeue=true: has no effect outside Slurm")
             stack.enter_context(requeued_by_signals(launch.requeues))
             stack.enter_context(ended_by_signals(launch.grace))
+            device = str(job.config["trainer"].get("device", "auto"))
+            stack.enter_context(ended_when_stuck(launch.patience_seconds, Path(job.run_dir), device))
         if mode.folder == "temporary" and job.config["resume"] is None:  # otherwise the folder is another run's
             stack.callback(run_folder.remove_empty, Path(job.run_dir))
         return mode.run(job)

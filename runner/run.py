@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from runner.distributed import standstill
 from runner.distributed.collectives import all_reduce_sum
 from runner.distributed.ranks import get_data_parallel_size
 from runner.distributed.session import ending
@@ -73,6 +74,7 @@ class Run:
         self._sums_tokens = self.world_size > 1 and (picks or is_uneven)
         self.weighs_by_samples = weigh_alike(self.state, self.engine.listeners)
         self.bind(self.state.model)
+        standstill.follow(self)
 
     def bind(self, wrapped: nn.Module) -> None:
         """Choose the functions of each step, once.

@@ -32,6 +32,7 @@ from runner.distributed.slurm import use_tasks_as_ranks
 from runner.distributed.standstill import ended_when_stuck
 from runner.distributed.threads import LEFT_TO_US, Threads, choose_threads, parallel_jobs, with_threads
 from runner.failures.exit_codes import INTERRUPTED, WRONG_CONFIG, code_of_failure
+from runner.failures.exits import exits_as_failures
 from runner.libraries.importing import importing
 from runner.modes.evaluate import with_saved_weights
 from runner.modes.table import MODES, Mode, find_mode
@@ -91,6 +92,7 @@ class Task:
             return attempt(partial(perform, config, hydra_config, self.saved), hydra_config, without_objective)
 
 
+@exits_as_failures()
 def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Objective:
     """Run the job of a composed config, on all ranks if its mode needs them, and return the objective of a sweep."""
     job = prepare(config, hydra_config, saved)
@@ -252,6 +254,7 @@ def chosen_names(choices: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
     return {group: name for group, name in names.items() if isinstance(name, str) and name != "null"}
 
 
+@exits_as_failures()
 def run(job: Job) -> Objective:
     """Run a job in its mode, and return the objective of a sweep. Call it on all ranks that take part."""
     import_from(job.code)

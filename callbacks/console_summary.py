@@ -15,6 +15,7 @@ from runner.callbacks._best_values import BestValues
 from runner.callbacks._epoch_loss import TRAIN_LOSS, EpochLoss
 from runner.callbacks._run_description import describe_events, describe_run
 from runner.distributed.session import SessionOver
+from runner.failures.exits import is_asked_for
 from runner.failures.facts import facts_of
 from runner.metric_choice import name_metric
 from runner.terminal.console import describe_time, epoch_number, make_console, print_block, print_title, show_path
@@ -208,7 +209,7 @@ def _outcome(state: State, seconds: float, evaluating: float) -> Iterator[str]:
     """Yield how a run ended, how much it trained, and how fast; the rate excludes evaluations."""
     now = state.timestamp
     if state.error is not None:
-        outcome = "stopped" if isinstance(state.error, KeyboardInterrupt | SystemExit) else "failed"
+        outcome = "stopped" if is_asked_for(state.error) else "failed"
         outcome = "diverged" if facts_of(state.error).divergence else outcome
         outcome = state.error.status.lower() if isinstance(state.error, SessionOver) else outcome
         yield f"{outcome:<8} {describe_time(now)}, {show_clock(seconds)}"

@@ -29,8 +29,10 @@ from runner.distributed.local_ranks import ranks
 from runner.distributed.session import SessionOver, requeued_by_signals
 from runner.distributed.slurm import is_job as is_slurm_job
 from runner.distributed.slurm import use_tasks_as_ranks
+from runner.distributed.standstill import ended_when_stuck
 from runner.distributed.threads import LEFT_TO_US, Threads, choose_threads, parallel_jobs, with_threads
 from runner.failures.exit_codes import INTERRUPTED, WRONG_CONFIG, code_of_failure
+from runner.failures.exits import exits_as_failures
 from runner.libraries.importing import importing
 from runner.modes.evaluate import with_saved_weights
 from runner.modes.table import MODES, Mode, find_mode
@@ -90,6 +92,7 @@ class Task:
             return attempt(partial(perform, config, hydra_config, self.saved), hydra_config, without_objective)
 
 
+@exits_as_failures()
 def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Objective:
     """Run the job of a composed config, on all ranks if its mode needs them, and return the objective of a sweep."""
     job = prepare(config, hydra_config, saved)
@@ -253,6 +256,7 @@ def chosen_names(choices: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
     return {group: name for group, name in names.items() if isinstance(name, str) and name != "null"}
 
 
+@exits_as_failures()
 def run(job: Job) -> Objective:
     """Run a job in its mode, and return the objective of a sweep. Call it on all ranks that take part."""
     import_from(job.code)
@@ -264,6 +268,8 @@ def run(job: Job) -> Objective:
                 log.warning("launch.requeue=true: has no effect outside Slurm")
             stack.enter_context(requeued_by_signals(launch.requeues))
             stack.enter_context(ended_by_signals(launch.grace))
+            device = str(job.config["trainer"].get("device", "auto"))
+            stack.enter_context(ended_when_stuck(launch.patience_seconds, Path(job.run_dir), device))
         if mode.folder == "temporary" and job.config["resume"] is None:  # otherwise the folder is another run's
             stack.callback(run_folder.remove_empty, Path(job.run_dir))
         return mode.run(job)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from runner.distributed import standstill
 from runner.distributed.collectives import all_reduce_sum
 from runner.distributed.ranks import get_data_parallel_size
 from runner.distributed.session import ending
@@ -75,6 +76,7 @@ class Run:
         self._mean_is_unknown = self.state.unwrapped_model.loss_averages == "unknown"
         self.weighs_by_samples = weigh_alike(self.state, self.engine.listeners)
         self.bind(self.state.model)
+        standstill.follow(self)
 
     def bind(self, wrapped: nn.Module) -> None:
         """Choose the functions of each step, once.

@@ -19,6 +19,7 @@ from runner.callbacks._mlflow.spool import FILES, IMAGES, Sent, Spool, is_id, no
 from runner.callbacks._mlflow.target import known_before, make_target, typed_command, typed_overrides, write_target
 from runner.callbacks._mlflow.writer_process import Progress, WriterProcess, how_to_send, shared_writer
 from runner.distributed.session import SessionOver
+from runner.failures.exits import is_asked_for
 from runner.files.addresses import hidden_everywhere
 from runner.files.whole import write_whole
 
@@ -168,7 +169,7 @@ class Session:
         if error is None:
             self.begin()
         else:
-            status = "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED"
+            status = "KILLED" if is_asked_for(error) else "FAILED"
             if not isinstance(error, SessionOver):
                 self.append({"text": "".join(traceback.format_exception(error)), "file": "error.txt"})
         self.close(status, timeout)

@@ -21,6 +21,7 @@ from runner.config.hydra_versions import any_target, full_key
 from runner.config.nearest import Advice
 from runner.config.short_steps import use_one_thread_if_short
 from runner.config.signatures import check_null, check_signature, locate
+from runner.failures.exits import as_failure
 from runner.failures.facts import WrongKey, annotate, argument_of, facts_of, wrong_argument
 from runner.files.addresses import hidden_everywhere
 from runner.libraries.targets import find_in_working_directory
@@ -239,8 +240,9 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
     try:
         yield
     except SystemExit as exit:
-        if not isinstance(exit.code, str):  # a signal asked for the end of the process
-            raise
+        if not isinstance(exit.code, str):
+            failure = as_failure(exit)  # the exit itself, if a signal asked for the end of the process
+            raise failure from failure.__cause__
         raise WrongConfig(f"{path}: {exit.code} ({section['_target_']})", at=path) from exit
     except Exception as error:
         cause = error

@@ -62,10 +62,8 @@ class LateWorker:
         if workers:
             number = self._delivered % len(workers)
             worker = workers[number]
-            self._message = f"data worker {number} (pid {worker.pid}, {_state_of(worker.pid)}) {late}"
+            self._message = f"data worker {number} ({describe_worker(worker)}) {late}"
             self._message += ": its stack is printed above, unless it hangs before it can run Python"
-            with suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGUSR1)  # prints the stack
             time.sleep(1.0)
             worker.kill()
         elif reader is not None:
@@ -76,8 +74,11 @@ class LateWorker:
                         process.kill()
 
 
-def _state_of(process: int) -> str:
+def describe_worker(worker: Any) -> str:
+    """Return the process id and the state of a worker, which prints its stack."""
     try:
-        return psutil.Process(process).status()
-    except psutil.Error:
-        return "ended"
+        state = psutil.Process(worker.pid).status()
+        os.kill(worker.pid, signal.SIGUSR1)
+    except (psutil.Error, ProcessLookupError):
+        state = "ended"
+    return f"pid {worker.pid}, {state}"

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from runner.data.late_worker import LateWorker
+from runner.data.late_worker import LateWorker, describe_worker
 from runner.data.order import SampleOrder
 from runner.data.sending import send_small_by_value
 from runner.data.snapshot import Snapshot
@@ -81,7 +81,7 @@ class BatchReader(Iterator[Any]):
         self._transforms = transforms
         self._keys = keys
         self._epoch = epoch
-        self._batch = batch
+        self._batch = self._first = batch
         self._deaths = 0
         self._deaths_in_a_row = 0
         self._source: Any = None
@@ -116,6 +116,14 @@ class BatchReader(Iterator[Any]):
         """Whether all batches have been delivered, so that another iteration may use the workers."""
         return self._source is None and self._batch == len(self._keys)
 
+    def describe_wait(self) -> str:
+        """Return for which batch of which worker this reader waits; that worker prints its stack."""
+        batch = f"waits for batch {self._batch + 1} of epoch {self._epoch + 1}"
+        if not (workers := workers_of(self._source)):
+            return f"{batch}: data workers are being started" if self._loader.num_workers else batch
+        number = (self._batch - self._first) % len(workers)
+        return f"{batch} from data worker {number} ({describe_worker(workers[number])})"
+
     def _read(self) -> Any:
         if self._source is None:
             self._start()
@@ -134,6 +142,7 @@ class BatchReader(Iterator[Any]):
         self._keys.start = (self._epoch, self._batch)
         self._keys.transforms = self._transforms
         # Workers that persist may die while torch waits for them to be ready again.
+        self._first = self._batch
         with deaths_raise(workers_of(kept_iterator(self._loader))):
             self._source = iter(self._loader)  # stored immediately: until it is hidden, torch may raise at any line
         self._source.snapshot = snapshot

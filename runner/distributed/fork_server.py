@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 
 from runner.distributed.environment import environment
 
@@ -21,6 +21,9 @@ def start_fork_server() -> None:
     process and all workers have ended. Workers get this process's environment and path when they are started.
     """
     forkserver.set_forkserver_preload(_PRELOAD)
+    quiet = "ignore:resource_tracker:UserWarning"  # it cleans up after killed processes, and warns
+    with environment({"PYTHONWARNINGS": ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), quiet)))}):
+        resource_tracker.ensure_running()
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     # Not the working directory first, where a user's file may be called runner.py.
     with environment({"PYTHONSAFEPATH": "1", "PYTHONPATH": path, **dict.fromkeys(_ONE_THREAD, "1")}):

@@ -14,7 +14,8 @@ import torch
 from runner import arguments, evaluation, loop
 from runner.accumulation import choose_accumulation
 from runner.checkpoints import snapshot
-from runner.checks import check_session, check_subset
+from runner.checks import check_session, check_subset, name_of_loader
+from runner.data.own_generators import warn_of_unseeded
 from runner.dataloader import BatchStream
 from runner.destination import LoggerDestination
 from runner.device.numerics import set_numerics
@@ -339,6 +340,7 @@ class Trainer:
     def _open(self, loader: Iterable[Any], label: str, subset: int | None = None) -> BatchStream:
         state = self.state
         num_samples = state.unwrapped_model.num_samples
+        warn_of_unseeded(loader, name_of_loader(label))
         return BatchStream(loader, state.device, state.precision, num_samples, label, state.rank_zero_seed, subset)
 
     def _prepare(

@@ -99,10 +99,9 @@ def _warn(text: str) -> None:
 def unseeded(loader: Any) -> list[str]:
     """Return the paths of the generators of a loader that are seeded neither for each sample nor for each batch."""
     if hasattr(loader, "order"):
-        batches = getattr(getattr(loader, "_loader", None), "dataset", None)
-        read = {"dataset": getattr(batches, "dataset", None), "collate_fn": getattr(batches, "collate_fn", None)}
-        never = [path for path, one in find_generators(read) if _seeder(one) is None]
-        return [*(path for path, _ in find_generators({"transform": getattr(loader, "transform", None)})), *never]
+        read = find_generators({"dataset": getattr(loader, "dataset", None)})
+        transforming = find_generators({"transform": getattr(loader, "transform", None)})
+        return [path for path, _ in transforming] + [path for path, one in read if _seeder(one) is None]
     if hasattr(loader, "state_dict"):
         return []  # it may well save them
     batch_sampler = getattr(loader, "batch_sampler", None)

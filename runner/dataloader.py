@@ -97,10 +97,7 @@ class BatchStream:
         if hasattr(loader, "seek"):
             loader.seek(epoch, batch)
         elif not hasattr(loader, "__next__"):
-            candidates = [shares.find_sampler(loader), getattr(loader, "batch_sampler", None), loader]
-            shuffles = next((one for one in candidates if hasattr(one, "set_epoch")), None)
-            if shuffles is not None:
-                shuffles.set_epoch(epoch)
+            shares.set_epoch(loader, epoch)
         self.length = self._ask_length()
 
     def start(self, epoch: int = 0, batch: int = 0) -> Iterator[Any]:

@@ -14,7 +14,8 @@ import torch
 from runner import arguments, evaluation, loop
 from runner.accumulation import choose_accumulation
 from runner.checkpoints import snapshot
-from runner.checks import check_session, check_subset
+from runner.checks import check_session, check_subset, name_of_loader
+from runner.data.own_generators import warn_of_unseeded
 from runner.data.worker_context import use_server
 from runner.dataloader import BatchStream
 from runner.destination import LoggerDestination
@@ -342,6 +343,7 @@ class Trainer:
         state = self.state
         num_samples = state.unwrapped_model.num_samples
         use_server(loader)
+        warn_of_unseeded(loader, name_of_loader(label))
         return BatchStream(loader, state.device, state.precision, num_samples, label, state.rank_zero_seed, subset)
 
     def _prepare(

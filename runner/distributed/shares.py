@@ -50,8 +50,7 @@ def refuse_unsharded(loader: Any, label: str, world_size: int, tensor_parallel: 
         raise ValueError(f"{name}: {tensor_parallel} ranks must see the same samples (tensor_parallel); {_REMEDY}")
     if hasattr(loader, "order") or world_size == 1:
         return
-    samplers = find_sampler(loader), getattr(loader, "batch_sampler", None)
-    dividing = next((one for one in samplers if hasattr(one, "num_replicas")), None)
+    dividing = next((one for one in _samplers(loader) if hasattr(one, "num_replicas")), None)
     if dividing is None and reading is None:
         others = "runner.data.Sharded(loader) if each rank reads its own samples"
         others += "" if label == "train" else ", or runner.data.Replicated(loader) if each may read all of them"
@@ -88,6 +87,17 @@ def find_sampler(loader: Any) -> Any:
     # Given a batch_sampler, torch sets loader.sampler to a default that it never uses.
     batch_sampler = getattr(loader, "batch_sampler", None)
     return getattr(loader if batch_sampler is None else batch_sampler, "sampler", None)
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell a loader, or the sampler in it that decides its order, the epoch, if it has a method `set_epoch`."""
+    shuffling = next((one for one in (*_samplers(loader), loader) if hasattr(one, "set_epoch")), None)
+    if shuffling is not None:
+        shuffling.set_epoch(epoch)
+
+
+def _samplers(loader: Any) -> tuple[Any, Any]:
+    return find_sampler(loader), getattr(loader, "batch_sampler", None)
 
 
 def read_shares(

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from runner import Callback, ClassificationModel, LoggerDestination, Trainer
+from runner import Callback, ClassificationModel, Evaluator, LoggerDestination, Trainer
 from runner.algorithms import EMA, LabelSmoothing, MixUp
 from runner.callbacks import CheckpointSaver, ConsoleSummary, InMemoryLogger, LRMonitor
+from runner.callbacks._run_description import describe_run
 from runner.data import TensorLoader
 
 
@@ -74,6 +75,24 @@ def test_the_head_says_how_much_is_evaluated(tmp_path, capsys, rows: int, whole:
     with make_trainer(tmp_path, eval_dataloader=loader if whole else [*loader], max_duration="1ba") as trainer:
         trainer.fit()
         assert capsys.readouterr().out.splitlines()[2] == f"1ba; train 12 samples in 3 batches of 4; {said}"
+
+
+def test_the_head_says_how_many_samples_are_left_out(tmp_path, capsys):
+    data = torch.utils.data.TensorDataset(torch.zeros(11, 3), torch.zeros(11, dtype=torch.int64))
+    evaluators = [
+        Evaluator("dropped", TensorLoader(*data.tensors, batch_size=4, shuffle=False, drop_last=True)),
+        Evaluator("torch", torch.utils.data.DataLoader(data, batch_size=4, drop_last=True)),
+        Evaluator("few", TensorLoader(*data.tensors, batch_size=4, shuffle=False), subset_num_batches=1),
+        Evaluator("all", TensorLoader(*data.tensors, batch_size=4, shuffle=False), subset_num_batches=3),
+    ]
+    arguments = {"eval_dataloader": evaluators, "train_subset_num_batches": 2, "max_duration": "1ba"}
+    with make_trainer(tmp_path, **arguments) as trainer:
+        trainer.fit()
+        (head,) = describe_run(trainer.state, 400)[1:]
+    assert head == (
+        "1ba; train 8 of 12 samples in 2 batches of 4; dropped 8 of 11 samples; torch 8 of 11 samples; "
+        "few 4 of 11 samples; all 11 samples"
+    )
 
 
 def test_a_narrow_head_leaves_out_what_does_not_fit(tmp_path, capsys, monkeypatch):

@@ -23,6 +23,7 @@ from runner.checkpoints.files import find_checkpoint
 from runner.checkpoints.snapshot import load_weights, restore
 from runner.config import build
 from runner.config.signatures import locate
+from runner.data.content import describe_samples
 from runner.destination import LoggerDestination
 from runner.distributed.collectives import pick_device
 from runner.distributed.ranks import get_world_size
@@ -315,7 +316,7 @@ def _describe(loader: Any) -> str:
         batches = "unknown many"
     if order is None:
         return f"{batches} batches"
-    return f"{order.num_samples:,} samples in {batches} batch{'es' * (batches != '1')} of {order.batch_size}"
+    return f"{describe_samples(loader)} in {batches} batch{'es' * (batches != '1')} of {order.batch_size}"
 
 
 @contextmanager

@@ -50,6 +50,7 @@ from runner.sweeps.job import attempt, placed
 from runner.terminal.answer import give
 from runner.terminal.console import announce, print_failure
 from runner.terminal.output import lasting_output, output_to
+from runner.terminal.text import PrintableFormatter, print_to_stderr
 
 log = logging.getLogger("runner")
 
@@ -295,7 +296,7 @@ def follow(ranks: Ranks) -> int:
     Errors that all ranks raise alike are printed by rank 0 only. A warning says which rank it comes from.
     """
     if logging.lastResort is not None:  # only rank 0 has Hydra's handlers
-        logging.lastResort.setFormatter(logging.Formatter(f"%(levelname)s: rank {ranks.rank}: %(message)s"))
+        logging.lastResort.setFormatter(PrintableFormatter(f"%(levelname)s: rank {ranks.rank}: %(message)s"))
     try:
         return _follow(ranks)
     finally:
@@ -311,7 +312,7 @@ def _follow(ranks: Ranks) -> int:
                 run(job)
             except WrongConfig as error:
                 if not ranks.has_next_message():
-                    print(f"error on rank {ranks.rank}: {error}", file=sys.stderr)
+                    print_to_stderr(f"error on rank {ranks.rank}: {error}")
                     return WRONG_CONFIG
             except (Diverged, SessionOver):
                 continue  # rank 0 found the same, and decides whether there is another job

@@ -26,6 +26,7 @@ from runner.files.addresses import without_credentials
 from runner.files.lock import lock_file
 from runner.files.whole import read_object
 from runner.terminal.console import show_path
+from runner.terminal.text import print_to_stderr
 
 INTERVAL = 10.0  # seconds between two progress messages for a long run
 FOLDERS = ("*", "*/*", "*/*/*", "sweeps/*/*/*")  # folders of runs and sweeps in `outputs/`
@@ -60,7 +61,7 @@ def sync(tracking_uri: str, by_key: bool, experiment_name: str, run_dir: Path | 
         try:
             results.append(_send(one, _target_of(one, **fields), wanted=False))
         except ValueError as error:
-            print(error, file=sys.stderr)
+            print_to_stderr(error)
             results.append(False)
     return all(results)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from runner.libraries.remote_files import check_address
 from runner.runs.folder import make_run_folder, remove_unused
 from runner.runs.listing import OUTPUTS
 from runner.terminal.console import show_path
+from runner.terminal.text import print_to_stderr
 
 PARTIAL = ".download"  # in the new folder, until all is there
 _temporary: list[TemporaryDirectory[str]] = []
@@ -63,7 +63,7 @@ def download_run(key: str, address: str, keep: bool) -> Path:
             _warn(address, name, error)
         else:
             where = f" to {show_path(folder)}" if keep else ""
-            print(f"INFO: {key}={shown!r}: downloaded {name}{where}", file=sys.stderr)
+            print_to_stderr(f"INFO: {key}={shown!r}: downloaded {name}{where}")
             return folder
         finally:
             shutil.rmtree(folder / PARTIAL, ignore_errors=True)
@@ -127,7 +127,7 @@ def _download_best(mirror: Mirror, name: str, into: Path) -> None:
 
 def _warn(address: str, name: str, error: Exception) -> None:
     reason = f"{name}: {_reason(address, error)}; it is not used"
-    print(f"WARNING: {without_credentials(address)}: {reason}", file=sys.stderr)
+    print_to_stderr(f"WARNING: {without_credentials(address)}: {reason}")
 
 
 def _reason(address: str, error: Exception) -> str:

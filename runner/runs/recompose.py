@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from runner.config.command_line import config_dir, search_path, typed_value
 from runner.config.hydra_versions import initialized
 from runner.runs.changes import find_changes
 from runner.terminal.console import show_path
+from runner.terminal.text import print_to_stderr
 
 CONFIG_DIR = "--config-dir"
 _SHOWN = 4  # differences to list; the rest are counted
@@ -78,12 +78,12 @@ def config_dir_of(recorded: Sequence[str], typed: Sequence[str], is_own: bool) -
         return None, True
     option = f"{CONFIG_DIR}={show_path(Path(directory))} of the run"
     if not Path(directory).is_dir():
-        print(f"INFO: {option} does not exist; the recorded config is used", file=sys.stderr)
+        print_to_stderr(f"INFO: {option} does not exist; the recorded config is used")
     elif not is_own:
         trust = "the run was made by someone else, or on another machine; type the option if you trust that directory"
-        print(f"INFO: {option} is not read: {trust}", file=sys.stderr)
+        print_to_stderr(f"INFO: {option} is not read: {trust}")
     else:
-        print(f"INFO: {option} is used again", file=sys.stderr)
+        print_to_stderr(f"INFO: {option} is used again")
         return directory, True
     return None, False
 

@@ -27,6 +27,7 @@ from runner.checkpoints.history import read_time
 from runner.config.composed import targets
 from runner.distributed.job import Job
 from runner.files.addresses import hidden_everywhere
+from runner.files.printable import printable
 from runner.files.signing import sign
 from runner.files.whole import write_whole
 from runner.runs.kept_code import CODE, write_code
@@ -35,7 +36,6 @@ from runner.runs.secrets import is_secret, without_secrets
 from runner.runs.trust import SIGNED, signed_code
 from runner.runs.uncommitted import git_commit, loose_modules, patch
 from runner.terminal.console import show_path
-from runner.terminal.text import printable
 
 log = logging.getLogger("runner")
 

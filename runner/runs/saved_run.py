@@ -6,8 +6,8 @@ The record is authoritative: its config is used as it was composed then, however
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,7 @@ from runner.config.composed import OF_THE_COMMAND
 from runner.distributed.environment import kept_over_restarts
 from runner.failures.crash import BUNDLE
 from runner.files.addresses import without_credentials
-from runner.files.whole import read_bounded
+from runner.files.whole import read_bounded, read_object
 from runner.libraries.targets import find_in_working_directory
 from runner.modes.table import MODES, TRAINING, Mode
 from runner.runs.folder import MANIFEST, checkpoints_in, is_in_sweep, latest_run, run_folder_of
@@ -45,6 +45,7 @@ from runner.runs.result import read_result
 from runner.runs.run_files import unpacked
 from runner.runs.trust import check_arguments, check_credentials, check_links, check_targets, is_own
 from runner.terminal.console import show_path
+from runner.terminal.text import print_to_stderr
 
 NAMING = ("resume", "rerun", "run")
 """The keys that name a saved run."""
@@ -122,8 +123,19 @@ def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
         reason = "no record (config.yaml) there" if path.exists() else "no such folder"
         raise ValueError(f"{key}={given!r}: {reason}; give a run's folder or its MLflow id")
     if (run_dir := run_folder_of(given)) is not None and run_dir.is_dir():
+        if not _has_checkpoint(run_dir):
+            reason = "holds no run, neither a record (config.yaml) nor a checkpoint"
+            raise ValueError(f"{key}={given!r}: {reason}; give a run's folder or its MLflow id")
         check_links(run_dir)
     return None
+
+
+def _has_checkpoint(run_dir: Path) -> bool:
+    """Return whether a folder without a record holds a checkpoint, as a run in Python leaves it; complete or not."""
+    with suppress(OSError):  # in a folder of temporary files, some vanish meanwhile
+        manifests = (file for up in ("*", "*/*") for file in run_dir.glob(f"{up}/{MANIFEST}"))
+        return any("files" in read_object(file) for file in manifests)
+    return False
 
 
 def with_latest(arguments: Sequence[str]) -> list[str]:
@@ -139,7 +151,7 @@ def with_latest(arguments: Sequence[str]) -> list[str]:
     if not run:
         raise ValueError(f"{keys[0]}='latest': no run in {OUTPUTS}/ has written a checkpoint; give a run's folder")
     note = " (a job of a sweep: there is no other run)" if is_in_sweep(Path(run)) else ""
-    print(f"INFO: {keys[0]}=latest: {run}{note}", file=sys.stderr)
+    print_to_stderr(f"INFO: {keys[0]}=latest: {run}{note}")
     return [f"{key_of(one)}={run}" if key_of(one) in keys else one for one in arguments]
 
 
@@ -161,7 +173,7 @@ def from_the_start(saved: SavedRun) -> bool:
     result = read_result(folder)
     if result is not None and result.status == "FINISHED":
         raise ValueError(f"{resume}: this run has finished without a checkpoint; rerun={saved.given} trains it again")
-    print(f"INFO: {resume}: ended before its first checkpoint; starting from the beginning", file=sys.stderr)
+    print_to_stderr(f"INFO: {resume}: ended before its first checkpoint; starting from the beginning")
     return True
 
 
@@ -220,7 +232,7 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
         base.pop(group, None)
     changes = changes_since(config, base, options) if has_all else []
     for line in [*changes, *differences(environment)]:
-        print(f"INFO: {line}", file=sys.stderr)
+        print_to_stderr(f"INFO: {line}")
     return SavedRun(
         given=given,
         path=path,

@@ -176,7 +176,8 @@ def check_links(folder: Path) -> None:
             else:
                 continue
             raise ValueError(
-                f"{path}: {reason}, and this run was made by someone else, or on another machine: remove it"
+                f"{path}: {reason}, and this run was made by someone else, or on another machine; no run writes such "
+                "files: use a copy of its folder without them"
             )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.files.addresses import without_credentials
 from runner.files.names import RESULT
+from runner.files.printable import printable
 from runner.runs.folder import LOG
 from runner.runs.result import Result, read_result
 from runner.runs.sweep_jobs import claims
@@ -150,6 +151,7 @@ class Progress:
         return Text("  ".join(texts), "dim", no_wrap=True, overflow="ellipsis")
 
     def _print(self, line: str) -> None:
+        line = printable(line)
         print(shortened(line, columns()) if self._out.isatty() else line, file=self._out, flush=True)
 
 

@@ -174,6 +174,44 @@ def test_an_address_that_is_typed_takes_the_place_of_somebody_else_s(tmp_path: P
         find_saved_run([f"resume={folder}", "+callbacks=speed_monitor"])
 
 
+EVIL = "\x1b]0;owned\x07\x1b[2J\u202e"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "resume=run seed=5",
+        "rerun=run",
+        "rerun=run seed=5",
+        "mode=eval resume=run",
+        "replay run",
+        "runs",
+        "runs runs.format=csv",
+        "compare run other",
+        "verdict run other",
+        "mode=explain rerun=run",
+    ],
+)
+def test_escapes_in_somebody_else_s_record_are_shown_and_steer_no_terminal(command: str, tmp_path: Path, run_here: Any):
+    """In keys, values, names of files and of the run, and in what the run says of its end."""
+    for name in ("run", "other", "outputs"):
+        folder = foreign_run(
+            tmp_path / name,
+            {f"k{EVIL}": f"v{EVIL}", "vars": {f"k{EVIL}": name}, "callbacks": {f"c{EVIL}": {"_target_": "none"}}},
+            ["seed=1", f"+vars.a={EVIL}"],
+        )
+        (folder / "environment.json").write_text(json.dumps({"run_name": EVIL, "packages": {EVIL: EVIL}}))
+        fields = {"status": EVIL, "name": EVIL, "identity": EVIL, "overrides": [EVIL], "metrics": {EVIL: 1.0}}
+        (folder / "result.json").write_text(json.dumps(fields))
+        checkpoint = folder / "checkpoints" / f"ep1{EVIL}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "manifest.json").write_text(json.dumps({"format": 1, "files": {f"m{EVIL}.pt": {}}}))
+    allow = ["allow_targets=['*']", "allow_addresses=['*']"] if "run=" in command or "resume=" in command else []
+    for more in ([], allow):
+        ended = run_here(*command.split(), *more)
+        assert all(one.isprintable() or one in "\n\t" for one in ended.out + ended.err), repr(ended)
+
+
 COMMAND = "touch 'a b'"
 ATTENTION = {"name": "gpt2", "pretrained": False, "attention": "owner/kernel"}
 # Somebody else's section, and what the refusal must contain and what allows it.
@@ -277,6 +315,7 @@ def test_what_was_typed_counts_also_if_somebody_else_s_record_says_that_it_was_t
 def test_somebody_else_s_folder_holds_no_way_out(has_record: bool, tmp_path: Path):
     folder, checkpoints = foreign_run(tmp_path / "run", {}, []), tmp_path / "run" / "checkpoints"
     (checkpoints / "ep1").mkdir(parents=True)
+    (checkpoints / "ep1" / "manifest.json").write_text('{"files": {}}')
     (checkpoints / "latest").symlink_to("ep1")
     if not has_record:
         (folder / "config.yaml").unlink()

@@ -316,6 +316,10 @@ class SeededBatches(Dataset[Any]):
             return self.transform(read) if transforms and self.transform is not None else read
         except Exception as error:
             error.add_note(f"while batch {batch + 1} of epoch {epoch + 1} was read (both from 1)")
+            if "shared memory" in str(error):  # torch has no type of its own for it
+                error.add_note(
+                    "shared memory is full: enlarge /dev/shm, or lower num_workers, prefetch_factor or batch_size"
+                )
             raise
         finally:
             if states is not None:

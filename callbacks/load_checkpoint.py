@@ -27,7 +27,8 @@ class LoadCheckpoint(Callback):
     run that is resumed, evaluates or predicts has its own weights, and loads none. All ranks read the file.
 
     Args:
-        checkpoint: folder of a run, whose newest complete checkpoint is used, or folder of a checkpoint.
+        checkpoint: folder of a run, whose newest complete checkpoint is used, folder of a checkpoint, or a file that
+            `runner export` wrote.
         strict: whether differing names of weights are an error; if False, matching weights are loaded and the others
             are reported.
         ignore_keys: patterns of names of weights not to load, such as ['module.head.*']; None loads all.
@@ -68,17 +69,15 @@ class LoadCheckpoint(Callback):
     def _load(self, state: State) -> None:
         if _has_weights(state):
             return
-        from runner.checkpoints.files import find_checkpoint, read_file
-        from runner.checkpoints.weights import OTHER_SHAPE, describe_differences, differences, load_into
+        from runner.checkpoints.weights import OTHER_SHAPE, describe_differences, differences, load_into, read_weights
 
+        model = state.unwrapped_model
         try:
-            path = find_checkpoint(self.checkpoint)
+            found = read_weights(self.checkpoint, model)
         except FileNotFoundError:
             raise ValueError(
                 f"checkpoint={str(self.checkpoint)!r}: no complete checkpoint; give a run's folder or a checkpoint's"
             ) from None
-        model = state.unwrapped_model
-        found = read_file(path, "model.pt")
         own = model.state_dict()
         ignored = _matching([*dict.fromkeys([*found, *own])], self.ignore_keys)
         found = {key: one for key, one in found.items() if key not in ignored}
@@ -91,7 +90,7 @@ class LoadCheckpoint(Callback):
         loaded = {key: one for key, one in found.items() if key in own}
         load_into(model, loaded)
         rest = f"; {describe_differences(wrong)}" if wrong else ""
-        log.info("%d of %d weights loaded from %s%s", len(loaded), len(own), path, rest)
+        log.info("%d of %d weights loaded from %s%s", len(loaded), len(own), self.checkpoint, rest)
 
 
 def _has_weights(state: State) -> bool:

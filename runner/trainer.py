@@ -88,7 +88,7 @@ class Trainer:
         step_schedulers_every_batch: whether to step torch schedulers after each batch rather than each epoch.
         session: wall-clock time of a `fit`, after which it saves a checkpoint and ends the process with exit code 0;
             None: no limit.
-        load_path: a checkpoint or a run's folder from which to load only the weights.
+        load_path: a checkpoint, a run's folder, or a file of `runner export` from which to load only the weights.
         load_strict: whether the names of the weights in `load_path` must all match the model's.
         resume_path: a checkpoint or a run's folder from which to resume, bit for bit.
         run_name: the run's name, by default the date and time.

@@ -144,23 +144,33 @@ def read_file(path: str | Path, name: str, mapped: bool = False) -> Any:
             than its size, or lacks what such a file must have.
     """
     path = Path(path)
+    content = read_tensors(path / name, mapped)
+    manifest = read_manifest(path)
+    return join(content, name, path, manifest) if any(one.endswith(SUFFIX) for one in manifest.files) else content
+
+
+def read_tensors(path: Path, mapped: bool = False) -> Any:
+    """Return the content of a file of `torch.save`, as `read_file` does, without the shards beside it.
+
+    Raises:
+        UnreadableCheckpoint: see `read_file`.
+    """
     try:
-        _check_zip(path / name)
-        content = torch.load(path / name, map_location="cpu", weights_only=True, mmap=mapped)
-        check_content(name, content)
+        _check_zip(path)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        check_content(path.name, content)
+        return content
     except OSError:
         raise
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest of torch's message explains how to unpickle anyway
         what = f"objects ({found[1]})" if found else "objects"
         raise UnreadableCheckpoint(
-            f"{path / name} holds {what} that would have to be unpickled, which could run code, so it is rejected"
+            f"{path} holds {what} that would have to be unpickled, which could run code, so it is rejected"
         ) from None
     except Exception as error:  # torch has no type of its own for a damaged file
         reason = f"{error}".partition("\n")[0] or "it ends too early"
-        raise UnreadableCheckpoint(f"{path / name} was not written by this project: {reason}") from None
-    manifest = read_manifest(path)
-    return join(content, name, path, manifest) if any(one.endswith(SUFFIX) for one in manifest.files) else content
+        raise UnreadableCheckpoint(f"{path} was not written by this project: {reason}") from None
 
 
 def _check_zip(path: Path) -> None:

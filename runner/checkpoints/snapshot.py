@@ -30,7 +30,7 @@ from runner.checkpoints.copies import Copies, to_host
 from runner.checkpoints.files import CONFIG, Snapshot, find_checkpoint, read_file, verify_together
 from runner.checkpoints.manifest import UnreadableCheckpoint, read_manifest
 from runner.checkpoints.shards import should_shard
-from runner.checkpoints.weights import load_all_into
+from runner.checkpoints.weights import load_all_into, read_weights
 from runner.checkpoints.writing import write_checkpoint
 from runner.device.staging import staging
 from runner.distributed.ranks import get_data_parallel_rank, get_global_rank, get_world_size
@@ -149,15 +149,15 @@ def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
 
     Args:
         state: the run, of which only the model changes.
-        path: the folder of a checkpoint or a run.
+        path: the folder of a checkpoint or a run, or a file that `runner export` wrote.
         strict: raise if names differ; otherwise load the weights whose names match, and warn.
 
     Raises:
         ValueError: names or shapes differ; the message lists all of them.
         FileNotFoundError: `path` holds no checkpoint.
     """
-    found = find_checkpoint(path, verify_together)
-    load_all_into(state.unwrapped_model, read_file(found, "model.pt"), path, strict)
+    model = state.unwrapped_model
+    load_all_into(model, read_weights(path, model, verify_together), path, strict)
 
 
 def read_timestamp(path: str | Path) -> Timestamp:

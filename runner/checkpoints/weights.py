@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from runner.checkpoints.files import find_checkpoint, read_file, read_tensors
+from runner.checkpoints.manifest import UnreadableCheckpoint
+from runner.checkpoints.shards import SUFFIX
 from runner.distributed.ranks import get_global_rank
 from runner.distributed.sharding import like
 
 log = logging.getLogger("runner")
 
 OTHER_SHAPE = "of another shape"
+WRAPPED = "module."
+"""What the names of a plain network's weights begin with in a model that holds it, such as `ClassificationModel`."""
 
 
 def differences(weights: Mapping[str, Any], model: nn.Module, ignored: Collection[str] = ()) -> dict[str, list[str]]:
@@ -35,6 +40,39 @@ def differences(weights: Mapping[str, Any], model: nn.Module, ignored: Collectio
         ],
     }
     return {kind: keys for kind, keys in kinds.items() if keys}
+
+
+def read_weights(
+    path: str | Path, model: nn.Module, check: Callable[[Path], str | None] | None = None
+) -> dict[str, Any]:
+    """Return weights by the names that they have in a model.
+
+    Args:
+        path: the folder of a run or of a checkpoint; or a file as `runner export` writes it, `.pt` or `.safetensors`.
+        model: a `ClassificationModel` or another one that holds the plain network, whose weights may be in a file.
+        check: see `find_checkpoint`.
+
+    Raises:
+        FileNotFoundError: there is neither.
+        ValueError: the weights cannot be read.
+    """
+    path = Path(path)
+    if not path.is_file():
+        return read_file(find_checkpoint(path, check), "model.pt")
+    weights = _read_safetensors(path) if path.suffix == SUFFIX else read_tensors(path)
+    own = model.state_dict().keys()
+    is_of_network = not own & weights.keys() and any(f"{WRAPPED}{name}" in own for name in weights)
+    return {f"{WRAPPED}{name}": value for name, value in weights.items()} if is_of_network else weights
+
+
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise UnreadableCheckpoint(f"{path} is not a safetensors file ({error})") from None
 
 
 def describe_differences(wrong: Mapping[str, Sequence[str]]) -> str:

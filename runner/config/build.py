@@ -311,11 +311,13 @@ def _check_trainer(section: Mapping[str, Any], ranks: int | str) -> None:
 
 
 def checkpoint_of(key: str, path: str) -> Path:
-    """Return the checkpoint to which the value of a config key refers.
+    """Return the checkpoint to which the value of a config key refers, or the file of weights.
 
     Raises:
         ValueError: there is no checkpoint at the path.
     """
+    if key == "trainer.load_path" and Path(path).is_file():
+        return Path(path).resolve()
     from runner.checkpoints.files import find_checkpoint
 
     try:

@@ -339,6 +339,10 @@ class SeededBatches(Dataset[Any]):
             return self.transform(read) if transforms and self.transform is not None else read
         except BaseException as error:
             error.add_note(f"while batch {batch + 1} of epoch {epoch + 1} was read (both from 1)")
+            if "shared memory" in str(error):  # torch has no type of its own for it
+                error.add_note(
+                    "shared memory is full: enlarge /dev/shm, or lower num_workers, prefetch_factor or batch_size"
+                )
             if isinstance(error, Exception) or get_worker_info() is None:
                 raise
             raise RuntimeError(f"the data set raised {type(error).__name__}, which would end the worker") from error

@@ -211,8 +211,11 @@ class UnsupportedType(TypeError):
         self.type_name = type_name
 
 
-# Torch raises a plain RuntimeError where a CPU has no memory left, or the system killed a process that reads data.
-_OF_TORCH = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|DataLoader worker .* signal: Killed")
+# Torch raises a plain RuntimeError where a CPU or /dev/shm is full, or the system killed a process that reads data.
+_OF_TORCH = re.compile(
+    r"DefaultCPUAllocator: (can't allocate|not enough) memory|DataLoader worker .* signal: Killed"
+    r"|unable to allocate shared memory"
+)
 _SHORTAGES = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO)
 
 

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from runner.data.images.decoding import open_image
 from runner.data.images.imagefolder import normalized
 from runner.libraries.hugging_face import import_hf
+from runner.terminal.text import printable
 
 WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 FRACTIONS = ("float16", "float32", "float64")
@@ -86,7 +87,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
             return torch.tensor(self._numbers[value])
         try:
             return image_tensor(value, self._image_size) if dtype is None else torch.tensor(value, dtype=dtype)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ValueError(f"{key}={column!r}: row {index} does not become a tensor: {error}") from error
 
 
@@ -115,6 +116,17 @@ def image_tensor(image: Any, size: int | None) -> Tensor:
         left, top = ((side - size) // 2 for side in image.size)
         image = image.crop((left, top, left + size, top + size))
     return torch.from_numpy(numpy.array(image)).permute(2, 0, 1)
+
+
+def checked_whole(values: Any) -> Any:
+    """Return an array of numpy whose values int64 can hold.
+
+    Raises:
+        ValueError: a value is larger.
+    """
+    if values.dtype == numpy.uint64 and values.size and values.max() > numpy.iinfo(numpy.int64).max:
+        raise ValueError(f"it holds {values.max()}, which is more than int64 can")
+    return values
 
 
 def class_names(parts: Sequence[Any], targets: str, classes: Sequence[str] | None) -> list[str] | None:
@@ -171,7 +183,7 @@ def check_column(features: Mapping[str, Any], key: str, column: str) -> None:
     Only targets may be texts, which become numbers of classes.
     """
     if column not in features:
-        raise ValueError(f"{key}={column!r}: no such column; the columns are {', '.join(features)}")
+        raise ValueError(f"{key}={column!r}: no such column; the columns are {', '.join(map(printable, features))}")
     feature = features[column]
     if key == "targets" and is_text(feature):
         return

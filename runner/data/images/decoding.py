@@ -55,7 +55,11 @@ def open_image(source: Any, name: str = "image") -> Any:
         raise
     except Exception as error:  # Pillow's decoders raise all kinds
         is_unknown = type(error).__name__ == "UnidentifiedImageError"
-        reason = f"it is none of {', '.join(FORMATS)}" if is_unknown else printable(error or type(error).__name__)
+        reason = (
+            f"it is none of {', '.join(FORMATS)}"
+            if is_unknown
+            else printable(" ".join(str(error).split()) or type(error).__name__)
+        )
         raise ValueError(f"{shown}: cannot be read as an image: {reason}; replace it, or leave it out") from error
 
 

@@ -7,7 +7,7 @@ import posixpath
 import tarfile
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -47,12 +47,14 @@ class Format(ABC):
         identity: everything else that a prepared file depends on, as JSON values.
         described_by_a_part: suffixes of files whose metadata can be read from a small part.
         is_prepared: whether files that are not read in place are first made into others, by `prepare`.
+        has_index: whether descriptions have an index.
     """
 
     suffixes: tuple[str, ...]
     identity: Any = None
     described_by_a_part: tuple[str, ...] = ()
     is_prepared = False
+    has_index = False
 
     @abstractmethod
     def describe(self, file: Any, name: str, size: int) -> Description:
@@ -167,6 +169,7 @@ class Tars(Format):
     """
 
     suffixes = (".tar",)
+    has_index = True
 
     def describe(self, file: Any, name: str, size: int) -> Description:
         samples: dict[str, dict[str, tuple[int, int]]] = {}
@@ -266,6 +269,28 @@ class _OpenTokens(OpenShard):
     def read(self, rows: Sequence[int]) -> Tensor:
         """Return windows `(n, context + 1)`, uint8, int16 (which stands for uint16) or int32."""
         return self._windows[torch.tensor(rows)]
+
+
+def is_description(content: Mapping[str, Any], form: Format) -> bool:
+    """Return whether the content of a file in the cache is the description of a shard; it may be damaged."""
+    rows, size, columns, index = (content.get(name) for name in ("rows", "bytes", "columns", "index"))
+    return (
+        all(type(one) is int and one > 0 for one in (rows, size))
+        and isinstance(columns, dict)
+        and all(isinstance(one, str) for one in columns.values())
+        and isinstance(content.get("in_place"), bool)
+        and (not form.has_index or _is_index(index, rows))
+    )
+
+
+def _is_index(index: Any, rows: Any) -> bool:
+    try:
+        spans = numpy.array(index["spans"])
+        return (
+            spans.shape == (rows, len(index["fields"]), 2) and spans.dtype.kind == "i" and len(index["names"]) == rows
+        )
+    except (LookupError, TypeError, ValueError):
+        return False
 
 
 @contextmanager

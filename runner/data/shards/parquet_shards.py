@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from runner.data.fake import FakeLoader, faked_by
-from runner.data.hf.columns import image_tensor
+from runner.data.hf.columns import checked_whole, image_tensor
 from runner.data.images.imagefolder import normalized
 from runner.data.loaders import Transform
 from runner.data.shards.dataset import BatchedShards, ShardedDataset, ShardLoader
@@ -157,7 +157,7 @@ def _tensor(values: Any, classes: dict[str, int] | None, image_size: int | None)
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         raise ValueError(f"holds {kind}; must be numbers, lists of them, names of classes or images")
     array = values.to_numpy(zero_copy_only=False)
-    return torch.from_numpy(array.astype(numpy.float32 if types.is_floating(kind) else numpy.int64))
+    return torch.from_numpy(checked_whole(array).astype(numpy.float32 if types.is_floating(kind) else numpy.int64))
 
 
 def _class(name: str, classes: dict[str, int]) -> int:

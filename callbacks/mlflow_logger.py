@@ -160,7 +160,8 @@ class MLflowLogger(LoggerDestination):
     eval_standalone_start = predict_start = _begin
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        self._append({"params": flatten(hyperparameters)})
+        if self._session is not None:
+            self._session.append_params(flatten(hyperparameters))
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
         self._append({"tags": dict(tags)})

@@ -236,14 +236,14 @@ def print_differences(
 def name_run(
     mode: Mode, config: Mapping[str, Any], run_dir: Path, saved: SavedRun | None, choices: Mapping[str, str]
 ) -> str:
-    """Return the name of a run: the one typed or recorded, or else a name made from its model, data and folder.
+    """Return the name of a run: the one typed or recorded, or else a name made from its folder, model and data.
 
     The name of the mode comes first if the run only uses the weights of another run.
     """
     name = config["run_name"]
     if not name:
         chosen = [choices.get(group) or f"own-{group}" for group in ("model", "data")]
-        name = "-".join([*chosen, *run_dir.parts[-2:]])
+        name = "-".join([run_dir.name, *chosen, run_dir.parent.name])  # lists and charts cut it after 20 characters
     if saved is not None and config["run_name"] == saved.config.get("run_name"):
         name = saved_name(saved, config, run_dir) or name
     return f"{mode.name}-{name}" if mode.uses_weights else str(name)

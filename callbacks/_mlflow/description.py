@@ -21,7 +21,7 @@ from runner.files.git import git, root_of, submodules
 START_KEYS = (
     *("run_name", "experiment_name", "mode", "resume", "resume_allow", "at", "rerun", "run", "allow_targets"),
     *("allow_code", "allow_addresses", "skip_finished", "share", "allow_divergence", "explain", "predict", "prove"),
-    *("replay", "verify", "bisect", "lr_range", "compare", "init"),
+    *("replay", "verify", "bisect", "lr_range", "compare", "init", "output"),
 )
 PLUMBING = (
     "trainer",
@@ -35,7 +35,8 @@ def describe_config(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the parameters that define a run, so that a list of runs can be filtered by their differences.
 
     Of the trainer, the launch and the callbacks, these are the arguments that differ from the defaults of their
-    classes; of everything else, all values but null and empty ones, copies of the seed, and the runner's own classes.
+    classes; of everything else, all values but null and empty ones, copies of the seed, the runner's own classes, and
+    the usual places of inputs and targets in a batch. Keys that were typed are logged with the run's record.
     """
     kept = {key: value for key, value in config.items() if key not in START_KEYS}
     if algorithms := kept.get("algorithms"):
@@ -64,7 +65,9 @@ def _says_nothing(key: str, value: str, seed: Any) -> bool:
     name = key.rpartition(".")[2]
     is_copy = name == "seed" and key != "seed" and value == str(seed)
     is_own = name == "_target_" and value.startswith(OWN_CLASSES)
-    return is_copy or is_own or name in ("_partial_", "_convert_", "_recursive_") or value in ("null", "{}", "[]", "")
+    is_usual = (name.endswith("_key") and value in ("0", "1")) or (key, value) == ("init_weights", "in_order")
+    is_plumbing = name in ("_partial_", "_convert_", "_recursive_")
+    return is_copy or is_own or is_usual or is_plumbing or value in ("null", "{}", "[]", "")
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

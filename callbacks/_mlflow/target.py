@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from runner.callbacks._extra import require
+from runner.callbacks._mlflow.description import START_KEYS, show_command
 from runner.callbacks._mlflow.spool import SPOOL, is_id, read_entries
 from runner.files.addresses import HIDDEN, has_hidden, hidden_everywhere, without_credentials
 from runner.files.signing import is_signed, sign
@@ -154,11 +155,16 @@ def typed_command() -> list[str]:
     return [sys.orig_argv[0], *program, *sys.argv[1:]]
 
 
+def note_command() -> str:
+    """Return the command in Markdown. A block of code, which MLflow does not wrap, would push values off the page."""
+    return f"`` {show_command(typed_command())} ``"
+
+
 def typed_overrides() -> dict[str, str]:
     """Return the values that the user typed, by key, except those that only control how the command runs."""
     matches = (re.fullmatch(r"[+~]{0,2}([\w./]+)=(.*)", one, re.DOTALL) for one in typed_command())
-    ways = ("hydra", "callbacks", "run_name", "resume", "rerun", "allow_", "launch", "experiment_name", "mode")
-    return {one[1]: one[2] for one in matches if one and not one[1].startswith(ways)}
+    ways = {"hydra", "callbacks", "launch", *START_KEYS}
+    return {one[1]: one[2] for one in matches if one and re.split("[./]", one[1])[0] not in ways}
 
 
 def register_of(tracking_uri: str) -> Path:

@@ -105,7 +105,8 @@ def print_title(name: str, run_dir: Path) -> None:
 
 
 def _title(name: str, run_dir: Path) -> str:
-    name = name.removesuffix("-".join(["", *run_dir.parts[-2:]]))  # a name that was made ends with the time
+    # A name that was made has the time and the date in it.
+    name = name.replace(f"{run_dir.name}-", "", 1).removesuffix(f"-{run_dir.parent.name}")
     return printable(show_path(run_dir) if name == run_dir.name else f"{name}  {show_path(run_dir)}")
 
 

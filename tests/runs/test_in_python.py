@@ -45,7 +45,7 @@ def test_a_trainer_from_a_config_trains_what_the_command_trains(folder: Path, ru
     with Trainer.from_config(*SHORT, "+algorithms=ema") as trainer:
         result = trainer.fit()
     assert result.run_dir in run_folders(folder) and result.run_dir != by_command
-    assert trainer.state.run_name.startswith("mlp-digits-")
+    assert trainer.state.run_name.startswith(f"{result.run_dir.name}-mlp-digits-")
     assert_equal(weights_of(by_command), weights_of(result.run_dir))
     record = [(one / "config.yaml").read_text() for one in (by_command, result.run_dir)]
     assert record[0] == record[1]

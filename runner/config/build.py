@@ -23,6 +23,7 @@ from runner.config.short_steps import use_one_thread_if_short
 from runner.config.signatures import check_null, check_signature, locate
 from runner.failures.facts import WrongKey, annotate, argument_of, facts_of, wrong_argument
 from runner.files.addresses import hidden_everywhere
+from runner.libraries.targets import prepare_import
 
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination
@@ -216,6 +217,8 @@ def make(path: str, section: Any, **supplied: Any) -> Any:
     if section is None or "_target_" not in section:
         return None
     with _naming(path, section, supplied.get("config", {})), any_target():
+        for _, inner in targets(section):  # on other ranks than 0 nothing has been checked, and so imported, before
+            prepare_import(str(inner["_target_"]))
         if supplied:
             return hydra.utils.instantiate({**section, "_partial_": True}, _convert_="all")(**supplied)
         return hydra.utils.instantiate(section, _convert_="all")

@@ -19,6 +19,7 @@ from runner.config import build
 from runner.config.command_line import LISTS, key_of
 from runner.config.composed import to_plain
 from runner.config.errors import WrongConfig, config_errors
+from runner.config.replaced import about_dropped, without_replaced
 from runner.distributed.endings import ended_by_signals
 from runner.distributed.environment import is_rank_zero, without_ranks
 from runner.distributed.fork_server import start_fork_server
@@ -42,7 +43,7 @@ from runner.runs.folder import check_unused, checkpoint_before_restart, owned, r
 from runner.runs.forks import find_fork
 from runner.runs.kept_code import import_from
 from runner.runs.recording import Diverged
-from runner.runs.rerun import arguments_to_record, merge_config, saved_name
+from runner.runs.rerun import arguments_to_record, merge_config, options_of, saved_name
 from runner.runs.result import Objective, is_unfinished
 from runner.runs.saved_run import SavedRun, from_the_start
 from runner.sweeps import sweep
@@ -122,8 +123,11 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
     """
     run_dir = Path(hydra_config.runtime.output_dir)
     with removed_when_refused(run_dir), config_errors():
-        plain = to_plain(config)
         overrides = list(hydra_config.overrides.task)
+        config, dropped = without_replaced(config, overrides, options_of(hydra_config))
+        if dropped and hydra_config.mode is RunMode.RUN:
+            print(about_dropped(dropped), file=sys.stderr)
+        plain = to_plain(config)
         sweep.check_choice(hydra_config, plain, saved)
         if saved is not None:
             plain = merge_config(saved, plain, overrides)

@@ -24,7 +24,7 @@ from runner.config.signatures import check_null, check_signature, locate
 from runner.failures.exits import as_failure
 from runner.failures.facts import WrongKey, annotate, argument_of, facts_of, wrong_argument
 from runner.files.addresses import hidden_everywhere
-from runner.libraries.targets import find_in_working_directory
+from runner.libraries.targets import find_in_working_directory, prepare_import
 
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination
@@ -220,6 +220,8 @@ def make(path: str, section: Any, **supplied: Any) -> Any:
         return None
     find_in_working_directory(section)
     with _naming(path, section, supplied.get("config", {})), any_target():
+        for _, inner in targets(section):  # on other ranks than 0 nothing has been checked, and so imported, before
+            prepare_import(str(inner["_target_"]))
         if supplied:
             return hydra.utils.instantiate({**section, "_partial_": True}, _convert_="all")(**supplied)
         return hydra.utils.instantiate(section, _convert_="all")

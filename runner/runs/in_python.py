@@ -18,6 +18,7 @@ from runner.config import build
 from runner.config.command_line import merge_repeated, search_path
 from runner.config.composed import to_plain
 from runner.config.errors import config_errors
+from runner.config.replaced import without_replaced
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.distributed.launch_secret import signed, verified
@@ -53,7 +54,7 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
         choices = dict(composed.hydra.runtime.choices)
         with open_dict(composed):
             del composed["hydra"]
-        config = to_plain(composed)
+        config = to_plain(without_replaced(composed, arguments, options)[0])
         for key, only in (("mode", "train"), ("resume", None), ("rerun", None)):
             if config[key] != only:
                 raise WrongKey(key, f"is for the command line; leave it out, or run `python -m runner {key}=...`")

@@ -16,6 +16,7 @@ from runner.budget import unmeasured
 from runner.config.catalogue import CONF
 from runner.config.command_line import config_dir, search_path, typed_value
 from runner.config.hydra_versions import initialized
+from runner.config.replaced import without_replaced
 from runner.runs.changes import find_changes
 from runner.terminal.console import show_path
 from runner.terminal.text import print_to_stderr
@@ -31,7 +32,8 @@ def composing() -> AbstractContextManager[None]:
 
 def compose_conf(overrides: Sequence[str], options: Sequence[str]) -> DictConfig:
     """Return `conf/` composed with overrides, and with the `--config-dir` if one is among the options."""
-    return compose("config", [*overrides, *search_path(options)])
+    composed = compose("config", [*overrides, *search_path(options)])
+    return without_replaced(composed, overrides, options)[0]
 
 
 def composable(overrides: Sequence[str], options: Sequence[str]) -> list[str]:

@@ -34,9 +34,9 @@ class Model(nn.Module):
         manual_optimization: whether `training_step` steps the optimizers in `state.optimizers` itself, with
             `optimizer.step()`, as often and in whatever order it needs. Each such call first averages that
             optimizer's gradients over the ranks, and unscales them with amp_fp16, which allows each optimizer one
-            step per batch. All ranks must make the same steps. `training_step` also zeroes gradients between its
-            steps; gradients do not carry over from one batch to the next. A batch advances time by one batch,
-            whatever the number of optimizer steps.
+            step per batch. All ranks must make the same steps. A run on one rank may pass a closure, as LBFGS needs.
+            `training_step` also zeroes gradients between its steps; gradients do not carry over from one batch to the
+            next. A batch advances time by one batch, whatever the number of optimizer steps.
         slice_batch: None, or a method `slice_batch(batch, start, end)` of the subclass, which returns samples `start`
             to `end - 1` of a batch: a microbatch of `grad_accum` or `microbatch_size`. Without it these are views of
             its tensors, parts of its lists, and `one[start:end]` of objects with a method `to(device)`.

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 from torch import nn
 from torch.optim import Optimizer
 
+from runner.optim.closures import check_closure
 from runner.optim.fused import fuse
 from runner.optim.param_groups import OptimizerFactory, call_factory
 from runner.optim.scheduled_rates import ScheduledRates
@@ -38,7 +39,7 @@ def make_optimizers(optimizers: Any, model: nn.Module) -> list[Optimizer]:
         model: the model after INIT.
 
     Raises:
-        TypeError: an entry is neither an optimizer nor a factory of one, or needs a closure to step.
+        TypeError: an entry is neither an optimizer nor a factory of one, or needs a closure, see `check_closure`.
         ValueError: an optimizer holds parameters that the model does not have, or that another optimizer holds too; or
             a key names no submodule.
     """
@@ -51,9 +52,7 @@ def make_optimizers(optimizers: Any, model: nn.Module) -> list[Optimizer]:
     else:
         made = [_make(optimizers, model, "optimizers")]
     for one in made:
-        closure = inspect.signature(one.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
-            raise TypeError(f"optimizers={type(one).__name__}: needs a closure to step, which is not supported")
+        check_closure(one, model)
         _check_parameters(one, model)
         fuse(one, model)
     held = [id(parameter) for one in made for group in one.param_groups for parameter in group["params"]]

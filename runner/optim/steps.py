@@ -6,7 +6,7 @@ For each batch the training loop calls `finish_gradients`, fires AFTER_TRAIN_BAT
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
@@ -93,8 +93,9 @@ class OwnSteps(Steps):
     """Leaves the optimizer steps to a model with `manual_optimization`.
 
     While the model's `training_step` runs, `optimizer.step()` first averages the gradients of that optimizer over the
-    ranks, and unscales them with amp_fp16. A model without `manual_optimization` must not step optimizers. `others`
-    steps the optimizers if the model does not; it is None with `manual_optimization`.
+    ranks, and unscales them with amp_fp16. A closure computes gradients itself, so it needs a single rank, and no
+    amp_fp16. A model without `manual_optimization` must not step optimizers. `others` steps the optimizers if the model
+    does not; it is None with `manual_optimization`.
     """
 
     def __init__(self, state: State, schedulers: Iterable[Any], others: Steps | None) -> None:
@@ -155,21 +156,21 @@ class OwnSteps(Steps):
             if self._others is not None:
                 remedy = f"set manual_optimization = True in {model}, or leave the step to the run"
                 raise RuntimeError(f"{model}.training_step stepped {name}, which the run steps after it: {remedy}")
-            if arguments or named:
-                raise TypeError(f"{model}.training_step: {name}.step() takes no closure here; call backward before it")
-            self._step(optimizer, plain)
+            if (arguments or named) and (get_world_size() > 1 or self.state.scaler is not None):
+                where = "on one rank only, without amp_fp16; call backward before it"
+                raise TypeError(f"{model}.training_step: {name}.step() takes a closure {where}")
+            return self._step(optimizer, partial(plain, *arguments, **named))
 
         return step
 
-    def _step(self, optimizer: Optimizer, plain: Callable[[], Any]) -> None:
+    def _step(self, optimizer: Optimizer, plain: Callable[[], Any]) -> Any:
         state = self.state
         if get_world_size() > 1:
             all_reduce_gradients(one for group in optimizer.param_groups for one in group["params"])
         state.is_consistent = False
         self._ever = True
         if state.scaler is None:
-            plain()
-            return
+            return plain()
         if id(optimizer) in self._scaled:
             name = type(optimizer).__name__
             raise RuntimeError(f"precision='amp_fp16': {name} can step only once per batch; use amp_bf16")

@@ -85,7 +85,6 @@ def test_a_dict_names_submodules_in_order():
         (lambda params: list(params), TypeError, "optimizers: the factory returned a list"),
         ({"tail": partial(SGD, lr=0.1)}, ValueError, "optimizers='tail': the keys must name submodules of the model"),
         ({"frozen": partial(SGD, lr=0.1)}, ValueError, "optimizers['frozen']: the model has no trainable parameter"),
-        (partial(torch.optim.LBFGS, lr=0.1), TypeError, "optimizers=LBFGS: needs a closure to step"),
     ],
 )
 def test_what_is_no_optimizer_is_named(optimizers: Any, error: type[Exception], message: str):

@@ -174,7 +174,12 @@ class Closure(Once):
     [
         (Undecided, {}, RuntimeError, "Undecided.training_step stepped Adam, which the run steps after it: set manual"),
         (Idle, {}, RuntimeError, "Idle.training_step stepped no optimizer, with manual_optimization=True: call step()"),
-        (Closure, {}, TypeError, "Closure.training_step: Adam.step() takes no closure here"),
+        (
+            Closure,
+            {"precision": "amp_fp16"},
+            TypeError,
+            "Closure.training_step: Adam.step() takes a closure on",
+        ),
         (GAN, {"grad_accum": 2}, ValueError, "grad_accum: GAN has manual_optimization"),
         (GAN, {"microbatch_size": 2}, ValueError, "microbatch_size: GAN has manual_optimization"),
         (GAN, {"microbatch_size": "auto"}, ValueError, "microbatch_size: GAN has manual_optimization"),

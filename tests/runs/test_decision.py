@@ -117,8 +117,8 @@ def bounds_of_all_resamples(*samples: np.ndarray) -> tuple[float, float]:
             of(*samples[:index], np.delete(sample, i), *samples[index + 1 :]) * (len(sample) - 1) / len(sample)
             for i in range(len(sample))
         ]
-        second += np.sum((np.mean(left_out) - left_out) ** 2)
-        third += np.sum((np.mean(left_out) - left_out) ** 3)
+        second += np.sum((np.mean(left_out) - np.array(left_out)) ** 2)
+        third += np.sum((np.mean(left_out) - np.array(left_out)) ** 3)
     size = sum(map(len, samples))
     freedom = size - len(samples)
     z = math.sqrt(size / freedom) * scipy.stats.t.ppf(0.975, freedom) * np.array([-1, 1])

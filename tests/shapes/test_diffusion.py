@@ -1,0 +1,123 @@
+"""Diffusion with an average of the weights: noise and times from torch's generator, EMA by hand, and on resume."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.optim import AdamW
+
+from runner import Callback, Model, Trainer
+from runner.algorithms import EMA
+from runner.callbacks import CheckpointSaver
+from runner.data import TensorLoader
+
+BATCH_SIZE, TIMES, DECAY = 4, 10, 0.5
+SIGNAL = torch.linspace(0.99, 0.1, TIMES)
+
+
+def make_data() -> Tensor:
+    return torch.randn(16, 2, generator=torch.Generator().manual_seed(0)) + 2
+
+
+def make_network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 2))
+
+
+def predict_noise(network: nn.Module, samples: Tensor, times: Tensor, noise: Tensor) -> Tensor:
+    signal = SIGNAL[times][:, None]
+    noisy = signal.sqrt() * samples + (1 - signal).sqrt() * noise
+    return network(torch.cat([noisy, times[:, None] / TIMES], dim=1))
+
+
+class Diffusion(Model):
+    """Predicts the noise that its forward pass draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = make_network()
+        self.drawn: list[tuple[Tensor, Tensor]] = []
+
+    def forward(self, batch):
+        times, noise = torch.randint(TIMES, (len(batch[0]),)), torch.randn_like(batch[0])
+        self.drawn.append((times, noise))
+        return predict_noise(self.network, batch[0], times, noise), noise
+
+    def loss(self, outputs, batch):
+        return mse_loss(*outputs)
+
+
+class Evaluated(Callback):
+    """Keeps the weights that are evaluated."""
+
+    def __init__(self) -> None:
+        self.weights: list[list[Tensor]] = []
+
+    def eval_start(self, state, logger):
+        self.weights.append([one.detach().clone() for one in state.unwrapped_model.parameters()])
+
+
+def fit(duration: str, *callbacks: Callback, **arguments: Any) -> Diffusion:
+    model = Diffusion()
+    data = make_data()
+    with Trainer(
+        model=model,
+        train_dataloader=TensorLoader(data, data, batch_size=BATCH_SIZE, shuffle=False),
+        eval_dataloader=TensorLoader(data, data, batch_size=16, shuffle=False),
+        optimizers=lambda parameters: AdamW(parameters, lr=0.01),
+        algorithms=EMA(smoothing=DECAY, half_life=None, update_interval="1ba"),
+        callbacks=callbacks,
+        max_duration=duration,
+        device="cpu",
+        seed=3,
+        **arguments,
+    ) as trainer:
+        trainer.fit()
+    return model
+
+
+def test_diffusion_is_evaluated_with_its_average_and_trains_as_by_hand():
+    evaluated = Evaluated()
+    model = fit("3ep", evaluated)
+    drawn = iter([one for one in model.drawn if len(one[0]) == BATCH_SIZE])
+    network = make_network()
+    average = deepcopy(network)
+    optimizer = AdamW(network.parameters(), lr=0.01)
+    averages, distinct = [], set()
+    for _ in range(3):
+        for samples in make_data().split(BATCH_SIZE):
+            times, noise = next(drawn)
+            distinct.add(tuple(noise.flatten().tolist()))
+            optimizer.zero_grad()
+            mse_loss(predict_noise(network, samples, times, noise), noise).backward()
+            optimizer.step()
+            with torch.no_grad():
+                for slow, fast in zip(average.parameters(), network.parameters(), strict=True):
+                    slow.lerp_(fast, 1 - DECAY)
+        averages.append([one.detach().clone() for one in average.parameters()])
+    assert len(distinct) == 12
+    assert all(map(torch.equal, model.network.parameters(), network.parameters()))
+    for weights, expected in zip(evaluated.weights, averages, strict=True):
+        torch.testing.assert_close(weights, expected)
+    assert not torch.allclose(averages[-1][0], next(network.parameters()))
+
+
+@pytest.mark.parametrize("stop", ["1ep", "6ba"])
+def test_diffusion_draws_the_same_noise_after_a_resume(stop: str, tmp_path: Path):
+    whole = fit("3ep")
+    first = fit(stop, CheckpointSaver(save_interval="1ba"), run_dir=tmp_path)
+    rest = fit("3ep", resume_path=tmp_path)
+
+    def trained(*models: Diffusion) -> list[Tensor]:
+        pairs = [pair for model in models for pair in model.drawn if len(pair[0]) == BATCH_SIZE]
+        return [tensor for pair in pairs for tensor in pair]
+
+    drawn, again = trained(whole), trained(first, rest)
+    assert len(drawn) == len(again) == 24 and all(map(torch.equal, drawn, again))
+    assert all(map(torch.equal, rest.parameters(), whole.parameters()))

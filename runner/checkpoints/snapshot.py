@@ -29,16 +29,17 @@ from runner.batch import map_tensors
 from runner.checkpoints.copies import Copies, to_host
 from runner.checkpoints.differences import OTHER_SHAPE, describe_differences, differences
 from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, verify_together
+from runner.checkpoints.metric_states import load_metric_states, metric_states
 from runner.checkpoints.shards import should_shard
 from runner.checkpoints.writing import write_checkpoint
 from runner.device.staging import staging
-from runner.distributed.ranks import get_data_parallel_rank, get_global_rank, get_world_size
+from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.distributed.saved_tensor import Place, place_of
 from runner.distributed.sharding import is_sharded, like, whole
 from runner.engine import evaluation_weights, overrides
 from runner.failures.facts import UnsupportedType
 from runner.hooks import Algorithm, Hooks
-from runner.metrics import empty
+from runner.optim.freezing import describe_freezing, restore_freezing
 from runner.optim.fused import load_optimizer
 from runner.state import State
 from runner.time import Timestamp
@@ -75,7 +76,7 @@ def capture(
         sharded: as in `save_checkpoint`.
     """
     places: dict[int, Place] | None = {} if should_shard(state, sharded) else None
-    metrics = _metric_states(state)
+    metrics = metric_states(state)
     for one in _gathering(state):
         one.gather_state()
     if get_global_rank() != 0 and not is_sharded(state.unwrapped_model):
@@ -110,6 +111,7 @@ def capture(
                 "eval_metric_values": state.eval_metric_values,
                 "evaluated_at": {one.label: one.evaluated_at for one in state.evaluators},
                 "order": _order(state),
+                "frozen": describe_freezing(state.unwrapped_model),
                 "microbatch_size": state.samples_per_microbatch,
                 "stop_requested": state.stop_requested,
                 "unheard": state.unheard,
@@ -216,6 +218,7 @@ def restore(state: State, path: str | Path) -> None:
     _check_order(path, saved, _order(state))
     weights = read_file(path, "model.pt") if saved["model"] is None else saved["model"]
     _load_into(state.unwrapped_model, weights, path, strict=True)
+    restore_freezing(state.unwrapped_model, saved["frozen"])
     for kind, own in (("optimizers", state.optimizers), ("schedulers", state.schedulers)):
         if len(saved[kind]) != len(own):
             raise ValueError(
@@ -233,7 +236,7 @@ def restore(state: State, path: str | Path) -> None:
         state.scaler.load_state_dict(saved["scaler"])
     _load_states(state.algorithms, saved["algorithms"])
     _load_states([*state.callbacks, *state.loggers], saved["callbacks"])
-    _load_metric_states(state, saved["train_metrics"])
+    load_metric_states(state, saved["train_metrics"])
     state.timestamp = Timestamp.from_state_dict(saved["timestamp"])
     state.previous_timestamp = Timestamp.from_state_dict(saved.get("previous_timestamp", saved["timestamp"]))
     state.train_metric_values = saved["train_metric_values"]
@@ -315,32 +318,3 @@ def _load_states(hooks: list[Hooks] | tuple[Hooks, ...], saved: Mapping[str, Any
         if get_global_rank() != 0:
             break  # only rank 0 has destinations
         log.warning("the checkpoint's state of %r is not used: nothing in this run has that name", key)
-
-
-def _metric_states(state: State) -> dict[str, Any]:
-    """Return the training metrics' accumulators, merged over all ranks. All ranks."""
-    states = {}
-    for name, metric in state.train_metrics.items():
-        shared = get_world_size() > 1 and state.timestamp.batch_in_epoch > 0
-        if shared:
-            metric.sync()
-        states[name] = dict(metric.state_dict())
-        if shared:
-            metric.unsync()
-    return states
-
-
-def _load_metric_states(state: State, saved: Mapping[str, Any]) -> None:
-    """Give the merged accumulators to the first of the merged ranks; the others start from empty ones."""
-    for name, metric in state.train_metrics.items():
-        if name not in saved:
-            continue
-        metric.load_state_dict(saved[name])
-        metric.to(state.device)
-        for part in metric.modules():
-            for key, value in getattr(part, "metric_state", {}).items():
-                if isinstance(part._defaults[key], list) and isinstance(value, Tensor):
-                    setattr(part, key, [value])  # merging ranks joined the list
-        if get_data_parallel_rank() != 0:
-            empty(metric)
-        metric._update_count = 1  # otherwise compute() warns that the metric was never updated

@@ -19,6 +19,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,7 @@ def capture(
     if get_global_rank() != 0 and not is_sharded(state.unwrapped_model):
         return None  # otherwise this rank helps to gather tensors, one at a time, and keeps none
 
-    def keep(value: Any) -> Any:
-        return map_tensors(value, lambda tensor: _to_cpu(tensor, copies, places))
-
+    keep = partial(_kept, copies=copies, places=places)
     averaged = any(type(one).evaluation_weights is not Algorithm.evaluation_weights for one in state.algorithms)
     with evaluation_weights(state):
         # The average is swapped into these tensors only for now: copy them before the weights are swapped back.
@@ -275,10 +274,14 @@ def _weights(model: nn.Module, copies: Copies | None, places: dict[int, Place] |
     """Return a model's `state_dict` on the CPU, in which names that share a weight still share it."""
     own = model.state_dict(keep_vars=True)  # the parameters themselves: detaching DTensors would take a while
     kept = {id(one): one for one in own.values()}
-    kept = {key: map_tensors(one, lambda tensor: _to_cpu(tensor, copies, places)) for key, one in kept.items()}
+    kept = {key: _kept(one, copies, places) for key, one in kept.items()}
     if copies is not None:
         copies.finish()
     return {name: kept[id(one)] for name, one in own.items()}
+
+
+def _kept(value: Any, copies: Copies | None, places: dict[int, Place] | None) -> Any:
+    return map_tensors(value, lambda tensor: _to_cpu(tensor, copies, places))
 
 
 def _to_cpu(tensor: Any, copies: Copies | None, places: dict[int, Place] | None) -> Tensor:

@@ -22,12 +22,12 @@ def describe_freezing(model: nn.Module) -> dict[str, list[str] | None]:
 def restore_freezing(model: nn.Module, frozen: Mapping[str, Sequence[str] | None]) -> None:
     """Freeze and unfreeze the parameters of a model, and set the modes of its modules, as `describe_freezing` says."""
     parameters = {*(frozen["parameters"] or ())}
-    modules = None if frozen["modules"] is None else {*frozen["modules"]}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad == (name in parameters):
             parameter.requires_grad_(name not in parameters)
-    for name, module in model.named_modules() if modules is not None else ():
-        module.training = name not in modules
+    if (modules := frozen["modules"]) is not None:
+        for name, module in model.named_modules():
+            module.training = name not in modules
 
 
 class Freezing:

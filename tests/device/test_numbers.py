@@ -88,7 +88,7 @@ def test_a_weight_that_is_not_finite_in_its_imaginary_part_is_not_saved():
 
     weights = {"w": torch.ones(3, dtype=torch.complex64)}
     assert find_fault({"model.pt": weights}, {"w"}, 0.0) is None
-    weights["w"][1] = complex(0.0, float("inf"))
+    weights["w"].imag[1] = float("inf")
     assert find_fault({"model.pt": weights}, {"w"}, 0.0) == "the weights are not finite: 'w'"
 
 
@@ -107,7 +107,9 @@ def test_sam_climbs_along_sparse_gradients():
 
 class LastGradient(Callback):
     def after_train_batch(self, state, logger):
-        self.gradient = next(state.unwrapped_model.parameters()).grad.clone()
+        gradient = next(state.unwrapped_model.parameters()).grad
+        assert gradient is not None
+        self.gradient = gradient.clone()
 
 
 @pytest.mark.parametrize("kind", ["norm", "value"])

@@ -161,7 +161,7 @@ class EMA(TimedAverage):
         self._floating = ([], [])
         self._others = ([], [])
         for name, live in self._live.items():
-            averages, values = self._floating if live.is_floating_point() else self._others
+            averages, values = self._floating if live.is_floating_point() or live.is_complex() else self._others
             averages.append(average[name])
             values.append(live)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from runner.distributed.shares import weigh_alike
 from runner.loss import Share
 from runner.model import Model
 from runner.models.first_loss import check_loss, warn_of_other_means
+from runner.optim.freezing import Freezing
 from runner.randomness import ForwardStream
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ class Run:
 
     state: State
     """The state, with its model on its device and its optimizers."""
+    wrap: Callable[[], nn.Module]
+    """Returns the model as it is called in training: wrapped by DDP, or itself."""
     engine: Engine
     """Fires events; `on` has a function for each."""
     clock: Clock
@@ -75,7 +79,8 @@ class Run:
         self._sums_tokens = self.world_size > 1 and (picks or is_uneven)
         self._mean_is_unknown = self.state.unwrapped_model.loss_averages == "unknown"
         self.weighs_by_samples = weigh_alike(self.state, self.engine.listeners)
-        self.bind(self.state.model)
+        self.freezing = Freezing(self.state.unwrapped_model, self.state.optimizers)
+        self.bind(self.wrap())
         standstill.follow(self)
 
     def bind(self, wrapped: nn.Module) -> None:
@@ -99,6 +104,13 @@ class Run:
         self.loss = autocast(model.loss)
         self.training_step = None if model.training_step is None else self.steps.watch(autocast(model.training_step))
         self.unsynchronized: Callable[[], AbstractContextManager[Any]] = getattr(wrapped, "no_sync", nullcontext)
+
+    def follow_freezing(self) -> None:
+        """Wrap the model again if other parameters are trained than before, as DDP averages what it has seen then."""
+        if self.freezing.has_changed():
+            self.bind(self.state.unwrapped_model)
+            gc.collect()  # DDP stands in cycles, and its hooks on parameters must be gone
+            self.bind(self.wrap())
 
     def check_loss(self, loss: Any, name: str, trains: bool) -> None:
         """Check a loss until one has been trained: models return the same kind each time.

@@ -55,9 +55,8 @@ class Trainer:
         eval_dataloader: a loader (evaluated under the label 'eval'), an `Evaluator`, or a list of Evaluators.
         optimizers: a factory from parameters to an optimizer; an optimizer; or, for a model with its own
             `training_step`, a dict of these by the name of the submodule whose parameters they get. Factories are
-            called after INIT, when algorithms have changed the model, and get the parameters that are trainable then.
-            Parameters frozen at that time are never stepped. A factory whose first argument is called `model` gets the
-            model.
+            called after INIT, when algorithms have changed the model, and get all parameters, frozen ones too: these
+            are stepped once they are unfrozen. A factory whose first argument is called `model` gets the model.
         schedulers: schedules of `runner.schedulers`, and functions from a `Timestamp` to a multiplier whose first
             argument is named `timestamp`, which all multiply the learning rates; or torch schedulers, or factories of
             them. An algorithm that sets rates, such as `ReduceOnPlateau`, may stand here or among the algorithms.
@@ -379,9 +378,9 @@ class Trainer:
             self._layout.compile(model)
         reduces_in_backward = self._layout.reduces_in_backward(model, state.microbatch_size)
         self._steps = make_steps(state, batch_schedulers, not reduces_in_backward)
-        state.model = self._layout.wrap(model, state.device, state.ddp_options)
         self.run = Run(
             state=state,
+            wrap=lambda: self._layout.wrap(model, state.device, state.ddp_options),
             engine=self.engine,
             clock=Clock(self._interrupt, check_session(session, state.callbacks, self._train_stream is not None)),
             train_stream=self._train_stream,

@@ -19,6 +19,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,18 @@ from runner.checkpoints.contents import map_saved
 from runner.checkpoints.copies import Copies, to_host
 from runner.checkpoints.files import CONFIG, Snapshot, find_checkpoint, read_file, verify_together
 from runner.checkpoints.manifest import UnreadableCheckpoint, read_manifest
+from runner.checkpoints.metric_states import load_metric_states, metric_states
 from runner.checkpoints.shards import should_shard
 from runner.checkpoints.weights import load_all_into, read_weights
 from runner.checkpoints.writing import write_checkpoint
 from runner.device.staging import staging
-from runner.distributed.ranks import get_data_parallel_rank, get_global_rank, get_world_size
+from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.distributed.saved_tensor import Place, place_of
 from runner.distributed.sharding import is_sharded, whole
 from runner.engine import evaluation_weights, overrides
 from runner.failures.facts import UnsupportedType
 from runner.hooks import Algorithm, Hooks
-from runner.metrics import empty
+from runner.optim.freezing import describe_freezing, restore_freezing
 from runner.optim.fused import load_optimizer
 from runner.state import State
 from runner.time import Timestamp
@@ -76,15 +78,13 @@ def capture(
         sharded: as in `save_checkpoint`.
     """
     places: dict[int, Place] | None = {} if should_shard(state, sharded) else None
-    metrics = _metric_states(state)
+    metrics = metric_states(state)
     for one in _gathering(state):
         one.gather_state()
     if get_global_rank() != 0 and not is_sharded(state.unwrapped_model):
         return None  # otherwise this rank helps to gather tensors, one at a time, and keeps none
 
-    def keep(value: Any) -> Any:
-        return map_saved(value, lambda tensor: _to_cpu(tensor, copies, places))
-
+    keep = partial(_kept, copies=copies, places=places)
     averaged = any(type(one).evaluation_weights is not Algorithm.evaluation_weights for one in state.algorithms)
     with evaluation_weights(state):
         # The average is swapped into these tensors only for now: copy them before the weights are swapped back.
@@ -111,6 +111,7 @@ def capture(
                 "eval_metric_values": state.eval_metric_values,
                 "evaluated_at": {one.label: one.evaluated_at for one in state.evaluators},
                 "order": _order(state),
+                "frozen": describe_freezing(state.unwrapped_model),
                 "microbatch_size": state.samples_per_microbatch,
                 "stop_requested": state.stop_requested,
                 "unheard": state.unheard,
@@ -205,6 +206,7 @@ def restore(state: State, path: str | Path) -> None:
     _check_order(path, saved, state)
     weights = read_file(path, "model.pt") if saved["model"] is None else saved["model"]
     load_all_into(state.unwrapped_model, weights, path, strict=True)
+    restore_freezing(state.unwrapped_model, saved["frozen"])
     for kind, own in (("optimizers", state.optimizers), ("schedulers", state.schedulers)):
         if len(saved[kind]) != len(own):
             raise ValueError(
@@ -223,7 +225,7 @@ def restore(state: State, path: str | Path) -> None:
         state.scaler.load_state_dict(saved["scaler"])
     _load_states(state.algorithms, saved["algorithms"])
     _load_states([*state.callbacks, *state.loggers], saved["callbacks"])
-    _load_metric_states(state, saved["train_metrics"])
+    load_metric_states(state, saved["train_metrics"])
     state.timestamp = Timestamp.from_state_dict(saved["timestamp"])
     state.previous_timestamp = Timestamp.from_state_dict(saved.get("previous_timestamp", saved["timestamp"]))
     state.train_metric_values = saved["train_metric_values"]
@@ -268,10 +270,14 @@ def _weights(model: nn.Module, copies: Copies | None, places: dict[int, Place] |
     for name, value in own.items():
         if id(value) not in kept:
             with _naming(f"{name!r} of the model's state_dict()"):
-                kept[id(value)] = map_saved(value, lambda tensor: _to_cpu(tensor, copies, places))
+                kept[id(value)] = _kept(value, copies, places)
     if copies is not None:
         copies.finish()
     return {name: kept[id(value)] for name, value in own.items()}
+
+
+def _kept(value: Any, copies: Copies | None, places: dict[int, Place] | None) -> Any:
+    return map_saved(value, lambda tensor: _to_cpu(tensor, copies, places))
 
 
 def _to_cpu(tensor: Any, copies: Copies | None, places: dict[int, Place] | None) -> Tensor:
@@ -318,32 +324,3 @@ def _load_states(hooks: list[Hooks] | tuple[Hooks, ...], saved: Mapping[str, Any
         if get_global_rank() != 0:
             break  # only rank 0 has destinations
         log.warning("the checkpoint's state of %r is not used: nothing in this run has that name", key)
-
-
-def _metric_states(state: State) -> dict[str, Any]:
-    """Return the training metrics' accumulators, merged over all ranks. All ranks."""
-    states = {}
-    for name, metric in state.train_metrics.items():
-        shared = get_world_size() > 1 and state.timestamp.batch_in_epoch > 0
-        if shared:
-            metric.sync()
-        states[name] = dict(metric.state_dict())
-        if shared:
-            metric.unsync()
-    return states
-
-
-def _load_metric_states(state: State, saved: Mapping[str, Any]) -> None:
-    """Give the merged accumulators to the first of the merged ranks; the others start from empty ones."""
-    for name, metric in state.train_metrics.items():
-        if name not in saved:
-            continue
-        metric.load_state_dict(saved[name])
-        metric.to(state.device)
-        for part in metric.modules():
-            for key, value in getattr(part, "metric_state", {}).items():
-                if isinstance(part._defaults[key], list) and isinstance(value, Tensor):
-                    setattr(part, key, [value])  # merging ranks joined the list
-        if get_data_parallel_rank() != 0:
-            empty(metric)
-        metric._update_count = 1  # otherwise compute() warns that the metric was never updated

@@ -77,8 +77,8 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_loss_that_is_no_mean_over_samples_is_named_once(
     loss: Any, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ):
-    targets = {"targets": 0} if isinstance(loss, nn.MSELoss) else {}
-    fit(SupervisedModel(nn.Linear(3, 3), loss, **targets), **options)
+    targets = 0 if isinstance(loss, nn.MSELoss) else 1
+    fit(SupervisedModel(nn.Linear(3, 3), loss, targets=targets), **options)
     (message,) = warnings_of(caplog)
     assert "SupervisedModel: the loss of" in message and "define loss_weight(batch)" in message
 

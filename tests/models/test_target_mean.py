@@ -40,7 +40,7 @@ class Gradient(Callback):
     """The gradient of the last batch."""
 
     def after_train_batch(self, state, logger):
-        self.gradient = [one.grad.clone() for one in state.unwrapped_model.parameters()]
+        self.gradient = [one.grad.clone() for one in state.unwrapped_model.parameters() if one.grad is not None]
 
 
 def train(model: SupervisedModel, data: tuple[Tensor, ...], eval_batch_size: int, **options: Any) -> tuple[Any, Tensor]:

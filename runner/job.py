@@ -124,13 +124,7 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
     run_dir = Path(hydra_config.runtime.output_dir)
     with removed_when_refused(run_dir), config_errors():
         overrides = list(hydra_config.overrides.task)
-        config, dropped = without_replaced(config, overrides, options_of(hydra_config))
-        if dropped and hydra_config.mode is RunMode.RUN:
-            print(about_dropped(dropped), file=sys.stderr)
-        plain = to_plain(config)
-        sweep.check_choice(hydra_config, plain, saved)
-        if saved is not None:
-            plain = merge_config(saved, plain, overrides)
+        plain = _config_to_use(config, hydra_config, saved)
         mode = find_mode(plain["mode"])
         give(mode=mode.name)
         if mode.keeps_folder:  # otherwise no destination is called
@@ -177,6 +171,17 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
         parent={} if saved is None or fork is None else saved.config,
         choices=chosen_names(hydra_config.runtime.choices, overrides),
     )
+
+
+def _config_to_use(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> dict[str, Any]:
+    """Return a composed config as plain values: without what a typed choice replaces, and merged into a saved run's."""
+    overrides = list(hydra_config.overrides.task)
+    config, dropped = without_replaced(config, overrides, options_of(hydra_config))
+    if dropped and hydra_config.mode is RunMode.RUN:
+        print(about_dropped(dropped), file=sys.stderr)
+    plain = to_plain(config)
+    sweep.check_choice(hydra_config, plain, saved)
+    return plain if saved is None else merge_config(saved, plain, overrides)
 
 
 def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> Threads:

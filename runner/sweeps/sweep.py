@@ -206,25 +206,11 @@ def begin(config: DictConfig) -> None:
     if config.share:
         check_share(config, mode)
     typed = typed_overrides(config)
-    swept = [one for one in typed if one.is_sweep_override()]
     _beginning = config
     folder = Path(config.hydra.sweep.dir).absolute()
     watch(folder)
-    choices = config.hydra.runtime.choices
-    check_launcher(choices["hydra/launcher"])
-    identity = _identify(config)
-    name, number = _name(config, [one.get_key_element().lstrip("+~") for one in swept], folder)
-    sweep = Sweep(
-        folder=folder,
-        id=f"{'-'.join(folder.parts[-2:])}-{identity[:6]}",
-        name=name,
-        identity=identity,
-        fixed=[one.get_key_element() for one in typed if not one.is_sweep_override()],
-        launcher=choices["hydra/launcher"],
-        directions=read_directions(config),
-        number=number,
-        is_ladder=bool(config.get("ladder")),
-    )
+    check_launcher(config.hydra.runtime.choices["hydra/launcher"])
+    sweep = _make(config, folder, typed)
     sweep.revived = _find_revived(sweep, config.revive)
     led = sweep
     folder.mkdir(parents=True, exist_ok=True)
@@ -253,6 +239,24 @@ def begin(config: DictConfig) -> None:
     if mode.trains:
         offer(folder, led.tree)
     _listen(led)
+
+
+def _make(config: DictConfig, folder: Path, typed: Sequence[Any]) -> Sweep:
+    """Return the sweep of a config and the overrides that were typed for it."""
+    identity = _identify(config)
+    swept = [override.get_key_element().lstrip("+~") for override in typed if override.is_sweep_override()]
+    name, number = _name(config, swept, folder)
+    return Sweep(
+        folder=folder,
+        id=f"{'-'.join(folder.parts[-2:])}-{identity[:6]}",
+        name=name,
+        identity=identity,
+        fixed=[override.get_key_element() for override in typed if not override.is_sweep_override()],
+        launcher=config.hydra.runtime.choices["hydra/launcher"],
+        directions=read_directions(config),
+        number=number,
+        is_ladder=bool(config.get("ladder")),
+    )
 
 
 def _find_revived(sweep: Sweep, revive: Any) -> list[str]:

@@ -9,12 +9,11 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
 # Four even on two cores, because tests wait for processes: 401 s there, and 468 s with three. Each takes 1 GB.
 WORKERS ?= 4
 ARGS ?=
-HYDRA_TESTS = tests/config tests/sweeps tests/modes tests/runs tests/test_main*.py
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=20
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-slow test-hydra14 lint docs bench clean
+.PHONY: help run test test-slow lint docs bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /make \1\t/p' Makefile
@@ -27,10 +26,6 @@ test: $(VENV)/.installed-test ## run the first tier in WORKERS processes, within
 
 test-slow: $(VENV)/.installed-test ## run the second tier: long kills, fuzzes, all pairs, commands in many variants
 	$(PYTEST) -m slow $(ARGS)
-
-test-hydra14: ## run the tests of configs, sweeps, modes and commands with Hydra 1.4, in an environment of their own
-	$(MAKE) --no-print-directory VENV=.venv-hydra14 .venv-hydra14/.installed-hydra14
-	.venv-hydra14/bin/python -m pytest -n $(WORKERS) -m 'not slow' $(HYDRA_TESTS) $(ARGS)
 
 lint: $(VENV)/.installed-dev ## run ruff and pyright
 	$(BIN)/ruff check .
@@ -47,7 +42,7 @@ bench: $(VENV)/.installed-run ## measure what we claim; hours, most of them for 
 		test -z "$$missed" || { echo "missed:$$missed"; exit 1; }
 
 clean: ## remove the environment and caches, keep outputs/
-	rm -rf $(VENV) .venv-hydra14 build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed-run: EXTRAS :=
@@ -59,11 +54,6 @@ $(VENV)/.installed-docs: EXTRAS := [docs]
 $(VENV)/.installed-test: $(VENV)/.installed-alone
 $(VENV)/.installed-alone: constraints.txt | $(BIN)/python
 	$(PIP) --no-deps hydra-optuna-sweeper torchvision timm
-	@touch $@
-
-# Against our own metadata: these tests show whether the bound of hydra-core can be raised.
-$(VENV)/.installed-hydra14: constraints-hydra14.txt $(VENV)/.installed-test
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement constraints-hydra14.txt
 	@touch $@
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python

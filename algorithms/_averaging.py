@@ -151,8 +151,10 @@ class WeightAverage(Algorithm):
         model = state.unwrapped_model
         self._parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
         if self._average:
-            if differing := sorted(self._average.keys() ^ self._parameters.keys()):
-                raise ValueError(f"the saved average belongs to another model: only one of the two has {differing}")
+            parameters = dict(model.named_parameters())
+            if differing := sorted(self._average.keys() - parameters.keys()):
+                raise ValueError(f"the saved average belongs to another model, which has {differing}")
+            self._parameters = {name: parameters[name] for name in self._average}
             self._average = self._placed(self._average)
         norms = [one for one in model.modules() if isinstance(one, _BatchNorm) and one.running_mean is not None]
         self._norms = norms if self.bn_batches else []
@@ -174,6 +176,18 @@ class WeightAverage(Algorithm):
                 f"{shown}: ranks of a sharded model run in lockstep, but may have different numbers of batches;  "
                 f"{remedy}"
             )
+
+    def epoch_start(self, state: State, logger: Logger) -> None:
+        for name, parameter in state.unwrapped_model.named_parameters():
+            if parameter.requires_grad and name not in self._parameters:  # it has been unfrozen
+                self._parameters[name] = parameter
+                if self._average:
+                    self._add(name, parameter)
+                    self._changed()
+
+    def _add(self, name: str, parameter: nn.Parameter) -> None:
+        """Begin to average a parameter that has been frozen so far."""
+        self._average[name] = wide_copy(parameter)
 
     @contextmanager
     def evaluation_weights(self, state: State) -> Iterator[None]:

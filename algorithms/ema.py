@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from runner import Interval, Logger, State, Time, TimeUnit, get_global_rank
 from runner.algorithms._averaging import TimedAverage, copy_all, count_updates, log, move_towards, swapped_in, wide_copy
@@ -37,6 +37,8 @@ def update_average(averages: Sequence[Tensor], values: Sequence[Tensor], smoothi
 
 class EMA(TimedAverage):
     """Keeps an exponential moving average of parameters and floating-point buffers; other buffers are copied.
+
+    Observers of torch's quantization keep the ranges of training: they are infinite or without a shape at first.
 
     Training continues with its own weights. Evaluations, exports and a checkpoint's `model.pt` see the average, and the
     training weights are restored afterwards whatever happens. The average starts as a copy of the weights at `start`;
@@ -94,7 +96,10 @@ class EMA(TimedAverage):
         self._swapped = False
 
     def after_load(self, state: State, logger: Logger) -> None:
-        self._live = dict(chain(state.unwrapped_model.named_parameters(), state.unwrapped_model.named_buffers()))
+        model = state.unwrapped_model
+        observers = {name for name, module in model.named_modules() if _is_of_quantization(module)}
+        buffers = (pair for pair in model.named_buffers() if pair[0].rpartition(".")[0] not in observers)
+        self._live = dict(chain(model.named_parameters(), buffers))
         if self._average:
             differing = sorted(self._average.keys() ^ self._live.keys())
             if differing:
@@ -156,9 +161,13 @@ class EMA(TimedAverage):
         self._floating = ([], [])
         self._others = ([], [])
         for name, live in self._live.items():
-            averages, values = self._floating if live.is_floating_point() else self._others
+            averages, values = self._floating if live.is_floating_point() or live.is_complex() else self._others
             averages.append(average[name])
             values.append(live)
+
+
+def _is_of_quantization(module: nn.Module) -> bool:
+    return type(module)._load_from_state_dict.__module__.startswith("torch.ao.quantization")
 
 
 def _parse(name: str, value: str | Time) -> Time:

@@ -41,11 +41,13 @@ class _GhostNorm(nn.Module):
     def __init__(self, norm: nn.Module, size: int) -> None:
         super().__init__()
         self.norm = norm
-        self.size = size
+        self.ghost_batch_size = size
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the normalized inputs, see `normalize_in_chunks`."""
-        return normalize_in_chunks(self.norm, inputs, self.size) if self.norm.training else self.norm(inputs)
+        return (
+            normalize_in_chunks(self.norm, inputs, self.ghost_batch_size) if self.norm.training else self.norm(inputs)
+        )
 
 
 class GhostBatchNorm(Algorithm):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
 from runner.checks import check_one_of
+from runner.device.numbers import make_plain, numbers_of
 from runner.distributed.sharding import added_up
 
 TYPES = ("norm", "value", "adaptive")
@@ -37,7 +40,7 @@ def clip_adaptively(parameters: Iterable[nn.Parameter], threshold: float, epsilo
         threshold: largest ratio t of the norms of gradient and weights, above 0.
         epsilon: smallest norm that weights count with, so that units that start at zero can learn.
     """
-    pairs = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+    pairs = [_rows(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
     if not pairs:
         return
     factors = [unit_norms(parameter) for parameter, _ in pairs]
@@ -50,6 +53,13 @@ def clip_adaptively(parameters: Iterable[nn.Parameter], threshold: float, epsilo
     torch._foreach_mul_([gradient for _, gradient in pairs], factors)  # pyright: ignore[reportPrivateImportUsage]
 
 
+def _rows(weights: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weights and gradient, of a sparse gradient only the rows that it has, which it must have once."""
+    if not gradient.is_sparse:
+        return weights, gradient
+    return weights[tuple(gradient.indices())], gradient.values()
+
+
 class GradientClipping(Algorithm):
     """Clips the gradients of the parameters that the optimizers train, once per batch, after unscaling and all-reduce.
 
@@ -58,8 +68,8 @@ class GradientClipping(Algorithm):
 
     Args:
         clipping_type: what to clip: 'norm' for the 2-norm of all gradients together, sharded ones included; 'value' for
-            each element, to [-threshold, threshold]; 'adaptive' for each output unit's norm relative to that of its
-            weights.
+            each element, to [-threshold, threshold], and of complex ones each part; 'adaptive' for each output unit's
+            norm relative to that of its weights.
         clipping_threshold: largest norm, largest absolute value, or (adaptive) largest ratio; above 0.
 
     Raises:
@@ -82,9 +92,14 @@ class GradientClipping(Algorithm):
         parameters = [one for group in groups for one in group["params"] if one.grad is not None]
         if not parameters:
             return  # NaNGuard has dropped the batch
+        special = [one for one in parameters if one.grad.is_sparse or one.grad.is_complex()]
+        for one in special:
+            one.grad = make_plain(one.grad)
+        # Torch's functions read nothing but `grad`, and know only plain tensors.
+        clipped: Any = [SimpleNamespace(grad=numbers_of(one.grad)) for one in parameters] if special else parameters
         if self.clipping_type == "norm":
-            nn.utils.clip_grad_norm_(parameters, self.clipping_threshold)
+            nn.utils.clip_grad_norm_(clipped, self.clipping_threshold)
         elif self.clipping_type == "value":
-            nn.utils.clip_grad_value_(parameters, self.clipping_threshold)
+            nn.utils.clip_grad_value_(clipped, self.clipping_threshold)
         else:
             clip_adaptively(parameters, self.clipping_threshold)

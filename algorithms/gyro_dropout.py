@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -117,6 +119,7 @@ class GyroDropout(Algorithm):
         self.allow_no_match = allow_no_match
         self._assignment = _Assignment()
         self._batches_each = 1
+        self._planned_for = ""  # the length of training that it was worked out from
         self._chosen = torch.empty(0, dtype=torch.int64)
         self._period = -1
 
@@ -128,6 +131,9 @@ class GyroDropout(Algorithm):
         operate(self, state, {nn.Dropout: replace}, "dropout", self.allow_no_match)
 
     def fit_start(self, state: State, logger: Logger) -> None:
+        self._period = -1
+        if self._planned_for == str(state.max_duration):
+            return  # a resumed run: its epochs may have another number of batches by now
         try:
             batches = state.progress.convert(state.max_duration, TimeUnit.BATCH)
         except ValueError:
@@ -136,7 +142,7 @@ class GyroDropout(Algorithm):
                 "give max_duration in epochs ('ep') or batches ('ba')"
             ) from None
         self._batches_each = max(1, int(batches * self.tau / self.sigma))
-        self._period = -1
+        self._planned_for = str(state.max_duration)
 
     def batch_start(self, state: State, logger: Logger) -> None:
         period = state.timestamp.batch // self._batches_each
@@ -154,3 +160,10 @@ class GyroDropout(Algorithm):
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         self._assignment.rows = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches_each": self._batches_each, "planned_for": self._planned_for}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._batches_each = state["batches_each"]
+        self._planned_for = state["planned_for"]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner import Algorithm, Logger, Model, State, stream_seed
+from runner import Algorithm, Logger, State, stream_seed
 from runner.algorithms._batch import AUGMENTATIONS, pick_samples, refuse_alternating_flips
 from runner.checks import check_range
 from runner.data.order import SampleOrder
@@ -73,7 +73,7 @@ class InfoBatch(Algorithm):
 
     def init(self, state: State, logger: Logger) -> None:
         refuse_alternating_flips(state.algorithms)
-        if type(state.unwrapped_model).loss_weight is not Model.loss_weight:
+        if state.unwrapped_model.loss_averages == "weights":
             name = type(state.unwrapped_model).__name__
             raise ValueError(
                 f"InfoBatch weights samples, but the loss of {name} is not a mean over samples: remove InfoBatch"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from runner import Interval, Logger, State, Time
 from runner.algorithms._averaging import TimedAverage, WeightAverage, wide_copy
@@ -70,6 +70,11 @@ class LAWA(TimedAverage, WeightAverage):
         self._update(state)
 
     epoch_end = batch_end
+
+    def _add(self, name: str, parameter: nn.Parameter) -> None:
+        super()._add(name, parameter)
+        for snapshot in self._snapshots:
+            snapshot[name] = wide_copy(parameter)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "snapshots": [*self._snapshots]}

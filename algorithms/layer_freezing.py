@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from runner import Algorithm, Logger, State, TimeUnit, get_global_rank, get_world_size
+from runner import Algorithm, Logger, State, TimeUnit, get_global_rank
 
 log = logging.getLogger("runner")
 
@@ -34,10 +34,8 @@ class LayerFreezing(Algorithm):
 
     A layer is a module that owns parameters; a parameter that it shares with a layer that still learns keeps learning.
     Frozen parameters get no gradient, so optimizers leave them alone, weight decay included, while batch norm keeps
-    updating its running statistics. On one rank nothing is computed for frozen parameters. On several ranks DDP waits
-    for every gradient that it has seen once, so gradients are computed and dropped: the weights are the same, but only
-    the optimizer saves time. If no epoch will have a frozen layer, a warning says so when training starts, or when it
-    ends if the number of epochs is not known earlier.
+    updating its running statistics. If no epoch will have a frozen layer, a warning says so when training starts, or
+    when it ends if the number of epochs is not known earlier.
 
     Args:
         freeze_start: fraction of training after which freezing begins, in [0, 1).
@@ -55,9 +53,6 @@ class LayerFreezing(Algorithm):
         arXiv:1706.04983). Freezing at the ends of epochs follows MosaicML Composer.
     """
 
-    # AFTER_TRAIN_BATCH runs in reverse order, so gradients of frozen parameters do not count in a norm.
-    runs_after = ("GradientClipping",)
-
     def __init__(self, freeze_start: float = 0.5, freeze_level: float = 1.0) -> None:
         if not 0 <= freeze_start < 1:
             raise ValueError(f"freeze_start={freeze_start!r}: must be a number from 0 to below 1")
@@ -68,8 +63,10 @@ class LayerFreezing(Algorithm):
         self._count = 0
         self._acted = False
         self._warned = False
-        self._frozen: list[nn.Parameter] = []
-        self._dropped: list[nn.Parameter] = []
+        self._learned: list[nn.Parameter] = []
+
+    def before_load(self, state: State, logger: Logger) -> None:
+        self._learned = [one for one in state.unwrapped_model.parameters() if one.requires_grad]
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if len(layers_of(state.unwrapped_model)) < 2:
@@ -86,10 +83,6 @@ class LayerFreezing(Algorithm):
         if not state.stop_requested:
             self._warn(state)
 
-    def after_train_batch(self, state: State, logger: Logger) -> None:
-        for parameter in self._dropped:
-            parameter.grad = None
-
     def effect_at(self, state: State) -> float:
         """Return the fraction of layers to freeze at this moment; also for sweeps that share."""
         return frozen_fraction(state.get_elapsed_duration().value, self.freeze_start, self.freeze_level)
@@ -101,7 +94,7 @@ class LayerFreezing(Algorithm):
         logger.log_metrics({"layer_freezing/layers_frozen": self._count, "layer_freezing/percentage_frozen": fraction})
 
     def close(self, state: State, logger: Logger) -> None:
-        for parameter in self._frozen:
+        for parameter in self._learned:
             parameter.requires_grad_(True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -136,10 +129,6 @@ class LayerFreezing(Algorithm):
         layers = layers_of(state.unwrapped_model)
         learning = {id(one) for layer in layers[self._count :] for one in layer.parameters(recurse=False)}
         frozen = [one for layer in layers[: self._count] for one in layer.parameters(recurse=False)]
-        frozen = [one for one in frozen if id(one) not in learning and one.requires_grad]
-        if get_world_size() > 1:
-            self._dropped = frozen
-            return
         for parameter in frozen:
-            parameter.requires_grad_(False)
-        self._frozen += frozen
+            if id(parameter) not in learning:
+                parameter.requires_grad_(False)

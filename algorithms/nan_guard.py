@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from runner import Algorithm, Interval, Logger, State, Time, get_global_rank, get_world_size
 from runner.algorithms._snapshot import KeptBuffers, roll_back, take_snapshot
 from runner.checks import check_one_of, check_whole
+from runner.device.numbers import numbers_of
 from runner.distributed.sharding import local, whole
+from runner.failures.facts import divergence
 
 POLICIES = ("raise", "skip", "rollback")
 
@@ -102,7 +104,7 @@ class NaNGuard(Algorithm):
     def after_train_batch(self, state: State, logger: Logger) -> None:
         # A batch that stands in for this rank's empty share has no weight.
         loss = torch.zeros_like(state.total_loss) if state.batch_is_padding else state.total_loss
-        gradients = [local(_gradient(one)) for one in self._parameters.values() if one.grad is not None]
+        gradients = [numbers_of(local(one.grad)) for one in self._parameters.values() if one.grad is not None]
         finite = torch.stack([torch.isfinite(loss), all_finite([loss, *gradients])]).to(torch.uint8)
         if get_world_size() > 1:
             dist.all_reduce(finite, dist.ReduceOp.MIN)
@@ -136,11 +138,11 @@ class NaNGuard(Algorithm):
     def _leave_out(self, state: State, logger: Logger, found: str) -> None:
         """Apply the policy to a batch whose gradients have been dropped."""
         if self.policy == "raise":
-            raise FloatingPointError(f"{found}. Lower the learning rate, warm it up, or clip gradients")
+            raise divergence(f"{found}. Lower the learning rate, warm it up, or clip gradients")
         self._skipped += 1
         self._in_a_row += 1
         if self._in_a_row > self.max_consecutive:
-            raise FloatingPointError(f"{found}: more than max_consecutive={self.max_consecutive} such batches in a row")
+            raise divergence(f"{found}: more than max_consecutive={self.max_consecutive} such batches in a row")
         done = "batch skipped"
         if self.policy == "rollback" and self._snapshot:
             roll_back(state, self._snapshot)
@@ -155,15 +157,12 @@ class NaNGuard(Algorithm):
         if get_world_size() > 1:
             dist.all_gather(losses, loss)
         rank = next((rank for rank, one in enumerate(losses) if not one.isfinite()), 0)
-        gradients = ((name, whole(_gradient(one))) for name, one in self._parameters.items() if one.grad is not None)
+        gradients = (
+            (name, numbers_of(whole(one.grad))) for name, one in self._parameters.items() if one.grad is not None
+        )
         spoilt = next((f"the gradient of {name!r} is not" for name, one in gradients if not all_finite([one])), None)
         now = state.timestamp
         return (
             f"the loss is {losses[rank]:g} on rank {rank}, {spoilt or 'all gradients are'} finite, "
             f"epoch {now.epoch + 1}, batch {now.batch + 1} (both from 1)"
         )
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad

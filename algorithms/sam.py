@@ -101,8 +101,9 @@ class SAM(Algorithm):
         if state.timestamp.batch % self.interval:
             return
         parameters = [one for one in state.unwrapped_model.parameters() if one.requires_grad]
-        found = zip(parameters, self._gradients(state, logger, parameters), strict=True)
-        climbing = [(one, gradient) for one, gradient in found if gradient is not None]
+        found = self._gradients(state, logger, parameters)
+        dense = (gradient if gradient is None else gradient.to_dense() for gradient in found)
+        climbing = [(one, gradient) for one, gradient in zip(parameters, dense, strict=True) if gradient is not None]
         self._buffers.keep()
         self._kept = [(one, one.detach().clone()) for one, _ in climbing]
         state.is_consistent = False

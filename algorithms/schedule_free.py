@@ -6,7 +6,7 @@ import logging
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner import Logger, State, Time, get_global_rank
@@ -148,13 +148,13 @@ class ScheduleFree(WeightAverage):
             self._average = {name: wide_copy(one) for name, one in self._parameters.items()}
             self._base = {name: one.detach().clone() for name, one in self._parameters.items()}
         for group in optimizer.param_groups:
-            copy_all(group["params"], self._of(self._base, group))
+            copy_all(self._in(group), self._of(self._base, group))
 
     def _average_base(self, optimizer: Optimizer, index: int) -> None:
         """Take z back from the optimizer, add it to the average, and give the model y."""
         for number, group in enumerate(optimizer.param_groups):
             key = f"{index}.{number}"
-            parameters = group["params"]
+            parameters = self._in(group)
             base = self._of(self._base, group)
             average = self._of(self._average, group)
             # An intended host-device sync where the learning rate is a tensor on the device.
@@ -164,5 +164,13 @@ class ScheduleFree(WeightAverage):
             copy_all(parameters, interpolate(base, average, self.beta))
         self._changed()
 
+    def _add(self, name: str, parameter: nn.Parameter) -> None:
+        super()._add(name, parameter)
+        self._base[name] = parameter.detach().clone()
+        self._names[id(parameter)] = name
+
+    def _in(self, group: dict[str, Any]) -> list[nn.Parameter]:
+        return [one for one in group["params"] if id(one) in self._names]
+
     def _of(self, tensors: dict[str, Tensor], group: dict[str, Any]) -> list[Tensor]:
-        return [tensors[self._names[id(one)]] for one in group["params"]]
+        return [tensors[self._names[id(one)]] for one in self._in(group)]

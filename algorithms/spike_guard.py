@@ -15,7 +15,9 @@ from torch.nn.utils import get_total_norm
 from runner import Algorithm, Logger, State, get_global_rank, get_world_size
 from runner.algorithms._snapshot import roll_back, take_snapshot
 from runner.checks import check_range, check_whole
+from runner.device.numbers import numbers_of
 from runner.distributed.sharding import is_sharded, like, whole
+from runner.failures.facts import divergence
 
 COLUMNS = ("first_batch", "last_batch", "worst_batch", "loss", "gradient_norm", "deviations", "back_to_batch")
 NORMAL = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
@@ -112,7 +114,7 @@ class SpikeGuard(Algorithm):
         if get_global_rank() == 0 or is_sharded(model):  # the others only help to add up what is sharded
             gradients = [one.grad for one in model.parameters() if one.grad is not None]
             if gradients:
-                norm = whole(get_total_norm([one.coalesce().values() if one.is_sparse else one for one in gradients]))
+                norm = whole(get_total_norm([*map(numbers_of, gradients)]))
                 if state.scaler is not None:  # which skips a batch whose gradients overflow
                     norm = norm.where(norm.isfinite(), 0.0)
                 if get_global_rank() == 0:  # the others' values are not used, nor part of a checkpoint
@@ -173,7 +175,7 @@ class SpikeGuard(Algorithm):
         if found[worst].isfinite():
             said += f", {found[worst]:.1f} deviations above the median of the last {self.window} batches"
         if len(self._spikes) == self.limit:
-            raise FloatingPointError(
+            raise divergence(
                 f"{said}; training has gone back limit={self.limit} times already. Lower the learning rate, warm it "
                 "up, or look at the samples of these batches"
             )

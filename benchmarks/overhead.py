@@ -56,7 +56,6 @@ LEFT_OUT = {
     "SweepPruner": "needs a sweep",
     "ExportForInference": "acts after training",
     "WandBLogger": "has wandb do its work in a thread that no clock here waits for",
-    "CallbackBudget": "measures the others",
     "EventTrace": "measures the others, and so takes half a microsecond for each call of each",
     "TorchProfiler": "measures the others too, in a few batches",
 }

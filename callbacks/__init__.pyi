@@ -1,5 +1,4 @@
 from runner.callbacks.activation_monitor import ActivationMonitor
-from runner.callbacks.callback_budget import CallbackBudget
 from runner.callbacks.checkpoint_saver import CheckpointSaver
 from runner.callbacks.console_summary import ConsoleSummary
 from runner.callbacks.crash_bundle import CrashBundle
@@ -36,7 +35,6 @@ from runner.callbacks.wandb_logger import WandBLogger
 
 __all__ = [
     "ActivationMonitor",
-    "CallbackBudget",
     "CheckpointSaver",
     "ConsoleSummary",
     "CrashBundle",

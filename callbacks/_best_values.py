@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from runner.metric_choice import MetricChoice
+from runner.metric_choice import MetricChoice, name_metric
 
 if TYPE_CHECKING:
     from runner import State
@@ -45,16 +45,6 @@ class BestValues:
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Continue from a checkpoint."""
         self.values = dict(state)
-
-
-def name_metric(key: str) -> tuple[str, str]:
-    """Return the label and name of a logged key, as used by `monitor` and `objective`.
-
-    The label is empty if a user has logged something like `loss/mine`.
-    """
-    kind, _, rest = key.partition("/")
-    label, _, name = rest.rpartition("/") if rest.count("/") < 2 else rest.partition("/")
-    return label, "loss" if (kind, name) == ("loss", "total") else name
 
 
 def _lower_is_better(key: str, state: State) -> bool | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import Timestamp
+from runner.checkpoints.manifest import is_name
 from runner.files.addresses import without_credentials
 
 if TYPE_CHECKING:
@@ -76,6 +78,19 @@ class CheckpointFolder:
         """Undo the last `add`, for a checkpoint that was not written."""
         self.saved, self.best = self._before
 
+    def check_links(self) -> None:
+        """Check that the links to the newest and the best checkpoint can be put in place.
+
+        Raises:
+            FileExistsError: something else has the name of a link.
+        """
+        for name in ("latest", "best"):
+            path = self.path / name
+            if path.exists() and not path.is_symlink():
+                raise FileExistsError(
+                    f"{path} is no link to a checkpoint, so none could be saved beside it: move it away"
+                )
+
     def forget_missing(self) -> None:
         """Drop checkpoints that are not in the folder, as happens after resuming into another one."""
         self.saved = [name for name in self.saved if self._holds(name)]
@@ -115,22 +130,11 @@ class CheckpointFolder:
 
         Other hidden files belong to the user, because `folder` may be the run's own folder or any folder in it.
         """
-        for pattern in (".*.partial-*", ".*.discarded-*"):
-            for path in self.path.glob(pattern):
+        for path in self.path.glob(".*-[0-9]*"):
+            if re.fullmatch(r"\..+\.(partial|discarded)-\d+", path.name):
                 shutil.rmtree(path, ignore_errors=True)
         for link in ("latest", "best"):
             (self.path / f".{link}.link").unlink(missing_ok=True)
-
-
-def is_name(name: object) -> bool:
-    """Return whether a checkpoint may have this name: not a path, not hidden, and not the name of a link."""
-    return (
-        isinstance(name, str)
-        and name.isprintable()
-        and "/" not in name
-        and not name.startswith(".")
-        and name not in ("", "latest", "best")
-    )
 
 
 def check_names(folder: str, filename: str) -> None:

@@ -64,6 +64,7 @@ def print_rows(rows: Sequence[Sequence[Any]], steps: int) -> None:
 def _print_part(title: str, rows: Sequence[Sequence[Any]], numbers: Sequence[int]) -> None:
     from rich.table import Table
 
+    from runner.files.printable import printable
     from runner.terminal.console import Unpadded, make_console
 
     *_, share = numbers
@@ -72,7 +73,7 @@ def _print_part(title: str, rows: Sequence[Sequence[Any]], numbers: Sequence[int
         table.add_column(COLUMNS[column], justify="left" if column < 2 else "right")
     for row in rows[:MAX_PRINTED]:
         cells = ("" if row[index] is None else f"{row[index]:.1f}" for index in numbers[1:-1])
-        table.add_row(row[0], row[1], str(row[2] or ""), *cells, f"{row[share]:.1%}")
+        table.add_row(printable(row[0]), printable(row[1]), str(row[2] or ""), *cells, f"{row[share]:.1%}")
     console = make_console()
     console.print(title)
     console.print(Unpadded(table))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import re
+import secrets
 import shutil
 import sys
 import threading
@@ -12,8 +14,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from runner.checkpoints.mirror import Mirror, stage
+from runner.checkpoints.mirror import OWNER, Mirror, stage
 from runner.files.addresses import without_credentials, without_those_of
+from runner.files.whole import read_object, write_whole
 
 if TYPE_CHECKING:
     from runner import State
@@ -42,18 +45,19 @@ class MirrorUploads:
     """Uploads a run's checkpoints, the newest first. One that is no longer kept is not uploaded.
 
     Errors are warnings; what failed is tried again with the next checkpoint, and once more at the end of the run.
-    `keep=-1` keeps all there; `may_begin` tells whether the run's folder there may hold checkpoints already.
+    `keep=-1` keeps all there; with `overwrite` the folder there may be another run's.
     """
 
-    def __init__(self, mirror: str, state: State, keep: int, may_begin: bool) -> None:
+    def __init__(self, mirror: str, state: State, keep: int, overwrite: bool) -> None:
         name = re.sub(r"[^\w.+=-]+", "-", state.run_name).strip("-.") or "run"
         self.address = f"{mirror.rstrip('/')}/{name}"
         self.newest: Upload | None = None
         """The newest checkpoint there."""
         self._run_dir = state.run_dir
         self._keep = keep
-        self._may_begin = may_begin
+        self._overwrite = overwrite
         self._mirror: Mirror | None = None
+        self._owner = ""
         self._last: Upload | None = None  # the newest that was to be uploaded
         self._numbers = itertools.count()
         self._waiting: dict[str, Upload] = {}
@@ -77,6 +81,7 @@ class MirrorUploads:
         number = next(self._numbers)
         upload = Upload(name, number, self._run_dir / STAGE / f"{number}", f"{folder}/{name}", best)
         try:
+            self._owner = self._owner or _identify(self._run_dir)
             stage(self._run_dir, upload.checkpoint, upload.staged)
         except OSError as error:
             self._warn(name, error)
@@ -134,10 +139,9 @@ class MirrorUploads:
 
     def _upload(self, upload: Upload) -> None:
         if self._mirror is None:
-            self._mirror = Mirror(self.address)
-        if not self._may_begin and self._mirror.saved():
-            raise FileExistsError("it holds another run's checkpoints; choose another run_name= for this run")
-        self._may_begin = True
+            mirror = Mirror(self.address)
+            mirror.claim(self._owner, self._overwrite)
+            self._mirror = mirror
         self._mirror.upload(upload.staged, upload.name, upload.checkpoint, upload.best)
         if self.newest is None or self.newest.number < upload.number:
             self.newest = upload
@@ -152,3 +156,12 @@ class MirrorUploads:
             reason = " ".join(without_those_of(self.address, f"{type(error).__name__}: {error}").split())[:500]
             text = "mirror %s: checkpoint %s was not uploaded; training continues without it (%s)"
             log.warning(text, without_credentials(self.address), name, reason)
+
+
+def _identify(run_dir: Path) -> str:
+    """Return what identifies a run to its mirrors: made once, and kept in its folder and there."""
+    known = read_object(run_dir / OWNER).get("run")
+    if not isinstance(known, str) or re.fullmatch("[0-9a-f]{32}", known) is None:
+        known = secrets.token_hex(16)
+        write_whole(run_dir / OWNER, json.dumps({"run": known}))
+    return known

@@ -68,7 +68,7 @@ def progress_columns(state: State) -> list[ProgressColumn]:
     columns = [
         ProgressColumn(EPOCH, "epoch", max(len("epoch"), epochs), 0 if in_epochs else 5),
         ProgressColumn(BATCH, "batch", max(len("batch"), places), 5 if in_epochs else 0),
-        _metric(TRAIN_LOSS, "train loss", 1),
+        _metric(TRAIN_LOSS, "epoch loss", 1),
         *_metrics("train", state.train_metrics, 6),
     ]
     has_loss = type(state.unwrapped_model).loss is not Model.loss

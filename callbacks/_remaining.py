@@ -31,7 +31,8 @@ def batches_in_run(state: State) -> int | None:
     end = state.max_duration
     if end.unit is TimeUnit.BATCH:
         return int(end.value)
-    if end.unit is TimeUnit.EPOCH and state.train_dataloader_len:
-        return int(end.value) * state.train_dataloader_len
+    if end.unit is TimeUnit.EPOCH and state.train_dataloader_len:  # epochs before this one may have been longer
+        now = state.timestamp
+        return now.batch - now.batch_in_epoch + (int(end.value) - now.epoch) * state.train_dataloader_len
     done = known_progress(state).elapsed_in(TimeUnit.DURATION)
     return math.ceil(state.timestamp.batch / done - TINY) if done else None

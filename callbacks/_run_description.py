@@ -14,6 +14,7 @@ def describe_run(state: State, width: int) -> list[str]:
     from torch import get_num_threads
 
     from runner import get_world_size
+    from runner.data.content import describe_samples
 
     model = state.unwrapped_model
     parameters = list(model.parameters())
@@ -31,10 +32,14 @@ def describe_run(state: State, width: int) -> list[str]:
         f"seed {state.rank_zero_seed}",
     ]
     evaluated = [
-        f"{one.label} {_describe_samples(one.dataloader) or _describe_loader(one.dataloader)}"
+        f"{one.label} {describe_samples(one.dataloader, one.subset_num_batches) or _describe_loader(one.dataloader)}"
         for one in state.evaluators
     ]
-    data = [f"{state.max_duration}", f"train {_describe_loader(state.train_dataloader)}", *evaluated]
+    data = [
+        f"{state.max_duration}",
+        f"train {_describe_loader(state.train_dataloader, state.train_dataloader_len)}",
+        *evaluated,
+    ]
     return [_fit(training, ", ", width), _fit(data, "; ", width)]
 
 
@@ -54,21 +59,17 @@ def describe_events(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
         yield "" if number else "events", f"{', '.join(events)}: {', '.join(names)}"
 
 
-def _describe_loader(loader: Any) -> str:
+def _describe_loader(loader: Any, limit: int | None = None) -> str:
+    from runner.data.content import describe_samples
+
     batch_size = getattr(getattr(loader, "order", None) or loader, "batch_size", None)
-    batches = _length(loader)
+    batches = _length(loader) if limit is None else limit
     parts = [
-        _describe_samples(loader),
+        describe_samples(loader, limit),
         f"{batches:,} batch{'es' * (batches != 1)}" if batches is not None else "",
     ]
     shown = " in ".join(part for part in parts if part) or "of unknown length"
     return f"{shown} of {batch_size}" if batch_size is not None and batches is not None else shown
-
-
-def _describe_samples(loader: Any) -> str:
-    order = getattr(loader, "order", None)
-    samples = order.num_samples if order is not None else _length(getattr(loader, "dataset", None))
-    return f"{samples:,} sample{'s' * (samples != 1)}" if samples is not None else ""
 
 
 def _fit(parts: Sequence[str], between: str, width: int) -> str:

@@ -12,6 +12,8 @@ def find_fault(snapshot: dict[str, Any], trained: Collection[str], loss: float) 
 
     `trained` names the trained parameters; other tensors, such as attention masks, may hold any value.
     """
+    from runner.device.numbers import numbers_of
+
     if not math.isfinite(loss):
         return f"the loss is {loss}"
     for weights in (snapshot["model.pt"], snapshot.get("state.pt", {}).get("model") or {}):
@@ -19,6 +21,7 @@ def find_fault(snapshot: dict[str, Any], trained: Collection[str], loss: float) 
             tensor = weights[name]
             if tensor.is_meta:  # in a trial run
                 continue
+            tensor = numbers_of(tensor)
             # Two numbers and no copy; both are NaN if any element is.
             ends = (tensor if tensor.itemsize > 1 else tensor.float()).aminmax() if tensor.numel() else ()
             if not all(math.isfinite(one) for one in ends):

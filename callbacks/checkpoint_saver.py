@@ -13,6 +13,7 @@ from runner.callbacks._mirror_uploads import MirrorUploads
 from runner.callbacks._resting import until_due
 from runner.callbacks._soundness import find_fault
 from runner.files.addresses import without_credentials
+from runner.files.values import Address, InnerPath
 from runner.libraries.remote_files import check_address
 from runner.metric_choice import MetricChoice, choose_metric
 
@@ -64,15 +65,15 @@ class CheckpointSaver(Callback):
         ValueError: an argument is out of range, another saver has this folder or mirror, or, at FIT_START, the run has
             no metric named `monitor`; or, at AFTER_LOAD, `sharded` is True and ranks have a model that is not sharded.
         ImportError: the package for the protocol of `mirror` is not installed.
-        OSError: at AFTER_LOAD, the folder holds another run's checkpoints; at FIT_END, the last checkpoint cannot be
-            written.
+        OSError: at AFTER_LOAD, the folder holds another run's checkpoints, or something in place of a link; at FIT_END,
+            the last checkpoint cannot be written.
     """
 
     def __init__(
         self,
         save_interval: str | int | Time = "1ep",
-        folder: str = "checkpoints",
-        filename: str = "ep{epoch}-ba{batch}",
+        folder: InnerPath = "checkpoints",
+        filename: InnerPath = "ep{epoch}-ba{batch}",
         keep: int = 3,
         monitor: str | None = None,
         mode: str | None = None,
@@ -81,7 +82,7 @@ class CheckpointSaver(Callback):
         overwrite: bool = False,
         asynchronous: bool = False,
         sharded: bool | None = None,
-        mirror: str | None = None,
+        mirror: Address | None = None,
         mirror_timeout: float = 300.0,
     ) -> None:
         if keep < 1 and keep != -1:
@@ -147,13 +148,12 @@ class CheckpointSaver(Callback):
                 "sharded=True: each rank has the whole model; set trainer.parallel=fsdp, or set sharded=null"
             )
         self._checkpoints.path = state.run_dir / self.folder
+        self._checkpoints.check_links()
         if state.resumed_from is None and not self.overwrite and self.latest is not None:
             path = str(self._checkpoints.path)
             raise FileExistsError(f"folder={path!r} holds another run's checkpoints: resume it, or set overwrite=True")
         if self.mirror is not None:
-            begun = state.resumed_from and state.resumed_from.resolve().parent  # a fork begins with another run's
-            is_own = begun in [(state.run_dir / one.folder).resolve() for one in savers]
-            self._uploads = MirrorUploads(self.mirror, state, self._checkpoints.keep, self.overwrite or is_own)
+            self._uploads = MirrorUploads(self.mirror, state, self._checkpoints.keep, self.overwrite)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if self.monitor is not None:

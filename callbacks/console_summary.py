@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination, Record, Time, Timestamp
 from runner.budget import Budget
-from runner.callbacks._best_values import BestValues, name_metric
+from runner.callbacks._best_values import BestValues
 from runner.callbacks._epoch_loss import TRAIN_LOSS, EpochLoss
 from runner.callbacks._run_description import describe_events, describe_run
 from runner.distributed.session import SessionOver
+from runner.failures.exits import is_asked_for
+from runner.failures.facts import facts_of
+from runner.metric_choice import name_metric
 from runner.terminal.console import describe_time, epoch_number, make_console, print_block, print_title, show_path
 from runner.terminal.text import Column, draw_table, show_clock, show_number
 
@@ -35,8 +38,8 @@ class ConsoleSummary(LoggerDestination):
 
     At the start, three lines: the run and its folder; the model and how it is trained; the data. At the end: the final
     value of each metric, the best of each evaluation, how long the run took, its folder, and the commands to evaluate
-    it, to train it for longer and to view it or, if it failed or was stopped, to resume it. The training loss is the
-    mean of the last epoch. Values from before a resume are included.
+    it, to train it for longer and to view it or, if it failed or was stopped, to resume it. The epoch loss is the mean
+    of the training losses of the last epoch's batches. Values from before a resume are included.
 
     During training it warns when the loss has been NaN or infinite for 10 batches in a row.
 
@@ -181,13 +184,15 @@ class ConsoleSummary(LoggerDestination):
         ):
             final = show_number(self._final[key])
             best = where = ""
+            name = "/".join(filter(None, name_metric(key)))
             if (at := self._best_at.get(key)) is not None:
                 best = show_number(self._best.values[key])
                 where = f"batch {at.batch}" if at.batch_in_epoch else f"epoch {at.epoch}"
             elif key == TRAIN_LOSS and self._loss.mean is not None:
+                name = "epoch loss"  # what is logged is the loss of each batch
                 final = show_number(self._loss.mean)
                 where = "epoch mean" if get_data_parallel_size() == 1 else "epoch mean, rank 0"
-            rows.append(("/".join(filter(None, name_metric(key))), final, best, where))
+            rows.append((name, final, best, where))
         if not rows:
             return
         metric, finals, bests, places = (list(cells) for cells in zip(*rows[:MAX_METRICS], strict=True))
@@ -204,7 +209,8 @@ def _outcome(state: State, seconds: float, evaluating: float) -> Iterator[str]:
     """Yield how a run ended, how much it trained, and how fast; the rate excludes evaluations."""
     now = state.timestamp
     if state.error is not None:
-        outcome = "stopped" if isinstance(state.error, KeyboardInterrupt | SystemExit) else "failed"
+        outcome = "stopped" if is_asked_for(state.error) else "failed"
+        outcome = "diverged" if facts_of(state.error).divergence else outcome
         outcome = state.error.status.lower() if isinstance(state.error, SessionOver) else outcome
         yield f"{outcome:<8} {describe_time(now)}, {show_clock(seconds)}"
         return

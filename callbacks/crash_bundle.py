@@ -72,8 +72,10 @@ class CrashBundle(Callback):
 
     def _is_of_a_run(self, state: State, error: Exception) -> bool:
         """Return whether a run that has a folder failed, and its config is not refused for that."""
+        if facts_of(error).refusal:
+            return False
         if self.has_trained:
-            return (state.run_dir / "config.yaml").is_file() and not facts_of(error).refusal
+            return (state.run_dir / "config.yaml").is_file()
         is_refused = isinstance(error, ValueError | TypeError | OSError | ImportError)
         trains = bool(state.config) and state.config.get("mode", "train") == "train"
         return trains and (state.run_dir / RESULT).is_file() and not is_refused

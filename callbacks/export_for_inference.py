@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from runner import Callback
 from runner.callbacks._extra import require
 from runner.checks import check_one_of
+from runner.files.values import InnerPath
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,7 +57,7 @@ class ExportForInference(Callback):
     def __init__(
         self,
         save_format: str = "torch_export",
-        save_path: str | Path | None = None,
+        save_path: InnerPath | Path | None = None,
         sample_input: Any = None,
         transforms: Sequence[Callable[[nn.Module], nn.Module]] | None = None,
         dynamic_batch: bool = True,

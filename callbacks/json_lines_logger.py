@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination
 from runner.callbacks._extra import require
+from runner.files.values import InnerPath
 
 if TYPE_CHECKING:
     from runner import Logger, Record, State, Timestamp
@@ -32,7 +33,7 @@ class JSONLinesLogger(LoggerDestination):
         ImportError: the package orjson is missing.
     """
 
-    def __init__(self, filename: str = "metrics.jsonl") -> None:
+    def __init__(self, filename: InnerPath = "metrics.jsonl") -> None:
         if not filename or Path(filename).is_absolute() or ".." in Path(filename).parts:
             raise ValueError(f"filename={filename!r}: must be a path inside the run's folder, such as 'metrics.jsonl'")
         require("JSONLinesLogger", None, "orjson")

@@ -10,6 +10,7 @@ from runner import LoggerDestination, NextCall, Record
 from runner.callbacks._curves_picture import draw, panels
 from runner.callbacks._disk import disk_errors_reported
 from runner.callbacks._rates import copy_rates, make_keys
+from runner.files.values import InnerPath
 from runner.files.whole import write_whole
 from runner.pictures.curves import Curve, write_curves
 from runner.pictures.figure import render
@@ -39,7 +40,7 @@ class LearningCurves(LoggerDestination):
         ValueError: `filename` is not the name of a PNG, SVG or PDF file.
     """
 
-    def __init__(self, filename: str = "learning_curves.png") -> None:
+    def __init__(self, filename: InnerPath = "learning_curves.png") -> None:
         if "/" in filename or not filename.endswith((".png", ".svg", ".pdf")):
             raise ValueError(f"filename={filename!r}: must be the name of a file that ends in .png, .svg or .pdf")
         self.filename = filename
@@ -91,7 +92,10 @@ class LearningCurves(LoggerDestination):
         self._read_rates()
         curves = {key: curve for key, curve in self.curves.items() if curve.steps}
         path = state.run_dir / self.filename
-        picture = render(draw(curves, state.run_name, state.train_dataloader_len), path.suffix[1:])
+        now = state.timestamp
+        length = state.train_dataloader_len or 0
+        epochs_are_alike = now.batch == now.epoch * length + now.batch_in_epoch
+        picture = render(draw(curves, state.run_name, length if epochs_are_alike else None), path.suffix[1:])
         if in_notebook():
             show_in_cell(picture, path.suffix[1:])
         with disk_errors_reported(self.config_key):

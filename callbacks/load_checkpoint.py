@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner import Callback
+from runner.files.values import LocalPath
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -26,7 +27,8 @@ class LoadCheckpoint(Callback):
     run that is resumed, evaluates or predicts has its own weights, and loads none. All ranks read the file.
 
     Args:
-        checkpoint: folder of a run, whose newest complete checkpoint is used, or folder of a checkpoint.
+        checkpoint: folder of a run, whose newest complete checkpoint is used, folder of a checkpoint, or a file that
+            `runner export` wrote.
         strict: whether differing names of weights are an error; if False, matching weights are loaded and the others
             are reported.
         ignore_keys: patterns of names of weights not to load, such as ['module.head.*']; None loads all.
@@ -40,7 +42,7 @@ class LoadCheckpoint(Callback):
 
     def __init__(
         self,
-        checkpoint: str | Path,
+        checkpoint: LocalPath | Path,
         strict: bool = True,
         ignore_keys: Sequence[str] | None = None,
         event: str = "before_load",
@@ -67,32 +69,28 @@ class LoadCheckpoint(Callback):
     def _load(self, state: State) -> None:
         if _has_weights(state):
             return
-        from runner.checkpoints.differences import OTHER_SHAPE, describe_differences, differences
-        from runner.checkpoints.files import find_checkpoint, read_file
-        from runner.checkpoints.snapshot import load_into
+        from runner.checkpoints.weights import OTHER_SHAPE, describe_differences, differences, load_into, read_weights
 
+        model = state.unwrapped_model
         try:
-            path = find_checkpoint(self.checkpoint)
+            found = read_weights(self.checkpoint, model)
         except FileNotFoundError:
             raise ValueError(
                 f"checkpoint={str(self.checkpoint)!r}: no complete checkpoint; give a run's folder or a checkpoint's"
             ) from None
-        model = state.unwrapped_model
-        found = read_file(path, "model.pt")
         own = model.state_dict()
         ignored = _matching([*dict.fromkeys([*found, *own])], self.ignore_keys)
         found = {key: one for key, one in found.items() if key not in ignored}
-        kept = {key: one for key, one in own.items() if key not in ignored}
-        wrong = differences(found, kept)
-        if OTHER_SHAPE in wrong or (self.strict and wrong) or not found.keys() & kept:
+        wrong = differences(found, model, ignored)
+        if OTHER_SHAPE in wrong or (self.strict and wrong) or not found.keys() & own:
             raise ValueError(
                 f"checkpoint={str(self.checkpoint)!r}: its weights do not fit the model: "
                 f"{describe_differences(wrong) or 'none is left to load'}. ignore_keys leaves some out"
             )
-        loaded = {key: one for key, one in found.items() if key in kept}
+        loaded = {key: one for key, one in found.items() if key in own}
         load_into(model, loaded)
         rest = f"; {describe_differences(wrong)}" if wrong else ""
-        log.info("%d of %d weights loaded from %s%s", len(loaded), len(own), path, rest)
+        log.info("%d of %d weights loaded from %s%s", len(loaded), len(own), self.checkpoint, rest)
 
 
 def _has_weights(state: State) -> bool:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination
-from runner.callbacks._best_values import BestValues, name_metric
+from runner.callbacks._best_values import BestValues
 from runner.callbacks._mlflow.description import describe_config, flatten
 from runner.callbacks._mlflow.session import Session, log_sweep, parent_tags
 from runner.callbacks._mlflow.target import (
@@ -22,6 +22,8 @@ from runner.callbacks._mlflow.target import (
     uri_of_run,
 )
 from runner.callbacks._mlflow.writer_process import shared_writer
+from runner.files.values import Address
+from runner.metric_choice import name_metric
 
 if TYPE_CHECKING:
     from runner import Logger, Record, State
@@ -66,7 +68,7 @@ class MLflowLogger(LoggerDestination):
 
     def __init__(
         self,
-        tracking_uri: str | None = None,
+        tracking_uri: Address | None = None,
         experiment_name: str | None = None,
         run_name: str | None = None,
         tags: Mapping[str, Any] | None = MappingProxyType({}),
@@ -75,12 +77,13 @@ class MLflowLogger(LoggerDestination):
         close_timeout: float = 60.0,
         nested: bool = False,
         log_model: str | None = None,
-        register_model: str | None = None,
+        register_model: Address | None = None,
     ) -> None:
         check_arguments(close_timeout, system_metrics_interval)
         check_model(log_model, register_model)
         self.tracking_uri = resolve_uri(tracking_uri)
         check_address(self.tracking_uri)
+        self._by_key = tracking_uri is not None
         self.experiment_name = experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "runner"
         self._run_name = run_name
         self._tags = {str(key): str(value) for key, value in (tags or {}).items()}
@@ -144,7 +147,7 @@ class MLflowLogger(LoggerDestination):
     def _open(self, folder: Path, name: str, interval: float | None) -> Session:
         self.tracking_uri = uri_of_run(self.tracking_uri, folder)
         target = {"tracking_uri": self.tracking_uri, "experiment_name": self.experiment_name, "run_name": name}
-        return Session(folder, **target, system_metrics_interval=interval)
+        return Session(folder, **target, by_key=self._by_key, system_metrics_interval=interval)
 
     def _append(self, *entries: dict[str, Any]) -> None:
         if self._session is not None:
@@ -157,7 +160,8 @@ class MLflowLogger(LoggerDestination):
     eval_standalone_start = predict_start = _begin
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        self._append({"params": flatten(hyperparameters)})
+        if self._session is not None:
+            self._session.append_params(flatten(hyperparameters))
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
         self._append({"tags": dict(tags)})
@@ -181,7 +185,7 @@ class MLflowLogger(LoggerDestination):
         for key, value in metrics.items():
             if self._state is not None and self._best.add(key, value, self._state):
                 label, name = name_metric(key)
-                if "/" not in name:
+                if "/" not in name.removeprefix("loss/"):
                     found[f"best/{label}/{name}"] = value
         return found
 
@@ -214,7 +218,7 @@ class MLflowLogger(LoggerDestination):
     def sync(self, run_dir: Path | None) -> bool:
         from runner.callbacks._mlflow.sync import sync
 
-        return sync(self.tracking_uri, self.experiment_name, run_dir)
+        return sync(self.tracking_uri, self._by_key, self.experiment_name, run_dir)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._session is None else {**self._session.state_dict(), "best": self._best.state_dict()}

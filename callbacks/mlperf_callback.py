@@ -12,6 +12,7 @@ from runner.callbacks import _mlperf
 from runner.callbacks._disk import disk_errors_reported
 from runner.callbacks._extra import require
 from runner.checks import check_one_of, check_whole
+from runner.files.values import Command, InnerPath
 from runner.files.whole import write_whole
 from runner.metric_choice import MetricChoice, choose_metric
 
@@ -57,7 +58,7 @@ class MLPerfCallback(Callback):
 
     def __init__(
         self,
-        root_folder: str,
+        root_folder: InnerPath,
         index: int,
         benchmark: str = "resnet",
         target: float = 0.759,
@@ -67,7 +68,7 @@ class MLPerfCallback(Callback):
         submitter: str = "unnamed",
         system_name: str | None = None,
         status: str = "onprem",
-        cache_clear_cmd: str | None = None,
+        cache_clear_cmd: Command | None = None,
         host_processors_per_node: int | None = None,
         exit_at_target: bool = False,
     ) -> None:

@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from runner import Callback
+from runner.failures.facts import divergence
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +19,7 @@ SLOTS = 64  # number of losses that may be in transfer to the host at one time
 
 
 class NaNMonitor(Callback):
-    """Ends the run with an error when the training loss of a batch is NaN or infinite.
+    """Ends the run as diverged when the training loss of a batch is NaN or infinite.
 
     Each rank checks its own loss, so that the error names the rank where it began. On a CPU the check is immediate,
     before a checkpoint is written. A GPU copies each loss to the host in the background, and it is checked when it has
@@ -82,7 +83,7 @@ class NaNMonitor(Callback):
     def _fail(self, loss: Any, epoch: int, batch: int) -> NoReturn:
         from runner import get_global_rank
 
-        raise FloatingPointError(
+        raise divergence(
             f"the loss is {loss} on rank {get_global_rank()}, epoch {epoch + 1}, batch {batch} (both from 1). "
             "Lower the learning rate, warm it up, or clip gradients (+algorithms=gradient_clipping)"
         )

@@ -80,7 +80,7 @@ class OptimizerMonitor(Callback):
         self._parameters = {name: parameter for name, parameter in self._named if parameter.grad is not None}
         if not self._parameters:
             return
-        norms = l2_norms([_gradient(parameter) for parameter in self._parameters.values()])
+        norms = l2_norms([parameter.grad for parameter in self._parameters.values()])
         self._metrics = {f"l2_norm/grad/{name}": norm for name, norm in zip(self._parameters, norms, strict=True)}
         self._metrics["l2_norm/grad/global"] = torch.linalg.vector_norm(torch.stack([*norms]))
         is_first = state.timestamp.batch == 0  # the first step creates the momenta
@@ -115,22 +115,19 @@ class OptimizerMonitor(Callback):
             yield next(moments, None)
 
 
-def l2_norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+def l2_norms(tensors: Sequence[Any]) -> Sequence[Tensor]:
     """Return the Euclidean norm of each tensor, in 32 bits or more; for a sharded tensor that of the whole.
 
     Call it on all ranks if tensors are sharded.
     """
     import torch
 
+    from runner.device.numbers import numbers_of
     from runner.distributed.sharding import whole
 
     if not tensors:
         return []
+    tensors = [*map(numbers_of, tensors)]
     dtype = reduce(torch.promote_types, {tensor.dtype for tensor in tensors}, torch.float32)
     norms = torch._foreach_norm(list(tensors), 2, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
     return [*map(whole, norms)]
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad

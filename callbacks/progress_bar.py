@@ -38,11 +38,11 @@ BAR_AND_GAP = 14  # columns that are kept free for a shorter one
 class ProgressBar(LoggerDestination):
     """Prints a line for each evaluation and each epoch, and shows how far the run is.
 
-    The lines are columns under one header: the most important ones that fit into the terminal. The training loss
-    is the mean of the epoch so far, and batches per second leave out evaluations. On a terminal and in a notebook, the
-    next line is already there, with a bar for the whole run. Elsewhere, as in a pipe or with CI=true, it is printed
-    when nothing else was for a while. Only rank 0 prints. Nothing is done per batch: a thread reads the state at
-    intervals, and metrics arrive on the logger's thread.
+    The lines are columns under one header: the most important ones that fit into the terminal. The epoch loss is the
+    mean of the training losses of the epoch's batches so far, and batches per second leave out evaluations. On a
+    terminal and in a notebook, the next line is already there, with a bar for the whole run. Elsewhere, as in a pipe or
+    with CI=true, it is printed when nothing else was for a while. Only rank 0 prints. Nothing is done per batch: a
+    thread reads the state at intervals, and metrics arrive on the logger's thread.
 
     Args:
         refresh_interval: seconds between two updates of the bar.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner import Callback
+from runner.files.values import LocalPath
 from runner.terminal.answer import SCHEMA, plain
 
 if TYPE_CHECKING:
@@ -21,14 +22,15 @@ class ProgressLines(Callback):
     """Writes a JSON line when training begins and ends, after each epoch and evaluation, and at least every 30 seconds.
 
     A line is `{"schema", "event", "epoch", "batch", "sample", "loss", "metrics", "time", "run"}`: `event` is
-    fit_start, epoch_end, eval_end, alive or fit_end, `metrics` are the last ones of each evaluator, and `time` is in
-    seconds since 1970. During a batch that takes longer than 30 seconds, no line is written. Rank 0 writes.
+    fit_start, epoch_end, eval_end, alive or fit_end, `loss` is the training loss of the last batch, `metrics` are the
+    last ones of each evaluator, and `time` is in seconds since 1970. During a batch that takes longer than 30 seconds,
+    no line is written. Rank 0 writes.
 
     Args:
         path: the file that lines are appended to; None means stderr.
     """
 
-    def __init__(self, path: str | None = None) -> None:
+    def __init__(self, path: LocalPath | None = None) -> None:
         self.path = path
         self._last = 0.0
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from runner import LoggerDestination
 from runner.callbacks._event_file import EventFile
 from runner.callbacks._extra import require
+from runner.files.values import InnerPath
 
 if TYPE_CHECKING:
     from runner import Logger, Record, State
@@ -31,7 +32,7 @@ class TensorBoardLogger(LoggerDestination):
         ImportError: the package tensorboard or google-crc32c is missing.
     """
 
-    def __init__(self, folder: str = "tensorboard") -> None:
+    def __init__(self, folder: InnerPath = "tensorboard") -> None:
         if not folder or Path(folder).is_absolute() or ".." in Path(folder).parts:
             raise ValueError(f"folder={folder!r}: must be a path inside the run's folder, such as 'tensorboard'")
         require("TensorBoardLogger", "tensorboard", "tensorboard", "google_crc32c")

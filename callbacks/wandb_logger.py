@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from runner import LoggerDestination
 from runner.callbacks._extra import require
 from runner.callbacks._wandb_session import Session
+from runner.failures.exits import is_asked_for
 from runner.files.addresses import hidden_everywhere
+from runner.files.values import Address
 
 if TYPE_CHECKING:
     from runner import Logger, Record, State
@@ -47,7 +49,7 @@ class WandBLogger(LoggerDestination):
         self,
         project: str | None = None,
         name: str | None = None,
-        entity: str | None = None,
+        entity: Address | None = None,
         group: str | None = None,
         tags: Sequence[str] = (),
         mode: str | None = None,
@@ -128,5 +130,5 @@ class WandBLogger(LoggerDestination):
     def close(self, state: State, logger: Logger) -> None:
         if state.error is None:
             self._begin()
-        interrupted = isinstance(state.error, KeyboardInterrupt | SystemExit)
+        interrupted = is_asked_for(state.error)
         self._session.close(exit_code=0 if state.error is None else 1, in_a_hurry=interrupted)

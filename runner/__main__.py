@@ -7,9 +7,16 @@ after a checkpoint: 130 on Ctrl-C, 143 on SIGTERM. See `runner.failures.exit_cod
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
+    # `python -m` puts the working directory first, where anybody's `yaml.py` would run in place of the library.
+    del sys.path[0]
+    if os.path.dirname(os.path.dirname(os.path.abspath(__file__))) == os.getcwd():  # a checkout that is not installed
+        sys.path.append(os.getcwd())
+
+import atexit
 import threading
 from typing import NoReturn
 
@@ -24,8 +31,6 @@ from runner.terminal.output import lasting_output
 
 def main() -> int:
     """Run the command line of this process, whatever its rank, and return the exit code."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
     return answered(_run)
 
 

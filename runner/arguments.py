@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from runner.checks import check_session, check_subset
+from runner.checks import check_session, check_subset, refuse_one_shot
 from runner.destination import LoggerDestination
 from runner.distributed.collectives import pick_device
 from runner.distributed.ranks import get_global_rank, get_world_size
@@ -123,8 +123,8 @@ def check_trainable(state: State, may_be_over: bool = False) -> None:
     """Check that `fit` can start, and that it will end.
 
     Raises:
-        ValueError: the training data or optimizers are missing, nothing is left to train, or max_duration is in tokens
-            and the model does not count tokens.
+        ValueError: the training data or optimizers are missing, nothing is left to train, max_duration is in tokens
+            and the model does not count tokens, or data can be read only once.
     """
     if state.train_dataloader is None or not state.optimizers:
         missing = "train_dataloader" if state.train_dataloader is None else "optimizers"
@@ -135,6 +135,7 @@ def check_trainable(state: State, may_be_over: bool = False) -> None:
         raise ValueError(f"{duration}: {model.__name__} does not count tokens; override num_tokens, or use ep, ba, sp")
     if state.timestamp >= state.max_duration and not may_be_over:
         raise ValueError(f"{duration} is reached: nothing left to train; call fit('1ep'), or raise max_duration")
+    refuse_one_shot(state)
 
 
 def check_model(model: Any) -> None:
@@ -205,7 +206,7 @@ def check_evaluator(evaluator: Evaluator, train_dataloader: Any) -> None:
         ValueError: it would use the workers of the training data, which are busy.
     """
     if evaluator.dataloader is train_dataloader and getattr(train_dataloader, "persistent_workers", False):
-        remedy = "its persistent workers can only read one pass at a time; use a separate loader"
+        remedy = "its persistent workers can only read one pass at a time; use a separate loader or DatasetLoader"
         raise ValueError(f"evaluator {evaluator.label!r}: dataloader is the train_dataloader: {remedy}")
 
 

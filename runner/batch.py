@@ -250,13 +250,17 @@ def slice_samples(batch: Any, start: int, end: int, num_samples: int) -> Any:
         num_samples: the number of samples in the batch.
 
     Raises:
-        ValueError: a tensor of the batch has a different size in dimension 0.
+        ValueError: a tensor of the batch has a different size in dimension 0, or is sparse.
         TypeError: an object in the batch cannot be sliced.
     """
 
     def cut(tensor: Tensor) -> Tensor:
         if tensor.ndim == 0:
             return tensor
+        if tensor.layout not in (torch.strided, torch.jagged):
+            kind = str(tensor.layout).removeprefix("torch.")
+            remedy = "override Model.slice_batch, or use grad_accum=1"
+            raise ValueError(f"cannot split a batch that holds a tensor of layout {kind}: {remedy}")
         if tensor.size(0) != num_samples:
             shape = (tensor.size(0), "...") if tensor.is_nested else tuple(tensor.shape)
             raise ValueError(

@@ -11,8 +11,8 @@ import torch
 from runner.batch import count_samples
 from runner.checks import name_of_loader, warn_if_endless
 from runner.device.prefetch import open_loader
+from runner.distributed import shares
 from runner.distributed.ranks import get_data_parallel_size, get_world_size
-from runner.distributed.shares import Reading, find_sampler, length_of_shares, read_shares, refuse_unsharded
 from runner.model import Model
 from runner.precision import Precision
 from runner.randomness import ForwardStream, stream_seed
@@ -25,7 +25,7 @@ class BatchStream:
     earlier ones, and know how many samples each rank has. Any other iterable of batches works too. Its sampler's
     `set_epoch` is called, and batches before the start are read and dropped. With several ranks, an attribute
     `ranks_read` says what it yields on each of them, see `runner.data.Sharded` and `runner.data.Replicated`; without
-    one, it must shard itself into shares of equal size (`DistributedSampler`).
+    one, its sampler must divide the samples into shares of equal size (`DistributedSampler`).
 
     Random numbers that such an iterable, or the transform of a loader of this project, draws from torch's generators
     while reading a batch depend only on the seed, the epoch and the batch. Persistent workers of a plain DataLoader are
@@ -44,8 +44,7 @@ class BatchStream:
 
     Raises:
         TypeError: the loader is not iterable.
-        ValueError: the loader is empty, would give every rank the same samples, or would repeat samples in an
-            evaluation.
+        ValueError: the loader is empty, does not say what ranks read, or would repeat samples in an evaluation.
     """
 
     def __init__(
@@ -62,24 +61,19 @@ class BatchStream:
             raise TypeError(f"{name_of_loader(label)}={loader!r}: must be iterable, yielding batches")
         self._world_size = get_data_parallel_size()
         group = get_world_size() // self._world_size
-        refuse_unsharded(loader, label, self._world_size, group)
-        try:
-            self.length: int | None = len(loader)  # type: ignore[arg-type]
-        except TypeError:
-            self.length = None
-        self.ranks_read: Reading | None = None
+        shares.refuse_unsharded(loader, label, self._world_size, group)
+        self.ranks_read: shares.Reading | None = getattr(loader, "ranks_read", None) if self._world_size > 1 else None
         """What the loader declares to yield on each of several ranks; None if it declares nothing."""
-        if subset_num_batches is not None and self.length != 0:
-            self.length = min(self.length or subset_num_batches, subset_num_batches)
-        if self._world_size > 1 and (reading := getattr(loader, "ranks_read", None)) is not None:
-            self.ranks_read = reading
-            self.length = length_of_shares(reading, self.length)
-        if self.length == 0:
-            name = name_of_loader(label)
-            raise ValueError(f"{name} has no batches: its data set is empty, or with drop_last=True too small")
         self._limit = subset_num_batches
         self.loader = loader
         self.label = label
+        self._name = name_of_loader(label)
+        # A first training batch is read in time anyway, but the first evaluation comes after an epoch of work.
+        self._is_empty = self.ranks_read == "shares" and label != "train" and shares.is_empty(loader)
+        self.length = self._ask_length()
+        """The batches of the present pass on each rank, asked when it starts; None if the loader has no length."""
+        if self.length == 0:
+            raise ValueError(f"{self._name} has no batches: its data set is empty, or with drop_last=True too small")
         self._device = device
         self._started = False
         order = getattr(loader, "order", None)
@@ -97,20 +91,21 @@ class BatchStream:
         self._draws = order is None or getattr(loader, "transform", None) is not None
         self._iterate, self._move = open_loader(loader, device)
 
-    def start(self, epoch: int = 0, batch: int = 0) -> Iterator[Any]:
-        """Return an iterator over the batches of an epoch, starting at a given batch, on the device."""
+    def seek(self, epoch: int, batch: int) -> None:
+        """Point the loader at a batch of an epoch, and ask how long the epoch is. All ranks."""
         loader: Any = self.loader
-        read = 0
         if hasattr(loader, "seek"):
             loader.seek(epoch, batch)
-            read = batch
-        elif hasattr(loader, "__next__"):  # an iterator continues where it stopped, here or in an earlier session
+        elif not hasattr(loader, "__next__"):
+            shares.set_epoch(loader, epoch)
+        self.length = self._ask_length()
+
+    def start(self, epoch: int = 0, batch: int = 0) -> Iterator[Any]:
+        """Return an iterator over the batches of an epoch, starting at a given batch, on the device. All ranks."""
+        self.seek(epoch, batch)
+        read = batch if hasattr(self.loader, "seek") else 0
+        if hasattr(self.loader, "__next__"):  # an iterator continues where it stopped, here or in an earlier session
             read = batch if self._started else -epoch * (self._limit or 0)
-        else:
-            candidates = [find_sampler(loader), getattr(loader, "batch_sampler", None), loader]
-            shuffles = next((one for one in candidates if hasattr(one, "set_epoch")), None)
-            if shuffles is not None:
-                shuffles.set_epoch(epoch)
         self._started = True
         batches = self._read(epoch, read) if self._draws else self._iterate()
         if self._limit is not None:
@@ -120,14 +115,20 @@ class BatchStream:
         if batch > read:
             batches = itertools.islice(batches, batch - read, None)
         if self.length is None and self.label != "train":  # training ends at max_duration, whatever the loader does
-            batches = warn_if_endless(batches, name_of_loader(self.label))
+            batches = warn_if_endless(batches, self._name)
         if (move := self._move) is not None:
             batches = (move(one) for one in batches)
         return batches if self._cast is None else map(self._cast, batches)
 
+    def _ask_length(self) -> int | None:
+        length = 0 if self._is_empty else shares.length_of(self.loader)
+        if self._limit is not None and length != 0:
+            length = min(length or self._limit, self._limit)
+        return length if self.ranks_read is None else shares.length_of_shares(self.ranks_read, length, self._name)
+
     def _read(self, epoch: int, batch: int) -> Iterator[Any]:
         """Yield batches, starting at a given one, with torch's generators seeded before each is read."""
-        for one in (self.loader, find_sampler(self.loader)):
+        for one in (self.loader, shares.find_sampler(self.loader)):
             if isinstance(generator := getattr(one, "generator", None), torch.Generator):
                 generator.manual_seed(stream_seed(self._seed, "order", epoch))
         stream = ForwardStream(self._seed, self._device, "dataloader", epoch)
@@ -140,9 +141,9 @@ class BatchStream:
             except StopIteration:
                 return
 
-    def _share(self, batches: Iterator[Any], reading: Reading) -> Iterator[Any]:
+    def _share(self, batches: Iterator[Any], reading: shares.Reading) -> Iterator[Any]:
         """Yield this rank's share of the batches. All ranks."""
-        for share in read_shares(reading, batches, lambda batch: self._own_counts(0, batch)[0]):
+        for share in shares.read_shares(reading, batches, lambda batch: self._own_counts(0, batch)[0], self._name):
             self._read_share = share
             yield share.batch
 

@@ -83,11 +83,12 @@ def evaluate(run: Run, evaluator: Evaluator) -> None:
         state.outputs = run.eval_forward(state.batch)
         on.eval_after_forward()
         update_metrics(state.unwrapped_model, state.batch, state.outputs, metrics, counts=samples > 0)
-        if samples and run.has_loss:
+        if run.has_loss:  # also of a stand-in, as in training: a loss may gather from all ranks
             batch_loss = run.loss(state.outputs, state.batch)
             if not run.loss_is_checked:
                 run.check_loss(batch_loss, "loss", trains=False)
-            loss.add(total_of(batch_loss), state.unwrapped_model.loss_weight(state.batch))
+            if samples:
+                loss.add(total_of(batch_loss), state.unwrapped_model.loss_weight(state.batch))
         state.eval_timestamp = state.eval_timestamp.to_next_batch(all_samples)
         on.eval_batch_end()
     if state.eval_timestamp.batch == 0:

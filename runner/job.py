@@ -19,8 +19,10 @@ from runner.config import build
 from runner.config.command_line import LISTS, key_of
 from runner.config.composed import to_plain
 from runner.config.errors import WrongConfig, config_errors
+from runner.config.replaced import about_dropped, without_replaced
 from runner.distributed.endings import ended_by_signals
 from runner.distributed.environment import is_rank_zero, without_ranks
+from runner.distributed.fork_server import start_fork_server
 from runner.distributed.gpus import given_back, lease
 from runner.distributed.job import Job
 from runner.distributed.launch import Ranks, check_gpus
@@ -28,18 +30,20 @@ from runner.distributed.local_ranks import ranks
 from runner.distributed.session import SessionOver, requeued_by_signals
 from runner.distributed.slurm import is_job as is_slurm_job
 from runner.distributed.slurm import use_tasks_as_ranks
+from runner.distributed.standstill import ended_when_stuck
 from runner.distributed.threads import LEFT_TO_US, Threads, choose_threads, parallel_jobs, with_threads
 from runner.failures.exit_codes import INTERRUPTED, WRONG_CONFIG, code_of_failure
+from runner.failures.exits import exits_as_failures
 from runner.libraries.importing import importing
 from runner.modes.evaluate import with_saved_weights
 from runner.modes.table import MODES, Mode, find_mode
 from runner.runs import folder as run_folder
 from runner.runs.changes import print_changes, print_changes_of_fork, print_changes_of_rerun
-from runner.runs.folder import checkpoint_before_restart, owned, removed_when_refused, run_folder_of
+from runner.runs.folder import check_unused, checkpoint_before_restart, owned, removed_when_refused, run_folder_of
 from runner.runs.forks import find_fork
 from runner.runs.kept_code import import_from
 from runner.runs.recording import Diverged
-from runner.runs.rerun import arguments_to_record, merge_config, saved_name
+from runner.runs.rerun import arguments_to_record, merge_config, options_of, saved_name
 from runner.runs.result import Objective, is_unfinished
 from runner.runs.saved_run import SavedRun, from_the_start
 from runner.sweeps import sweep
@@ -47,6 +51,7 @@ from runner.sweeps.job import attempt, placed
 from runner.terminal.answer import give
 from runner.terminal.console import announce, print_failure
 from runner.terminal.output import lasting_output, output_to
+from runner.terminal.text import PrintableFormatter, print_to_stderr
 
 log = logging.getLogger("runner")
 
@@ -89,6 +94,7 @@ class Task:
             return attempt(partial(perform, config, hydra_config, self.saved), hydra_config, without_objective)
 
 
+@exits_as_failures()
 def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Objective:
     """Run the job of a composed config, on all ranks if its mode needs them, and return the objective of a sweep."""
     job = prepare(config, hydra_config, saved)
@@ -117,11 +123,8 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
     """
     run_dir = Path(hydra_config.runtime.output_dir)
     with removed_when_refused(run_dir), config_errors():
-        plain = to_plain(config)
         overrides = list(hydra_config.overrides.task)
-        sweep.check_choice(hydra_config, plain, saved)
-        if saved is not None:
-            plain = merge_config(saved, plain, overrides)
+        plain = _config_to_use(config, hydra_config, saved)
         mode = find_mode(plain["mode"])
         give(mode=mode.name)
         if mode.keeps_folder:  # otherwise no destination is called
@@ -140,6 +143,8 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
             plain["resume"] = None  # there is no checkpoint, but the run keeps its folder
         if resume is not None and fork is None:
             run_dir = Path(saved.run_dir) if saved and saved.run_dir else run_folder_of(resume) or run_dir
+        elif mode.trains and hydra_config.mode is RunMode.RUN:
+            check_unused(run_dir)
         run_name = name_run(mode, plain, run_dir, saved, hydra_config.runtime.choices)
         is_single = mode.trains and hydra_config.mode is RunMode.RUN  # a sweep keeps track of its own jobs
         if is_single and (plain.get("callbacks") or {}).get("console_summary"):
@@ -168,6 +173,17 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
     )
 
 
+def _config_to_use(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> dict[str, Any]:
+    """Return a composed config as plain values: without what a typed choice replaces, and merged into a saved run's."""
+    overrides = list(hydra_config.overrides.task)
+    config, dropped = without_replaced(config, overrides, options_of(hydra_config))
+    if dropped and hydra_config.mode is RunMode.RUN:
+        print(about_dropped(dropped), file=sys.stderr)
+    plain = to_plain(config)
+    sweep.check_choice(hydra_config, plain, saved)
+    return plain if saved is None else merge_config(saved, plain, overrides)
+
+
 def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> Threads:
     """Start the other processes of a job, before this one imports torch, and return the CPU threads per rank."""
     launch = build.make_launch(config)
@@ -177,7 +193,15 @@ def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> Threads:
     if jobs > 1 and config["trainer"].get("device", "auto") in ("auto", "cuda"):
         lease(processes, (Path(hydra_config.sweep.dir) / sweep.STOP).exists)
     ranks().start(processes, threads.number)
+    if uses_workers(config):
+        start_fork_server()
     return threads
+
+
+def uses_workers(config: Mapping[str, Any]) -> bool:
+    """Return whether a config's data is read by workers, whose server should start early, beside this process."""
+    data = config.get("data")
+    return isinstance(data, dict) and bool(data.get("num_workers"))
 
 
 def check_in_mode(mode: Mode, config: Mapping[str, Any], hydra_config: Any) -> None:
@@ -221,14 +245,14 @@ def print_differences(
 def name_run(
     mode: Mode, config: Mapping[str, Any], run_dir: Path, saved: SavedRun | None, choices: Mapping[str, str]
 ) -> str:
-    """Return the name of a run: the one typed or recorded, or else a name made from its model, data and folder.
+    """Return the name of a run: the one typed or recorded, or else a name made from its folder, model and data.
 
     The name of the mode comes first if the run only uses the weights of another run.
     """
     name = config["run_name"]
     if not name:
         chosen = [choices.get(group) or f"own-{group}" for group in ("model", "data")]
-        name = "-".join([*chosen, *run_dir.parts[-2:]])
+        name = "-".join([run_dir.name, *chosen, run_dir.parent.name])  # lists and charts cut it after 20 characters
     if saved is not None and config["run_name"] == saved.config.get("run_name"):
         name = saved_name(saved, config, run_dir) or name
     return f"{mode.name}-{name}" if mode.uses_weights else str(name)
@@ -242,6 +266,7 @@ def chosen_names(choices: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
     return {group: name for group, name in names.items() if isinstance(name, str) and name != "null"}
 
 
+@exits_as_failures()
 def run(job: Job) -> Objective:
     """Run a job in its mode, and return the objective of a sweep. Call it on all ranks that take part."""
     import_from(job.code)
@@ -253,6 +278,8 @@ def run(job: Job) -> Objective:
                 log.warning("launch.requeue=true: has no effect outside Slurm")
             stack.enter_context(requeued_by_signals(launch.requeues))
             stack.enter_context(ended_by_signals(launch.grace))
+            device = str(job.config["trainer"].get("device", "auto"))
+            stack.enter_context(ended_when_stuck(launch.patience_seconds, Path(job.run_dir), device))
         if mode.folder == "temporary" and job.config["resume"] is None:  # otherwise the folder is another run's
             stack.callback(run_folder.remove_empty, Path(job.run_dir))
         return mode.run(job)
@@ -278,7 +305,7 @@ def follow(ranks: Ranks) -> int:
     Errors that all ranks raise alike are printed by rank 0 only. A warning says which rank it comes from.
     """
     if logging.lastResort is not None:  # only rank 0 has Hydra's handlers
-        logging.lastResort.setFormatter(logging.Formatter(f"%(levelname)s: rank {ranks.rank}: %(message)s"))
+        logging.lastResort.setFormatter(PrintableFormatter(f"%(levelname)s: rank {ranks.rank}: %(message)s"))
     try:
         return _follow(ranks)
     finally:
@@ -287,12 +314,14 @@ def follow(ranks: Ranks) -> int:
 
 def _follow(ranks: Ranks) -> int:
     for job in ranks.receive():
+        if uses_workers(job.config):
+            start_fork_server()
         with output_to(job.log, job.is_logged_too):
             try:
                 run(job)
             except WrongConfig as error:
                 if not ranks.has_next_message():
-                    print(f"error on rank {ranks.rank}: {error}", file=sys.stderr)
+                    print_to_stderr(f"error on rank {ranks.rank}: {error}")
                     return WRONG_CONFIG
             except (Diverged, SessionOver):
                 continue  # rank 0 found the same, and decides whether there is another job

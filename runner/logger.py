@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from runner.checks import as_step, check_file, check_images, check_named, check_table
 from runner.destination import LoggerDestination, Record
 from runner.failures.facts import add_raiser
+from runner.logged import as_step, check_file, check_images, check_named, check_table
 
 if TYPE_CHECKING:
     from runner.state import State

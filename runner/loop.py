@@ -12,6 +12,7 @@ from runner.dataloader import BatchStream
 from runner.epochs import catch_up, end_epoch, start_epoch
 from runner.evaluation import evaluate_now
 from runner.loss import rank_share
+from runner.models.beginning import begin_training
 from runner.run import Run
 
 
@@ -20,8 +21,10 @@ def fit(run: Run) -> None:
     state = run.state
     stream = run.train_stream
     assert stream is not None  # the Trainer has checked it
-    state.unwrapped_model.train()
+    begin_training(state)
     state.stream = stream
+    stream.seek(state.timestamp.epoch, state.timestamp.batch_in_epoch)
+    state.train_dataloader_len = stream.length  # a resumed run may continue in an epoch of another length
     run.clock.start()
     run.on.fit_start()
     catch_up(run)  # after FIT_START, so that callbacks are ready for what a resumed run still owes
@@ -29,6 +32,7 @@ def fit(run: Run) -> None:
         run.end_where_interrupted()  # at FIT_START, or at the end of an epoch
         if state.timestamp.batch_in_epoch == 0:
             start_epoch(run)
+        run.follow_freezing()  # hooks may have frozen layers, or unfrozen them
         if not train_epoch(run, stream):
             break  # in the middle of an epoch, which therefore has no end
         end_epoch(run)
@@ -44,6 +48,7 @@ def train_epoch(run: Run, stream: BatchStream) -> bool:
     on = run.on
     # After EPOCH_START, at which a callback or algorithm may still change how the data is read.
     batches = stream.start(state.timestamp.epoch, state.timestamp.batch_in_epoch)
+    state.train_dataloader_len = stream.length
     evaluators = [one for one in state.evaluators if not getattr(one.eval_interval, "ends_epochs", False)]
     while True:
         on.before_dataloader()
@@ -54,6 +59,8 @@ def train_epoch(run: Run, stream: BatchStream) -> bool:
         samples, all_samples = stream.counts(state.timestamp.batch_in_epoch, state.batch)
         on.after_dataloader()  # the batch is on the device: the place to augment it
         train_batch(run, samples, all_samples)
+        if run.freezing.is_new:
+            run.freezing.check_gradients()
         if evaluators:
             evaluate_now(run, [one for one in evaluators if one.is_due(state)])
         on.batch_checkpoint()  # after the evaluation, so that a checkpoint holds its values and can be chosen by them

@@ -22,26 +22,6 @@ Share = Callable[[], Weight]
 """Returns a part of a batch of all ranks, once the forward pass has been queued; it may have to wait for the ranks."""
 
 
-def check_loss(loss: Any, source: str, trains: bool) -> None:
-    """Check that a loss can be logged and averaged and, if needed, trained.
-
-    `source` names the method that returned it, such as `MyModel.loss`.
-
-    Raises:
-        TypeError: the loss is neither a zero-dimensional tensor nor a dict of such tensors.
-        ValueError: the loss has no gradient.
-    """
-    named = {repr(name): part for name, part in loss.items()} if isinstance(loss, dict) else {}
-    for name, part in (named or {"a loss": loss}).items():
-        if not isinstance(part, Tensor) or part.ndim:
-            kind = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"type {type(part).__name__}"
-            allowed = "a zero-dimensional tensor, such as losses.mean(), or a dict of such tensors"
-            raise TypeError(f"{source} returned {name} of {kind}: it must be {allowed}")
-    if trains and not total_of(loss).requires_grad:
-        remedy = "without no_grad(), detach(), item() or argmax(), and leave parameters that require a gradient"
-        raise ValueError(f"{source} returned a loss without a gradient: compute it from the outputs {remedy}")
-
-
 def total_of(loss: Tensor | dict[str, Tensor]) -> Tensor:
     """Return the tensor to minimize: the loss itself or, from a dict, the entry 'total' or else the sum of all."""
     if isinstance(loss, Tensor):

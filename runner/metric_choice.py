@@ -1,9 +1,13 @@
-"""Finds the metric of a run that a callback or algorithm monitors by name."""
+"""The names of metrics: as they are logged, 'loss/eval/total', and as they are shown and typed, 'eval/loss'.
+
+Every place that takes the name of a metric takes both.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from runner.failures.facts import annotate
@@ -14,6 +18,32 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("runner")
+
+
+def name_metric(key: str) -> tuple[str, str]:
+    """Return the label and name of a logged key: ('eval', 'loss') of 'loss/eval/total'.
+
+    Parts of a loss are ('train', 'loss/part'). The label is empty if a user has logged something like `loss/mine`.
+    """
+    kind, _, rest = key.partition("/")
+    label, _, name = rest.rpartition("/") if rest.count("/") < 2 else rest.partition("/")
+    if kind == "loss" and label:
+        name = "loss" if name == "total" else f"loss/{name}"
+    return label, name
+
+
+def short_name(name: str) -> str:
+    """Return 'eval/loss' of the logged 'loss/eval/total', and any name that is not a logged one as it is."""
+    is_logged = name.startswith(("loss/", "metrics/")) and name.count("/") > 1
+    return "/".join(name_metric(name)) if is_logged else name
+
+
+def metrics_named(name: str, metrics: Iterable[str]) -> list[str]:
+    """Return those of the metrics 'label/name' that a name means; without a label, it means those of all evaluators."""
+    metrics = [*metrics]
+    return [one for one in metrics if one in (name, short_name(name))] or [
+        one for one in metrics if one.partition("/")[2] == name and not one.startswith("train/")
+    ]
 
 
 class MetricChoice(NamedTuple):
@@ -52,8 +82,9 @@ class MetricChoice(NamedTuple):
 def choose_metric(state: State, monitor: str, argument: str = "monitor", label: str | None = None) -> MetricChoice:
     """Return the metric with a given name, such as 'MulticlassAccuracy' or, with its label, 'eval/MulticlassAccuracy'.
 
-    Every evaluator has a 'loss'. `argument` is what `monitor` was given as. A name without a label is looked up under
-    `label`, or without one in the only evaluator that has a metric of that name, test data aside.
+    The name under which it is logged, 'metrics/eval/MulticlassAccuracy', has a label too. Every evaluator has a 'loss'.
+    `argument` is what `monitor` was given as. A name without a label is looked up under `label`, or without one in the
+    only evaluator that has a metric of that name, test data aside.
 
     Raises:
         ValueError: no metric has that name, or several have; the message lists all metrics.
@@ -64,7 +95,7 @@ def choose_metric(state: State, monitor: str, argument: str = "monitor", label: 
         choices += [MetricChoice(evaluator.label, name) for name in names]
     left_out = {"train", *(one.label for one in state.evaluators if one.is_test)}
     asked = [one for one in choices if one.label == label or (label is None and one.label not in left_out)]
-    named = [one for one in choices if monitor == f"{one.label}/{one.name}"]
+    named = [one for one in choices if f"{one.label}/{one.name}" in (monitor, short_name(monitor))]
     named = named or [one for one in asked if monitor == one.name]
     if len(named) != 1:
         problem = "is the name of several metrics" if named else "is not a metric of this run"

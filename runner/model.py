@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -138,9 +138,18 @@ class Model(nn.Module):
         """Return the number of items that the loss of this batch averages over: by default its number of samples.
 
         A tensor must be zero-dimensional and on the batch's device. These weights are used to average gradients over
-        microbatches and ranks.
+        microbatches and ranks, and losses over the batches of an evaluation.
         """
         return self.num_samples(batch)
+
+    @property
+    def loss_averages(self) -> Literal["samples", "weights", "unknown"]:
+        """What the loss averages over: samples, or what `loss_weight` counts.
+
+        By default a model that does not override `loss_weight` is 'unknown'. It is taken for a mean over samples, and
+        its first batch shows whether it is.
+        """
+        return "unknown" if type(self).loss_weight is Model.loss_weight else "weights"
 
     def flops_per_batch(self, batch: Any) -> float | None:
         """Return the floating-point operations of one training step on this batch, or None if unknown."""

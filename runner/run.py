@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -10,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from runner.distributed import standstill
 from runner.distributed.collectives import all_reduce_sum
 from runner.distributed.ranks import get_data_parallel_size
 from runner.distributed.session import ending
 from runner.distributed.sharding import is_sharded
 from runner.distributed.shares import weigh_alike
-from runner.loss import Share, check_loss
+from runner.loss import Share
 from runner.model import Model
+from runner.models.first_loss import check_loss, warn_of_other_means
+from runner.optim.freezing import Freezing
 from runner.randomness import ForwardStream
 
 if TYPE_CHECKING:
@@ -38,6 +42,8 @@ class Run:
 
     state: State
     """The state, with its model on its device and its optimizers."""
+    wrap: Callable[[], nn.Module]
+    """Returns the model as it is called in training: wrapped by DDP, or itself."""
     engine: Engine
     """Fires events; `on` has a function for each."""
     clock: Clock
@@ -71,8 +77,11 @@ class Run:
         picks = any(one.picks_samples for one in self.state.algorithms)
         self.root_gradients: dict[float, Tensor] = {}  # see `loss.root_gradient`
         self._sums_tokens = self.world_size > 1 and (picks or is_uneven)
+        self._mean_is_unknown = self.state.unwrapped_model.loss_averages == "unknown"
         self.weighs_by_samples = weigh_alike(self.state, self.engine.listeners)
-        self.bind(self.state.model)
+        self.freezing = Freezing(self.state.unwrapped_model, self.state.optimizers)
+        self.bind(self.wrap())
+        standstill.follow(self)
 
     def bind(self, wrapped: nn.Module) -> None:
         """Choose the functions of each step, once.
@@ -96,6 +105,13 @@ class Run:
         self.training_step = None if model.training_step is None else self.steps.watch(autocast(model.training_step))
         self.unsynchronized: Callable[[], AbstractContextManager[Any]] = getattr(wrapped, "no_sync", nullcontext)
 
+    def follow_freezing(self) -> None:
+        """Wrap the model again if other parameters are trained than before, as DDP averages what it has seen then."""
+        if self.freezing.has_changed():
+            self.bind(self.state.unwrapped_model)
+            gc.collect()  # DDP stands in cycles, and its hooks on parameters must be gone
+            self.bind(self.wrap())
+
     def check_loss(self, loss: Any, name: str, trains: bool) -> None:
         """Check a loss until one has been trained: models return the same kind each time.
 
@@ -103,10 +119,13 @@ class Run:
         evaluation.
 
         Raises:
-            TypeError, ValueError: the loss cannot be averaged and logged, or has no gradient: see `loss.check_loss`.
+            TypeError, ValueError: the loss cannot be averaged and logged, or has no gradient: see `models.first_loss`.
         """
-        source = f"{type(self.state.unwrapped_model).__name__}.{name}"
-        check_loss(loss, source, trains and name == "loss")
+        check_loss(self.state.unwrapped_model, loss, name, trains)
+        if self._mean_is_unknown and name == "loss":
+            part = self.state.microbatch if trains else self.state.batch
+            lengths = (one.length for one in self.eval_streams.values())
+            self._mean_is_unknown = not warn_of_other_means(self.state, lengths, self.loss, part)
         self.loss_is_checked = trains
 
     def count_tokens(self, samples: int, all_samples: int) -> int:

@@ -3,20 +3,23 @@
 Every schedule takes `t_warmup`: while t < t_warmup, the multiplier is t / t_warmup of the value that the schedule
 starts with (1, but for `constant` and `linear`). In the formulas t is the time since the start of training and
 x = (t - t_warmup) / (t_max - t_warmup), held at 1 from t_max on. Epochs count in fractions where the number of batches
-in an epoch is known, else in whole epochs.
+in the epoch in progress is known, else in whole epochs.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any, ClassVar
 
 from runner.time import Progress, Time, Timestamp, TimeUnit, convert, exact_ratio
+
+log = logging.getLogger("runner")
 
 Length = Callable[[Any], Fraction]
 Shape = Callable[[float], float]
@@ -52,6 +55,25 @@ class Schedule(ABC):
         Raises:
             ValueError: the schedule does not fit the length of the run.
         """
+
+
+def warn_of_mixed_units(schedules: Iterable[Schedule], max_duration: Time) -> bool:
+    """Warn of the first schedule that converts between epochs and batches; return whether there is one.
+
+    Call it when the number of batches in an epoch has changed. Epochs, and fractions of a run of epochs, are then still
+    exact, because a position in an epoch is a fraction of that epoch.
+    """
+    for schedule in schedules:
+        try:
+            schedule.bind(max_duration, None)
+        except ValueError:
+            log.warning(
+                "%s: epochs differ in their number of batches, so its times in epochs and in batches are converted by "
+                "that of the epoch in progress; give them and max_duration in one unit",
+                schedule,
+            )
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -93,21 +115,29 @@ class Curve(Schedule):
             ValueError: the warm-up is longer than the schedule, or its times cannot be put in one unit.
         """
         leading: Any = getattr(self, self._lengths[0]) if self._lengths else self.t_warmup
-        unit = (leading[0] if isinstance(leading, tuple) else leading).unit
-        unit = max_duration.unit if unit is TimeUnit.DURATION else unit
+        warmup: Any = self.t_warmup
+        unit, unit_of_warmup = (
+            max_duration.unit if time.unit is TimeUnit.DURATION else time.unit
+            for time in (leading[0] if isinstance(leading, tuple) else leading, warmup)
+        )
         length, position = time_axis(unit, max_duration, batches_per_epoch)
 
-        def scaled(time: Time, ratio: Fraction = self._ratio) -> Fraction:
+        def scaled(time: Time, ratio: Fraction = self._ratio, length: Length = length) -> Fraction:
             return length(time) * (1 if time.unit is TimeUnit.DURATION else ratio)
 
-        exact_warmup = scaled(self.t_warmup, self._warmup_ratio)  # type: ignore[arg-type]
+        exact_warmup = scaled(warmup, self._warmup_ratio)
         curve = self._curve(scaled, exact_warmup)
-        warmup = float(exact_warmup)
         initial = curve(0)
+        rise = position
+        if warmup.value and unit_of_warmup is not unit:  # where epochs differ in length, it takes as long as it says
+            own_length, rise = time_axis(unit_of_warmup, max_duration, batches_per_epoch)
+            exact_warmup = scaled(warmup, self._warmup_ratio, own_length)
+        end = float(exact_warmup)
 
         def multiplier(timestamp: Timestamp) -> float:
             t = position(timestamp)
-            return curve(t) if t >= warmup else initial * t / warmup
+            risen = t if rise is position else rise(timestamp)
+            return curve(t) if risen >= end else initial * risen / end
 
         return multiplier
 

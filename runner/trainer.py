@@ -14,7 +14,9 @@ import torch
 from runner import arguments, evaluation, loop
 from runner.accumulation import choose_accumulation
 from runner.checkpoints import snapshot
-from runner.checks import check_session, check_subset
+from runner.checks import check_session, check_subset, name_of_loader
+from runner.data.own_generators import warn_of_unseeded
+from runner.data.worker_context import use_server
 from runner.dataloader import BatchStream
 from runner.destination import LoggerDestination
 from runner.device.numerics import set_numerics
@@ -25,6 +27,7 @@ from runner.distributed.signals import Interrupt
 from runner.engine import Engine
 from runner.evaluator import Evaluator, Rule, ensure_evaluators, interval_or_rule
 from runner.event import Event
+from runner.files.values import LocalPath
 from runner.fit_result import FitResult
 from runner.hooks import Algorithm, Callback
 from runner.logger import Logger
@@ -52,9 +55,8 @@ class Trainer:
         eval_dataloader: a loader (evaluated under the label 'eval'), an `Evaluator`, or a list of Evaluators.
         optimizers: a factory from parameters to an optimizer; an optimizer; or, for a model with its own
             `training_step`, a dict of these by the name of the submodule whose parameters they get. Factories are
-            called after INIT, when algorithms have changed the model, and get the parameters that are trainable then.
-            Parameters frozen at that time are never stepped. A factory whose first argument is called `model` gets the
-            model.
+            called after INIT, when algorithms have changed the model, and get all parameters, frozen ones too: these
+            are stepped once they are unfrozen. A factory whose first argument is called `model` gets the model.
         schedulers: schedules of `runner.schedulers`, and functions from a `Timestamp` to a multiplier whose first
             argument is named `timestamp`, which all multiply the learning rates; or torch schedulers, or factories of
             them. An algorithm that sets rates, such as `ReduceOnPlateau`, may stand here or among the algorithms.
@@ -85,7 +87,7 @@ class Trainer:
         step_schedulers_every_batch: whether to step torch schedulers after each batch rather than each epoch.
         session: wall-clock time of a `fit`, after which it saves a checkpoint and ends the process with exit code 0;
             None: no limit.
-        load_path: a checkpoint or a run's folder from which to load only the weights.
+        load_path: a checkpoint, a run's folder, or a file of `runner export` from which to load only the weights.
         load_strict: whether the names of the weights in `load_path` must all match the model's.
         resume_path: a checkpoint or a run's folder from which to resume, bit for bit.
         run_name: the run's name, by default the date and time.
@@ -127,11 +129,11 @@ class Trainer:
         scale_warmup: bool = False,
         step_schedulers_every_batch: bool = False,
         session: str | Time | None = None,
-        load_path: str | Path | None = None,
+        load_path: LocalPath | Path | None = None,
         load_strict: bool = True,
-        resume_path: str | Path | None = None,
+        resume_path: LocalPath | Path | None = None,
         run_name: str | None = None,
-        run_dir: str | Path | None = None,
+        run_dir: LocalPath | Path | None = None,
         progress_bar: bool | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
@@ -339,6 +341,8 @@ class Trainer:
     def _open(self, loader: Iterable[Any], label: str, subset: int | None = None) -> BatchStream:
         state = self.state
         num_samples = state.unwrapped_model.num_samples
+        use_server(loader)
+        warn_of_unseeded(loader, name_of_loader(label))
         return BatchStream(loader, state.device, state.precision, num_samples, label, state.rank_zero_seed, subset)
 
     def _prepare(
@@ -374,9 +378,9 @@ class Trainer:
             self._layout.compile(model)
         reduces_in_backward = self._layout.reduces_in_backward(model, state.microbatch_size)
         self._steps = make_steps(state, batch_schedulers, not reduces_in_backward)
-        state.model = self._layout.wrap(model, state.device, state.ddp_options)
         self.run = Run(
             state=state,
+            wrap=lambda: self._layout.wrap(model, state.device, state.ddp_options),
             engine=self.engine,
             clock=Clock(self._interrupt, check_session(session, state.callbacks, self._train_stream is not None)),
             train_stream=self._train_stream,

@@ -45,6 +45,16 @@ class Classifier(ClassificationModel):
         super().__init__(seeded(lambda: nn.Sequential(nn.Linear(3, 5), *between, nn.Tanh(), nn.Linear(5, 2))), 2)
 
 
+def weighted_classifier() -> Model:
+    """A classifier whose classes weigh differently."""
+    return ClassificationModel(Classifier().module, 2, nn.CrossEntropyLoss(torch.tensor([0.2, 3.0]).double()))
+
+
+def leaving_out() -> Model:
+    """A classifier whose loss leaves out the samples of class 1."""
+    return ClassificationModel(Classifier().module, 2, nn.CrossEntropyLoss(ignore_index=1))
+
+
 def language_model() -> Model:
     return LanguageModel(seeded(lambda: nn.Sequential(nn.Embedding(VOCABULARY, 4), nn.Linear(4, VOCABULARY))))
 

@@ -18,7 +18,9 @@ from rank_models import (
     StepsItself,
     class_data,
     language_model,
+    leaving_out,
     token_data,
+    weighted_classifier,
     window_data,
 )
 from torch import Tensor, nn
@@ -27,7 +29,7 @@ from torchmetrics.classification import BinaryAveragePrecision, MulticlassAccura
 
 from runner import Algorithm, Callback, Model, Trainer
 from runner.algorithms import EMA, MixUp
-from runner.data import TensorLoader
+from runner.data import Replicated, Sharded, TensorLoader
 from runner.distributed.collectives import any_rank, broadcast_object, destroy_process_group, init_process_group
 from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.schedulers import linear
@@ -44,6 +46,9 @@ CASES: dict[str, tuple[Any, Any, int, int, dict[str, Any]]] = {
     "accumulated, fewer samples than ranks": (Classifier, class_data, 17, 8, {"grad_accum": 2}),
     "microbatches": (Classifier, class_data, 23, 9, {"microbatch_size": 2}),
     "out of memory": (lambda: SmallMemory(2), class_data, 23, 9, {"microbatch_size": "auto"}),
+    "class weights": (weighted_classifier, class_data, 23, 9, {}),
+    "class weights, accumulated": (weighted_classifier, class_data, 23, 9, {"grad_accum": 3}),
+    "targets left out": (leaving_out, class_data, 17, 5, {}),
     "tokens": (language_model, token_data, 24, 8, {}),
     "tokens, uneven": (language_model, token_data, 19, 6, {}),
     "tokens, fewer samples than ranks": (language_model, token_data, 17, 8, {}),
@@ -166,8 +171,18 @@ def collectives_of(
     return dict(seen)
 
 
+class Lengthless:
+    """Batches, of which nobody knows how many there are."""
+
+    def __init__(self, batches: list[Any]):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
 def refusals() -> dict[str, str | None]:
-    """What is said about torch's own dataloaders on several ranks; None where they are taken."""
+    """What is said about loaders that are not this project's on several ranks; None where they are taken."""
     data = TensorDataset(*class_data(12))
     odd = TensorDataset(*class_data(13))
     unsharded = BatchSampler(SequentialSampler(data), 2, drop_last=False)
@@ -178,10 +193,21 @@ def refusals() -> dict[str, str | None]:
         "batch sampler": {"train_dataloader": DataLoader(data, batch_sampler=unsharded)},
         "sharded": {"train_dataloader": DataLoader(data, batch_size=2, sampler=DistributedSampler(data))},
         "sharded batch sampler": {"train_dataloader": DataLoader(data, batch_sampler=sharded)},
+        "one replica": {"train_dataloader": DataLoader(data, 2, sampler=DistributedSampler(data, 1, 0))},
+        "equal parts": {"train_dataloader": DataLoader(data, 2, sampler=DistributedSampler(data, 2, 0))},
+        "list": {"train_dataloader": [*DataLoader(data, batch_size=2)]},
         "evaluation": {"eval_dataloader": DataLoader(data, batch_size=2)},
+        "evaluation, list": {"eval_dataloader": [*DataLoader(data, batch_size=2)]},
+        "evaluation, replicated shares": {
+            "eval_dataloader": Replicated(DataLoader(data, batch_size=2, sampler=DistributedSampler(data)))
+        },
         "evaluation, sharded": {"eval_dataloader": DataLoader(data, batch_size=2, sampler=DistributedSampler(data))},
         "evaluation, padded": {"eval_dataloader": DataLoader(odd, batch_size=2, sampler=DistributedSampler(odd))},
     }
+    for name, is_empty in {"first": get_global_rank() == 0, "second": get_global_rank() == 1}.items():
+        batches = [] if is_empty else [*DataLoader(data, batch_size=2)]
+        loaders[f"evaluation, {name} empty"] = {"eval_dataloader": Sharded(batches)}
+        loaders[f"evaluation without a length, {name} empty"] = {"eval_dataloader": Sharded(Lengthless(batches))}
     said: dict[str, str | None] = {}
     for name, given in loaders.items():
         try:
@@ -189,6 +215,12 @@ def refusals() -> dict[str, str | None]:
             said[name] = None
         except ValueError as error:
             said[name] = str(error)
+    with Trainer(model=Classifier(), device="cpu") as trainer:
+        for name, read in {"eval": trainer.eval, "predict": trainer.predict}.items():
+            try:
+                read([*DataLoader(data, batch_size=2)])  # type: ignore[operator]
+            except ValueError as error:
+                said[name] = str(error)
     return said
 
 

@@ -30,6 +30,7 @@ LAYERS: tuple[set[str], ...] = (
         "evaluator",
         "hook_checks",
         "hooks",
+        "logged",
         "logger",
         "metric_choice",
         "metrics",
@@ -60,7 +61,7 @@ MAX_FUNCTION_LINES = 60
 MAX_ENGINE_CODE_LINES = 3525  # no blank lines, comments, docstrings
 # What trains: the files below callbacks that are neither in a folder nor named here, and these of folders.
 NO_ENGINE = {
-    *("budget", "checks", "fit_result", "metric_choice", "plugins", "schedulers"),
+    *("budget", "checks", "fit_result", "logged", "metric_choice", "plugins", "schedulers"),
 }
 ENGINE_IN_FOLDERS = {
     *("checkpoints/files", "checkpoints/snapshot", "optim/factories", "optim/scheduled_rates", "optim/steps"),

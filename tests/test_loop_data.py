@@ -14,8 +14,36 @@ from runner.data import TensorLoader
 def test_a_loader_that_runs_dry_is_an_error():
     used_up = (batch for batch in make_data(2))
     with pytest.raises(ValueError, match="train_dataloader yielded no batch in this epoch") as raised:
-        make_trainer(train_dataloader=used_up, max_duration="2ep").fit()
+        make_trainer(train_dataloader=used_up, max_duration="5ba").fit()
     assert raised.value.__context__ is None
+
+
+@pytest.mark.parametrize("make", [lambda: (batch for batch in make_data(2)), lambda: iter([*make_data(2)])])
+def test_a_generator_that_training_needs_twice_is_refused_before_training(make):
+    trainer = make_trainer(train_dataloader=make(), max_duration="2ep")
+    with pytest.raises(ValueError, match=r"train_dataloader: this \w+ can be read once, but is needed again.*'2ep'"):
+        trainer.fit()
+    assert trainer.state.timestamp.batch == 0
+    evaluated = {"eval_dataloader": make(), "eval_interval": "1ep"}
+    with pytest.raises(ValueError, match="evaluator 'eval': this .* after '1ep' of '3ep'; give an object"):
+        make_trainer(**evaluated, max_duration="3ep").fit()
+    with pytest.raises(ValueError, match="after '0.5dur' of '1ep'"):
+        make_trainer(**{**evaluated, "eval_interval": "0.5dur"}).fit()
+
+
+def test_a_generator_is_trained_and_evaluated_once():
+    def make():
+        return (batch for batch in make_data(2))
+
+    with make_trainer(train_dataloader=make(), eval_dataloader=make()) as trainer:
+        trainer.fit()
+        assert (trainer.state.timestamp.batch, trainer.state.eval_timestamp.batch) == (2, 2)
+        with pytest.raises(ValueError, match="this generator can be read once"):
+            trainer.fit("1ep")
+    endless = (batch for _ in iter(int, 1) for batch in make_data(2))
+    with make_trainer(train_dataloader=endless, train_subset_num_batches=3, max_duration="2ep") as trainer:
+        trainer.fit()
+        assert trainer.state.timestamp.batch == 6
 
 
 def test_a_loader_without_batches_is_an_error_at_once():

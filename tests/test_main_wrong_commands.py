@@ -40,10 +40,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     # keys
     "optimizer.lrr=1": ("optimizer.lrr", "did you mean 'lr'"),
     "optimizer=adam optimizer.momentum=0.9": ("optimizer.momentum", "betas"),
-    "experiment=digits_plain optimizer=adamw": (
-        "conf/experiment/digits_plain.yaml",
-        "~optimizer.momentum ~optimizer.nesterov",
-    ),
+    "experiment=digits_plain optimizer=adamw optimizer.momentum=0.9": ("optimizer.momentum", "betas"),
     "trainer.max_durations=1ep": ("trainer.max_durations", "did you mean 'max_duration'"),
     "+trainer.typo=1": ("trainer.typo", "runner.Trainer has no such argument"),
     "++trainer.maxduration=1ep": ("trainer.maxduration", "did you mean 'max_duration'"),

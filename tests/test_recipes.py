@@ -69,6 +69,8 @@ def test_a_recipe_for_texts_fits_together_and_trains(tmp_path: Path, run_here: A
     composed_config = composed(*chosen)
     build.check(composed_config)
     assert dry_run.try_out(composed_config).warnings == []
+    adapters = composed(*chosen, "model.module.lora={r: 2, lora_alpha: 4}")  # norms and biases are frozen
+    assert dry_run.try_out(adapters).warnings == []
     ended = run_here(*chosen, "trainer.max_duration=3ba", "~callbacks.mlflow_logger", code=0)
     assert "BitsPerToken" in ended.out
 

@@ -24,7 +24,6 @@ from runner import Callback, ClassificationModel, LanguageModel, LoggerDestinati
 from runner.algorithms import EMA, BatchAugment, GradientClipping, LabelSmoothing, MixUp, NaNGuard
 from runner.callbacks import (
     ActivationMonitor,
-    CallbackBudget,
     CheckpointSaver,
     ConsoleSummary,
     EarlyStopper,
@@ -171,7 +170,7 @@ def test_callbacks_read_nothing(tmp_path: Path, monkeypatch):
     more += [OptimizerMonitor(), ActivationMonitor(), MemoryMonitor(dist_aggregate_batch_interval=5), NaNMonitor()]
     more += [RuntimeEstimator(), ThresholdStopper("loss", 0.0), MemorySnapshot("1ba"), OOMObserver()]
     more += [EarlyStopper("loss"), EventTrace(), ImageVisualizer(), ReplicaMonitor(), SystemMetricsMonitor()]
-    more += [CallbackBudget(), SampleLedger(), TorchProfiler()]
+    more += [SampleLedger(), TorchProfiler()]
     more += [
         make()
         for package, make in (

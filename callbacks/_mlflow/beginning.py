@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from runner import State
-from runner.callbacks._mlflow.description import flatten, show_command
-from runner.callbacks._mlflow.target import typed_command, typed_overrides
+from runner.callbacks._mlflow.description import flatten
+from runner.callbacks._mlflow.target import note_command, typed_overrides
 from runner.callbacks._run_description import describe_run
 from runner.data.content import count_rows, digest, held_tensors
 
@@ -43,7 +43,7 @@ def _note(state: State, inputs: Sequence[Mapping[str, Any]]) -> str:
     """Return a description of the run in Markdown: the command, the model and how it is trained, and the data."""
     data = ", ".join(dict.fromkeys(one["name"] for one in inputs))
     described = describe_run(state, width=NO_LIMIT)
-    return "\n\n".join([f"```\n{show_command(typed_command())}\n```", *described, *([f"Data: {data}"] if data else [])])
+    return "\n\n".join([note_command(), *described, *([f"Data: {data}"] if data else [])])
 
 
 def _columns(state: State) -> list[str]:

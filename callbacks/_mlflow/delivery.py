@@ -27,6 +27,7 @@ from runner.callbacks._mlflow.spool import (
     read_sent,
     write_sent,
 )
+from runner.callbacks._mlflow.target import address_for_mlflow
 from runner.files.addresses import without_credentials, without_those_of
 from runner.files.lock import lock_file
 
@@ -51,12 +52,10 @@ def print_trace(tracking_uri: str = "") -> None:
 
 
 class Deleted(Exception):
-    """Raised for a run or experiment that was deleted in MLflow and accepts no data until it is restored."""
+    """Raised for a run or experiment that was deleted in MLflow and accepts no data until it is restored.
 
-
-def run_deleted(run_id: str) -> Deleted:
-    """Return the error for a run that was deleted."""
-    return Deleted(f"the run {run_id} is deleted there; restore it in the UI, or continue it with resume=")
+    Its data stay in the register of unsent runs until then.
+    """
 
 
 def explain(error: Exception, tracking_uri: str) -> str:
@@ -139,8 +138,6 @@ class Delivery:
             self._failures += 1
             self._next_step = time.monotonic() + min(2.0**self._failures / 4, LONGEST_PAUSE)
             self._report({"error": explain(error, self._target["tracking_uri"])})
-            if isinstance(error, Deleted) and not self._wanted:  # probably on purpose; resume= can still bring it back
-                self.unsent.unlink(missing_ok=True)
             if not self._live and self._failures >= self._attempts:
                 self.stop()
 
@@ -271,7 +268,7 @@ class Delivery:
         try:
             from runner.callbacks._mlflow.system_metrics import LoadMonitor
 
-            self._monitor = LoadMonitor(run, interval, self._target["tracking_uri"])
+            self._monitor = LoadMonitor(run, interval, address_for_mlflow(self._target["tracking_uri"]))
             self._monitor.start()
         except Exception as error:  # an unexpected driver must not hold up the metrics
             self._refuse(f"no system metrics: {error}")

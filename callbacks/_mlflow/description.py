@@ -15,11 +15,13 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from runner.files.git import git, root_of, submodules
+
 # Keys for how a run was started: runs that differ only in these are the same experiment.
 START_KEYS = (
     *("run_name", "experiment_name", "mode", "resume", "resume_allow", "at", "rerun", "run", "allow_targets"),
     *("allow_code", "allow_addresses", "skip_finished", "share", "allow_divergence", "explain", "predict", "prove"),
-    *("replay", "verify", "bisect", "lr_range", "compare", "init"),
+    *("replay", "verify", "bisect", "lr_range", "compare", "init", "output"),
 )
 PLUMBING = (
     "trainer",
@@ -33,7 +35,8 @@ def describe_config(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the parameters that define a run, so that a list of runs can be filtered by their differences.
 
     Of the trainer, the launch and the callbacks, these are the arguments that differ from the defaults of their
-    classes; of everything else, all values but null and empty ones, copies of the seed, and the runner's own classes.
+    classes; of everything else, all values but null and empty ones, copies of the seed, the runner's own classes, and
+    the usual places of inputs and targets in a batch. Keys that were typed are logged with the run's record.
     """
     kept = {key: value for key, value in config.items() if key not in START_KEYS}
     if algorithms := kept.get("algorithms"):
@@ -62,7 +65,9 @@ def _says_nothing(key: str, value: str, seed: Any) -> bool:
     name = key.rpartition(".")[2]
     is_copy = name == "seed" and key != "seed" and value == str(seed)
     is_own = name == "_target_" and value.startswith(OWN_CLASSES)
-    return is_copy or is_own or name in ("_partial_", "_convert_", "_recursive_") or value in ("null", "{}", "[]", "")
+    is_usual = (name.endswith("_key") and value in ("0", "1")) or (key, value) == ("init_weights", "in_order")
+    is_plumbing = name in ("_partial_", "_convert_", "_recursive_")
+    return is_copy or is_own or is_usual or is_plumbing or value in ("null", "{}", "[]", "")
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -111,18 +116,13 @@ def git_tags(cwd: str, run_dir: Path) -> dict[str, str]:
 
     The code differs if tracked files are modified, or if the run keeps modules in `code/`, which are in no commit.
     """
+    state = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
     try:
-        status = subprocess.run(
-            ["git", "--no-optional-locks", "-C", cwd, "status", "--porcelain=v2", "--branch", "--untracked-files=no"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=10,
-            check=True,
-        ).stdout.splitlines()
+        status = git(*state, folder=cwd).decode(errors="replace").splitlines()
+        inside = [git("status", "--porcelain", *state[3:], folder=one) for one in submodules(root_of(cwd))]
     except (OSError, subprocess.SubprocessError):
         return {}
-    is_dirty = (run_dir / "code").is_dir() or any(not line.startswith("#") for line in status)
+    is_dirty = (run_dir / "code").is_dir() or any(inside) or any(not line.startswith("#") for line in status)
     heads = dict(line[2:].split(" ", 1) for line in status if line.startswith("# branch."))
     return {
         "mlflow.source.git.commit": heads["branch.oid"],

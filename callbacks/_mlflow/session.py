@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.callbacks._mlflow.description import show_command
 from runner.callbacks._mlflow.spool import FILES, IMAGES, Sent, Spool, is_id, now_ms, read_sent, write_sent
-from runner.callbacks._mlflow.target import known_before, make_target, typed_command, typed_overrides, write_target
+from runner.callbacks._mlflow.target import known_before, make_target, note_command, typed_overrides, write_target
 from runner.callbacks._mlflow.writer_process import Progress, WriterProcess, how_to_send, shared_writer
 from runner.distributed.session import SessionOver
+from runner.failures.exits import is_asked_for
 from runner.files.addresses import hidden_everywhere
 from runner.files.whole import write_whole
 
@@ -168,7 +168,7 @@ class Session:
         if error is None:
             self.begin()
         else:
-            status = "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED"
+            status = "KILLED" if is_asked_for(error) else "FAILED"
             if not isinstance(error, SessionOver):
                 self.append({"text": "".join(traceback.format_exception(error)), "file": "error.txt"})
         self.close(status, timeout)
@@ -242,7 +242,7 @@ def log_sweep(session: Session, summary: SweepSummary, nested: bool, timeout: fl
     tags = {"runner.sweep": summary.sweep, "runner.sweep_summary": "true"}
     tags |= {f"best.{key}": value for key, value in summary.best.items()}
     session.append({"tags": tags}, {"params": typed_overrides()})
-    session.append({"note": f"```\n{show_command(typed_command())}\n```"})
+    session.append({"note": note_command()})
     for name, (columns, rows) in summary.tables.items():
         session.append({"table": name, "columns": list(columns), "rows": [list(row) for row in rows]})
     for path in summary.files:

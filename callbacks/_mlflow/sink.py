@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from urllib.parse import quote
 
 import mlflow.exceptions
 import requests
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
+from mlflow.entities import Dataset, DatasetInput, Experiment, InputTag, Metric, Param, Run, RunTag
 from mlflow.store.artifact.artifact_repo import verify_artifact_path
 
-from runner.callbacks._mlflow.delivery import run_deleted
+from runner.callbacks._mlflow.delivery import Deleted
 from runner.callbacks._mlflow.spool import FILES, IMAGES, is_id
-from runner.callbacks._mlflow.view import add_to_view
+from runner.callbacks._mlflow.view import SHARED_VIEW, add_to_view
 from runner.terminal.text import shortened
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ PARAM_LENGTH = 6000
 TAG_LENGTH = 8000
 DATASET_NAME_LENGTH = 500
 NOTE = "mlflow.note.content"  # tag with the description that the UI shows
-PICTURES = ("plots", "sweep")  # folders of artifacts whose pictures the description shows
+PICTURES = ("plots", "sweep")  # folders of artifacts whose pictures the description links to
 PREVIEW = 256  # pixels of the longer side of the preview that the UI shows first
 CAPTION_WIDTH = 160  # pixels; about the width in MLflow's grid, and a dozen words fit
 LINE_HEIGHT = 14
@@ -161,12 +161,12 @@ class RunSink:
         """Return whether MLflow will never accept the data, which is not so for a deleted run that may be restored.
 
         Raises:
-            Deleted: the run was deleted.
+            Deleted: the run or its experiment was deleted.
         """
         if not is_refusal(error):
             return False
-        if self._client.get_run(self.run_id).info.lifecycle_stage == "deleted":
-            raise run_deleted(self.run_id) from error
+        refuse_deleted(self._client.get_experiment(self.run.info.experiment_id))
+        refuse_deleted(self._client.get_run(self.run_id))
         return True
 
     def _start(self, entry: dict[str, Any]) -> None:
@@ -184,7 +184,7 @@ class RunSink:
             key = self._key(key)
             value = shortened(value, PARAM_LENGTH)
             is_late = entry.get("resumed") and key not in self._params
-            if self._params.setdefault(key, value) == value and not is_late:
+            if not is_late and self._params.setdefault(key, value) == value:
                 new[key] = value
             else:  # parameters are immutable in MLflow, and one that is added later was not true from the beginning
                 changed[f"param_changed.{key}"] = value
@@ -202,14 +202,16 @@ class RunSink:
     def _log_note(self, entry: dict[str, Any]) -> None:
         """Describe the run, unless it has a description: someone may have edited it in the UI."""
         if NOTE not in self.run.data.tags:
-            self._log_tags({"tags": {NOTE: entry["note"]}})
+            runs = f"[All runs and their results](#/experiments/{self.run.info.experiment_id}/runs?{SHARED_VIEW})"
+            self._log_tags({"tags": {NOTE: f"{entry['note']}\n\n{runs}"}})
 
-    def _show_in_note(self, path: str) -> None:
-        """Show an artifact of the run, a picture, in its description."""
+    def _link_in_note(self, path: str) -> None:
+        """Add a link to an artifact of the run, a picture, to its description, which would be too small for it."""
         note = self._client.get_run(self.run_id).data.tags.get(NOTE, "")
-        picture = f"![{Path(path).stem}](get-artifact?{urlencode({'path': path, 'run_uuid': self.run_id})})"
-        if picture not in note and len(note) + len(picture) < TAG_LENGTH:
-            self._client.set_tag(self.run_id, NOTE, f"{note}\n\n{picture}".lstrip())
+        page = f"#/experiments/{self.run.info.experiment_id}/runs/{self.run_id}/artifacts/{quote(path)}"
+        link = f"[{Path(path).stem.replace('_', ' ').capitalize()}]({page})"
+        if link not in note and len(note) + len(link) < TAG_LENGTH:
+            self._client.set_tag(self.run_id, NOTE, f"{note}\n\n{link}".lstrip())
 
     def _log_model(self, entry: dict[str, Any]) -> None:
         from runner.callbacks._mlflow.logged_model import log_model, register
@@ -235,7 +237,7 @@ class RunSink:
         path = self._own_file(entry["artifact"])
         self._client.log_artifact(self.run_id, str(path), entry["folder"] and checked_path(entry["folder"]))
         if entry["folder"] in PICTURES and path.suffix == ".png":
-            self._show_in_note(f"{entry['folder']}/{path.name}")
+            self._link_in_note(f"{entry['folder']}/{path.name}")
         if path.is_relative_to(copies := self._run_dir / "mlflow" / FILES):
             shutil.rmtree(copies / path.relative_to(copies).parts[0], ignore_errors=True)
 
@@ -276,6 +278,22 @@ class RunSink:
         )
         context = InputTag("mlflow.data.context", described["context"])
         self._client.log_inputs(self.run_id, [DatasetInput(dataset, [context])])
+
+
+def refuse_deleted(entity: Experiment | Run) -> None:
+    """Check that an experiment or a run is not deleted. The runs of a deleted experiment are deleted with it.
+
+    Raises:
+        Deleted: it was deleted.
+    """
+    if isinstance(entity, Run):
+        if entity.info.lifecycle_stage == "deleted":
+            raise Deleted(
+                f"the run {entity.info.run_id} is deleted there; restore it in the UI, or continue it with resume="
+            )
+    elif entity.lifecycle_stage == "deleted":
+        restore = f"`mlflow experiments restore --experiment-id {entity.experiment_id}`"
+        raise Deleted(f"the experiment {entity.name!r} is deleted there; restore it in the UI ({restore})")
 
 
 def _to_cell(value: Any) -> Any:

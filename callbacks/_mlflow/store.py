@@ -11,12 +11,12 @@ from typing import Any
 import mlflow.exceptions
 import requests
 from mlflow import MlflowClient
-from mlflow.entities import Experiment, Run
+from mlflow.entities import Run
 
-from runner.callbacks._mlflow.delivery import Deleted, explain, run_deleted
-from runner.callbacks._mlflow.sink import TAG_LENGTH
+from runner.callbacks._mlflow.delivery import explain
+from runner.callbacks._mlflow.sink import TAG_LENGTH, refuse_deleted
 from runner.callbacks._mlflow.spool import is_id
-from runner.callbacks._mlflow.target import SQLITE
+from runner.callbacks._mlflow.target import address_for_mlflow, database_of, sqlite_uri
 from runner.files.lock import lock_file
 from runner.files.whole import read_object
 from runner.terminal.text import shortened
@@ -33,10 +33,11 @@ def store_lock(tracking_uri: str) -> Iterator[None]:
     Raises:
         TimeoutError: another process held the lock for a minute.
     """
-    if not tracking_uri.startswith(SQLITE):
+    database = database_of(tracking_uri)
+    if database is None:
         yield
         return
-    path = Path(tracking_uri.removeprefix(SQLITE) + ".lock")
+    path = database.with_name(f"{database.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     if (lock := lock_file(path, LOCK_TIMEOUT, 0o666)) is None:
         raise TimeoutError(f"{path} is held by another process for {LOCK_TIMEOUT:g} s")
@@ -52,8 +53,7 @@ def make_store(path: Path) -> None:
     from mlflow.store.db import utils
 
     aside = path.with_name(f".{path.name}.new")
-    aside.unlink(missing_ok=True)
-    engine = utils.create_sqlalchemy_engine(f"{SQLITE}{aside}")
+    engine = utils.create_sqlalchemy_engine(sqlite_uri(aside))
     utils._initialize_tables(engine)
     engine.dispose()
     try:
@@ -72,21 +72,22 @@ def open_early(tracking_uri: str) -> None:
     Raises:
         Exception: MLflow cannot open the store.
     """
-    path = Path(tracking_uri.removeprefix(SQLITE))
-    if tracking_uri.startswith(SQLITE) and path.is_file():
-        with store_lock(tracking_uri):
-            client = MlflowClient(tracking_uri=tracking_uri)
-            client.search_experiments(max_results=1)
-        _clients[tracking_uri] = client
+    database = database_of(tracking_uri)
+    if database is not None and database.is_file():
+        open_store(tracking_uri)
 
 
 def open_store(uri: str) -> MlflowClient:
     """Return a client for a store, which is created if it does not exist."""
+    database = database_of(uri)
     with store_lock(uri):
-        if uri.startswith(SQLITE) and not (path := Path(uri.removeprefix(SQLITE))).exists():
-            make_store(path)
+        if database is not None:
+            for file in ("", "-journal", "-wal", "-shm"):  # what a process left that was killed in `make_store`
+                database.with_name(f".{database.name}.new{file}").unlink(missing_ok=True)
+            if not database.exists():
+                make_store(database)
         if uri not in _clients:
-            client = MlflowClient(tracking_uri=uri)
+            client = MlflowClient(address_for_mlflow(uri))
             client.search_experiments(max_results=1)
             _clients[uri] = client  # only after the first call has succeeded
     return _clients[uri]
@@ -116,18 +117,6 @@ def open_experiment(client: MlflowClient, target: Mapping[str, Any]) -> str:
         if key not in experiment.tags:  # made by other means; one that the user chose stays
             client.set_experiment_tag(experiment.experiment_id, key, value)
     return experiment.experiment_id
-
-
-def refuse_deleted(experiment: Experiment) -> None:
-    """Check that an experiment is not deleted, because its runs would be hidden in the UI.
-
-    Raises:
-        Deleted: the experiment was deleted.
-    """
-    if experiment.lifecycle_stage == "deleted":
-        number = experiment.experiment_id
-        restore = f"restore it in the UI (`mlflow experiments restore --experiment-id {number}`)"
-        raise Deleted(f"the experiment {experiment.name!r} is deleted there; {restore}, or choose another name")
 
 
 def open_run(
@@ -162,9 +151,9 @@ def open_run(
             )
         run = found[0]
     refuse_deleted(client.get_experiment(run.info.experiment_id))  # it may have been renamed
-    if run.info.lifecycle_stage == "deleted":
-        if not restore:
-            raise run_deleted(run.info.run_id)
+    if not restore:
+        refuse_deleted(run)
+    elif run.info.lifecycle_stage == "deleted":
         client.restore_run(run.info.run_id)
     return client, run
 
@@ -177,9 +166,9 @@ def find_run(run_id: str, tracking_uri: str, downloads: Path | None) -> Path | N
     Raises:
         ValueError: the store cannot be read, the run is deleted, or its folder or record is not available.
     """
-    if tracking_uri.startswith(SQLITE) and not Path(tracking_uri.removeprefix(SQLITE)).exists():
+    if (database := database_of(tracking_uri)) is not None and not database.exists():
         return None
-    client = MlflowClient(tracking_uri)
+    client = MlflowClient(address_for_mlflow(tracking_uri))
     try:
         run = client.get_run(run_id)
     except mlflow.exceptions.MlflowException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import redirect_stderr
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.callbacks._mlflow.delivery import Delivery
-from runner.callbacks._mlflow.spool import SPOOL, now_ms, open_log
+from runner.callbacks._mlflow.spool import SPOOL, now_ms, open_log, read_sent
 from runner.callbacks._mlflow.target import (
     FILE,
     known_before,
@@ -17,39 +18,50 @@ from runner.callbacks._mlflow.target import (
     read_target,
     register_of,
     set_environment,
+    store_fields,
     with_credentials,
+    write_target,
 )
 from runner.files.addresses import without_credentials
 from runner.files.lock import lock_file
 from runner.files.whole import read_object
 from runner.terminal.console import show_path
+from runner.terminal.text import print_to_stderr
 
 INTERVAL = 10.0  # seconds between two progress messages for a long run
+FOLDERS = ("*", "*/*", "*/*/*", "sweeps/*/*/*")  # folders of runs and sweeps in `outputs/`
 
 
-def sync(tracking_uri: str, experiment_name: str, run_dir: Path | None) -> bool:
+def sync(tracking_uri: str, by_key: bool, experiment_name: str, run_dir: Path | None) -> bool:
     """Send unsent data of runs, print the outcome, and return whether everything is sent.
 
-    A single run is sent to its own target; if someone else made it, that must be the store at `tracking_uri`.
-    `experiment_name` is for runs without their own target.
+    Args:
+        tracking_uri: address of a store. Runs go to it if it was chosen for this command; otherwise each goes to its
+            own, and `tracking_uri` must be that of a run that someone else made.
+        by_key: whether the address was chosen in the config. `$MLFLOW_TRACKING_URI` is also a choice, except for runs
+            whose own address was chosen in their config.
+        experiment_name: experiment of runs without their own target.
+        run_dir: folder of a run; None means all runs of this working directory and of the store that have unsent data.
 
     Raises:
         ValueError: nothing was logged to MLflow in `run_dir`, or the run may not be sent to its target.
     """
     if run_dir is not None and not _is_run(run_dir):
         raise ValueError(f"resume={str(run_dir)!r}: nothing was logged to MLflow there; give a run's folder")
-    run_dirs = _unsent_runs(tracking_uri) if run_dir is None else [run_dir]
+    set_environment()
+
+    fields = {"tracking_uri": tracking_uri, "by_key": by_key, "experiment_name": experiment_name}
+    if run_dir is not None:
+        return _send(run_dir, _target_of(run_dir, **fields), wanted=True)
+    run_dirs = _unsent_runs(tracking_uri)
     if not run_dirs:
         print("MLflow: nothing left to send")
-    set_environment()
-    if run_dir is not None:
-        return _send(run_dir, _target_of(run_dir, tracking_uri, experiment_name), wanted=True)
     results = []
     for one in run_dirs:
         try:
-            results.append(_send(one, _target_of(one, tracking_uri, experiment_name), wanted=False))
+            results.append(_send(one, _target_of(one, **fields), wanted=False))
         except ValueError as error:
-            print(error, file=sys.stderr)
+            print_to_stderr(error)
             results.append(False)
     return all(results)
 
@@ -58,8 +70,8 @@ def _is_run(run_dir: Path) -> bool:
     return (run_dir / "mlflow" / SPOOL).is_file()
 
 
-def _target_of(run_dir: Path, tracking_uri: str, experiment_name: str) -> dict[str, Any]:
-    """Return the target of a run: its own if this user wrote it, otherwise one in the given store.
+def _target_of(run_dir: Path, tracking_uri: str, by_key: bool, experiment_name: str) -> dict[str, Any]:
+    """Return the target of a run: its own if this user wrote it and chose no other store, or one in the given store.
 
     Raises:
         ValueError: someone else wrote the target and it names another store, or credentials are missing.
@@ -73,9 +85,12 @@ def _target_of(run_dir: Path, tracking_uri: str, experiment_name: str) -> dict[s
                 f"{folder / FILE}: this run was made by someone else or on another machine, and would be sent to "
                 f"{asked!r}; if you trust that, add 'callbacks.mlflow_logger.tracking_uri={asked}'"
             )
-        fields = {"tracking_uri": tracking_uri, "experiment_name": experiment_name, "run_name": run_dir.name}
+        fields = {"tracking_uri": tracking_uri, "by_key": by_key, "experiment_name": experiment_name}
+        fields |= {"run_name": run_dir.name}
         times = {"system_metrics_interval": None, "start_time": now_ms()}
         return make_target(run_dir.resolve(), known_before(folder), **fields, **times)
+    if by_key or ("MLFLOW_TRACKING_URI" in os.environ and not target.get("by_key")):
+        return {**target, **store_fields(tracking_uri, run_dir.resolve())}
     whole = with_credentials(target, [tracking_uri])
     if whole is None:
         raise ValueError(
@@ -86,12 +101,28 @@ def _target_of(run_dir: Path, tracking_uri: str, experiment_name: str) -> dict[s
 
 
 def _unsent_runs(tracking_uri: str) -> list[Path]:
-    """Return the folders of unsent runs from the store's register, removing runs that no longer exist."""
-    entries = {entry: Path(entry.read_text()) for entry in sorted(register_of(tracking_uri).glob("*"))}
-    for entry, run_dir in entries.items():
-        if not _is_run(run_dir):
+    """Return the folders of runs with unsent data: in `outputs/`, and in the registers of it and of the store.
+
+    Entries of runs that no longer exist are removed.
+    """
+    run_dirs = []
+    for entry in [*register_of(tracking_uri).glob("*"), *register_of("").glob("*")]:
+        run_dir = Path(entry.read_text())
+        if _is_run(run_dir):
+            run_dirs.append(run_dir)
+        else:
             entry.unlink(missing_ok=True)
-    return [run_dir for run_dir in entries.values() if _is_run(run_dir)]
+    spools = [spool for folder in FOLDERS for spool in (Path.cwd() / "outputs").glob(f"{folder}/mlflow/{SPOOL}")]
+    return sorted({*run_dirs, *(spool.parents[1] for spool in spools if not _is_sent(spool.parent))})
+
+
+def _is_sent(folder: Path) -> bool:
+    """Return whether the store of a run has all of its spool, or someone else made the run."""
+    target = read_target(folder)
+    if target is None:
+        return True
+    sent = read_sent(folder, target["tracking_uri"])
+    return sent.ended and not sent.postponed and sent.offset == (folder / SPOOL).stat().st_size
 
 
 def _send(run_dir: Path, target: dict[str, Any], wanted: bool) -> bool:
@@ -121,4 +152,8 @@ def _send(run_dir: Path, target: dict[str, Any], wanted: bool) -> bool:
         while not delivery.finished:
             delivery.step()
     print(f"{shown}: MLflow has {'all' if delivery.complete else 'not all'} of it")
+    before = read_target(run_dir / "mlflow")
+    if delivery.complete and before is not None:
+        Path(before["unsent"]).unlink(missing_ok=True)
+        write_target(run_dir / "mlflow", target)  # a resumed run continues in the store that has it
     return delivery.complete

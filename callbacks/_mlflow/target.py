@@ -17,9 +17,10 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from runner.callbacks._extra import require
+from runner.callbacks._mlflow.description import START_KEYS, show_command
 from runner.callbacks._mlflow.spool import SPOOL, is_id, read_entries
 from runner.files.addresses import HIDDEN, has_hidden, hidden_everywhere, without_credentials
 from runner.files.signing import is_signed, sign
@@ -42,7 +43,26 @@ SETTINGS = {
 def resolve_uri(tracking_uri: str | None) -> str:
     """Return the absolute address of the store; None means `$MLFLOW_TRACKING_URI`, or else `outputs/mlflow.db`."""
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}outputs/mlflow.db"
-    return f"{SQLITE}{Path.cwd() / uri.removeprefix(SQLITE)}" if uri.startswith(SQLITE) else uri
+    database = database_of(uri)
+    return uri if database is None else sqlite_uri(Path.cwd() / database) + "".join(uri.partition("?")[1:])
+
+
+def sqlite_uri(database: Path) -> str:
+    """Return the address of a SQLite store, with the characters quoted that SQLAlchemy would not read as its path."""
+    return f"{SQLITE}{str(database).replace('%', '%25').replace('?', '%3F')}"
+
+
+def database_of(uri: str) -> Path | None:
+    """Return the file of a SQLite store; None for another store."""
+    return Path(unquote(uri.removeprefix(SQLITE).partition("?")[0])) if uri.startswith(SQLITE) else None
+
+
+def address_for_mlflow(uri: str) -> str:
+    """Return the address by which MLflow opens a store: for SQLite with quoted characters, one that names the driver.
+
+    Otherwise MLflow would first create the database's folder, without unquoting its name.
+    """
+    return uri.replace("sqlite:", "sqlite+pysqlite:", 1) if uri.startswith(SQLITE) and "%" in uri else uri
 
 
 def check_address(uri: str) -> None:
@@ -103,7 +123,8 @@ def uri_of_run(uri: str, run_dir: Path) -> str:
     """Return the address of a run's store: if `uri` is the default, a resumed run stays in the store it is in."""
     target = read_target(run_dir / "mlflow")  # only one that this user wrote
     before = "" if target is None else target["tracking_uri"]
-    exists = before.startswith(SQLITE) and Path(before.removeprefix(SQLITE)).is_file()
+    database = database_of(before)
+    exists = database is not None and database.is_file()
     is_default = "MLFLOW_TRACKING_URI" not in os.environ and uri == resolve_uri(None)
     return before if exists and is_default else uri
 
@@ -114,11 +135,10 @@ def ui_command(uri: str, experiment_id: str | None, run_id: str | None) -> str:
         uri = re.sub(rf"{re.escape(HIDDEN)}@|\?.*", "", without_credentials(uri))  # the browser asks for the password
         known = experiment_id is not None and run_id is not None
         return f"{uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}" if known else uri
-    uri = without_credentials(uri)
-    path = Path(uri.removeprefix(SQLITE))
-    if uri.startswith(SQLITE) and path.is_relative_to(Path.cwd()):
-        uri = f"{SQLITE}{path.relative_to(Path.cwd())}"
-    return f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
+    database = database_of(uri)
+    if database is not None and database.is_relative_to(Path.cwd()):
+        uri = sqlite_uri(database.relative_to(Path.cwd()))
+    return f"mlflow ui --backend-store-uri {shlex.quote(without_credentials(uri))}"
 
 
 def set_environment() -> None:
@@ -135,18 +155,31 @@ def typed_command() -> list[str]:
     return [sys.orig_argv[0], *program, *sys.argv[1:]]
 
 
+def note_command() -> str:
+    """Return the command in Markdown. A block of code, which MLflow does not wrap, would push values off the page."""
+    return f"`` {show_command(typed_command())} ``"
+
+
 def typed_overrides() -> dict[str, str]:
     """Return the values that the user typed, by key, except those that only control how the command runs."""
     matches = (re.fullmatch(r"[+~]{0,2}([\w./]+)=(.*)", one, re.DOTALL) for one in typed_command())
-    ways = ("hydra", "callbacks", "run_name", "resume", "rerun", "allow_", "launch", "experiment_name", "mode")
-    return {one[1]: one[2] for one in matches if one and not one[1].startswith(ways)}
+    ways = {"hydra", "callbacks", "launch", *START_KEYS}
+    return {one[1]: one[2] for one in matches if one and re.split("[./]", one[1])[0] not in ways}
 
 
 def register_of(tracking_uri: str) -> Path:
     """Return the folder that has an entry for each run that is not sent completely to the store."""
-    if tracking_uri.startswith(SQLITE):
-        return Path(tracking_uri.removeprefix(SQLITE)).parent / ".mlflow_unsent"
-    return Path.cwd() / "outputs" / ".mlflow_unsent"
+    return (database_of(tracking_uri) or Path.cwd() / "outputs" / "mlflow.db").parent / ".mlflow_unsent"
+
+
+def store_fields(tracking_uri: str, run_dir: Path) -> dict[str, Any]:
+    """Return the part of a run's target that depends on its store."""
+    database = database_of(tracking_uri)
+    return {
+        "tracking_uri": tracking_uri,
+        "artifact_location": None if database is None else (database.parent / "mlartifacts").as_uri(),
+        "unsent": str(register_of(tracking_uri) / hashlib.blake2b(str(run_dir).encode(), digest_size=8).hexdigest()),
+    }
 
 
 def make_target(
@@ -154,6 +187,7 @@ def make_target(
     before: Mapping[str, Any],
     *,
     tracking_uri: str,
+    by_key: bool,
     experiment_name: str,
     run_name: str,
     system_metrics_interval: float | None,
@@ -162,20 +196,19 @@ def make_target(
     """Return everything a writer needs to send a run's spool, even without the trainer.
 
     `before` is what `known_before` returned for an earlier session of the run, empty for a new one. Without an
-    interval, no system metrics are sampled. The time is in milliseconds since 1970.
+    interval, no system metrics are sampled. The time is in milliseconds since 1970. `by_key` is whether the address was
+    chosen in the config, rather than by the environment.
     """
-    database = Path(tracking_uri.removeprefix(SQLITE)) if tracking_uri.startswith(SQLITE) else None
     return {
+        **store_fields(tracking_uri, run_dir),
+        "by_key": by_key,
         "spool": before.get("spool", uuid.uuid4().hex),
         "start_time": before.get("start_time", start_time),
         "run_name": before.get("run_name", run_name),
-        "tracking_uri": tracking_uri,
         "experiment_name": experiment_name,
-        "artifact_location": None if database is None else (database.parent / "mlartifacts").as_uri(),
         "system_metrics_interval": system_metrics_interval,
         "command": hidden_everywhere(typed_command()),
         "cwd": str(Path.cwd()),
-        "unsent": str(register_of(tracking_uri) / hashlib.blake2b(str(run_dir).encode(), digest_size=8).hexdigest()),
     }
 
 

@@ -9,7 +9,8 @@ from mlflow import MlflowClient
 
 from runner.callbacks._mlflow.spool import now_ms
 
-VIEW = "mlflow.sharedViewState.runner"  # tag of an experiment; the UI opens it with ?viewStateShareKey=runner
+VIEW = "mlflow.sharedViewState.runner"  # tag of an experiment
+SHARED_VIEW = "viewStateShareKey=runner"  # query of a link that opens it
 MOST = 20  # columns
 LONGEST = 120  # characters of a column, as a tag of an experiment has 5000
 

@@ -81,9 +81,10 @@ def measure_state(state: State) -> dict[str, float]:
 
 def norm(tensors: Iterable[Tensor]) -> float:
     """Return the norm of all elements of some tensors together; gathers what is sharded, one tensor at a time."""
+    from runner.device.numbers import numbers_of
     from runner.distributed.sharding import whole
 
-    return sum(float(whole(one.detach()).double().norm()) ** 2 for one in tensors) ** 0.5
+    return sum(float(numbers_of(whole(one.detach())).double().norm()) ** 2 for one in tensors) ** 0.5
 
 
 def _feed(update: Callable[[Any], object], value: Any) -> None:
@@ -116,9 +117,14 @@ def _feed_tensor(update: Callable[[Any], object], tensor: Tensor) -> None:
     from runner.distributed.sharding import whole
 
     tensor = whole(tensor)
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_sparse().coalesce()
+        update(f"sparse {tuple(tensor.shape)};".encode())
+        _feed(update, [tensor.indices(), tensor.values()])
+        return
     update(f"tensor {tensor.dtype} {tuple(tensor.shape)};".encode())
     # The intended host-device sync: one tensor at a time, so that the host never holds all of them.
-    update(tensor.cpu().reshape(-1).view(torch.uint8).numpy())
+    update(tensor.cpu().resolve_conj().reshape(-1).view(torch.uint8).numpy())
 
 
 def read_digests(path: str | Path) -> list[dict[str, Any]]:

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import logging
 import os
 import pickle
 import re
 import shutil
 import stat
-from collections.abc import Callable, Sequence
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from runner.checkpoints.contents import check_content
+from runner.checkpoints.manifest import MANIFEST, UnreadableCheckpoint, read_manifest, saved_at
 from runner.checkpoints.shards import SUFFIX, join
 from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.distributed.together import gather_objects
+from runner.files.whole import read_object
 
 log = logging.getLogger("runner")
 
-FORMAT = 1
-MANIFEST = "manifest.json"
 CONFIG = "config.json"
-LATEST = "latest"  # link beside a run's checkpoints
 Snapshot = dict[str, Any]
 """Content by file name (`.pt` or `.json`), and the training time under 'timestamp'. If it is sharded, there is under
 'places' the `Place` of each tensor that is a part of a whole, by its `id`."""
@@ -45,44 +45,33 @@ def hide(path: Path) -> Path:
 
 
 def verify(path: str | Path, rank: int = 0, ranks: int = 1) -> str | None:
-    """Return why a folder is not an intact checkpoint, or None if every file matches its manifest.
+    """Return why a folder is not an intact checkpoint, or None if every file matches its manifest and can be loaded.
 
     Of `ranks` ranks that read the files together, each checks its share.
     """
     path = Path(path)
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        if manifest["format"] > FORMAT:
-            return f"it has format {manifest['format']}, which a later version of this project wrote"
-        files = manifest["files"]
-        for index, (name, facts) in enumerate({"model.pt": files["model.pt"], **files}.items()):
+        manifest = read_manifest(path)
+        for index, (name, facts) in enumerate(manifest.files.items()):
             if Path(name).name != name or not stat.S_ISREG((path / name).stat().st_mode):
                 return f"its manifest names {name!r}, which is not a file in its folder"
             if (path / name).stat().st_size != facts["size"]:
                 return f"the size of {name} differs from its manifest"
             if index % ranks == rank and _hash(path / name) != facts["sha256"]:
                 return f"{name} was modified: its SHA-256 differs from its manifest"
+        for name in manifest.files:
+            if name.endswith(".pt"):
+                read_file(path, name, mapped=True)
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        return f"its manifest cannot be read ({error})"
-    return _verify_shards(path, [*files])
+    except (OSError, UnreadableCheckpoint) as error:
+        return str(error)
+    return None
 
 
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _verify_shards(path: Path, files: Sequence[str]) -> str | None:
-    """Return why the shards of a checkpoint do not form complete tensors; None if they do, or if it has no shards."""
-    try:
-        for name in files if any(one.endswith(SUFFIX) for one in files) else ():
-            if name.endswith(".pt"):
-                read_file(path, name)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        return str(error)
-    return None
 
 
 def verify_together(path: str | Path) -> str | None:
@@ -114,9 +103,10 @@ def find_checkpoint(path: str | Path, check: Callable[[Path], str | None] | None
         return path.resolve()
     for names in ("[!.]*", ".*.discarded-*"):  # the latter are left by a kill during a replacement
         # A run keeps its checkpoints in a separate folder, which its config may rename.
-        found = {one.resolve().parent for up in ("", "[!.]*/") for one in path.glob(f"{up}{names}/{MANIFEST}")}
+        manifests = (file for up in ("", "[!.]*/") for file in path.glob(f"{up}{names}/{MANIFEST}"))
+        found = {Path(os.path.realpath(file)).parent for file in manifests}
         for one in sorted(found, key=saved_at, reverse=True):
-            facts = tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in one.iterdir())
+            facts = tuple((file, file.lstat().st_size, file.lstat().st_mtime_ns) for file in one.iterdir())
             if _report(one, check(one)) if check is not None else _is_usable(one, facts):
                 return one
     raise FileNotFoundError(f"path={str(path)!r}: no complete checkpoint there; give a run's folder or a checkpoint's")
@@ -136,38 +126,62 @@ def _is_usable(path: Path, facts: tuple[Any, ...]) -> bool:
     return _report(path, verify(path))
 
 
-def saved_at(path: Path) -> float:
-    """Return when a checkpoint was written, by its manifest if possible, since copying changes the times of files."""
-    try:
-        return float(json.loads((path / MANIFEST).read_text())["saved_at"])
-    except FileNotFoundError:
-        return 0.0
-    except (OSError, ValueError, LookupError, TypeError):
-        return (path / MANIFEST).stat().st_mtime
-
-
 def read_config(path: str | Path) -> dict[str, Any] | None:
     """Return the config of the run that wrote a verified checkpoint, or None if it has none."""
-    file = Path(path) / CONFIG
-    return json.loads(file.read_text()) if file.exists() else None
+    return read_object(Path(path) / CONFIG) or None
 
 
-def read_file(path: str | Path, name: str) -> Any:
+def read_file(path: str | Path, name: str, mapped: bool = False) -> Any:
     """Return the content of a checkpoint's file, with tensors on the CPU. Sharded tensors are read on first use.
 
+    Args:
+        path: the folder of the checkpoint.
+        name: `model.pt` or `state.pt`.
+        mapped: whether values are not read but mapped into memory, for a look at their structure.
+
     Raises:
-        ValueError: the file contains more than tensors, numbers, strings, lists and dicts, or cannot be read.
+        UnreadableCheckpoint: the file contains more than tensors, numbers, strings, lists and dicts, takes more memory
+            than its size, or lacks what such a file must have.
     """
     path = Path(path)
+    content = read_tensors(path / name, mapped)
+    manifest = read_manifest(path)
+    return join(content, name, path, manifest) if any(one.endswith(SUFFIX) for one in manifest.files) else content
+
+
+def read_tensors(path: Path, mapped: bool = False) -> Any:
+    """Return the content of a file of `torch.save`, as `read_file` does, without the shards beside it.
+
+    Raises:
+        UnreadableCheckpoint: see `read_file`.
+    """
     try:
-        content = torch.load(path / name, map_location="cpu", weights_only=True)
+        _check_zip(path)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        check_content(path.name, content)
+        return content
+    except OSError:
+        raise
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest of torch's message explains how to unpickle anyway
         what = f"objects ({found[1]})" if found else "objects"
-        raise ValueError(
-            f"{path / name} holds {what} that would have to be unpickled, which could run code, so it is rejected"
+        raise UnreadableCheckpoint(
+            f"{path} holds {what} that would have to be unpickled, which could run code, so it is rejected"
         ) from None
-    except (EOFError, RuntimeError) as error:
-        raise ValueError(f"{path / name} was not written by torch.save: {error or 'it ends too early'}") from None
-    manifest = json.loads((path / MANIFEST).read_text())
-    return join(content, name, path, manifest) if any(one.endswith(SUFFIX) for one in manifest["files"]) else content
+    except Exception as error:  # torch has no type of its own for a damaged file
+        reason = f"{error}".partition("\n")[0] or "it ends too early"
+        raise UnreadableCheckpoint(f"{path} was not written by this project: {reason}") from None
+
+
+def _check_zip(path: Path) -> None:
+    """Check that a file of `torch.save` unpacks to no more than its size.
+
+    Raises:
+        ValueError: it is no zip file, or something in it is compressed.
+    """
+    with zipfile.ZipFile(path) as file:
+        entries = file.infolist()
+    if any(one.compress_type != zipfile.ZIP_STORED or one.file_size != one.compress_size for one in entries):
+        raise ValueError("something in it is compressed")
+    if sum(one.file_size for one in entries) > path.stat().st_size:
+        raise ValueError("its parts overlap")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from runner.time import Timestamp
-
-MANIFEST = "manifest.json"  # as in `runner.checkpoints.files`, which imports torch
+from runner.checkpoints.manifest import MANIFEST, UnreadableCheckpoint, read_manifest, saved_at
+from runner.time import Timestamp
 
 
 def checkpoint_before(run_dir: Path, batch: int) -> Path | None:
     """Return the newest intact checkpoint before a batch, counted from 1; None for the beginning of the run."""
-    from runner.checkpoints.files import saved_at, verify
+    from runner.checkpoints.files import verify
 
     found = {one: read_time(one).batch for one in _resumable(run_dir)}
     before = [one for one, trained in found.items() if trained < batch]
@@ -28,16 +26,13 @@ def last_saved(run_dir: Path) -> int | None:
 
 def read_time(checkpoint: Path) -> Timestamp:
     """Return the time of training of a checkpoint, the beginning if its manifest cannot be read."""
-    from runner.checkpoints.snapshot import read_timestamp
-    from runner.time import Timestamp
-
     try:
-        return read_timestamp(checkpoint)
-    except (OSError, ValueError, LookupError, TypeError):
+        return read_manifest(checkpoint).timestamp
+    except (FileNotFoundError, UnreadableCheckpoint):
         return Timestamp()
 
 
 def _resumable(run_dir: Path) -> set[Path]:
     """Return the checkpoints that belong to a run and hold more than weights."""
-    found = {one.resolve().parent for one in run_dir.glob(f"[!.]*/[!.]*/{MANIFEST}")}
+    found = {Path(os.path.realpath(one)).parent for one in run_dir.glob(f"[!.]*/[!.]*/{MANIFEST}")}
     return {one for one in found if (one / "state.pt").is_file()}

@@ -1,6 +1,7 @@
 """A run's checkpoints at an address: each is uploaded atomically, and verified in both directions.
 
-    <address>/<checkpoint>/index.json          names, sizes and hashes of the other files; written last
+    <address>/mirror.json                      whose checkpoints these are, and their names: nothing else is removed
+              <checkpoint>/index.json          names, sizes and hashes of the other files; written last
                            config.yaml ...     the run's record
                            checkpoints/<checkpoint>/model.pt ...
 
@@ -19,15 +20,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from runner.files.whole import link_or_copy
+from runner.checkpoints.manifest import is_name, number, read_manifest
+from runner.files.whole import link_or_copy, open_regular
 from runner.libraries.remote_files import open_address
 
 INDEX = "index.json"
 FORMAT = 1
 LARGEST_INDEX = 4_000_000  # bytes
+LARGEST_RECORD = 100_000_000  # bytes of a file outside of the checkpoint
 BLOCK = 1 << 20  # bytes read at a time
-RECORD = ("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature", "code", "mlflow/run.json")
-"""Files and folders of a run that are uploaded with each checkpoint; the last one identifies its MLflow run."""
+OWNER = "mirror.json"
+RECORD = (
+    *("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature", "code"),
+    *("mlflow/run.json", OWNER),  # identify its MLflow run and its mirror
+)
+"""Files and folders of a run that are uploaded with each checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +64,8 @@ class Index:
         try:
             found = cls(**json.loads(text))
             names = [found.checkpoint, *found.best, *found.files]
-            numbers = [found.format, found.saved_at, *(one["size"] for one in found.files.values())]
-            if not all(isinstance(one, int | float) and one >= 0 for one in numbers):
-                raise ValueError("a number is missing")
+            for value in (found.format, found.saved_at, *(one["size"] for one in found.files.values())):
+                number(value)
         except (TypeError, AttributeError, LookupError, ValueError, RecursionError) as error:
             raise ValueError(f"its {INDEX} cannot be read ({error})") from None
         if found.format > FORMAT:
@@ -67,7 +73,18 @@ class Index:
         for one in names:
             if not _is_inside(one):
                 raise ValueError(f"its {INDEX} names {one!r}, which leads out of its folder")
+        for name, facts in found.files.items():
+            if not name.startswith(f"{found.checkpoint}/") and facts["size"] > LARGEST_RECORD:
+                raise ValueError(f"its {name} has {facts['size']:,} bytes, at most {LARGEST_RECORD:,} are read")
+        for one in (found.name, *found.best):
+            if not is_name(one):
+                raise ValueError(f"its {INDEX} names {one!r}, which a checkpoint cannot be called")
         return found
+
+    @property
+    def name(self) -> str:
+        """Name of the checkpoint, such as `ep2-ba64`."""
+        return PurePosixPath(self.checkpoint).name
 
 
 class Mirror:
@@ -82,6 +99,35 @@ class Mirror:
 
     def __init__(self, address: str) -> None:
         self._remote, self._path = open_address(address)
+        self._owner = ""
+        self._own: set[str] = set()  # names of the checkpoints that its owner has uploaded
+
+    def claim(self, owner: str, overwrite: bool) -> None:
+        """Make the folder that of a run, so that checkpoints can be uploaded.
+
+        Args:
+            owner: identifies the run. The folder is new or empty, or has been this run's before.
+            overwrite: whether it may also be another run's.
+
+        Raises:
+            FileExistsError: the folder holds other files.
+            ValueError: its mark cannot be read.
+        """
+        self._remote.invalidate_cache()
+        try:
+            with self._remote.open(self._at(OWNER), "rb") as file:
+                mark = json.loads(file.read(LARGEST_INDEX))
+            known, names = str(mark["run"]), [str(name) for name in mark["checkpoints"]]
+        except FileNotFoundError:
+            if self._remote.exists(self._path) and self._remote.ls(self._path, detail=False):
+                raise FileExistsError("it holds files that no run has uploaded; choose another run_name=") from None
+            known, names = owner, []
+        except (TypeError, LookupError, ValueError, RecursionError) as error:
+            raise ValueError(f"its {OWNER} cannot be read ({error})") from None
+        if known != owner and not overwrite:
+            raise FileExistsError("it holds another run's checkpoints; choose another run_name= for this run")
+        self._owner = owner
+        self._own = {name for name in names if _is_inside(name) and "/" not in name}
 
     def saved(self, report: Callable[[str, ValueError], object] = lambda name, error: None) -> dict[str, Index]:
         """Return the index of each whole checkpoint by name, the newest first.
@@ -100,13 +146,14 @@ class Mirror:
         return dict(sorted(found.items(), key=lambda one: one[1].saved_at, reverse=True))
 
     def names(self) -> list[str]:
-        """Return the names of all folders there, whole checkpoints or not."""
+        """Return the names of all folders there that may be checkpoints, whole or not."""
         self._remote.invalidate_cache()
         try:
             entries = self._remote.ls(self._path, detail=True)
         except FileNotFoundError:
             return []
-        return [one["name"].rstrip("/").rpartition("/")[2] for one in entries if one["type"] == "directory"]
+        names = [one["name"].rstrip("/").rpartition("/")[2] for one in entries if one["type"] == "directory"]
+        return [*filter(is_name, names)]
 
     def read_index(self, name: str = "") -> Index:
         """Return the index of a checkpoint; without a name, of the one that the address itself is.
@@ -115,21 +162,32 @@ class Mirror:
             FileNotFoundError: the checkpoint does not exist or is incomplete.
             ValueError: it cannot be used.
         """
-        with self._remote.open(self._at(name, INDEX), "rb") as file:
-            return Index.read(file.read(LARGEST_INDEX))
+        with self._open(self._at(name, INDEX)) as file:
+            index = Index.read(file.read(LARGEST_INDEX))
+        if name not in ("", index.name):
+            raise ValueError(f"it holds the checkpoint {index.name!r}, not the one that it is called after")
+        return index
 
     def upload(self, folder: Path, name: str, checkpoint: str, best: Sequence[str]) -> None:
-        """Upload a folder as one checkpoint, replacing another of that name, and read it back.
+        """Upload a folder as one checkpoint, replacing another of the run of that name, and read it back.
 
         If that fails, what was uploaded is removed, if possible: it would take the room that the next one needs. The
         folder is that of a run with one checkpoint, and must not change during the upload. `best` are sorted, best
         first.
 
         Raises:
+            FileExistsError: the run has not uploaded what has that name there.
             OSError: a file that was read back differs from the upload.
         """
-        manifest = json.loads((folder / checkpoint / "manifest.json").read_text())
-        index = Index(checkpoint, manifest["saved_at"], list(best), _facts(folder, checkpoint, manifest["files"]))
+        if name not in self._own:
+            if self._remote.exists(self._at(name)):
+                raise FileExistsError(f"this run has not uploaded the folder {name} there; remove it, or rename it")
+            mark = {"run": self._owner, "checkpoints": sorted({*self._own, name})}
+            self._remote.makedirs(self._path, exist_ok=True)
+            self._remote.pipe_file(self._at(OWNER), json.dumps(mark).encode())
+            self._own.add(name)
+        manifest = read_manifest(folder / checkpoint)
+        index = Index(checkpoint, manifest.saved_at, list(best), _facts(folder, checkpoint, manifest.files))
         self._remove_index(name)
         try:
             for file, facts in index.files.items():
@@ -141,13 +199,12 @@ class Mirror:
             raise
 
     def prune(self, keep: int, best: Collection[str]) -> None:
-        """Remove all but the newest `keep` checkpoints (-1: all) and the best, and remains of interrupted uploads."""
+        """Remove the run's checkpoints but the newest `keep` (-1: all) and the best, also half uploaded ones."""
         if keep == -1:
             return
-        kept = {*[*self.saved()][:keep], *best}
-        for name in self.names():
-            if name not in kept:
-                self._remove(name)
+        kept = {*[name for name in self.saved() if name in self._own][:keep], *best}
+        for name in self._own.intersection(self.names()) - kept:
+            self._remove(name)
         self._remote.invalidate_cache()
 
     def download(self, index: Index, name: str, into: Path, only: str = "") -> None:
@@ -165,7 +222,7 @@ class Mirror:
             raise OSError(f"it has {size:,} bytes, and {free:,} are free in {into}")
         for file, facts in wanted.items():
             (into / file).parent.mkdir(parents=True, exist_ok=True)
-            with self._remote.open(self._at(name, file), "rb") as source, (into / file).open("xb") as target:
+            with self._open(self._at(name, file)) as source, (into / file).open("xb") as target:
                 if _copy(source, facts["size"], target) != facts:
                     raise ValueError(f"{file} differs from its {INDEX}")
 
@@ -174,17 +231,22 @@ class Mirror:
         self._remote.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._remote.put_file(str(folder / file), path)
         self._remote.invalidate_cache()
-        with self._remote.open(path, "rb") as source:
+        with self._open(path) as source:
             if _copy(source, facts["size"]) != facts:
                 raise OSError(f"{file} differs from what was uploaded")
 
     def _remove(self, name: str) -> None:
         self._remove_index(name)
         self._remote.rm(self._at(name), recursive=True)
+        self._own.discard(name)
 
     def _remove_index(self, name: str) -> None:
         with suppress(FileNotFoundError):
             self._remote.rm_file(self._at(name, INDEX))
+
+    def _open(self, path: str) -> Any:
+        is_local = "file" in self._remote.protocol
+        return open_regular(path) if is_local else self._remote.open(path, "rb")
 
     def _at(self, *parts: str) -> str:
         return "/".join([self._path, *filter(None, parts)])

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from runner.batch import tensors
+from runner.checkpoints.manifest import Manifest, UnreadableCheckpoint
 from runner.distributed.collectives import broadcast_object
 from runner.distributed.saved_tensor import Piece, SavedTensor, unsaved
 from runner.distributed.sharding import is_sharded
@@ -102,11 +103,11 @@ def write_safetensors(write: Callable[[Any], Any], content: Mapping[str, Tensor]
 # Reading
 
 
-def join(content: Any, name: str, folder: Path, manifest: Mapping[str, Any]) -> Any:
+def join(content: Any, name: str, folder: Path, manifest: Manifest) -> Any:
     """Return the content of a file of a checkpoint with its sharded tensors in the place of empty ones.
 
     Raises:
-        ValueError: the parts of a tensor are not those of the whole, or are from another checkpoint.
+        UnreadableCheckpoint: the parts of a tensor are not those of the whole, or are from another checkpoint.
     """
     pieces: dict[str, list[Piece]] = {}
     types: dict[str, set[str]] = {}
@@ -121,31 +122,33 @@ def join(content: Any, name: str, folder: Path, manifest: Mapping[str, Any]) -> 
         if id(tensor) not in made:
             found = pieces.get(place, [])
             if types.get(place, set()) - {DTYPES.get(tensor.dtype)} or not _is_whole(tensor.shape, found):
-                raise ValueError(f"the shards of {place} are not a whole tensor {tuple(tensor.shape)}, {tensor.dtype}")
+                raise UnreadableCheckpoint(
+                    f"the shards of {place} are not a whole tensor {tuple(tensor.shape)}, {tensor.dtype}"
+                )
             made[id(tensor)] = SavedTensor(tensor, found)
         return made[id(tensor)]
 
     return _map_named(content, fill, name)
 
 
-def _read_pieces(folder: Path, manifest: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Piece, str]]:
+def _read_pieces(folder: Path, manifest: Manifest, prefix: str) -> Iterator[tuple[str, Piece, str]]:
     """Yield the parts in a checkpoint's files with a prefix: the tensor's name, the part, and its type."""
     from safetensors import SafetensorError, safe_open
 
-    for file in sorted(one for one in manifest["files"] if one.endswith(SUFFIX)):
+    for file in sorted(one for one in manifest.files if one.endswith(SUFFIX)):
         try:
             opened = safe_open(folder / file, framework="pt")  # its memory stays mapped as long as a piece is used
-            if (opened.metadata() or {}).get("save") != manifest.get("save"):
-                raise ValueError(f"{file} belongs to another checkpoint")
+            if (opened.metadata() or {}).get("save") != manifest.save:
+                raise UnreadableCheckpoint(f"{file} belongs to another checkpoint")
             for key in opened.keys():  # noqa: SIM118 - not a dict
                 if (named := NAME.fullmatch(key)) is None:
-                    raise ValueError(f"{file} contains {key!r}, which is not the name of a part")
+                    raise UnreadableCheckpoint(f"{file} contains {key!r}, which is not the name of a part")
                 if named[1].startswith(prefix):
                     content = opened.get_slice(key)
                     start = tuple(map(int, named[2].split(","))) if named[2] else ()
                     yield named[1], Piece(start, tuple(content.get_shape()), content), content.get_dtype()
         except SafetensorError as error:
-            raise ValueError(f"{file} is not a safetensors file ({error})") from None
+            raise UnreadableCheckpoint(f"{file} is not a safetensors file ({error})") from None
 
 
 def _is_whole(shape: Sequence[int], pieces: Sequence[Piece]) -> bool:

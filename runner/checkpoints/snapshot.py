@@ -15,30 +15,33 @@ The timestamp determines the position in the data, and the streams of random num
 
 from __future__ import annotations
 
-import json
+import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from runner.batch import map_tensors
+from runner.checkpoints.contents import map_saved
 from runner.checkpoints.copies import Copies, to_host
-from runner.checkpoints.differences import OTHER_SHAPE, describe_differences, differences
-from runner.checkpoints.files import CONFIG, MANIFEST, Snapshot, find_checkpoint, read_file, verify_together
+from runner.checkpoints.files import CONFIG, Snapshot, find_checkpoint, read_file, verify_together
+from runner.checkpoints.manifest import UnreadableCheckpoint, read_manifest
+from runner.checkpoints.metric_states import load_metric_states, metric_states
 from runner.checkpoints.shards import should_shard
+from runner.checkpoints.weights import load_all_into, read_weights
 from runner.checkpoints.writing import write_checkpoint
 from runner.device.staging import staging
-from runner.distributed.ranks import get_data_parallel_rank, get_global_rank, get_world_size
+from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.distributed.saved_tensor import Place, place_of
-from runner.distributed.sharding import is_sharded, like, whole
+from runner.distributed.sharding import is_sharded, whole
 from runner.engine import evaluation_weights, overrides
 from runner.failures.facts import UnsupportedType
 from runner.hooks import Algorithm, Hooks
-from runner.metrics import empty
+from runner.optim.freezing import describe_freezing, restore_freezing
 from runner.optim.fused import load_optimizer
 from runner.state import State
 from runner.time import Timestamp
@@ -75,15 +78,13 @@ def capture(
         sharded: as in `save_checkpoint`.
     """
     places: dict[int, Place] | None = {} if should_shard(state, sharded) else None
-    metrics = _metric_states(state)
+    metrics = metric_states(state)
     for one in _gathering(state):
         one.gather_state()
     if get_global_rank() != 0 and not is_sharded(state.unwrapped_model):
         return None  # otherwise this rank helps to gather tensors, one at a time, and keeps none
 
-    def keep(value: Any) -> Any:
-        return map_tensors(value, lambda tensor: _to_cpu(tensor, copies, places))
-
+    keep = partial(_kept, copies=copies, places=places)
     averaged = any(type(one).evaluation_weights is not Algorithm.evaluation_weights for one in state.algorithms)
     with evaluation_weights(state):
         # The average is swapped into these tensors only for now: copy them before the weights are swapped back.
@@ -110,6 +111,7 @@ def capture(
                 "eval_metric_values": state.eval_metric_values,
                 "evaluated_at": {one.label: one.evaluated_at for one in state.evaluators},
                 "order": _order(state),
+                "frozen": describe_freezing(state.unwrapped_model),
                 "microbatch_size": state.samples_per_microbatch,
                 "stop_requested": state.stop_requested,
                 "unheard": state.unheard,
@@ -148,20 +150,20 @@ def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
 
     Args:
         state: the run, of which only the model changes.
-        path: the folder of a checkpoint or a run.
+        path: the folder of a checkpoint or a run, or a file that `runner export` wrote.
         strict: raise if names differ; otherwise load the weights whose names match, and warn.
 
     Raises:
         ValueError: names or shapes differ; the message lists all of them.
         FileNotFoundError: `path` holds no checkpoint.
     """
-    found = find_checkpoint(path, verify_together)
-    _load_into(state.unwrapped_model, read_file(found, "model.pt"), path, strict)
+    model = state.unwrapped_model
+    load_all_into(model, read_weights(path, model, verify_together), path, strict)
 
 
 def read_timestamp(path: str | Path) -> Timestamp:
     """Return the time of training at which a checkpoint was written, given its folder."""
-    return Timestamp.from_state_dict(json.loads((Path(path) / MANIFEST).read_text())["timestamp"])
+    return read_manifest(Path(path)).timestamp
 
 
 @contextmanager
@@ -175,29 +177,17 @@ def weights_of(state: State, path: str | Path) -> Iterator[None]:
     path = find_checkpoint(path)
     model = state.unwrapped_model
     now = state.timestamp
-    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    weights = {
+        name: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+        for name, value in model.state_dict().items()
+    }
     try:
-        _load_into(model, read_file(path, "model.pt"), path, strict=True)
+        load_all_into(model, read_file(path, "model.pt"), path, strict=True)
         state.timestamp = read_timestamp(path)
         yield
     finally:
         state.timestamp = now
         model.load_state_dict(weights)
-
-
-def _load_into(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path, strict: bool) -> None:
-    wrong = differences(weights, model.state_dict())
-    if OTHER_SHAPE in wrong or (strict and wrong):
-        raise ValueError(f"weights of {str(path)!r} do not fit the model: {describe_differences(wrong)}")
-    if wrong and get_global_rank() == 0:
-        log.warning("weights of %s loaded in part: %s", path, describe_differences(wrong))
-    load_into(model, weights)
-
-
-def load_into(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load weights by name, whole on each rank, into a model; other weights stay, and shards take their part."""
-    own = model.state_dict()
-    model.load_state_dict({name: like(one, own[name]) for name, one in weights.items() if name in own}, strict=False)
 
 
 def restore(state: State, path: str | Path) -> None:
@@ -213,19 +203,21 @@ def restore(state: State, path: str | Path) -> None:
             f"checkpoint {str(path)!r} holds only weights: start from it with load_path, or resume another"
         )
     saved = read_file(path, "state.pt")
-    _check_order(path, saved, _order(state))
+    _check_order(path, saved, state)
     weights = read_file(path, "model.pt") if saved["model"] is None else saved["model"]
-    _load_into(state.unwrapped_model, weights, path, strict=True)
+    load_all_into(state.unwrapped_model, weights, path, strict=True)
+    restore_freezing(state.unwrapped_model, saved["frozen"])
     for kind, own in (("optimizers", state.optimizers), ("schedulers", state.schedulers)):
         if len(saved[kind]) != len(own):
             raise ValueError(
                 f"checkpoint {str(path)!r} has {len(saved[kind])} {kind}, this run has {len(own)}: keep their number"
             )
         for one, its in zip(own, saved[kind], strict=True):
-            if kind == "optimizers":
-                load_optimizer(one, its)
-            else:
-                one.load_state_dict(its)
+            try:
+                load_optimizer(one, its) if kind == "optimizers" else one.load_state_dict(its)
+            except (LookupError, TypeError, AttributeError) as error:
+                what = f"{type(one).__name__} cannot use its {kind} ({type(error).__name__}: {error})"
+                raise UnreadableCheckpoint(f"checkpoint {str(path)!r}: {what}") from error
     optimizers: list[Any] = state.optimizers
     for optimizer in optimizers:
         optimizer._opt_called = True  # else torch's schedulers warn that they step first, at the end of an epoch
@@ -233,7 +225,7 @@ def restore(state: State, path: str | Path) -> None:
         state.scaler.load_state_dict(saved["scaler"])
     _load_states(state.algorithms, saved["algorithms"])
     _load_states([*state.callbacks, *state.loggers], saved["callbacks"])
-    _load_metric_states(state, saved["train_metrics"])
+    load_metric_states(state, saved["train_metrics"])
     state.timestamp = Timestamp.from_state_dict(saved["timestamp"])
     state.previous_timestamp = Timestamp.from_state_dict(saved.get("previous_timestamp", saved["timestamp"]))
     state.train_metric_values = saved["train_metric_values"]
@@ -255,8 +247,9 @@ def _order(state: State) -> dict[str, Any]:
     return {name: getattr(order, name) for name in names if hasattr(order, name)}
 
 
-def _check_order(path: Path, saved: Mapping[str, Any], order: dict[str, Any]) -> None:
+def _check_order(path: Path, saved: Mapping[str, Any], state: Any) -> None:
     """Raise if the rest of the epoch would not consist of the samples that are still missing."""
+    order = _order(state)
     before = saved.get("order", {})
     stands = Timestamp.from_state_dict(saved["timestamp"])
     changes = [f"{name} {before[name]} -> {now}" for name, now in order.items() if before.get(name, now) != now]
@@ -266,16 +259,25 @@ def _check_order(path: Path, saved: Mapping[str, Any], order: dict[str, Any]) ->
             f"batches has changed: {', '.join(changes)}; resuming would repeat or skip samples. Undo that change, or "
             "resume from the end of an epoch"
         )
+    if order and stands.batch_in_epoch > len(state.train_dataloader.order):
+        raise UnreadableCheckpoint(f"checkpoint {str(path)!r}: an epoch has no batch {stands.batch_in_epoch}")
 
 
 def _weights(model: nn.Module, copies: Copies | None, places: dict[int, Place] | None) -> dict[str, Any]:
     """Return a model's `state_dict` on the CPU, in which names that share a weight still share it."""
     own = model.state_dict(keep_vars=True)  # the parameters themselves: detaching DTensors would take a while
-    kept = {id(one): one for one in own.values()}
-    kept = {key: map_tensors(one, lambda tensor: _to_cpu(tensor, copies, places)) for key, one in kept.items()}
+    kept: dict[int, Any] = {}
+    for name, value in own.items():
+        if id(value) not in kept:
+            with _naming(f"{name!r} of the model's state_dict()"):
+                kept[id(value)] = _kept(value, copies, places)
     if copies is not None:
         copies.finish()
-    return {name: kept[id(one)] for name, one in own.items()}
+    return {name: kept[id(value)] for name, value in own.items()}
+
+
+def _kept(value: Any, copies: Copies | None, places: dict[int, Place] | None) -> Any:
+    return map_saved(value, lambda tensor: _to_cpu(tensor, copies, places))
 
 
 def _to_cpu(tensor: Any, copies: Copies | None, places: dict[int, Place] | None) -> Tensor:
@@ -297,14 +299,21 @@ def _to_cpu(tensor: Any, copies: Copies | None, places: dict[int, Place] | None)
 def _states(hooks: Any, keep: Callable[[Any], Any]) -> dict[str, Any]:
     states = {}
     for one in hooks:
-        try:
+        with _naming(f"{type(one).__name__}.state_dict()"):
             if own := one.state_dict():
                 states[one.config_key] = keep(own)
-        except TypeError as error:
-            reason = f"it holds a {error.type_name}" if isinstance(error, UnsupportedType) else str(error)
-            allowed = "tensors, numbers, strings, lists and dicts"
-            raise TypeError(f"{type(one).__name__}.state_dict() cannot be saved: {reason}; return {allowed}") from None
     return states
+
+
+@contextmanager
+def _naming(owner: str) -> Iterator[None]:
+    """Let a TypeError within the context name the owner of the state that cannot be saved."""
+    try:
+        yield
+    except TypeError as error:
+        reason = f"it holds a {error.type_name}" if isinstance(error, UnsupportedType) else str(error)
+        allowed = "tensors, numbers, strings, lists and dicts"
+        raise TypeError(f"{owner} cannot be saved: {reason}; return {allowed}") from None
 
 
 def _load_states(hooks: list[Hooks] | tuple[Hooks, ...], saved: Mapping[str, Any]) -> None:
@@ -315,32 +324,3 @@ def _load_states(hooks: list[Hooks] | tuple[Hooks, ...], saved: Mapping[str, Any
         if get_global_rank() != 0:
             break  # only rank 0 has destinations
         log.warning("the checkpoint's state of %r is not used: nothing in this run has that name", key)
-
-
-def _metric_states(state: State) -> dict[str, Any]:
-    """Return the training metrics' accumulators, merged over all ranks. All ranks."""
-    states = {}
-    for name, metric in state.train_metrics.items():
-        shared = get_world_size() > 1 and state.timestamp.batch_in_epoch > 0
-        if shared:
-            metric.sync()
-        states[name] = dict(metric.state_dict())
-        if shared:
-            metric.unsync()
-    return states
-
-
-def _load_metric_states(state: State, saved: Mapping[str, Any]) -> None:
-    """Give the merged accumulators to the first of the merged ranks; the others start from empty ones."""
-    for name, metric in state.train_metrics.items():
-        if name not in saved:
-            continue
-        metric.load_state_dict(saved[name])
-        metric.to(state.device)
-        for part in metric.modules():
-            for key, value in getattr(part, "metric_state", {}).items():
-                if isinstance(part._defaults[key], list) and isinstance(value, Tensor):
-                    setattr(part, key, [value])  # merging ranks joined the list
-        if get_data_parallel_rank() != 0:
-            empty(metric)
-        metric._update_count = 1  # otherwise compute() warns that the metric was never updated

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from runner.checkpoints.files import FORMAT, LATEST, MANIFEST, Snapshot, hide, saved_at
+from runner.checkpoints.files import Snapshot, hide
+from runner.checkpoints.manifest import FORMAT, LATEST, MANIFEST, saved_at
 from runner.checkpoints.shards import SUFFIX, split, write_safetensors
 from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.distributed.together import do_together
@@ -69,7 +70,7 @@ def _do_alone(function: Callable[[], Any]) -> list[Any]:
 def _begin(path: Path, before: Callable[[], object]) -> tuple[str, str]:
     """Make the hidden folder, and return its path and the id that marks the files of this checkpoint."""
     before()
-    if path.exists() and not (path / MANIFEST).exists():
+    if path.exists() and not os.path.lexists(path / MANIFEST):
         raise FileExistsError(f"path={str(path)!r} exists and is not a checkpoint: choose another name")
     hidden = path.parent / f".{path.name}.partial-{os.getpid()}"
     shutil.rmtree(hidden, ignore_errors=True)

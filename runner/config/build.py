@@ -21,8 +21,10 @@ from runner.config.hydra_versions import any_target, full_key
 from runner.config.nearest import Advice
 from runner.config.short_steps import use_one_thread_if_short
 from runner.config.signatures import check_null, check_signature, locate
+from runner.failures.exits import as_failure
 from runner.failures.facts import WrongKey, annotate, argument_of, facts_of, wrong_argument
 from runner.files.addresses import hidden_everywhere
+from runner.libraries.targets import find_in_working_directory, prepare_import
 
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination
@@ -56,6 +58,7 @@ def warm_up(config: Mapping[str, Any]) -> None:
 
 def callbacks_with(config: Mapping[str, Any], attribute: str) -> dict[str, Any]:
     """Return the callback classes of a config that have an attribute, by key; wrong targets are skipped."""
+    find_in_working_directory(config.get("callbacks"))
     found = {}
     for key, section in (config.get("callbacks") or {}).items():
         with suppress(Exception):
@@ -215,7 +218,10 @@ def make(path: str, section: Any, **supplied: Any) -> Any:
     """
     if section is None or "_target_" not in section:
         return None
+    find_in_working_directory(section)
     with _naming(path, section, supplied.get("config", {})), any_target():
+        for _, inner in targets(section):  # on other ranks than 0 nothing has been checked, and so imported, before
+            prepare_import(str(inner["_target_"]))
         if supplied:
             return hydra.utils.instantiate({**section, "_partial_": True}, _convert_="all")(**supplied)
         return hydra.utils.instantiate(section, _convert_="all")
@@ -236,8 +242,9 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
     try:
         yield
     except SystemExit as exit:
-        if not isinstance(exit.code, str):  # a signal asked for the end of the process
-            raise
+        if not isinstance(exit.code, str):
+            failure = as_failure(exit)  # the exit itself, if a signal asked for the end of the process
+            raise failure from failure.__cause__
         raise WrongConfig(f"{path}: {exit.code} ({section['_target_']})", at=path) from exit
     except Exception as error:
         cause = error
@@ -306,11 +313,13 @@ def _check_trainer(section: Mapping[str, Any], ranks: int | str) -> None:
 
 
 def checkpoint_of(key: str, path: str) -> Path:
-    """Return the checkpoint to which the value of a config key refers.
+    """Return the checkpoint to which the value of a config key refers, or the file of weights.
 
     Raises:
         ValueError: there is no checkpoint at the path.
     """
+    if key == "trainer.load_path" and Path(path).is_file():
+        return Path(path).resolve()
     from runner.checkpoints.files import find_checkpoint
 
     try:

@@ -34,6 +34,7 @@ from runner.sweeps.summary import end_sweep
 from runner.sweeps.sweep import SweepRefused
 from runner.terminal.answer import error_object, give
 from runner.terminal.console import print_failure, take_back_title
+from runner.terminal.text import print_to_stderr
 
 
 def run_command() -> int:
@@ -61,7 +62,7 @@ def lead() -> int:
             found = find_own_conf(sys.argv[1:], CONF)  # unless the saved run had its own folder
             sys.argv[1:] = [*sys.argv[1:], *found]
             for sentence in about_replaced([*typed, *found], CONF):
-                print(f"WARNING: {sentence}", file=sys.stderr)
+                print_to_stderr(f"WARNING: {sentence}")
         code = compose_and_run(saved)
     except Exception as error:
         code = INTERRUPTED if was_interrupted() else report(error, saved)
@@ -72,7 +73,7 @@ def lead() -> int:
             ask_for_requeue()
         code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
         if isinstance(exit.code, str):  # from a user's code; Python would print it too
-            print(exit.code, file=sys.stderr)
+            print_to_stderr(exit.code)
     finally:
         ranks().dismiss(code)
     return code
@@ -81,7 +82,7 @@ def lead() -> int:
 def report(error: Exception, saved: SavedRun | None) -> int:
     """Print why a command has failed, and return the exit code."""
     if isinstance(error, Diverged):
-        print(f"error: {error}", file=sys.stderr)
+        print_to_stderr(f"error: {error}")
         give(error=error_object(DIVERGED, str(error)))
         return DIVERGED
     if not isinstance(error, WrongConfig):
@@ -92,10 +93,10 @@ def report(error: Exception, saved: SavedRun | None) -> int:
         take_back_title()
     if are_whole():
         traceback.print_exception(error.__cause__)
-    print(f"error: {without_credentials(str(error))}", file=sys.stderr)
+    print_to_stderr(f"error: {without_credentials(str(error))}")
     give(error=error_object(WRONG_CONFIG, str(error), error.at, error.allowed, error.fix))
     if saved is not None and not saved.is_own:
-        print(f"the config.yaml of {saved.given!r} was changed, or written by someone else", file=sys.stderr)
+        print_to_stderr(f"the config.yaml of {saved.given!r} was changed, or written by someone else")
     return WRONG_CONFIG
 
 

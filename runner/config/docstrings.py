@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import sys
 from dataclasses import dataclass, field
@@ -108,7 +109,7 @@ def _module_of(node: ast.ImportFrom, module: Path) -> Path | None:
 
 def _top_module(name: str) -> Path | None:
     """Return the file of a module or package at the top; of a folder without one, the file that it would have."""
-    spec = PathFinder.find_spec(name, sys.path)
+    spec = PathFinder.find_spec(name, [*sys.path, os.getcwd()])
     if spec is None:
         return None
     if spec.submodule_search_locations:

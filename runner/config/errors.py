@@ -21,7 +21,7 @@ from runner.config.signatures import NoSuchArgument
 from runner.config.sources import files_choosing, files_with
 from runner.config.suggestions import about_composing, about_override_first, is_empty_choice
 from runner.event import Event
-from runner.failures.facts import WrongKey, argument_of, facts_of
+from runner.failures.facts import WrongKey, annotate, argument_of, facts_of
 from runner.failures.tracebacks import VARIABLE, is_of_user
 from runner.modes.quick import fix_of
 
@@ -81,7 +81,9 @@ class Explanation(NamedTuple):
             fix = f"+{fix}"  # without it, a list would be replaced, and a new key would be none
         if fix and "=" not in fix and (value := typed_value(sys.argv[1:], at)) is not None:
             fix = f"{fix}={value}"
-        return WrongConfig(self.message, self.key, at, advice.allowed or facts.allowed, fix)
+        made = WrongConfig(self.message, self.key, at, advice.allowed or facts.allowed, fix)
+        annotate(made, refusal=self.message)
+        return made
 
     @property
     def message(self) -> str:

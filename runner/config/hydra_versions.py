@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import hydra
 import omegaconf
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import JobRuntime
+from hydra.version import VersionBase
 from omegaconf import OmegaConf
 
 _IS_OLD = hydra.__version__.startswith("1.3.")
@@ -18,9 +22,27 @@ BASE: dict[str, Any] = {"version_base": "1.3"} if _IS_OLD else {}
 """An argument for functions of Hydra that 1.3 needs, and 1.4 warns of."""
 
 
-def initialized(conf: str | Path, job_name: str = "app") -> AbstractContextManager[None]:
-    """Return a context within which `hydra.compose` reads a folder of config groups."""
-    return hydra.initialize_config_dir(str(conf), job_name=job_name, **BASE)
+_composing = threading.RLock()  # Hydra's state is one for all threads
+
+
+@contextmanager
+def initialized(conf: str | Path, job_name: str = "app") -> Iterator[None]:
+    """Let `hydra.compose` read a folder of config groups within the context, one thread at a time.
+
+    Hydra's state is put back afterwards, as a run or another program of Hydra may be using it.
+    """
+    with _composing:
+        outer = GlobalHydra.instance().hydra
+        base = VersionBase.instance().version_base
+        name = JobRuntime.instance().get("name")
+        GlobalHydra.instance().clear()
+        try:
+            with hydra.initialize_config_dir(str(conf), job_name=job_name, **BASE):
+                yield
+        finally:
+            JobRuntime.instance().set("name", name)
+            VersionBase.instance().version_base = base
+            GlobalHydra.instance().hydra = outer
 
 
 def add_resolver(name: str, resolver: Callable[..., Any]) -> None:

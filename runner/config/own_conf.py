@@ -9,7 +9,6 @@ and calls anything; a folder with such a file is read only if the user types `--
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from omegaconf import OmegaConf
 
 from runner.config.catalogue import OWN
 from runner.config.command_line import config_dir
+from runner.terminal.text import print_to_stderr
 
 HARMLESS = {"run", "sweep", "sweeper", "launcher", "mode"}
 """Sections of Hydra's own config that are used when jobs run, not when they are composed."""
@@ -36,13 +36,13 @@ def find_own_conf(arguments: Sequence[str], conf: Path) -> list[str]:
     for file in sorted(own.rglob("*.yaml")):
         if _configures_hydra(file, own):
             reason = f"{file.relative_to(own.parent)} configures Hydra itself, which can run code"
-            print(f"WARNING: {OWN}/ is not read: {reason}; --config-dir {OWN} allows it", file=sys.stderr)
+            print_to_stderr(f"WARNING: {OWN}/ is not read: {reason}; --config-dir {OWN} allows it")
             return []
     names = [file.relative_to(own) for group in found for file in sorted((own / group).glob("*.yaml"))]
     same = [str(name) for name in (Path("config.yaml"), *names) if (own / name).exists() and (conf / name).exists()]
     unread = f"; not read, because the runner has files of these names: {', '.join(same)}" if same else ""
     advice = "; put the keys of config.yaml into conf/experiment/<name>.yaml" if "config.yaml" in same else ""
-    print(f"INFO: {OWN}/ in this folder is read too{unread}{advice}", file=sys.stderr)
+    print_to_stderr(f"INFO: {OWN}/ in this folder is read too{unread}{advice}")
     return [f"--config-dir={own}"]
 
 

@@ -12,7 +12,7 @@ import hydra.utils
 from runner.config.foreign import about_foreign
 from runner.config.nearest import Advice, nearest
 from runner.failures.facts import WrongKey
-from runner.libraries.targets import prepare_import
+from runner.libraries.targets import find_in_working_directory, prepare_import
 
 _SCALARS: dict[Any, tuple[type, ...]] = {
     NoneType: (NoneType,),
@@ -22,7 +22,7 @@ _SCALARS: dict[Any, tuple[type, ...]] = {
     str: (str,),
 }
 # Keys of a section that are not arguments: Hydra's own, and the rules of an optimizer, `runner.optim.ParamGroups`.
-_NO_ARGUMENTS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_", "param_groups")
+NO_ARGUMENTS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_", "param_groups")
 _COLLECTIONS: dict[Any, Any] = {list: list, tuple: list, Sequence: list | str, dict: Mapping, Mapping: Mapping}
 _WORDS: dict[Any, str] = {
     NoneType: "null",
@@ -64,7 +64,7 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):
         return  # written in C, without a signature; the target checks its arguments when it is called
-    keys = [key for key in section if key not in _NO_ARGUMENTS]
+    keys = [key for key in section if key not in NO_ARGUMENTS]
     open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     named = [key for key, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     for key in keys:
@@ -104,7 +104,7 @@ def taken_as_options(path: str, section: Mapping[str, Any]) -> list[str]:
     except (TypeError, ValueError):
         return []
     named = [key for key, one in parameters.items() if one.kind is not one.VAR_KEYWORD]
-    return [key for key in section if key not in named and key not in _NO_ARGUMENTS]
+    return [key for key in section if key not in named and key not in NO_ARGUMENTS]
 
 
 def default_of(path: str, section: Mapping[str, Any], key: str) -> Any:
@@ -124,6 +124,7 @@ def locate(path: str, target: Any) -> Callable[..., Any]:
     key = f"{path}._target_"
     if not isinstance(target, str) or not target.strip("."):
         raise WrongKey(key, "must name a class or function, such as 'my_module.MyClass'", repr(target))
+    find_in_working_directory(target)
     try:
         prepare_import(target)
         found = hydra.utils.get_object(target)

@@ -27,6 +27,16 @@ def files_choosing(choice: str, overrides: Sequence[str], conf: Path) -> list[st
     return [_shown(file) for file, group in files if choice in _chosen(_content(file).get("defaults") or [], group)]
 
 
+def recipes_of(overrides: Sequence[str], conf: Path) -> list[str]:
+    """Return the texts of the chosen files that set keys of any section, each before those that it is based on."""
+    texts = (file.read_text(encoding="utf-8") for file, group in _files(overrides, conf).items() if group)
+    return [text for text in texts if _is_global(text)]
+
+
+def _is_global(text: str) -> bool:
+    return re.match(r"#\s*@package\s+_global_", text) is not None
+
+
 def _typed_choices(overrides: Sequence[str]) -> Iterator[str]:
     """Yield the possible choices `group/name` in overrides."""
     for one in overrides:
@@ -64,7 +74,7 @@ def _sets(file: Path, group: str, key: str) -> bool:
     """Return whether a file sets a key; its keys belong to its group, unless the file is global."""
     node: Any = _content(file)
     parts = key.split(".")
-    if group and not re.match(r"#\s*@package\s+_global_", file.read_text(encoding="utf-8")):
+    if group and not _is_global(file.read_text(encoding="utf-8")):
         if parts[0] != group:
             return False
         parts = parts[1:]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
@@ -298,7 +297,6 @@ def _compose_without(key: str, overrides: Sequence[str], conf: Path) -> dict[str
     # The second attempt, in case another key is wrong as well.
     chosen = [one for one in kept if (conf / key_of(one)).is_dir() and not one.startswith("~")]
     for attempt in ([*kept, *search_path(overrides)], [*chosen, *search_path(overrides)], search_path(overrides)):
-        GlobalHydra.instance().clear()
         try:
             with initialized(conf):
                 plain: Any = OmegaConf.to_container(compose("config", overrides=attempt), resolve=False)

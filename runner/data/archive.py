@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.files.lock import PATIENCE, alone, size_of
+from runner.files.tar import PlainTarInfo
 from runner.files.whole import sync_file
 
 log = logging.getLogger("runner")
@@ -155,10 +156,10 @@ def _read(url: str, answer: Any, by_hand: str) -> bytes:
 def _unpack(archive: Path, scratch: Path, members: Sequence[str]) -> dict[str, Path]:
     """Write the members that the archive has to files named by us, and return these by member."""
     files: dict[str, Path] = {}
-    with gzip.open(archive) as plain, tarfile.open(fileobj=plain, mode="r:") as tar:
+    with gzip.open(archive) as plain, tarfile.open(fileobj=plain, mode="r:", tarinfo=PlainTarInfo) as tar:
         for entry in tar:
             member = posixpath.normpath(entry.name)
-            source = tar.extractfile(entry) if member in members and entry.isreg() else None
+            source = tar.extractfile(entry) if member in members and entry.isreg() and not entry.issparse() else None
             if source is None:
                 continue
             files[member] = scratch / str(members.index(member))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from runner.batch import tensors
+from runner.distributed.ranks import get_data_parallel_size
 
 MOST_BYTES = 1 << 22  # of a tensor that its digest reads
 MOST_TENSORS = 1000
@@ -56,3 +57,21 @@ def count_rows(loader: Any) -> int | None:
         return len(loader.dataset)
     except (AttributeError, TypeError):
         return None
+
+
+def describe_samples(loader: Any, batches: int | None = None) -> str:
+    """Return how many samples an epoch of a loader reads, and of how many if it leaves any out; '' if unknown.
+
+    `batches` is the number of batches after which an epoch ends; None: all. A loader with `drop_last` leaves out the
+    samples of an incomplete batch.
+    """
+    samples = count_rows(loader)
+    if samples is None:
+        return ""
+    order = getattr(loader, "order", None)
+    sizes, ranks = (loader, get_data_parallel_size()) if order is None else (order, 1)  # whose batches are of all ranks
+    size = getattr(sizes, "batch_size", None)
+    length = len(loader) if getattr(sizes, "drop_last", False) else None
+    limits = [limit * size * ranks for limit in (batches, length) if limit is not None and isinstance(size, int)]
+    read = min(samples, *limits) if limits else samples
+    return f"{read:,} of {samples:,} samples" if read < samples else f"{samples:,} sample{'s' * (samples != 1)}"

@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -21,7 +22,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from runner.data.collation import GrowingBatch
 from runner.data.order import SampleOrder
+from runner.data.own_generators import OwnGenerators
 from runner.data.picking import pick_batches
+from runner.data.torch_workers import without_workers
 from runner.data.worker_context import make_context
 from runner.data.workers import BatchKeys, BatchReader, start_worker
 from runner.device.memory import free_bytes
@@ -190,11 +193,16 @@ class DatasetLoader(OrderedLoader):
     where :meth:`seek` points, for any number of workers.
 
     Random augmentation is exact: before each sample is read, the generators of ``random``, ``numpy.random`` and torch's
-    CPU are seeded from (seed, epoch, sample number), and afterwards they are put back. A sample is therefore the same
-    for any number of workers and ranks and after any resume, and reading it changes no other random number.
+    CPU are seeded from (seed, epoch, sample number), and afterwards they are put back. So are the generators that the
+    data set, its transforms or `collate_fn` keep for themselves, such as ``numpy.random.default_rng()`` in an
+    attribute. A sample is therefore the same for any number of workers and ranks and after any resume, and reading it
+    changes no other random number.
 
-    Workers that are killed are restarted where they were, see :class:`BatchReader`. Errors of the data set itself come
-    through, with a note that names the sample, the batch and the epoch.
+    Workers are forked from a process without threads, and get a pickled copy of the data set, see
+    :class:`WorkerProcess`. They keep it from epoch to epoch: when an epoch begins they are started again if the data
+    set has changed, see :class:`Snapshot`. Workers that are killed are restarted where they were, see
+    :class:`BatchReader`. Errors of the data set itself come through, with a note that names the sample, the batch and
+    the epoch.
 
     Args:
         dataset: has ``len(dataset)`` and ``dataset[i]``; or, in place of the latter, ``read_batch(indices)``, which
@@ -210,8 +218,8 @@ class DatasetLoader(OrderedLoader):
             travel as they were read.
         rank: this process's number; None is the environment's ``RANK``, or 0.
         world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
-        **loader_options: arguments of torch's ``DataLoader``: ``pin_memory``, ``prefetch_factor``,
-            ``persistent_workers``, ...
+        **loader_options: arguments of torch's ``DataLoader``: ``pin_memory``, ``prefetch_factor``, ...
+            ``persistent_workers`` is True by default, and ``multiprocessing_context`` 'forkserver'.
 
     Raises:
         TypeError: the data set is iterable-style, or an option would change the order.
@@ -244,9 +252,9 @@ class DatasetLoader(OrderedLoader):
         order = self._make_order(dataset, batch_size, shuffle, drop_last, seed, rank, world_size)
         super().__init__(order, transform)
         self.dataset = dataset
-        self.persistent_workers = bool(loader_options.get("persistent_workers"))
         self._keys = self._make_keys()
         if num_workers:
+            loader_options.setdefault("persistent_workers", True)
             loader_options["multiprocessing_context"] = make_context(loader_options.get("multiprocessing_context"))
         if self.order.rank == 0:
             _warn_of_too_many(num_workers)
@@ -265,6 +273,7 @@ class DatasetLoader(OrderedLoader):
                 **loader_options,
             )
         vars(self._loader)["check_worker_number_rationality"] = _say_nothing
+        self._reader: Callable[[], BatchReader | None] = lambda: None
 
     def _make_order(self, dataset: Any, *sizes: Any) -> SampleOrder:
         return SampleOrder(len(dataset), *sizes)
@@ -279,11 +288,19 @@ class DatasetLoader(OrderedLoader):
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
-        return BatchReader(self._loader, self._keys, *self._start(), transforms=True)
+        return self._read_on(transforms=True)
 
     def untransformed(self) -> Iterator[Any]:
         """Return an iterator like ``iter()``'s, over batches on which :attr:`transform` was not called."""
-        return BatchReader(self._loader, self._keys, *self._start(), transforms=False)
+        return self._read_on(transforms=False)
+
+    def _read_on(self, transforms: bool) -> BatchReader:
+        other = self._reader()
+        if other is None or other.is_over:
+            reader = BatchReader(self._loader, self._keys, *self._start(), transforms)
+            self._reader = weakref.ref(reader)
+            return reader
+        return BatchReader(without_workers(self._loader), self._keys, *self._start(), transforms)  # they are busy
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         # Read in this process: workers are busy with the iteration under way.
@@ -302,44 +319,75 @@ class SeededBatches(Dataset[Any]):
         self.collate_fn = collate_fn
         self.seed = seed
         self.transform = transform
+        self._own: OwnGenerators | None = None
+        self._own_of: tuple[int, Any] = (0, None)  # the process and the data set in which they were found
 
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_own": None, "_own_of": (0, None)}
+
     def __getitem__(self, key: tuple[int, int, Sequence[int], bool]) -> Any:
         epoch, batch, indices, transforms = key
         as_batch = hasattr(self.dataset, "read_batch")  # which draws no random numbers
+        own = None if as_batch else self._own_generators()
         # In a worker nobody else draws any.
-        states = None if as_batch or get_worker_info() is not None else _get_states()
+        states = None if own is None or get_worker_info() is not None else (*_get_states(), own.states())
         try:
-            read = self.dataset.read_batch(indices) if as_batch else self._read(epoch, indices)
+            read = self.dataset.read_batch(indices) if own is None else self._read(epoch, indices, own)
             return self.transform(read) if transforms and self.transform is not None else read
-        except Exception as error:
+        except BaseException as error:
             error.add_note(f"while batch {batch + 1} of epoch {epoch + 1} was read (both from 1)")
-            raise
+            if "shared memory" in str(error):  # torch has no type of its own for it
+                error.add_note(
+                    "shared memory is full: enlarge /dev/shm, or lower num_workers, prefetch_factor or batch_size"
+                )
+            if isinstance(error, Exception) or get_worker_info() is None:
+                raise
+            raise RuntimeError(f"the data set raised {type(error).__name__}, which would end the worker") from error
         finally:
             if states is not None:
                 random.setstate(states[0])
                 numpy.random.set_state(states[1])
                 torch.default_generator.set_state(states[2])
+                for restore in states[3]:
+                    restore()
 
-    def _read(self, epoch: int, indices: Sequence[int]) -> Any:
+    def _own_generators(self) -> OwnGenerators:
+        """Return the generators of the data set's own, which are searched for once in each process."""
+        process, dataset = self._own_of
+        if self._own is None or process != os.getpid() or dataset is not self.dataset:
+            self._own = OwnGenerators(dataset=self.dataset, collate_fn=self.collate_fn)
+            self._own_of = os.getpid(), self.dataset
+        return self._own
+
+    def _read(self, epoch: int, indices: Sequence[int], own: OwnGenerators) -> Any:
         growing = GrowingBatch(len(indices)) if self.collate_fn is default_collate else None
         samples = []
-        seeds = stream_seed(self.seed, "sample", epoch, numpy.array(indices, numpy.uint64)).tolist()
-        for index, seed in zip(indices, seeds, strict=True):
-            random.seed(seed)
-            numpy.random.seed(seed & 0xFFFFFFFF)
-            # torch.manual_seed would also reseed every accelerator.
-            torch.default_generator.manual_seed(seed)
-            try:
-                sample = self.dataset[index]
-            except Exception as error:
-                error.add_note(f"raised by dataset[{index}]")
-                raise
+        numbers = numpy.array(indices, numpy.uint64)
+        seeds = stream_seed(self.seed, "sample", epoch, numbers).tolist()
+        own.prepare(self.seed, epoch, numbers)
+        for position, (index, seed) in enumerate(zip(indices, seeds, strict=True)):
+            sample = self._read_sample(index, seed, own, position)
+            if own.were_made_meanwhile():  # with unknown seeds, so the sample is read again
+                own.prepare(self.seed, epoch, numbers)
+                sample = self._read_sample(index, seed, own, position)
             samples.append(sample if growing is None else growing.keep(sample))
             del sample  # its memory serves the next one
         return self.collate_fn(samples) if growing is None else growing.collate(samples)
+
+    def _read_sample(self, index: int, seed: int, own: OwnGenerators, position: int) -> Any:
+        random.seed(seed)
+        numpy.random.seed(seed & 0xFFFFFFFF)
+        # torch.manual_seed would also reseed every accelerator.
+        torch.default_generator.manual_seed(seed)
+        own.start(position)
+        try:
+            return self.dataset[index]
+        except BaseException as error:
+            error.add_note(f"raised by dataset[{index}]")
+            raise
 
 
 def _get_states() -> tuple[Any, Any, Tensor]:

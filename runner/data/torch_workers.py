@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 import traceback
@@ -41,6 +42,13 @@ def discard(loader: DataLoader[Any], source: Any) -> None:
     source._shutdown = True
     if hasattr(source, "_pin_memory_thread_done_event"):
         source._pin_memory_thread_done_event.set()
+
+
+def without_workers(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a copy of a loader that starts workers of its own."""
+    other = copy.copy(loader)
+    other._iterator = None
+    return other
 
 
 def end_with(owner: Any, source: Any) -> None:

@@ -9,8 +9,17 @@ import multiprocessing.queues
 import os
 import queue
 import struct
+import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+import cloudpickle
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader
+
+from runner.data.worker_process import WorkerProcess, blame, dump
+from runner.distributed.fork_server import METHOD, start_fork_server
 
 
 class _Event:
@@ -35,6 +44,8 @@ class _Queue(multiprocessing.queues.Queue):
         state = vars(self)
         state.pop("_recv_bytes", None)  # the pipe's own, which would wait forever
         state["_part"] = bytearray()
+        # For an item that cannot be pickled. A method would keep the queue, and its thread and files, for good.
+        state["_on_queue_feeder_error"] = partial(_send_instead, weakref.ref(self))
         os.set_blocking(state["_reader"].fileno(), False)
 
     def _recv_bytes(self) -> bytes:
@@ -65,8 +76,53 @@ class _Queue(multiprocessing.queues.Queue):
             self._part += chunk
 
 
+class _ByValue:
+    """What becomes of a value when it has been sent, with its classes and functions."""
+
+    def __init__(self, packed: bytes) -> None:
+        self._packed = packed
+
+    def __reduce__(self) -> Any:
+        return cloudpickle.loads, (self._packed,)
+
+
+def _send_instead(queue: Callable[[], _Queue | None], error: Exception, item: Any) -> None:
+    """Send something in place of an item that cannot be pickled; otherwise its reader would wait forever."""
+    if (waiting := queue()) is not None:
+        waiting.put(_sendable(item, error))
+
+
+def _sendable(item: Any, error: Exception) -> Any:
+    """Return an item of a queue that can be sent: with its classes and functions, or with an error in its place."""
+    number, content = item
+    try:
+        return number, _ByValue(dump(content))
+    except Exception:
+        pass
+    if isinstance(content, ExceptionWrapper):
+        content.exc_msg = f"{content.exc_type.__qualname__}, which cannot be sent ({error})\n{content.exc_msg}"
+        content.exc_type = RuntimeError
+        return number, content
+    name, part = blame({"batch": content})
+    reason = f"{name} is of type {type(part).__qualname__}: it cannot be sent from a data worker ({error})"
+    try:
+        raise TypeError(f"{reason}; return tensors, arrays, numbers, strings, and containers of them")
+    except TypeError:
+        return number, ExceptionWrapper(where="in a data worker")
+
+
+def use_server(loader: Any) -> None:
+    """Make the workers of a torch `DataLoader` start like those of a `DatasetLoader`, unless it has its own context."""
+    loader = getattr(loader, "loader", loader)
+    if isinstance(loader, DataLoader) and loader.num_workers and loader.multiprocessing_context is None:
+        loader.multiprocessing_context = make_context()
+
+
 def make_context(context: Any = None) -> Any:
     """Return a copy of a multiprocessing context in which no worker's death blocks this process.
+
+    By default workers are forked from a server, see `WorkerProcess`: in a worker forked from a process with threads, a
+    lock that another thread held at that moment stays locked forever.
 
     Torch sets an event to tell workers to end, and both sides check it all the time. A worker killed during a check
     keeps the lock of multiprocessing's event, and everybody else then waits for it forever. When a worker is killed
@@ -74,11 +130,11 @@ def make_context(context: Any = None) -> Any:
     does if another thread reads, or with forkserver.
 
     Args:
-        context: a context, the name of its start method, or None for that of this process.
+        context: a context, the name of its start method, or None for forkserver.
     """
-    methods = multiprocessing.get_all_start_methods()  # the first is the default
+    methods = multiprocessing.get_all_start_methods()
     if context is None:
-        context = multiprocessing.get_start_method(allow_none=True) or methods[0]
+        context = METHOD if METHOD in methods else methods[0]
     if context in methods:
         context = multiprocessing.get_context(context)
     if isinstance(context, multiprocessing.context.BaseContext):
@@ -86,4 +142,7 @@ def make_context(context: Any = None) -> Any:
         context = copy.copy(given)
         vars(context)["Event"] = partial(_Event, given)
         vars(context)["Queue"] = partial(_Queue, ctx=given)
+        if given.get_start_method() == METHOD:
+            vars(context)["Process"] = WorkerProcess
+            start_fork_server()
     return context  # torch refuses anything that is not a context, in its own words

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import multiprocessing.connection
-import os
 import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from runner.data.late_worker import LateWorker, describe_worker
 from runner.data.order import SampleOrder
 from runner.data.sending import send_small_by_value
+from runner.data.snapshot import Snapshot
 from runner.data.torch_workers import deaths_raise, discard, end_with, find_unfinished, hide, kept_iterator, workers_of
+from runner.data.worker_process import WorkerProcess, accept_signals, end_with_parent
 
 log = logging.getLogger("runner")
 
@@ -21,6 +23,9 @@ MAX_DEATHS_IN_A_ROW = 3
 """How often workers are restarted for one batch; a sample that kills its reader would do so forever."""
 MAX_DEATHS_AN_EPOCH = 10
 """How often workers are restarted in one epoch."""
+
+LOST = 255
+"""What multiprocessing gives as the exit code of a worker whose server has died; only the server knew the real one."""
 
 _LESS = "lower num_workers or prefetch_factor"
 _REMEDIES = {
@@ -76,11 +81,13 @@ class BatchReader(Iterator[Any]):
         self._transforms = transforms
         self._keys = keys
         self._epoch = epoch
-        self._batch = batch
+        self._batch = self._first = batch
         self._deaths = 0
         self._deaths_in_a_row = 0
         self._source: Any = None
         """The loader's iterator, from the first batch on; None again after a death."""
+        self._watch: LateWorker | None = None
+        """Until each worker has delivered a batch: a watch over them."""
 
     def __next__(self) -> Any:
         while self._source is not None or self._batch < len(self._keys):
@@ -99,8 +106,23 @@ class BatchReader(Iterator[Any]):
             else:
                 self._batch += 1
                 self._deaths_in_a_row = 0
+                if self._watch is not None and self._watch.delivered():
+                    self._watch = None
                 return batch
         raise StopIteration
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all batches have been delivered, so that another iteration may use the workers."""
+        return self._source is None and self._batch == len(self._keys)
+
+    def describe_wait(self) -> str:
+        """Return for which batch of which worker this reader waits; that worker prints its stack."""
+        batch = f"waits for batch {self._batch + 1} of epoch {self._epoch + 1}"
+        if not (workers := workers_of(self._source)):
+            return f"{batch}: data workers are being started" if self._loader.num_workers else batch
+        number = (self._batch - self._first) % len(workers)
+        return f"{batch} from data worker {number} ({describe_worker(workers[number])})"
 
     def _read(self) -> Any:
         if self._source is None:
@@ -112,18 +134,24 @@ class BatchReader(Iterator[Any]):
     def _start(self) -> None:
         """Begin to iterate over the loader, at the batch that is due."""
         kept = kept_iterator(self._loader)
-        if any(not worker.is_alive() for worker in workers_of(kept)):
-            self._abandon(kept)  # a worker died after its last batch
+        snapshot = Snapshot(self._loader.dataset) if self._loader.persistent_workers else None
+        if kept is not None and (kept.snapshot != snapshot or any(not one.is_alive() for one in workers_of(kept))):
+            self._abandon(kept)  # a worker died after its last batch, or reads what is out of date
+        if self._loader.num_workers:
+            self._watch = LateWorker(self, self._loader.num_workers)
         self._keys.start = (self._epoch, self._batch)
         self._keys.transforms = self._transforms
         # Workers that persist may die while torch waits for them to be ready again.
+        self._first = self._batch
         with deaths_raise(workers_of(kept_iterator(self._loader))):
             self._source = iter(self._loader)  # stored immediately: until it is hidden, torch may raise at any line
+        self._source.snapshot = snapshot
         if hide(self._source):  # its workers were started just now
             end_with(self._loader if self._loader.persistent_workers else self, self._source)
 
     def _recover(self, error: Exception) -> None:
         """Prepare to read the batch that is due again; raise if no death explains `error`, or after too many."""
+        watch, self._watch = self._watch, None
         # Torch raises one of these three after a death.
         by_torch = isinstance(error, RuntimeError | OSError | EOFError)
         candidates = self._source, kept_iterator(self._loader), find_unfinished(error)
@@ -131,6 +159,8 @@ class BatchReader(Iterator[Any]):
         dead = _find_dead(workers_of(source)) if by_torch else {}
         how = " and ".join(f"data worker {number} {_describe_end(worker)}" for number, worker in dead.items())
         self._abandon(source)
+        if watch is not None and watch.cancel():
+            raise watch.failure() from error
         if not how:
             raise error
         # Its frames hold files that torch opened to test the limit of open files; new workers would inherit them.
@@ -140,8 +170,8 @@ class BatchReader(Iterator[Any]):
         self._deaths += 1
         self._deaths_in_a_row += 1
         where = f"{how}, while batch {self._batch + 1} of epoch {self._epoch + 1} was due"
-        if any(worker.exitcode > 0 for worker in dead.values()):
-            raise RuntimeError(f"{where}: it failed on its own; its error is printed above") from error
+        if any(worker.exitcode >= 0 and worker.exitcode != LOST for worker in dead.values()):
+            raise RuntimeError(f"{where}: it failed, or ended itself; its error, if any, is printed above") from error
         if self._deaths_in_a_row > MAX_DEATHS_IN_A_ROW or self._deaths > MAX_DEATHS_AN_EPOCH:
             ahead = self._loader.num_workers * self._loader.prefetch_factor
             raise RuntimeError(
@@ -169,19 +199,11 @@ def start_worker(worker_init_fn: Callable[[int], None] | None, number: int) -> N
     Small tensors of a batch are sent by value.
     """
     send_small_by_value()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
+    if not isinstance(multiprocessing.current_process(), WorkerProcess):
+        accept_signals()
+        threading.Thread(target=end_with_parent, name="end-with-parent", daemon=True).start()
     if worker_init_fn is not None:
         worker_init_fn(number)
-
-
-def _end_with_parent() -> None:
-    # Torch's worker checks only the process that forked it, which is another with forkserver, and before it ends it
-    # waits until its batches have been read.
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _find_dead(workers: list[Any]) -> dict[int, Any]:
@@ -197,5 +219,7 @@ def _find_dead(workers: list[Any]) -> dict[int, Any]:
 
 def _describe_end(worker: Any) -> str:
     code = worker.exitcode
+    if code == LOST:
+        return f"(pid {worker.pid}) was lost, with the process that starts data workers"
     end = f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended with exit code {code}"
     return f"(pid {worker.pid}) {end}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from runner.distributed.job import Job
 from runner.distributed.launch_secret import VARIABLE, signed, use_secret, verified
 from runner.distributed.threads import Threads
 from runner.failures.facts import RankFailed
+from runner.time import Time, TimeUnit
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -32,6 +34,8 @@ class Launch:
         nproc_per_node: number of processes; 'auto' is one for each GPU, and one without a GPU.
         threads: CPU threads of each process; None divides the cores among processes and parallel jobs.
         grace: seconds that a process has after a SIGTERM to finish its batch, save and close before it is ended.
+        patience: how long all ranks may stand still before the run ends with exit code 75, as a time string such as
+            '10m', or in seconds; None: for ever.
         requeue: whether a job of Slurm goes back into the queue after SIGUSR1 or SIGUSR2, once its checkpoint is
             written, or after the machine failed, and is resumed when it runs again; None: whether submitit started it.
             Elsewhere it has no effect; a run that asks for it warns.
@@ -43,6 +47,7 @@ class Launch:
     nproc_per_node: int | str = 1
     threads: int | None = None
     grace: float = 300.0
+    patience: str | float | None = "10m"
     requeue: bool | None = None
 
     def __post_init__(self) -> None:
@@ -57,10 +62,22 @@ class Launch:
             )
         if type(self.grace) not in (int, float) or not self.grace > 0:
             raise ValueError(f"grace={self.grace!r}: must be a number of seconds above 0")
+        if not self.patience_seconds > 0:
+            raise ValueError(f"patience={self.patience!r}: must be a time above 0, such as '10m', or null for no limit")
         if self.requeue is not None and not isinstance(self.requeue, bool):
             raise ValueError(
                 f"requeue={self.requeue!r}: must be true, false, or null, which is true in submitit's jobs"
             )
+
+    @property
+    def patience_seconds(self) -> float:
+        """The patience in seconds; infinity without a limit."""
+        if self.patience is None:
+            return math.inf
+        if type(self.patience) in (int, float):
+            return float(self.patience)
+        time = Time.parse(self.patience, "patience")  # type: ignore[arg-type]
+        return float(time.value) if time.unit is TimeUnit.SECOND else 0.0
 
     @property
     def requeues(self) -> bool:

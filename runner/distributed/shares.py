@@ -11,7 +11,6 @@ import torch
 from runner.checks import name_of_loader
 from runner.distributed.collectives import all_reduce_sum
 from runner.distributed.ranks import get_data_parallel_rank, get_data_parallel_size
-from runner.model import Model
 
 _REMEDY = "use runner.data.DatasetLoader(dataset, batch_size=<samples over all ranks>), which shards exactly"
 
@@ -30,14 +29,16 @@ class Share(NamedTuple):
 
 
 def refuse_unsharded(loader: Any, label: str, world_size: int, tensor_parallel: int = 1) -> None:
-    """Refuse a loader that gives all ranks the same samples, or pads an evaluation with copies.
+    """Refuse a loader that may give all ranks the same samples, or pads an evaluation with copies.
 
-    `world_size` ranks see different samples, and `tensor_parallel` ranks the same ones.
+    What a loader reads on each rank must be declared: by this project's `order`, by an attribute `ranks_read`, or by a
+    sampler with torch's `num_replicas`. `world_size` ranks see different samples, and `tensor_parallel` ranks the same
+    ones. Call it on all ranks, or in a single process on behalf of `world_size` ranks.
 
     Raises:
-        ValueError: the loader cannot give ranks that split layers the same samples; it is a torch DataLoader without a
-            sharding sampler, and does not say that it is meant; its DistributedSampler would repeat samples in an
-            evaluation; or it would train all ranks on the same samples.
+        ValueError: the loader does not declare what ranks read; it cannot give ranks that split layers the same
+            samples; its sampler divides the samples among other ranks, or would repeat samples in an evaluation; or it
+            would train all ranks on the same samples.
     """
     name = name_of_loader(label)
     reading = getattr(loader, "ranks_read", None)
@@ -47,24 +48,37 @@ def refuse_unsharded(loader: Any, label: str, world_size: int, tensor_parallel: 
         raise ValueError(f"{name}: Replicated is for evaluation, where each batch counts on one rank only; {_REMEDY}")
     if tensor_parallel > 1 and not hasattr(loader, "order") and reading != "everything":
         raise ValueError(f"{name}: {tensor_parallel} ranks must see the same samples (tensor_parallel); {_REMEDY}")
-    is_torch = isinstance(getattr(loader, "loader", loader), torch.utils.data.DataLoader)
-    if hasattr(loader, "order") or world_size == 1 or not is_torch:
+    if hasattr(loader, "order") or world_size == 1:
         return
-    sampler = find_sampler(loader)
-    is_plain = isinstance(sampler, torch.utils.data.RandomSampler | torch.utils.data.SequentialSampler)
-    if is_plain and reading is None:
+    dividing = next((one for one in _samplers(loader) if hasattr(one, "num_replicas")), None)
+    if dividing is None and reading is None:
         others = "runner.data.Sharded(loader) if each rank reads its own samples"
         others += "" if label == "train" else ", or runner.data.Replicated(loader) if each may read all of them"
         raise ValueError(
-            f"{name}: a DataLoader without a sharding sampler gives {world_size} ranks the same samples; {_REMEDY}; "
-            f"or {others}"
+            f"{name}: nothing says how {world_size} ranks divide this {type(loader).__name__}, and each may read the "
+            f"same samples; {_REMEDY}; or {others}"
         )
+    if dividing is not None:
+        if reading == "everything":
+            raise ValueError(f"{name}: Replicated reads all samples on each rank, but its sampler divides them")
+        _check_division(dividing, name, label, world_size)
+
+
+def _check_division(sampler: Any, name: str, label: str, world_size: int) -> None:
+    """Raise ValueError unless a sampler that divides its samples gives each to one of `world_size` ranks."""
+    kind = type(sampler).__name__
+    if torch.distributed.is_initialized():  # otherwise a single process checks on behalf of the ranks
+        ranks = _gather(getattr(sampler, "rank", get_data_parallel_rank()))
+        if sampler.num_replicas != world_size or sorted(ranks) != [*range(world_size)]:
+            raise ValueError(
+                f"{name}: {kind} divides the samples by num_replicas={sampler.num_replicas!r}, and {world_size} ranks "
+                f"read parts {ranks}: each must read its own; {_REMEDY}"
+            )
     if label != "train" and isinstance(sampler, torch.utils.data.DistributedSampler):
         size = len(sampler.dataset)  # type: ignore[arg-type]
         if size % world_size:
             raise ValueError(
-                f"{name}: DistributedSampler repeats samples, as {size} cannot be divided by {world_size} ranks; "
-                f"{_REMEDY}"
+                f"{name}: {kind} repeats samples, as {size} cannot be divided by {world_size} ranks; {_REMEDY}"
             )
 
 
@@ -75,19 +89,64 @@ def find_sampler(loader: Any) -> Any:
     return getattr(loader if batch_sampler is None else batch_sampler, "sampler", None)
 
 
-def read_shares(reading: Reading, batches: Iterator[Any], num_samples: Callable[[Any], int]) -> Iterator[Share]:
-    """Return an iterator over this rank's batches, as many as on every other rank. All ranks."""
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell a loader, or the sampler in it that decides its order, the epoch, if it has a method `set_epoch`."""
+    shuffling = next((one for one in (*_samplers(loader), loader) if hasattr(one, "set_epoch")), None)
+    if shuffling is not None:
+        shuffling.set_epoch(epoch)
+
+
+def _samplers(loader: Any) -> tuple[Any, Any]:
+    return find_sampler(loader), getattr(loader, "batch_sampler", None)
+
+
+def read_shares(
+    reading: Reading, batches: Iterator[Any], num_samples: Callable[[Any], int], name: str
+) -> Iterator[Share]:
+    """Return an iterator over this rank's batches, as many as on every other rank. All ranks.
+
+    `name` is what users call the loader.
+    """
     if reading == "everything":
         return _in_turn(batches, num_samples, get_data_parallel_rank(), get_data_parallel_size())
-    return _in_step(batches, num_samples)
+    return _in_step(batches, num_samples, name)
 
 
-def length_of_shares(reading: Reading, length: int | None) -> int | None:
-    """Return how many batches each rank has, given the length of its own loader; None if any is unknown. All ranks."""
+def length_of(loader: Any) -> int | None:
+    """Return how many batches a loader has; None if it does not know."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def length_of_shares(reading: Reading, length: int | None, name: str) -> int | None:
+    """Return how many batches each rank has, given the length of its own loader; None if any is unknown. All ranks.
+
+    Raises:
+        ValueError: a rank has no batch of its own, and others do; all ranks raise.
+    """
     lengths = _gather(-1 if length is None else length)
+    if reading == "shares" and any(lengths):
+        _refuse_empty(lengths, 0, name)
     if min(lengths) < 0:
         return None
     return -(-max(lengths) // len(lengths)) if reading == "everything" else max(lengths)
+
+
+def is_empty(loader: Any) -> bool:
+    """Return whether a loader without a length yields no batch; False for an iterator, which would lose its first."""
+    if length_of(loader) is not None or hasattr(loader, "__next__"):
+        return False
+    with torch.random.fork_rng(devices=()):  # reading may draw random numbers
+        return not any(True for _ in loader)
+
+
+def _refuse_empty(numbers: list[int], empty: int, name: str) -> None:
+    """Raise ValueError if the number of a rank says that it has no batch."""
+    if empty in numbers:
+        rank = numbers.index(empty)
+        raise ValueError(f"{name}: the share of rank {rank} has no batch: each rank needs at least one")
 
 
 _CHANGE_BATCHES = "after_dataloader", "batch_start", "before_train_batch"  # the events at which algorithms may
@@ -96,13 +155,13 @@ _CHANGE_BATCHES = "after_dataloader", "batch_start", "before_train_batch"  # the
 def weigh_alike(state: Any, listeners: Callable[[str], list[Any]]) -> bool:
     """Return whether all training samples have the same weight in the loss: ranks then know each other's weights.
 
-    So it is by default, see `Model.loss_weight`. It is also so if the loader declares `equal_targets`: each sample has
-    the same number of targets, and none is left out. This holds for a `loss_weight` marked as `counts_targets`, of
-    batches that no algorithm may change. The answer is the same on all ranks.
+    So it is unless the model counts something else, see `Model.loss_averages`. It is also so if the loader declares
+    `equal_targets`: each sample has the same number of targets, and none is left out. This holds for a `loss_weight`
+    marked as `counts_targets`, of batches that no algorithm may change. The answer is the same on all ranks.
     """
-    weight = type(state.unwrapped_model).loss_weight
-    if weight is Model.loss_weight:
+    if state.unwrapped_model.loss_averages != "weights":
         return True
+    weight = type(state.unwrapped_model).loss_weight
     acting = {id(one) for event in _CHANGE_BATCHES for one in listeners(event)}
     is_declared = getattr(state.train_dataloader, "equal_targets", False) and getattr(weight, "counts_targets", False)
     return is_declared and acting.isdisjoint(map(id, state.algorithms))
@@ -119,7 +178,7 @@ def _in_turn(batches: Iterator[Any], num_samples: Callable[[Any], int], rank: in
 _END = object()
 
 
-def _in_step(batches: Iterator[Any], num_samples: Callable[[Any], int]) -> Iterator[Share]:
+def _in_step(batches: Iterator[Any], num_samples: Callable[[Any], int], name: str) -> Iterator[Share]:
     """Yield this rank's batches until no rank has any left; a rank that has run out sees its last one again.
 
     Ranks agree on each batch with one sum, on the host, because only they know how many samples they have.
@@ -132,8 +191,8 @@ def _in_step(batches: Iterator[Any], num_samples: Callable[[Any], int]) -> Itera
         counts = _gather(-1 if batch is _END else num_samples(batch))
         if max(counts) < 0:
             return
-        if last is _END and min(counts) < 0:
-            raise ValueError(f"the share of rank {counts.index(-1)} has no batch: each rank needs at least one")
+        if last is _END:
+            _refuse_empty(counts, -1, name)
         last = last if batch is _END else batch
         yield Share(last, max(0, counts[get_data_parallel_rank()]), sum(one for one in counts if one > 0))
 

@@ -142,13 +142,13 @@ def first_failure(error: BaseException) -> BaseException:
 def _await_failure(store: Store) -> None:
     """Wait a moment for a report that another rank failed; rank 0 reports those that were killed."""
     deadline = time.monotonic() + SETTLE
-    while not store.check([_failure_key()]) and time.monotonic() < deadline:
+    while not store.check([job_key("failure")]) and time.monotonic() < deadline:
         time.sleep(POLL)
 
 
 def report_failure(store: Store, rank: int, trace: str, facts: Facts = UNKNOWN) -> RankFailed:
     """Report to all ranks that one has failed, and return the first failure reported."""
-    name = _failure_key()
+    name = job_key("failure")
     mine = signed(name, json.dumps([rank, trace, facts.to_data()]))
     store.compare_set(name, "", mine)
     if (first := find_failure(store)) is None:  # what is there was not written by a rank
@@ -158,7 +158,7 @@ def report_failure(store: Store, rank: int, trace: str, facts: Facts = UNKNOWN) 
 
 def find_failure(store: Store) -> RankFailed | None:
     """Return the first failure of this job, or None; a report that no rank of this launch has signed is ignored."""
-    name = _failure_key()
+    name = job_key("failure")
     with suppress(PermissionError):
         if store.check([name]):
             rank, trace, facts = json.loads(verified(name, store.get(name)))
@@ -166,8 +166,9 @@ def find_failure(store: Store) -> RankFailed | None:
     return None
 
 
-def _failure_key() -> str:
-    return f"job/{_job}/failure"
+def job_key(name: str) -> str:
+    """Return the key of something that belongs to the current job."""
+    return f"job/{_job}/{name}"
 
 
 def _agree_on_round(store: Store) -> str:

@@ -51,6 +51,7 @@ class Facts:
         allowed: what may stand in place of the refused value; empty if that cannot be listed.
         meant: the value that was probably meant.
         of_environment: whether the machine failed and not the program: a process was killed, or a disk is full.
+        divergence: the message for people, if the run has ended because its loss, or a gradient, is not finite.
     """
 
     raisers: tuple[Raiser, ...] = ()
@@ -63,6 +64,7 @@ class Facts:
     allowed: tuple[str, ...] = ()
     meant: str = ""
     of_environment: bool = False
+    divergence: str = ""
 
     @property
     def raised_by(self) -> str:
@@ -141,6 +143,13 @@ def wrong_argument(
     return error
 
 
+def divergence(message: str) -> FloatingPointError:
+    """Return the exception with which a callback or an algorithm ends a run that has diverged."""
+    error = FloatingPointError(message)
+    annotate(error, divergence=f"the run has diverged: {message}")
+    return error
+
+
 def argument_of(error: BaseException) -> str:
     """Return the name of the argument that an exception refuses; empty if the exception names none.
 
@@ -202,8 +211,11 @@ class UnsupportedType(TypeError):
         self.type_name = type_name
 
 
-# Torch raises a plain RuntimeError where a CPU has no memory left, or the system killed a process that reads data.
-_OF_TORCH = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|DataLoader worker .* signal: Killed")
+# Torch raises a plain RuntimeError where a CPU or /dev/shm is full, or the system killed a process that reads data.
+_OF_TORCH = re.compile(
+    r"DefaultCPUAllocator: (can't allocate|not enough) memory|DataLoader worker .* signal: Killed"
+    r"|unable to allocate shared memory"
+)
 _SHORTAGES = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO)
 
 

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import stat
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 
 def write_whole(path: Path, content: bytes | str, mode: int = 0o644) -> None:
@@ -53,22 +53,33 @@ def read_bounded(path: Path, most: int) -> bytes:
     """Return the content of a regular file of at most `most` bytes, refusing anything else in its place.
 
     Raises:
-        OSError: there is no such file, or it is a pipe or a device.
-        ValueError: the file is larger.
+        OSError: there is no such file, or it cannot be read.
+        ValueError: the file is larger, or it is a folder, a pipe or a device.
     """
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would be waited for
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{path}: not a regular file")
-        if status.st_size > most:
-            raise ValueError(f"{path}: {status.st_size:,} bytes, at most {most:,} are read")
+    with open_regular(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > most:
+            raise ValueError(f"{path}: {size:,} bytes, at most {most:,} are read")
         return file.read(most)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one if the file is missing, torn, or holds something else."""
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a regular file for reading, refusing anything else in its place: reading a pipe might never end.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+        ValueError: it is a folder, a pipe or a device.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would wait for its writer
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{path}: not a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_object(path: Path, most: int = 100_000_000) -> dict[str, Any]:
+    """Return the JSON object in a file of at most `most` bytes; an empty one if there is none, or it is torn."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_bounded(path, most))
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from runner.failures.facts import wrong_argument
 from runner.files.addresses import without_credentials
+
+LARGEST_LISTING = 50_000_000  # bytes
 
 
 def check_address(name: str, address: str) -> None:
@@ -39,5 +42,35 @@ def open_address(address: str) -> tuple[Any, str]:
     """
     import fsspec
 
-    files, path = fsspec.url_to_fs(address)
+    options = http_options() if address.startswith(("http://", "https://")) else {}
+    files, path = fsspec.url_to_fs(address, **options)
     return files, path.rstrip("/")
+
+
+def http_options(**client: Any) -> dict[str, Any]:
+    """Return options of fsspec's file system for HTTP with which it reads listings of bounded size.
+
+    `client` are further arguments of `aiohttp.ClientSession`.
+    """
+    return {"client_kwargs": {**client, "response_class": _bounded_response()}}
+
+
+@functools.cache  # fsspec reuses a file system if its options are equal
+def _bounded_response() -> type[Any]:
+    import aiohttp
+
+    class BoundedResponse(aiohttp.ClientResponse):
+        async def text(self, encoding: str | None = None, errors: str = "strict") -> str:
+            """Return the whole answer, as fsspec reads a listing.
+
+            Raises:
+                ValueError: it has more than `LARGEST_LISTING` bytes.
+            """
+            content = bytearray()
+            async for part in self.content.iter_chunked(1 << 16):
+                content += part
+                if len(content) > LARGEST_LISTING:
+                    raise ValueError(f"the list of files has more than {LARGEST_LISTING:,} bytes")
+            return content.decode(encoding or self.charset or "utf-8", errors)
+
+    return BoundedResponse

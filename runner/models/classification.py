@@ -24,8 +24,8 @@ class ClassificationModel(SupervisedModel):
     Args:
         module: maps inputs `(N, ...)` to logits `(N, C)`.
         num_classes: C, at least 2.
-        loss_fn: `loss_fn(logits, targets)` returns a zero-dimensional tensor, a mean over samples; None is torch's
-            `cross_entropy`.
+        loss_fn: `loss_fn(logits, targets)` as in `SupervisedModel`; None is torch's `cross_entropy` of samples that all
+            have a class. Give `nn.CrossEntropyLoss()` where some have none, -100.
         metrics: torchmetrics by name, instead of the accuracy; None is the accuracy, as `MulticlassAccuracy`.
         inputs: entries of the batch for `module`; see `SupervisedModel`.
         targets: the entry of the batch with the targets.
@@ -47,6 +47,8 @@ class ClassificationModel(SupervisedModel):
         super().__init__(module, F.cross_entropy if loss_fn is None else loss_fn, metrics, inputs, targets)
         if num_classes < 2:
             raise wrong_argument("num_classes", num_classes, "a classifier needs at least 2 classes")
+        if loss_fn is None:
+            self._mean = "samples"  # as all of them count, ranks need not ask each other how many do
         self.num_classes = num_classes
         self._has_own_metrics = metrics is not None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from runner.failures.facts import wrong_argument
 from runner.model import Model
 from runner.models.entries import Entries, Key, check_entries, pick, pick_entry, pick_value
+from runner.models.target_mean import TargetMean, read_loss
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -30,8 +31,9 @@ class SupervisedModel(Model):
     Args:
         module: called with the inputs, returns the outputs. If it has a method `flops_per_sample(shape)`, the model can
             tell its floating-point operations.
-        loss_fn: `loss_fn(outputs, targets)` returns a zero-dimensional tensor, a mean over samples, or a dict of such
-            tensors.
+        loss_fn: `loss_fn(outputs, targets)` returns a zero-dimensional tensor, or a dict of such tensors: a mean over
+            samples. Of torch's own losses, `weight`, `ignore_index` and `reduction` are read, so that what they average
+            over decides how microbatches, ranks and batches are weighted; see `loss_weight`.
         metrics: torchmetrics by name, or a `MetricCollection`; training and each evaluation get separate copies.
             Where the classes are torchmetrics' own, `validate_args=False` spares a wait for the device per batch.
         inputs: entries of the batch for `module`.
@@ -58,6 +60,7 @@ class SupervisedModel(Model):
             raise wrong_argument("loss_fn", loss_fn, allowed, TypeError)
         self.module = module
         self.loss_fn = loss_fn
+        self._mean = read_loss(loss_fn)
         self.inputs = check_entries("inputs", inputs)
         self.targets = check_entries("targets", targets)
         self._templates = check_metrics(metrics)
@@ -80,7 +83,34 @@ class SupervisedModel(Model):
             is_alike = target.ndim == outputs.ndim and target.shape == outputs.shape
             if is_alike and not (target.is_floating_point() or target.is_complex()):
                 positional = [target.to(outputs.dtype)]
-        return self.loss_fn(outputs, *positional, **named)
+        mean = self._target_mean
+        return (self.loss_fn if mean is None else mean)(outputs, *positional, **named)
+
+    def loss_weight(self, batch: Any) -> int | Tensor:
+        """Return the number of targets that count in torch's cross entropy, or the sum of their class weights.
+
+        For every other loss it is the number of samples.
+        """
+        mean = self._target_mean
+        if mean is None or type(self).loss is not SupervisedModel.loss:
+            return self.num_samples(batch)
+        positional, named = pick(batch, self.targets, "targets")
+        return mean.weight_of(*positional, **named)
+
+    @property
+    def loss_averages(self) -> Literal["samples", "weights", "unknown"]:
+        """What the loss averages over; unknown if it is neither torch's own nor declared in a `loss_weight`."""
+        if type(self).loss_weight is not SupervisedModel.loss_weight:
+            return "weights"
+        if type(self).loss is not SupervisedModel.loss or self._mean is None:
+            return "unknown"
+        return "samples" if self._target_mean is None else "weights"
+
+    @property
+    def _target_mean(self) -> TargetMean | None:
+        """The mean over targets that the loss function is, unless an algorithm has put another in its place."""
+        mean = self._mean
+        return mean if isinstance(mean, TargetMean) and mean.loss_fn is self.loss_fn else None
 
     def metrics(self, train: bool) -> dict[str, Metric]:
         """Return new copies of the metrics."""

@@ -26,6 +26,7 @@ from runner.config.errors import WrongConfig, config_errors
 from runner.config.nearest import nearest
 from runner.distributed.job import Job
 from runner.failures.facts import WrongKey
+from runner.files.git import git
 from runner.files.names import RESULT
 from runner.files.signing import sign
 from runner.files.whole import read_object
@@ -303,11 +304,10 @@ def _git(*arguments: str) -> str:
         ValueError: git fails, for example outside of a repository.
     """
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, errors="replace", check=True)
+        return git(*arguments, patience=None).decode(errors="replace").strip()
     except (OSError, subprocess.CalledProcessError) as error:
-        reason = str(getattr(error, "stderr", "") or error).strip()
+        reason = os.fsdecode(getattr(error, "stderr", b"") or str(error)).strip()
         raise ValueError(f"mode=bisect: git {arguments[0]} failed: {reason}") from error
-    return done.stdout.strip()
 
 
 def _report(commit: Commit, unknown: Sequence[Commit], found: Finding, asked: Mapping[str, Any]) -> None:

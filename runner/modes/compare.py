@@ -17,13 +17,14 @@ from runner.config.composed import check_keys
 from runner.config.errors import config_errors
 from runner.distributed.job import Job
 from runner.files.names import RESULT
+from runner.files.printable import printable
 from runner.modes.side_by_side import short_names, side_by_side
 from runner.runs.listing import CONFIG
 from runner.runs.load import describe_inequality
 from runner.runs.result import TIME, read_result
 from runner.runs.saved_run import is_id
 from runner.terminal.answer import give
-from runner.terminal.text import heading, in_columns, printable
+from runner.terminal.text import heading, in_columns
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from runner.config.catalogue import GROUPS, Choice, Key, choices, chosen_in, def
 from runner.config.command_line import LISTS, key_of, typed_value
 from runner.config.nearest import nearest
 from runner.failures.facts import WrongKey
+from runner.files.printable import printable
 from runner.modes.table import MODES
 from runner.runs.listing import OUTPUTS, RUNS
-from runner.terminal.text import printable
 
 SHELLS = Path(__file__).parent / "shells"
 LINE = "RUNNER_LINE"

@@ -110,7 +110,8 @@ def noting_first_batch(job: Job, state: State) -> Iterator[None]:
         with noting_faults(job.config, job.choices):
             yield
     except Exception as error:
-        if state.timestamp.batch == 0 and not isinstance(error, OF_THE_ENVIRONMENT):
+        is_of_the_config = not isinstance(error, OF_THE_ENVIRONMENT) and not facts_of(error).divergence
+        if state.timestamp.batch == 0 and is_of_the_config:
             annotate(error, refusal=_describe(error, job.config, job.choices), section=_section(error))
         raise
 

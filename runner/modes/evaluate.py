@@ -147,7 +147,8 @@ def _trainer(job: Job) -> Iterator[Trainer]:
         trainer = build.build(job.config, Path(job.run_dir), job.run_name)
     with trainer:
         # Metrics are then logged at the batch at which the other run logged its own.
-        trainer.state.timestamp = trainer.state.previous_timestamp = read_timestamp(job.config["trainer"]["load_path"])
+        if (path := Path(job.config["trainer"]["load_path"])).is_dir():
+            trainer.state.timestamp = trainer.state.previous_timestamp = read_timestamp(path)
         with config_errors():
             log_record(trainer.logger, job)
         trainer.noting = partial(noting_faults, job.config, job.choices)
@@ -163,7 +164,8 @@ def _print(trainer: Trainer, rows: Sequence[tuple[str, Any]]) -> None:
         return
     state = trainer.state
     load_path = Path(state.config["trainer"]["load_path"])
-    lines = [("weights", f"{show_path(load_path)}, after {state.timestamp.batch} batches")]
+    when = f", after {state.timestamp.batch} batches" if load_path.is_dir() else ""
+    lines = [("weights", f"{show_path(load_path)}{when}")]
     for label, value in rows:
         if isinstance(value, str):
             lines.append((label, value))

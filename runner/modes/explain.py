@@ -26,6 +26,7 @@ from runner.config.signatures import taken_as_options
 from runner.destination import LoggerDestination
 from runner.distributed.job import Job
 from runner.event import Event
+from runner.files.printable import printable
 from runner.hooks import Algorithm, Hooks
 from runner.modes.check import title_of
 from runner.terminal.answer import give
@@ -214,7 +215,7 @@ def print_tables(title: str, explained: Mapping[str, Any]) -> None:
     for column in ("name", "kind", "what it does"):
         hooks.add_column(column, overflow="fold")
     for one in explained["hooks"]:
-        hooks.add_row(Text(one["name"]), one["kind"], Text(one["does"] or one["class"]))
+        hooks.add_row(Text(printable(one["name"])), one["kind"], Text(printable(one["does"] or one["class"])))
     events = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("event", "when", "what runs, in order", "why"):
         events.add_column(column, overflow="fold")
@@ -223,10 +224,10 @@ def print_tables(title: str, explained: Mapping[str, Any]) -> None:
         cells = (Text(one["event"].upper(), "cyan"), one["when"])
         for run in one["runs"]:
             name = f"{run['name']}: {run['does']}" if run["does"] else run["name"]
-            events.add_row(*cells, Text(name), Text("; ".join(run["why"])))
+            events.add_row(*cells, Text(printable(name)), Text(printable("; ".join(run["why"]))))
             cells = ("", "")
     console = make_console()
-    console.print(Text(title, "bold"))
+    console.print(Text(printable(title), "bold"))
     console.print(Unpadded(hooks), "", Unpadded(events), "", sep="\n")
     without_hooks = len(explained["events"]) - len(with_hooks)
     rows = [("warning", f"cannot be combined: {one}") for one in explained["conflicts"]]

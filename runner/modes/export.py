@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from runner.failures.facts import WrongKey
 from runner.modes.quick import split_names
@@ -17,9 +18,15 @@ SUFFIXES = (".pt", ".safetensors")
 
 
 def export(typed: Mapping[str, str]) -> None:
-    """Write the weights that evaluations of a run measured to a file, by name, as `state_dict()` has them.
+    """Write the weights that evaluations of a run measured to a file, by the names that they have in the network.
 
-    A `.pt` file needs memory for all weights, a `.safetensors` file for the largest of them.
+    A network in a model of this project, such as `ClassificationModel`, is the network alone:
+
+        network.load_state_dict(torch.load("model.pt"))
+        network.load_state_dict(safetensors.torch.load_file("model.safetensors"))
+
+    `trainer.load_path=model.pt` starts a run from the file. A `.pt` file needs memory for all weights, a `.safetensors`
+    file for the largest of them.
 
     Raises:
         WrongKey: the file exists or has another suffix, or there is no complete checkpoint.
@@ -40,7 +47,7 @@ def export(typed: Mapping[str, str]) -> None:
     import torch
     from torch import Tensor
 
-    from runner.checkpoints.files import find_checkpoint, read_file
+    from runner.checkpoints.files import find_checkpoint, read_config, read_file
     from runner.checkpoints.shards import write_safetensors
     from runner.checkpoints.writing import write_file
     from runner.distributed.saved_tensor import unsaved
@@ -49,7 +56,7 @@ def export(typed: Mapping[str, str]) -> None:
         checkpoint = find_checkpoint(run or names[0])
     except (FileNotFoundError, ValueError) as error:
         raise WrongKey(KEY, str(error), repr(names[0])) from None
-    weights = read_file(checkpoint, "model.pt")
+    weights = _of_network(read_file(checkpoint, "model.pt"), read_config(checkpoint) or {})
     if path.suffix != ".pt" and (others := [name for name, one in weights.items() if not isinstance(one, Tensor)]):
         raise WrongKey(
             KEY, f"{others[0]} is not a tensor, so safetensors cannot hold it; give a .pt file", repr(names[1])
@@ -67,3 +74,17 @@ def export(typed: Mapping[str, str]) -> None:
         aside.unlink(missing_ok=True)
     give(result={"checkpoint": str(checkpoint), "path": str(path), "bytes": path.stat().st_size})
     print(f"{len(weights)} weights of {checkpoint}, {path.stat().st_size:,} bytes: {path}")
+
+
+def _of_network(weights: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return weights by their names in the network, if a model of this project holds it; else unchanged.
+
+    A run that was made in Python has no config of its model, so there it is told by the names alone.
+    """
+    from runner.checkpoints.weights import WRAPPED
+
+    model = config.get("model")
+    is_ours = not isinstance(model, Mapping) or str(model.get("_target_")).startswith("runner.")
+    if not is_ours or not all(name.startswith(WRAPPED) for name in weights):
+        return dict(weights)
+    return {name.removeprefix(WRAPPED): value for name, value in weights.items()}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.metric_choice import short_name
 from runner.runs.result import objectives_of
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def check_test(state: State, config: Mapping[str, Any]) -> None:
     test = config["test"]
     untested = {one.label for one in _tests(state)} if test is None else ()
     for objective in objectives_of(config["objective"]):
-        if objective.partition("/")[0] in untested:
+        if short_name(objective).partition("/")[0] in untested:
             raise ValueError(
                 f"objective={objective!r}: test data is evaluated only with test=best or test=last; add one"
             )
@@ -42,7 +43,7 @@ def check_test(state: State, config: Mapping[str, Any]) -> None:
             "callbacks.checkpoint_saver.monitor=eval/loss or another metric, or give test=last"
         )
     measured = {one.label for one in state.evaluators if one.is_on}
-    label = monitor.partition("/")[0]
+    label = short_name(monitor).partition("/")[0]
     is_labelled = label in ("train", *(one.label for one in state.evaluators))
     if label != "train" and (label not in measured if is_labelled else not measured):
         raise ValueError(

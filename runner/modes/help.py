@@ -11,11 +11,12 @@ from runner.config.command_line import LISTS
 from runner.config.docstrings import Definition, find_definition
 from runner.config.nearest import nearest
 from runner.failures.facts import WrongKey
+from runner.files.printable import printable
 from runner.modes.list import describe_group, own_classes
 from runner.modes.subcommands import CONFIG_DIR
 from runner.modes.table import MODES, Mode
 from runner.terminal.console import show_path
-from runner.terminal.text import heading, in_columns, paragraphs, printable
+from runner.terminal.text import heading, in_columns, paragraphs
 
 LINES = (
     ("optimizer.lr=0.05", "sets a value"),

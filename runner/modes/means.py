@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from runner.failures.facts import WrongKey
+from runner.files.printable import csv_cell, printable
 from runner.runs.candidates import Candidate, Run, common_metric, find_candidate, pair_up
 from runner.runs.conditions import to_number, to_text
 from runner.runs.decision import bootstrap, find_ties
 from runner.runs.listing import SavedFolder
 from runner.terminal.answer import give
-from runner.terminal.text import printable
 
 KEY = "table.where"
 Place = tuple[str, ...]
@@ -176,14 +176,16 @@ def as_csv(table: Table) -> str:
     """Return a line for each cell: its keys, mean, interval, number of runs, whether it is the best, and its runs."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*table.keys[0], *table.keys[1], "metric", "mean", "low", "high", "n", "is_best", "runs"])
+    writer.writerow(
+        [*map(csv_cell, [*table.keys[0], *table.keys[1]]), "metric", "mean", "low", "high", "n", "is_best", "runs"]
+    )
     for row in table.rows:
         for column in table.columns:
             if (cell := table.cells.get((row, column))) is not None:
                 bounds = cell.interval or ("", "")
                 folders = " ".join(str(run.folder) for run in cell.candidate.runs)
-                facts = [table.metric, cell.mean, *bounds, len(cell.values), str(cell.is_best).lower(), folders]
-                writer.writerow(map(printable, [*row, *column, *facts]))
+                values = [table.metric, cell.mean, *bounds, len(cell.values), str(cell.is_best).lower(), folders]
+                writer.writerow(map(csv_cell, [*row, *column, *values]))
     return text.getvalue()
 
 

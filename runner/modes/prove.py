@@ -277,10 +277,11 @@ def to_prove(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _last_saved(run_dir: Path) -> int:
     """Return the batch of a run's newest checkpoint, 0 if there is none."""
-    from runner.checkpoints.files import MANIFEST, find_checkpoint
+    from runner.checkpoints.files import find_checkpoint
+    from runner.checkpoints.manifest import read_manifest
 
     try:
-        return json.loads((find_checkpoint(run_dir) / MANIFEST).read_text())["timestamp"]["batch"]
+        return read_manifest(find_checkpoint(run_dir)).timestamp.batch
     except FileNotFoundError:
         return 0
 

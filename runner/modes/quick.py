@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from runner.failures.facts import WrongKey, argument_of
 from runner.modes.subcommands import CONFIG_DIR, spell_out
 from runner.modes.table import MODES, Mode, find_mode
 from runner.terminal.answer import error_object, give
-from runner.terminal.text import printable
+from runner.terminal.text import print_to_stderr
 
 
 def answer(arguments: Sequence[str]) -> int | None:
@@ -35,7 +34,7 @@ def answer(arguments: Sequence[str]) -> int | None:
         return _run(mode, own_keys(mode, spelled))
     except (ValueError, OSError) as error:
         if is_rank_zero():
-            print(f"error: {printable(error)}", file=sys.stderr)  # names in it may be from files of others
+            print_to_stderr(f"error: {error}")  # names in it may be from files of others
             give(mode=None if mode is None else mode.name, error=describe_error(error, mode))
         return 2
 

@@ -16,11 +16,11 @@ from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.failures.crash import FACTS, describe_crash
 from runner.failures.facts import WrongKey
+from runner.files.printable import printable
 from runner.files.whole import read_object, write_whole
 from runner.runs.past import given_run
 from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
-from runner.terminal.text import printable
 
 if TYPE_CHECKING:
     from runner.modes.retraining.replayed import ReplayedBatch

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from runner.failures.facts import WrongKey
+from runner.files.printable import csv_cell, printable
 from runner.runs.conditions import Condition, choose, in_order, parse_conditions, to_number, to_text
 from runner.runs.listing import FIELDS, OUTPUTS, SavedFolder, find_runs
 from runner.runs.result import to_json
 from runner.terminal.answer import give
-from runner.terminal.text import Column, columns, draw_table, printable, shortened, show_seconds
+from runner.terminal.text import Column, columns, draw_table, shortened, show_seconds
 
 LIMIT = 25  # runs in a table
 TYPED = 24  # columns that are kept for what was typed, if it needs them
@@ -225,13 +226,13 @@ def _write_csv(runs: Sequence[SavedFolder]) -> None:
     nested["choices"] = dict.fromkeys(key for one in described for key in one.get("choices", ()))
     plain = ["folder", "status", "started", "name", "seconds", "objective", "objective_name"]
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(map(printable, [*plain, *nested["metrics"], *nested["choices"], "overrides"]))
+    writer.writerow(map(csv_cell, [*plain, *nested["metrics"], *nested["choices"], "overrides"]))
     for one in described:
         cells = [one.get(name) for name in plain]
         for group, keys in nested.items():
             cells += [one.get(group, {}).get(key) for key in keys]
         cells.append(" ".join(one.get("overrides", ())))
-        writer.writerow("" if cell is None else printable(cell) for cell in cells)
+        writer.writerow("" if cell is None else csv_cell(cell) for cell in cells)
 
 
 def _whole(text: str) -> int:

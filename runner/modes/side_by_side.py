@@ -9,13 +9,14 @@ from typing import Any
 
 from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
+from runner.files.printable import printable
 from runner.files.whole import read_bounded
 from runner.runs.changes import find_changes
 from runner.runs.conditions import to_text
 from runner.runs.kept_code import read_code
 from runner.runs.listing import LARGEST, SavedFolder, read_config
 from runner.runs.result import read_result
-from runner.terminal.text import columns, heading, printable, shortened, show_seconds
+from runner.terminal.text import columns, heading, shortened, show_seconds
 
 ENVIRONMENT = ("ranks", "threads", "gpus", "git_commit", "packages", "python", "platform", "host", "cpus")
 """Facts about where a run was made that may change its numbers, the most likely one first."""

@@ -18,13 +18,14 @@ from runner.distributed.job import Job
 from runner.distributed.session import Pruned, Requeued, SessionOver
 from runner.distributed.slurm import check_progress
 from runner.event import Event
+from runner.failures.exits import exits_as_failures
 from runner.failures.facts import is_of_environment
 from runner.modes.final_test import check_test, evaluate_test_data
 from runner.runs.folder import saved_since
 from runner.runs.forks import planted
 from runner.runs.optimizer_changes import change_optimizers
 from runner.runs.record import log_record
-from runner.runs.recording import check_converged, check_objective, recording, timing
+from runner.runs.recording import check_converged, check_objective, diverging, recording, timing
 from runner.runs.result import Objective
 from runner.terminal.console import print_failure
 
@@ -39,9 +40,10 @@ def train(job: Job) -> Objective:
 
     Raises:
         WrongConfig: training cannot begin as configured.
-        Diverged: the last loss or the objective is not finite, and `allow_divergence` is false.
+        Diverged: the last loss or the objective is not finite, and `allow_divergence` is false; or a callback or an
+            algorithm, such as NaNMonitor, has ended the run for that.
     """
-    with suppress(Pruned), recording(job) as result, requeueing(job):
+    with suppress(Pruned), diverging(), recording(job) as result, exits_as_failures(), requeueing(job):
         with config_errors():
             job = replace(job, config=settled(job.config))
             job = replace(job, config=planted(job))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.failures.facts import WrongKey
+from runner.files.printable import printable
 from runner.modes.quick import split_names
 from runner.runs.candidates import (
     Candidate,
@@ -21,7 +22,7 @@ from runner.runs.candidates import (
 from runner.runs.decision import LEVEL, Decision, decide
 from runner.runs.result import FOLD, to_json
 from runner.terminal.answer import give, plain
-from runner.terminal.text import Column, draw_table, heading, in_columns, printable
+from runner.terminal.text import Column, draw_table, heading, in_columns
 
 KEY = "verdict"
 FEW = 6  # fewest values for which an interval has its nominal coverage

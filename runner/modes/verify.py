@@ -23,6 +23,7 @@ from runner.config.errors import WrongConfig, config_errors
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.failures.facts import WrongKey
+from runner.files.printable import printable
 from runner.files.whole import read_object
 from runner.modes.side_by_side import ENVIRONMENT, PATCH
 from runner.runs.changes import find_changes
@@ -35,7 +36,6 @@ from runner.runs.trust import is_own
 from runner.runs.uncommitted import patch
 from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
-from runner.terminal.text import printable
 
 if TYPE_CHECKING:
     from runner.hooks import Callback

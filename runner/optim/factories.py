@@ -55,7 +55,9 @@ def make_optimizers(optimizers: Any, model: nn.Module) -> list[Optimizer]:
         check_closure(one, model)
         _check_parameters(one, model)
         fuse(one, model)
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
     held = [id(parameter) for one in made for group in one.param_groups for parameter in group["params"]]
+    held = [parameter for parameter in held if parameter in trained]
     if shared := len(held) - len({*held}):
         twice = f"{shared} parameters are in several of them, which would each step them"
         raise ValueError(f"optimizers: {twice} (weights that submodules share?); give them to one optimizer only")

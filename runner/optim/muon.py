@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from runner.checks import check_one_of, check_whole
 from runner.distributed.sharding import like, whole
+from runner.optim.param_groups import is_steppable
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at 0, so that small singular values grow in few steps
 RESTS = ("adamw", "sgd")
@@ -38,20 +39,20 @@ def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
 
 
 def split_parameters(model: nn.Module, exclude: Sequence[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the matrices of a model for Muon, and all other parameters; frozen parameters are in neither.
+    """Return the matrices of a model for Muon, and all other parameters that an optimizer can step.
 
     Matrices have two or more dimensions (convolutions count as (out, in * height * width)), at least two rows and
-    columns, and are no embedding, whose rows are looked up. `exclude` are shell patterns; a parameter whose full name
-    matches one counts as no matrix.
+    columns, are not complex, and are no embedding, whose rows are looked up. `exclude` are shell patterns; a parameter
+    whose full name matches one counts as no matrix.
     """
     embeddings = [one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)]
     looked_up = {id(parameter) for one in embeddings for parameter in one.parameters()}
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        is_matrix = parameter.ndim >= 2 and min(_shape(parameter)) >= 2
+        is_matrix = parameter.ndim >= 2 and min(_shape(parameter)) >= 2 and not parameter.is_complex()
         is_left_out = id(parameter) in looked_up or any(fnmatchcase(name, pattern) for pattern in exclude)
-        if parameter.requires_grad:
+        if is_steppable(parameter):
             (matrices if is_matrix and not is_left_out else others).append(parameter)
     return matrices, others
 

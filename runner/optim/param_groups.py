@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.checks import check_whole
@@ -29,9 +29,14 @@ def takes_model(factory: Any) -> bool:
 
 
 def call_factory(factory: Any, model: nn.Module) -> Any:
-    """Return the result of calling a factory with a model or its trainable parameters."""
+    """Return the result of calling a factory with a model or its parameters; frozen ones may be unfrozen later."""
     spare_compiler()
-    return factory(model if takes_model(factory) else [one for one in model.parameters() if one.requires_grad])
+    return factory(model if takes_model(factory) else [one for one in model.parameters() if is_steppable(one)])
+
+
+def is_steppable(parameter: Tensor) -> bool:
+    """Return whether an optimizer can step a parameter: not one of integers, as quantized weights are."""
+    return parameter.is_floating_point() or parameter.is_complex()
 
 
 class ParamGroups:
@@ -60,6 +65,8 @@ class ParamGroups:
       are the numbered modules, such as `blocks.0`, in the order of the model. What comes before them is the lowest
       layer, and what comes after is the highest.
 
+    Rules also select frozen parameters, which have their settings if they are unfrozen later.
+
     Where several rules select a parameter, all apply: the later one wins where both have the same setting, and factors
     multiply. The parameters that the same rules select form a group, which has the names of the rules under the key
     'name'. Schedules multiply the rate of each group. If the optimizer has several groups to begin with, each is split.
@@ -69,8 +76,8 @@ class ParamGroups:
         rules: the rules by name, at least one.
 
     Raises:
-        ValueError, TypeError: a rule is malformed; or, when the optimizer is made, it selects no parameter that is
-            trained, or sets what the optimizer does not have.
+        ValueError, TypeError: a rule is malformed; or, when the optimizer is made, it or one of its patterns selects no
+            parameter, it sets what the optimizer does not have, or all parameters get a learning rate of 0.
     """
 
     def __init__(self, optimizer: OptimizerFactory, rules: Mapping[str, Mapping[str, Any]]) -> None:
@@ -102,6 +109,14 @@ class ParamGroups:
                 applied = tuple((rule, its[id(one)]) for rule, its in selected if id(one) in its)
                 parts.setdefault(applied, []).append(one)
             groups += [_group(group, applied, part) for applied, part in parts.items() if part]
+        trained = [group for group in groups if any(one.requires_grad for one in group["params"])]
+        if not any(group.get("lr", 1) for group in trained) and any(
+            group.get("lr") for group in optimizer.param_groups
+        ):
+            names = ", ".join(rule.key for rule in self.rules)
+            raise ValueError(
+                f"{names}: every parameter has a learning rate of 0, so that nothing trains; leave some out"
+            )
         optimizer.__setstate__({"state": optimizer.state, "param_groups": groups})
 
 
@@ -173,11 +188,16 @@ class _Rule:
         Raises:
             ValueError: there are none, or no layers to decay over.
         """
+        for kind, entries in (("names", self.names), ("modules", self.modules)):
+            for entry in entries or ():
+                if not any(_matches(one, kind, entry) for one in known):
+                    there_are = self._there_are(known, kind)
+                    raise ValueError(f"{self.key}.{kind}={entry!r}: matches no parameter; {there_are}")
         chosen = [one for one in known if self._selects(one)]
         if not chosen:
             conditions = {"names": self.names, "modules": self.modules, "max_ndim": self.max_ndim}
             asked = ", ".join(f"{self.key}.{name}={value!r}" for name, value in conditions.items() if value is not None)
-            raise ValueError(f"{asked}: selects no trainable parameter; {self._there_are(known)}")
+            raise ValueError(f"{asked}: selects no parameter; {self._there_are(known, 'names')}")
         if self.layer_decay is None:
             return {one.key: 0 for one in chosen}
         layers = _layers([one.names[0] for one in chosen])
@@ -201,19 +221,26 @@ class _Rule:
             _check_like(f"{self.key}.{name}", value, next(group[name] for group in groups if name in group))
 
     def _selects(self, one: _Parameter) -> bool:
-        by_name = self.names is None or any(fnmatchcase(name, shell) for name in one.names for shell in self.names)
-        by_class = self.modules is None or not one.classes.isdisjoint(self.modules)
+        by_name = self.names is None or any(_matches(one, "names", entry) for entry in self.names)
+        by_class = self.modules is None or any(_matches(one, "modules", entry) for entry in self.modules)
         return by_name and by_class and (self.max_ndim is None or one.ndim <= self.max_ndim)
 
-    def _there_are(self, known: Sequence[_Parameter]) -> str:
+    def _there_are(self, known: Sequence[_Parameter], kind: str) -> str:
         """Return a phrase that lists what could have been selected."""
-        if self.names is None and self.modules is not None:
+        if kind == "modules":
             found = list(dict.fromkeys(name for one in known for name in sorted(one.classes)))
             what = "classes"
         else:
             found = [one.names[0] for one in known]
             what = "parameters"
         return f"{what} are {', '.join(found[:6])}{f' and {len(found) - 6} more' * (len(found) > 6)}"
+
+
+def _matches(parameter: _Parameter, kind: str, entry: str) -> bool:
+    """Return whether a parameter has a name, or is in a module, that an entry of a rule gives."""
+    if kind == "modules":
+        return entry in parameter.classes
+    return any(fnmatchcase(name, entry) for name in parameter.names)
 
 
 def _group(group: dict[str, Any], applied: Sequence[tuple[_Rule, int]], part: list[nn.Parameter]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.schedulers import Schedule
+from runner.schedulers import Schedule, warn_of_mixed_units
 from runner.time import Progress, Time, Timestamp
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class ScheduledRates:
         self.schedules = tuple(schedules)
         self._multipliers: list[Callable[[Timestamp], float]] = []
         self._bound_to: tuple[Time | None, int | None] = (None, None)
+        self._warned = False
         for group in optimizer.param_groups:
             _base_rate(group)
 
@@ -39,6 +40,8 @@ class ScheduledRates:
         timestamp, max_duration, batches_per_epoch = progress
         if max_duration is not self._bound_to[0] or batches_per_epoch != self._bound_to[1]:
             self._multipliers = [schedule.bind(max_duration, batches_per_epoch) for schedule in self.schedules]
+            if batches_per_epoch != (self._bound_to[1] or batches_per_epoch) and not self._warned:
+                self._warned = warn_of_mixed_units(self.schedules, max_duration)
             self._bound_to = max_duration, batches_per_epoch
         multiplier = math.prod([multiplier_at(timestamp) for multiplier_at in self._multipliers])
         for group in self.optimizer.param_groups if self.schedules else ():

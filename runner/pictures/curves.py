@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from runner.files.printable import csv_cell
 from runner.files.whole import write_whole
 
 FILE = "learning_curves.csv"
@@ -73,9 +74,8 @@ def write_curves(folder: Path, curves: Mapping[str, Curve]) -> None:
     rows = csv.writer(text)
     rows.writerow(["key", "batch", "value"])
     for key, curve in curves.items():
-        rows.writerows(
-            [key, f"{step:.10g}", f"{value:.6g}"] for step, value in zip(curve.steps, curve.values, strict=True)
-        )
+        points = zip(curve.steps, curve.values, strict=True)
+        rows.writerows([csv_cell(key), f"{step:.10g}", f"{value:.6g}"] for step, value in points)
     write_whole(folder / FILE, text.getvalue())
 
 
@@ -85,7 +85,7 @@ def read_curve(folder: Path, key: str) -> Curve:
     try:
         with (folder / FILE).open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
-                if row["key"] == key and math.isfinite(value := float(row["value"])):
+                if row["key"] == csv_cell(key) and math.isfinite(value := float(row["value"])):
                     curve.add(float(row["batch"]), value)
     except (OSError, ValueError, KeyError, TypeError, csv.Error):
         return Curve()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from typing import Any
 
 from runner.budget import Budget
 from runner.failures.facts import WrongKey
-from runner.files.names import RESULT
+from runner.files.names import RESULT, SWEEP
+from runner.metric_choice import metrics_named
 from runner.runs.conditions import choose, parse_conditions, to_number, to_text
 from runner.runs.decision import Samples, pair_values
 from runner.runs.listing import OUTPUTS, SavedFolder, find_runs, read_config
 from runner.runs.result import FOLD, SEED, Result, read_result
+from runner.runs.sweep_jobs import left_out
 
 TRAINED = (SEED, "model", "data", "folds", "optimizer", "scheduler", "trainer", "algorithms", "vars")
 """Sections of a config that make runs different; the others only observe, or control where they run."""
@@ -154,11 +157,15 @@ def find_candidate(text: str, key: str) -> Candidate:
 
 
 def _runs_in(folder: Path) -> Iterator[SavedFolder]:
-    """Yield the run in a folder, or those below it."""
+    """Yield the run in a folder, or those below it; of a sweep only its jobs."""
     if (folder / RESULT).exists():
         yield SavedFolder(folder, read_result(folder))
-    else:
-        yield from find_runs(folder)
+        return
+    others = left_out(folder) if (folder / SWEEP).exists() else []
+    if others:
+        names = ", ".join(one.name for one in others)
+        print(f"INFO: left out, because they are not what the sweep {folder} asks for: {names}", file=sys.stderr)
+    yield from (run for run in find_runs(folder) if run.folder not in others)
 
 
 def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tuple[str, bool]:
@@ -174,10 +181,7 @@ def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tupl
     if not asked and (len(objectives) > 1 or "" in objectives):
         raise WrongKey(key, f"the runs have no objective in common ({', '.join(objectives)}); name a metric", "null")
     name = asked or next(iter(objectives))
-    matching = [one for one in runs[0].result.metrics if name == one] or [
-        one for one in runs[0].result.metrics if one.partition("/")[2] == name and not one.startswith("train/")
-    ]
-    metric = matching[0] if matching else name
+    metric = next(iter(metrics_named(name, runs[0].result.metrics)), name)
     for run in runs:
         value = run.result.metrics.get(metric)
         if value is None or not abs(value) <= LARGEST:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from runner.config.nearest import nearest
 from runner.failures.facts import WrongKey
 from runner.files.addresses import hidden_everywhere
 from runner.terminal.console import show_path
+from runner.terminal.text import print_to_stderr
 
 # Keys that change neither the batches nor the mathematics or randomness of a training step. All others do, or may: the
 # model, the data, the optimizer, schedules, algorithms, seeds, and a user's own keys.
@@ -106,15 +106,15 @@ def print_changes(
     before = before or trained
     if before:
         for line in check_changes(resume, before, after, typed):
-            print(f"INFO: {line}", file=sys.stderr)
+            print_to_stderr(f"INFO: {line}")
     for one in find_changes(trained, before) if trained else ():
-        print(f"INFO: {one}, in the run's record since that checkpoint was saved", file=sys.stderr)
+        print_to_stderr(f"INFO: {one}, in the run's record since that checkpoint was saved")
 
 
 def print_changes_of_rerun(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Print what a rerun does differently from the original run."""
     for one in find_changes(before, after):
-        print(f"INFO: {one}", file=sys.stderr)
+        print_to_stderr(f"INFO: {one}")
 
 
 def print_changes_of_fork(resume: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
@@ -125,9 +125,9 @@ def print_changes_of_fork(resume: str, before: Mapping[str, Any], after: Mapping
     """
     changes = [*find_changes(before, after)]
     _check_optimizer(changes, resume)
-    print(f"INFO: at={after['at']}: a fork of {show_path(Path(resume))}", file=sys.stderr)
+    print_to_stderr(f"INFO: at={after['at']}: a fork of {show_path(Path(resume))}")
     for one in changes:
-        print(f"INFO: {one}", file=sys.stderr)
+        print_to_stderr(f"INFO: {one}")
 
 
 def _check_optimizer(changes: Sequence[Change], resume: str) -> None:

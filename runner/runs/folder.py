@@ -6,26 +6,31 @@ import datetime
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from runner.checkpoints.manifest import MANIFEST, UnreadableCheckpoint, read_manifest
 from runner.config.errors import WrongConfig
 from runner.config.hydra_versions import add_resolver
 from runner.distributed.environment import is_rank_zero, kept_over_restarts
 from runner.files.lock import PATIENCE, lock_file
-from runner.files.names import SWEEP
+from runner.files.names import RESULT, SWEEP
 from runner.files.whole import read_object, write_whole
 from runner.modes.table import WITHOUT_OUTPUT
 from runner.runs.listing import LOCK, OUTPUTS, RUNS
+from runner.terminal.console import show_path
 
 LOG = "console.log"  # in the folder of a job of a sweep or of Slurm: what its newest attempt printed
 ATTEMPTS = "attempts"  # folders in it: what earlier attempts printed, by number
 INDEX = ".index.json"  # beside the folders of sweeps: the folder of each sweep, by its identity
 INDEX_LOCK = ".index.lock"  # locked while the index changes
-MANIFEST = "manifest.json"  # of a checkpoint, as in `runner.checkpoints.files`, which imports torch
+
+REPLACED = ("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature", "code", "sessions")
+"""What a run replaces in its folder."""
 
 _made: list[Path] = []  # folders that this process has made since the last clean-up
 
@@ -55,6 +60,20 @@ def make_run_folder(base: str) -> str:
     watch(Path(folder))
     Path(folder).mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def check_unused(run_dir: Path) -> None:
+    """Check that a new run replaces nothing in its folder but what another run has left.
+
+    Raises:
+        WrongConfig: it would.
+    """
+    names = [name for name in REPLACED if os.path.lexists(run_dir / name)]
+    if names and not read_object(run_dir / RESULT):
+        raise WrongConfig(
+            f"hydra.run.dir={show_path(run_dir)!r}: has {', '.join(names)}, which no run has written and a run would "
+            "replace; choose a new folder"
+        )
 
 
 def _make_folder(base: str) -> str:
@@ -208,25 +227,57 @@ def checkpoints_in(run_dir: Path) -> list[Path]:
 def latest_run() -> Path | None:
     """Return the run in this working directory that wrote a checkpoint last; None if there is none.
 
-    Only names and times are read, no contents, so that one run in ten thousand is found in a tenth of a second.
+    A job of a sweep is the latest run only where there is no other, because a sweep leaves out jobs that are changed.
+    Names and times are read, and a manifest, so that one run in ten thousand is found in a tenth of a second. A run
+    without a readable manifest is passed over.
     """
     folders = {*(one for runs in RUNS for one in Path(OUTPUTS).glob(f"{runs}/checkpoints"))}
     folders |= {link.parent for runs in RUNS for link in Path(OUTPUTS).glob(f"{runs}/*/latest")}  # renamed by a config
+    newest_first = sorted(((_changed_at(one), one) for one in folders), reverse=True)
+    return _latest(newest_first, in_sweep=False) or _latest(newest_first, in_sweep=True)
+
+
+def _latest(folders: Sequence[tuple[int, Path]], in_sweep: bool) -> Path | None:
     newest = 0
     run = None
-    for changed, folder in sorted(((_changed_at(one), one) for one in folders), reverse=True):
+    for changed, folder in folders:
         if changed <= newest:
             break  # a folder changes when a checkpoint is renamed into it, so the rest hold only older ones
-        saved = [_changed_at(one) for one in folder.glob(f"*/{MANIFEST}") if not one.parent.name.startswith(".")]
-        if saved and max(saved) > newest:
-            newest = max(saved)
+        if is_in_sweep(folder.parent) is not in_sweep:
+            continue
+        saved = [(_changed_at(one), one.parent) for one in folder.glob(f"[!.]*/{MANIFEST}")]
+        last = max((changed for changed, _ in saved), default=0)
+        if last > newest and _is_usable(folder.parent, [one for _, one in sorted(saved, reverse=True)]):
+            newest = last
             run = folder.parent
     return run
 
 
+def _is_usable(run: Path, checkpoints: Sequence[Path]) -> bool:
+    """Return whether one of a run's checkpoints has a readable manifest; print why not."""
+    reasons = []
+    for one in checkpoints:
+        try:
+            read_manifest(one)
+        except (OSError, UnreadableCheckpoint) as error:
+            reasons.append(f"{one.name}: {error}")
+        else:
+            return True
+    print(
+        f"WARNING: {show_path(run)}: not the latest run, because none of its checkpoints can be read; {reasons[0]}",
+        file=sys.stderr,
+    )
+    return False
+
+
+def is_in_sweep(run_dir: Path) -> bool:
+    """Return whether the folder of a run is in that of a sweep."""
+    return (run_dir.parent / SWEEP).exists()
+
+
 def _changed_at(path: Path) -> int:
-    """Return when a file or folder last changed, in nanoseconds; 0 if it no longer exists."""
+    """Return when a file or folder last changed, in nanoseconds; 0 if it no longer exists, or leads nowhere."""
     try:
         return path.stat().st_mtime_ns
-    except FileNotFoundError:
+    except OSError:
         return 0

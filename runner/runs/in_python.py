@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from runner.config import build
 from runner.config.command_line import merge_repeated, search_path
 from runner.config.composed import to_plain
 from runner.config.errors import config_errors
+from runner.config.replaced import without_replaced
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.distributed.launch_secret import signed, verified
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from runner.model import Model
     from runner.trainer import Trainer
 
+_loading = threading.RLock()  # torch's generator, which the making of a model seeds, is one for all threads
 _folders = 0  # the number of folders that the ranks of this process have agreed on
 
 
@@ -51,7 +54,7 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
         choices = dict(composed.hydra.runtime.choices)
         with open_dict(composed):
             del composed["hydra"]
-        config = to_plain(composed)
+        config = to_plain(without_replaced(composed, arguments, options)[0])
         for key, only in (("mode", "train"), ("resume", None), ("rerun", None)):
             if config[key] != only:
                 raise WrongKey(key, f"is for the command line; leave it out, or run `python -m runner {key}=...`")
@@ -118,7 +121,8 @@ def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
 
         model = runner.load("latest").model
 
-    Algorithms that change the model at INIT change this one too. Nothing is trained or written.
+    Algorithms that change the model at INIT change this one too. Nothing is trained or written. A run may load another
+    one at any time, such as the teacher of its model, in any thread and on any rank.
 
     Args:
         run: 'latest', a run's folder, one of its checkpoints (such as its `checkpoints/best`), or its MLflow id.
@@ -130,20 +134,35 @@ def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
     """
     import torch
 
+    from runner.arguments import make_state, ordered_hooks
+    from runner.checkpoints.files import read_file
+    from runner.checkpoints.weights import load_all_into
+    from runner.distributed.sharding import Layout
+    from runner.engine import Engine
+    from runner.event import Event
+    from runner.logger import Logger
+
     saved = find_saved_run(with_latest([f"resume={run}", *_allowing(allow_targets)]))
     if saved is None or saved.path is None:
         raise ValueError(f"run={str(run)!r}: has no record (config.yaml); give the folder of a run made by a command")
     checkpoint = build.checkpoint_of("run", saved.path)
-    own = {"load_path": str(checkpoint), "device": "cpu", "compile": False}
-    config = {**saved.config, "trainer": {**saved.config["trainer"], **own}}
-    with torch.random.fork_rng([]):
+    config = saved.config
+    layout = Layout("ddp", None, None, 1)
+    known = ("precision", "seed", "max_duration", "grad_accum", "microbatch_size")
+    settings = {key: config["trainer"][key] for key in known if key in config["trainer"]}
+    cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    # No Trainer, which other ranks would have to make too.
+    with _loading, torch.random.fork_rng(cuda):
         algorithms = {key: build.make(f"algorithms.{key}", one) for key, one in (config["algorithms"] or {}).items()}
-        model = build.make_model(config)
-        with build.assemble(
-            config, Path(saved.run_dir or "."), saved.run_name, model=model, algorithms=algorithms
-        ) as one:
-            loaded = one.state.unwrapped_model
-    return SavedModel(loaded.eval(), saved.config, checkpoint)
+        state = make_state(model=build.make_model(config), device="cpu", config=config, run_name="", **settings)
+        state.algorithms, *_ = ordered_hooks(algorithms, (), ())
+        layout.move(state.unwrapped_model, state.device, state.precision.weight_dtype)
+        engine = Engine(state, Logger(state, ()))
+        engine.run_event(Event.INIT)
+        layout.move(state.unwrapped_model, state.device, state.precision.weight_dtype)  # for new modules
+        load_all_into(state.unwrapped_model, read_file(checkpoint, "model.pt"), checkpoint, strict=True)
+        engine.close()
+    return SavedModel(state.unwrapped_model.eval(), config, checkpoint)
 
 
 def replay(run: str | Path, batch: int, allow_targets: Sequence[str] = ()) -> Trainer:

@@ -7,11 +7,13 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from runner.runs.uncommitted import OURS
 from runner.terminal.console import show_path
+from runner.terminal.text import print_to_stderr
 
 CODE = "code"
 """The subfolder of a run's folder that holds them, laid out like an entry of `sys.path`."""
@@ -43,33 +45,36 @@ def read_code(run_dir: Path) -> dict[str, bytes]:
 
 
 def code_to_import(run_dir: Path, again: bool, may_run: bool) -> dict[str, str]:
-    """Return the kept modules to import for a rerun, if any module has changed since, and print which ones changed.
+    """Return the kept modules to import, if any has changed or is not found here, and print which ones.
 
     Args:
         run_dir: the folder with the run's record.
-        again: whether this is a rerun; a resumed run uses the modules as they are now.
+        again: whether this is a rerun; a resumed run uses the modules as they are now, if they are found.
         may_run: whether this user made the record, or has allowed its modules; other people's are not imported.
 
     Returns:
         The contents to pass to `import_from`; empty to import nothing.
     """
     code = _as_text(read_code(run_dir))
-    changed = _changed(code)
-    if not changed:
-        return {}
-    ours = {name for name in changed if name.partition("/")[0] == OURS}
-    used = {*changed} - ours if again and may_run else set()
+    changed = {*_changed(code)}
+    ours = {name for name in code if name.partition("/")[0] == OURS}
+    missing = {name for name in changed - ours if find_spec(_top(name)) is None}
+    wanted = changed - ours if again else missing
+    used = wanted if may_run else set()
     where = show_path(run_dir / CODE)
-    if again and not may_run:
+    if wanted and not may_run:
         where += "; read it, and add allow_code=true if you trust it"
-    for names, what in ((used, "used"), ({*changed} - used, "not used")):
-        if names:
-            print(
-                f"INFO: {', '.join(sorted(names))}: changed since the run was made; the version of then is "
-                f"{what}: {where}",
-                file=sys.stderr,
-            )
-    return {name: content for name, content in code.items() if name.partition("/")[0] != OURS} if used else {}
+    for names, reason in ((changed - missing, "changed since the run was made"), (missing, "not found here")):
+        for shown, what in ((names & used, "is used"), (names - used, "is not used")):
+            if shown:
+                print_to_stderr(f"INFO: {', '.join(sorted(shown))}: {reason}; the recorded version {what}: {where}")
+    imported = {*code} - ours if again and used else used
+    return {name: content for name, content in code.items() if name in imported}
+
+
+def _top(name: str) -> str:
+    """Return the module or package at the top to which a file belongs."""
+    return name.partition("/")[0].removesuffix(".py")
 
 
 def changed_modules(run_dir: Path) -> list[str]:
@@ -91,7 +96,7 @@ def import_from(code: Mapping[str, str]) -> None:
     _write(Path(_copies[-1].name), {name: content.encode("latin-1") for name, content in code.items()})
     sys.path.insert(0, _copies[-1].name)
     importlib.invalidate_caches()
-    kept = {name.partition("/")[0].removesuffix(".py") for name in code}
+    kept = {*map(_top, code)}
     for loaded in [one for one in sys.modules if one.partition(".")[0] in kept]:
         del sys.modules[loaded]
 

@@ -18,6 +18,7 @@ import yaml
 from runner.files.lock import take_lock
 from runner.files.names import RESULT
 from runner.files.whole import read_bounded
+from runner.metric_choice import metrics_named
 from runner.runs.result import Result, read_result
 
 OUTPUTS = "outputs"  # in the working directory: where `hydra.run.dir` and `hydra.sweep.dir` make folders
@@ -71,11 +72,8 @@ class SavedFolder:
         if name in FIELDS:
             return getattr(self.result, name)
         metrics = self.result.metrics
-        if name in metrics:
-            return metrics[name]
-        evaluated = (key for key in metrics if not key.startswith("train/") and key.partition("/")[2] == name)
-        if (metric := next(evaluated, None)) is not None:
-            return metrics[metric]
+        if named := metrics_named(name, metrics):
+            return metrics[named[0]]
         if name in self.result.choices:
             return self.result.choices[name]
         return self.setting(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from runner.libraries.remote_files import check_address
 from runner.runs.folder import make_run_folder, remove_unused
 from runner.runs.listing import OUTPUTS
 from runner.terminal.console import show_path
+from runner.terminal.text import print_to_stderr
 
 PARTIAL = ".download"  # in the new folder, until all is there
 _temporary: list[TemporaryDirectory[str]] = []
@@ -63,7 +63,7 @@ def download_run(key: str, address: str, keep: bool) -> Path:
             _warn(address, name, error)
         else:
             where = f" to {show_path(folder)}" if keep else ""
-            print(f"INFO: {key}={shown!r}: downloaded {name}{where}", file=sys.stderr)
+            print_to_stderr(f"INFO: {key}={shown!r}: downloaded {name}{where}")
             return folder
         finally:
             shutil.rmtree(folder / PARTIAL, ignore_errors=True)
@@ -79,6 +79,8 @@ def _find(address: str) -> tuple[Mirror, dict[str, Index]]:
     except FileNotFoundError:
         return mirror, mirror.saved(partial(_warn, address))
     parent, _, name = address.rstrip("/").rpartition("/")
+    if name != index.name:
+        raise ValueError(f"it holds the checkpoint {index.name!r}; give the address of the folder of that name")
     return Mirror(parent), {name: index}
 
 
@@ -102,9 +104,9 @@ def _download(mirror: Mirror, name: str, index: Index, folder: Path) -> None:
     partial.mkdir()
     mirror.download(index, name, partial)
     place = (partial / index.checkpoint).parent
-    (place / "latest").symlink_to(name)
+    (place / "latest").symlink_to(index.name)
     for one in index.best:
-        if one != name:
+        if one != index.name:
             _download_best(mirror, one, partial)
     if index.best and (place / index.best[0]).is_dir():
         (place / "best").symlink_to(index.best[0])
@@ -125,7 +127,7 @@ def _download_best(mirror: Mirror, name: str, into: Path) -> None:
 
 def _warn(address: str, name: str, error: Exception) -> None:
     reason = f"{name}: {_reason(address, error)}; it is not used"
-    print(f"WARNING: {without_credentials(address)}: {reason}", file=sys.stderr)
+    print_to_stderr(f"WARNING: {without_credentials(address)}: {reason}")
 
 
 def _reason(address: str, error: Exception) -> str:

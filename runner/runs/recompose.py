@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -17,8 +16,10 @@ from runner.budget import unmeasured
 from runner.config.catalogue import CONF
 from runner.config.command_line import config_dir, search_path, typed_value
 from runner.config.hydra_versions import initialized
+from runner.config.replaced import without_replaced
 from runner.runs.changes import find_changes
 from runner.terminal.console import show_path
+from runner.terminal.text import print_to_stderr
 
 CONFIG_DIR = "--config-dir"
 _SHOWN = 4  # differences to list; the rest are counted
@@ -31,7 +32,8 @@ def composing() -> AbstractContextManager[None]:
 
 def compose_conf(overrides: Sequence[str], options: Sequence[str]) -> DictConfig:
     """Return `conf/` composed with overrides, and with the `--config-dir` if one is among the options."""
-    return compose("config", [*overrides, *search_path(options)])
+    composed = compose("config", [*overrides, *search_path(options)])
+    return without_replaced(composed, overrides, options)[0]
 
 
 def composable(overrides: Sequence[str], options: Sequence[str]) -> list[str]:
@@ -78,12 +80,12 @@ def config_dir_of(recorded: Sequence[str], typed: Sequence[str], is_own: bool) -
         return None, True
     option = f"{CONFIG_DIR}={show_path(Path(directory))} of the run"
     if not Path(directory).is_dir():
-        print(f"INFO: {option} does not exist; the recorded config is used", file=sys.stderr)
+        print_to_stderr(f"INFO: {option} does not exist; the recorded config is used")
     elif not is_own:
         trust = "the run was made by someone else, or on another machine; type the option if you trust that directory"
-        print(f"INFO: {option} is not read: {trust}", file=sys.stderr)
+        print_to_stderr(f"INFO: {option} is not read: {trust}")
     else:
-        print(f"INFO: {option} is used again", file=sys.stderr)
+        print_to_stderr(f"INFO: {option} is used again")
         return directory, True
     return None, False
 

@@ -24,9 +24,11 @@ from typing import Any
 import yaml
 
 from runner.checkpoints.history import read_time
-from runner.config.composed import targets
+from runner.config.command_line import key_of
+from runner.config.composed import OF_THE_COMMAND, targets
 from runner.distributed.job import Job
 from runner.files.addresses import hidden_everywhere
+from runner.files.printable import printable
 from runner.files.signing import sign
 from runner.files.whole import write_whole
 from runner.runs.kept_code import CODE, write_code
@@ -35,7 +37,6 @@ from runner.runs.secrets import is_secret, without_secrets
 from runner.runs.trust import SIGNED, signed_code
 from runner.runs.uncommitted import git_commit, loose_modules, patch
 from runner.terminal.console import show_path
-from runner.terminal.text import printable
 
 log = logging.getLogger("runner")
 
@@ -105,8 +106,7 @@ def log_record(logger: Any, job: Job, goes_on_from: Path | None = None) -> None:
     if get_global_rank() == 0:
         if job.tags:
             logger.log_tags(job.tags)
-        if job.choices:
-            logger.log_hyperparameters(job.choices)
+        logger.log_hyperparameters(_chosen(job))
         run_dir = Path(job.run_dir)
         files = write_record(run_dir, job.config, job.arguments, job.run_name, goes_on_from)
         # Records of earlier sessions are sent too, but not the checkpoints that were moved there.
@@ -115,6 +115,20 @@ def log_record(logger: Any, job: Job, goes_on_from: Path | None = None) -> None:
             # Whoever made the earlier run may have left a link that leads elsewhere.
             if path.is_file() and path.resolve().is_relative_to(run_dir.resolve()):
                 logger.log_artifact(path, str("record" / path.parent.relative_to(run_dir)))
+
+
+def _chosen(job: Job) -> dict[str, Any]:
+    """Return what was chosen for a run, by key: choices of config groups, and values that were typed."""
+    chosen: dict[str, Any] = {group: name for group, name in job.choices.items() if name != "default"}
+    for key in map(key_of, job.overrides):
+        section, *parts = key.split(".")
+        value: Any = hidden_everywhere(job.config.get(section))
+        for part in parts:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        is_choice = isinstance(value, Mapping) and not parts
+        if value is not None and not is_choice and section not in (*OF_THE_COMMAND, "run_name", "experiment_name"):
+            chosen[key] = value
+    return {key: value for key, value in chosen.items() if not key.startswith("callbacks.mlflow_logger.")}
 
 
 def differences(then: Mapping[str, Any]) -> list[str]:

@@ -19,16 +19,16 @@ from runner.config.nearest import nearest
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.distributed.session import SessionOver
-from runner.failures.exit_codes import DIVERGED
-from runner.failures.facts import WrongKey
+from runner.failures.facts import Facts, WrongKey, facts_of
 from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
 from runner.files.whole import read_bounded
+from runner.metric_choice import metrics_named
 from runner.runs.forks import FORKED_AT, PARENT
 from runner.runs.listing import LARGEST, load_plain
 from runner.runs.load import LoadMeter
 from runner.runs.result import TIME, Result, objectives_of, read_result
-from runner.terminal.answer import error_object, give
+from runner.terminal.answer import give
 
 if TYPE_CHECKING:
     from runner.state import State
@@ -40,7 +40,11 @@ _NO_PART = (*OF_THE_COMMAND, "run_name")
 
 
 class Diverged(Exception):
-    """A run was trained to the end, but its loss or objective is NaN or infinite."""
+    """The loss or the objective of a run is NaN or infinite, or it has too many spikes."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.facts = Facts(divergence=message)
 
 
 def check_converged(state: State, result: Result) -> None:
@@ -78,7 +82,7 @@ def check_objective(state: State, objective: str | list[str] | None) -> None:
     metrics["train"] = [*state.train_metrics]
     names = [f"{label}/{name}" for label, listed in metrics.items() for name in listed] + [TIME]
     for asked in objectives_of(objective):
-        if not any(asked in (one, one.partition("/")[2]) for one in names):
+        if not metrics_named(asked, names):
             raise WrongKey("objective", "this run has no such metric; " + nearest(asked, names), repr(asked))
 
 
@@ -126,10 +130,6 @@ def recording(job: Job) -> Iterator[Result]:
     except WrongConfig:
         _put_back(before, folder)
         raise
-    except Diverged as error:
-        result.status = "DIVERGED"
-        result.error = error_object(DIVERGED, str(error))
-        raise
     except SessionOver as over:
         result.status = over.status
         raise
@@ -137,7 +137,10 @@ def recording(job: Job) -> Iterator[Result]:
         result.status = "KILLED"
         raise
     except BaseException as error:
-        result.fail(error)
+        if message := facts_of(error).divergence:
+            result.diverge(message)
+        else:
+            result.fail(error)
         raise
     finally:
         if result.status != "RUNNING":
@@ -145,6 +148,17 @@ def recording(job: Job) -> Iterator[Result]:
                 result.load = meter.read(before.load if before is not None else {}, earlier)
             _write(result, folder)
             give(result=result.as_json() | {"folder": str(folder)})
+
+
+@contextmanager
+def diverging() -> Iterator[None]:
+    """Raise `Diverged` in place of an error with which a callback or an algorithm ends a run that has diverged."""
+    try:
+        yield
+    except Exception as error:
+        if message := facts_of(error).divergence:
+            raise Diverged(message) from error
+        raise
 
 
 @contextmanager

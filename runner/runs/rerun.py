@@ -34,8 +34,9 @@ def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequen
     """Return a saved run's config with the changes typed now."""
     config = _changed(saved.config, saved.base, composed)
     for one in overrides:
-        if one not in saved.overrides and not _appends(one):
-            _copy(key_of(one).split("."), composed, config)  # the user typed it, even if conf/ now has the same value
+        # The user typed it, even if conf/ now has the same value. Other people's records may not be what theirs say.
+        if (one not in saved.overrides or not saved.is_own) and not _appends(one):
+            _copy(key_of(one).split("."), composed, config)
     for key in composed:
         if key in OF_THE_COMMAND or (key not in config and key not in GROUPS):
             config[key] = composed[key]
@@ -63,12 +64,16 @@ def arguments_to_record(saved: SavedRun | None, hydra_config: Any) -> list[str]:
 
     Those of the saved run that could not be used are kept.
     """
-    sources = hydra_config.runtime.config_sources
-    options = [f"{CONFIG_DIR}={one.path}" for one in sources if one.provider == "command-line"]
-    now = [*options, *hydra_config.overrides.task]
+    now = [*options_of(hydra_config), *hydra_config.overrides.task]
     unused = saved.unused if saved is not None else []
     kept = [one for one in unused if not any(_replaces(typed, one) for typed in now)]
     return merge_repeated([*kept, *now])
+
+
+def options_of(hydra_config: Any) -> list[str]:
+    """Return the `--config-dir` of a composed command, if it has one."""
+    sources = hydra_config.runtime.config_sources
+    return [f"{CONFIG_DIR}={one.path}" for one in sources if one.provider == "command-line"]
 
 
 def _changed(config: Any, before: Any, after: Any) -> Any:

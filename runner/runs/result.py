@@ -12,11 +12,12 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from runner.failures.exit_codes import code_of_failure
+from runner.failures.exit_codes import DIVERGED, code_of_failure
 from runner.failures.facts import RankFailed, facts_of
 from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
 from runner.files.whole import read_bounded, write_whole
+from runner.metric_choice import metrics_named
 from runner.terminal.answer import SCHEMA, error_object, plain
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Result:
             self.metrics[TIME] = state.timestamp.total_wct
             self.lower = sorted({*self.lower, TIME})
         for asked in objectives_of(objective) or evaluated[:1]:
-            if chosen := [key for key in self.metrics if asked in (key, key.partition("/")[2])]:
+            if chosen := metrics_named(asked, self.metrics):
                 self.objectives[chosen[0]] = self.metrics[chosen[0]]
         if self.objectives:
             self.objective_name, self.objective = next(iter(self.objectives.items()))
@@ -140,6 +141,11 @@ class Result:
         self.status = "FAILED"
         self.error = error_of_failure(error)
         self.trace = "".join(traceback.format_exception(error))
+
+    def diverge(self, message: str) -> None:
+        """Fill in that the run has diverged, and why."""
+        self.status = "DIVERGED"
+        self.error = error_object(DIVERGED, message)
 
     @property
     def message(self) -> str:

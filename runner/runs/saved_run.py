@@ -6,8 +6,8 @@ The record is authoritative: its config is used as it was composed then, however
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,9 +22,10 @@ from runner.config.composed import OF_THE_COMMAND
 from runner.distributed.environment import kept_over_restarts
 from runner.failures.crash import BUNDLE
 from runner.files.addresses import without_credentials
-from runner.files.whole import read_bounded
+from runner.files.whole import read_bounded, read_object
+from runner.libraries.targets import find_in_working_directory
 from runner.modes.table import MODES, TRAINING, Mode
-from runner.runs.folder import MANIFEST, checkpoints_in, latest_run, run_folder_of
+from runner.runs.folder import MANIFEST, checkpoints_in, is_in_sweep, latest_run, run_folder_of
 from runner.runs.forks import fork_batch
 from runner.runs.kept_code import code_to_import, import_from
 from runner.runs.listing import LARGEST, OUTPUTS, load_plain
@@ -42,8 +43,9 @@ from runner.runs.recompose import (
 from runner.runs.record import differences
 from runner.runs.result import read_result
 from runner.runs.run_files import unpacked
-from runner.runs.trust import check_addresses, check_credentials, check_links, check_targets, is_own
+from runner.runs.trust import check_arguments, check_credentials, check_links, check_targets, is_own
 from runner.terminal.console import show_path
+from runner.terminal.text import print_to_stderr
 
 NAMING = ("resume", "rerun", "run")
 """The keys that name a saved run."""
@@ -121,8 +123,19 @@ def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
         reason = "no record (config.yaml) there" if path.exists() else "no such folder"
         raise ValueError(f"{key}={given!r}: {reason}; give a run's folder or its MLflow id")
     if (run_dir := run_folder_of(given)) is not None and run_dir.is_dir():
+        if not _has_checkpoint(run_dir):
+            reason = "holds no run, neither a record (config.yaml) nor a checkpoint"
+            raise ValueError(f"{key}={given!r}: {reason}; give a run's folder or its MLflow id")
         check_links(run_dir)
     return None
+
+
+def _has_checkpoint(run_dir: Path) -> bool:
+    """Return whether a folder without a record holds a checkpoint, as a run in Python leaves it; complete or not."""
+    with suppress(OSError):  # in a folder of temporary files, some vanish meanwhile
+        manifests = (file for up in ("*", "*/*") for file in run_dir.glob(f"{up}/{MANIFEST}"))
+        return any("files" in read_object(file) for file in manifests)
+    return False
 
 
 def with_latest(arguments: Sequence[str]) -> list[str]:
@@ -137,7 +150,8 @@ def with_latest(arguments: Sequence[str]) -> list[str]:
     run = kept_over_restarts("latest", lambda: str(latest_run() or ""))  # after a restart, this run is the latest
     if not run:
         raise ValueError(f"{keys[0]}='latest': no run in {OUTPUTS}/ has written a checkpoint; give a run's folder")
-    print(f"INFO: {keys[0]}=latest: {run}", file=sys.stderr)
+    note = " (a job of a sweep: there is no other run)" if is_in_sweep(Path(run)) else ""
+    print_to_stderr(f"INFO: {keys[0]}=latest: {run}{note}")
     return [f"{key_of(one)}={run}" if key_of(one) in keys else one for one in arguments]
 
 
@@ -159,7 +173,7 @@ def from_the_start(saved: SavedRun) -> bool:
     result = read_result(folder)
     if result is not None and result.status == "FINISHED":
         raise ValueError(f"{resume}: this run has finished without a checkpoint; rerun={saved.given} trains it again")
-    print(f"INFO: {resume}: ended before its first checkpoint; starting from the beginning", file=sys.stderr)
+    print_to_stderr(f"INFO: {resume}: ended before its first checkpoint; starting from the beginning")
     return True
 
 
@@ -195,11 +209,7 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
         folder = record_of(run_dir, first_batch(mode, arguments))
     elif key == "resume" and (batch := fork_batch(arguments)) is not None:
         folder = record_of(run_dir, batch)
-    names = ("config.yaml", "overrides.yaml", "environment.json")
-    config, overrides, environment = (_read_yaml(folder / name, f"{key}={given!r}") for name in names)
-    overrides, environment = overrides or [], environment or {}
-    if not (isinstance(config, dict) and isinstance(overrides, list) and isinstance(environment, dict)):
-        raise ValueError(f"{key}={given!r}: {folder / 'config.yaml'} is not the record of a run")
+    config, overrides, environment = _read_record(folder, f"{key}={given!r}")
     if config.get("mode", "train") not in TRAINING and not (mode and mode.accepts_any_run):
         used = config["trainer"].get("load_path") if isinstance(config.get("trainer"), dict) else None
         raise ValueError(
@@ -216,21 +226,13 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
     with composing():
         kept = composable(plain, options)
         composed = compose_conf(kept, options)
-        made = [config, OmegaConf.to_container(composed)]
-        check_targets(folder, made, _allowed("allow_targets", arguments))
-        typed = [key_of(one) for one in arguments if not re.match(r"\+(callbacks|algorithms)=", one)]
-        check_addresses(folder, made, [mirror, *_allowed("allow_addresses", arguments)], typed)
-        check_credentials(folder, config, typed)
+        code = _check(key, folder, [config, OmegaConf.to_container(composed)], arguments, mirror)
         base = resolved(composed, config)
     for group in ("experiment", "sweep"):
         base.pop(group, None)
     changes = changes_since(config, base, options) if has_all else []
     for line in [*changes, *differences(environment)]:
-        print(f"INFO: {line}", file=sys.stderr)
-    uses_its_code = key == "rerun" or (key == "run" and mode is not None and mode.trains_again == "then")
-    may_run = is_trusted or typed_value(arguments, "allow_code") == "true"
-    code = code_to_import(folder, uses_its_code, may_run)
-    import_from(code)
+        print_to_stderr(f"INFO: {line}")
     return SavedRun(
         given=given,
         path=path,
@@ -246,6 +248,25 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
         is_own=is_trusted,
         code=code,
     )
+
+
+def _check(key: str, folder: Path, configs: Sequence[Any], arguments: Sequence[str], mirror: str) -> dict[str, str]:
+    """Check that a record may be used, and return the modules to import that are kept with it; they can be imported.
+
+    `configs` are the recorded config and the one that is composed now; `mirror` is the address that it comes from.
+    """
+    allowed = _allowed("allow_targets", arguments)
+    check_targets(folder, configs, allowed)
+    find_in_working_directory(configs[0])
+    mode = MODES.get(typed_value(arguments, "mode") or "train")
+    uses_its_code = key == "rerun" or (key == "run" and mode is not None and mode.trains_again == "then")
+    may_run = is_own(folder) or typed_value(arguments, "allow_code") == "true"
+    code = code_to_import(folder, uses_its_code, may_run)
+    import_from(code)
+    typed = [key_of(one) for one in arguments if not re.match(r"\+(callbacks|algorithms)=", one)]
+    check_arguments(folder, configs, allowed, [mirror, *_allowed("allow_addresses", arguments)], typed)
+    check_credentials(folder, configs[0], typed)
+    return code
 
 
 def _file_of(given: str, arguments: Sequence[str]) -> Path | None:
@@ -281,6 +302,16 @@ def _allowed(key: str, arguments: Sequence[str]) -> list[str]:
     found = [one for one in arguments if key_of(one) == key]
     value = OverridesParser.create().parse_override(found[-1]).value() if found else []
     return [str(one) for one in (value if isinstance(value, list) else [value])]
+
+
+def _read_record(folder: Path, named: str) -> tuple[dict[str, Any], list[Any], dict[str, Any]]:
+    """Return the config, the overrides and the environment that a run has recorded in a folder."""
+    names = ("config.yaml", "overrides.yaml", "environment.json")
+    config, overrides, environment = (_read_yaml(folder / name, named) for name in names)
+    overrides, environment = overrides or [], environment or {}
+    if not (isinstance(config, dict) and isinstance(overrides, list) and isinstance(environment, dict)):
+        raise ValueError(f"{named}: {folder / 'config.yaml'} is not the record of a run")
+    return config, overrides, environment
 
 
 def _read_yaml(path: Path, named: str) -> Any:

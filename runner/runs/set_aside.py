@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from runner.checkpoints.files import MANIFEST, saved_at
+from runner.checkpoints.manifest import MANIFEST, saved_at
 
 
 def set_aside_later(path: Path, into: Path) -> list[str]:

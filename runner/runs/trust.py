@@ -14,25 +14,26 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from runner.config.catalogue import CONF
 from runner.config.composed import targets
 from runner.config.nearest import Advice
+from runner.config.signatures import locate
 from runner.files.addresses import has_hidden
 from runner.files.signing import is_signed
+from runner.files.values import Kind
+from runner.runs.arguments import bind, texts
 from runner.runs.kept_code import read_code
 
 SIGNED = ("config.yaml", "overrides.yaml")
 """Files of a record that determine what is run; the modules kept with it are signed too."""
 
-_HARMLESS = re.compile(
-    r"(runner(\.callbacks|\.algorithms)?|torch\.(nn|optim|optim\.lr_scheduler)|torchmetrics(\.[a-z]+)?)\.[A-Z]\w*"
+HARMLESS = re.compile(
+    r"(runner(\.callbacks|\.algorithms)?|torch\.(nn|optim|optim\.lr_scheduler)"
+    r"|torchmetrics(\.(aggregation|classification|regression))?)\.[A-Z]\w*"
 )
-"""Classes that a record may name besides those in `conf/`; not all of torch, since some of it can run files."""
-
-_COMMANDS = ("_cmd",)
-"""Suffixes of keys whose values are run as commands."""
-_ADDRESSES = ("tracking_uri", "entity")
-"""Keys that control where data is sent, with values that may not look like an address."""
+"""Classes that a record may name besides those in `conf/`; some of torch and torchmetrics can load files or models."""
 
 
 def signed_code(modules: Mapping[str, bytes]) -> list[bytes]:
@@ -52,7 +53,7 @@ def is_own(folder: Path) -> bool:
 
 
 def check_targets(folder: Path, configs: Sequence[Any], allowed: Sequence[str]) -> None:
-    """Check that another user's record names only classes and commands of this project. Nothing is imported.
+    """Check that another user's record names only classes of this project. Nothing is imported.
 
     `allowed` are names, or patterns with `*`.
 
@@ -61,50 +62,86 @@ def check_targets(folder: Path, configs: Sequence[Any], allowed: Sequence[str]) 
     """
     if is_own(folder):
         return
-    shipped = {match for file in CONF.rglob("*.yaml") for match in re.findall(r"_target_: *(\S+)", file.read_text())}
     names = {str(section["_target_"]) for config in configs for _, section in targets(config)}
     # Recorded configs are resolved; an interpolation could yield another target when objects are created.
     names |= {one for one in _strings(configs[0]) if "${" in one}
-    names |= {str(one) for config in configs for path, one in _leaves(config) if path.endswith(_COMMANDS) and one}
-    unknown = sorted(one for one in names - shipped if not _HARMLESS.fullmatch(one) and not _is_allowed(one, allowed))
-    if unknown:
-        text = (
-            f"{folder / 'config.yaml'}: this run was made by someone else, or on another machine, and uses code that "
-            f"is not part of this project: {', '.join(unknown)}. It would run with your permissions: read the file, "
-            f"and if you trust it, add '{_allowing('allow_targets', unknown)}'"
-        )
-        raise ValueError(Advice(text).knowing(key="allow_targets"))
+    shipped = {text for key, text in _shipped() if key == "_target_"}
+    _refuse_code(folder, {one: one for one in names - shipped if not HARMLESS.fullmatch(one)}, allowed)
 
 
-def check_addresses(folder: Path, configs: Sequence[Any], allowed: Sequence[str], typed: Sequence[str]) -> None:
-    """Check that another user's record sends nothing elsewhere and uses no files outside of its folder.
+def check_arguments(
+    folder: Path,
+    configs: Sequence[Any],
+    allowed_targets: Sequence[str],
+    allowed_addresses: Sequence[str],
+    typed: Sequence[str],
+) -> None:
+    """Check that another user's record runs no command, sends nothing elsewhere, and uses no files outside its folder.
 
-    `allowed` are addresses and paths, or patterns with `*`. Keys that were typed now replace the recorded values.
+    Its targets have passed `check_targets`, and are imported here: each must be defined where its name says, and not
+    only imported there. What a text stands for is declared by the parameter that it is bound to. Keys that were typed
+    now replace the recorded values.
 
     Raises:
-        ValueError: the record names such addresses or paths; the message lists them, and says how to allow them.
+        ValueError: the record asks for such things; the messages list them, and say how to allow them.
     """
     if is_own(folder):
         return
-    shipped = {match for file in CONF.rglob("*.yaml") for match in re.findall(r": *(\S+://\S+)", file.read_text())}
-    unknown = sorted(
-        {
-            f"{value}"
-            for config in configs
-            for path, value in _leaves(config)
-            if _leads_out(path, value)
-            and value not in shipped
-            and not _is_typed(path, typed)
-            and not _is_allowed(value, allowed)
-        }
-    )
-    if unknown:
+    shipped = _shipped()
+    code: dict[str, str] = {}
+    places: set[str] = set()
+    for config in (_without(one, typed) for one in configs):
+        places |= {text for _, text in _leaves(config) if isinstance(text, str) and _leads_out(text)}
+        for path, section in targets(config):
+            name = section["_target_"]
+            if ("_target_", name) not in shipped and not _is_within(name, home := _home(locate(path, name))):
+                code[home] = f"{name}, which is {home}"
+        for argument in bind(config):
+            for path, text in texts(argument.value, argument.path):
+                if argument.kinds is None and not _is_allowed(argument.target, allowed_targets):
+                    code[argument.target] = f"{argument.target}, which may use {path}={text!r} in any way"
+                kinds = argument.kinds or frozenset()
+                if Kind.COMMAND in kinds or (Kind.CODE in kinds and "/" in text):
+                    code[text] = text
+                elif kinds & {Kind.ADDRESS, Kind.PATH} or (Kind.HUB_NAME in kinds and "/" in text):
+                    places.add(text)
+    _refuse_code(folder, code, allowed_targets)
+    places -= {text for _, text in shipped}
+    if unknown := sorted(one for one in places if not _is_allowed(one, allowed_addresses)):
         text = (
             f"{folder / 'config.yaml'}: this run was made by someone else, or on another machine, and would send to, "
             f"read from or write to: {', '.join(unknown)}. If you trust that, add "
             f"'{_allowing('allow_addresses', unknown)}'"
         )
         raise ValueError(Advice(text).knowing(key="allow_addresses"))
+
+
+def _refuse_code(folder: Path, code: Mapping[str, str], allowed: Sequence[str]) -> None:
+    """Refuse code that is not allowed; it is given by the name that allows it, with the text that describes it."""
+    if unknown := sorted(one for one in code if not _is_allowed(one, allowed)):
+        text = (
+            f"{folder / 'config.yaml'}: this run was made by someone else, or on another machine, and uses code that "
+            f"is not part of this project: {'; '.join(code[one] for one in unknown)}. It would run with your "
+            f"permissions: read the file, and if you trust it, add '{_allowing('allow_targets', unknown)}'"
+        )
+        raise ValueError(Advice(text).knowing(key="allow_targets"))
+
+
+def _home(target: Any) -> str:
+    """Return the dotted name under which a class or function is defined; of another object, that of its class."""
+    owner = target if hasattr(target, "__qualname__") and hasattr(target, "__module__") else type(target)
+    return f"{owner.__module__}.{owner.__qualname__}"
+
+
+def _is_within(name: str, home: str) -> bool:
+    """Return whether a name in a package is only a shorter one of something that this package itself defines."""
+    return home.startswith(f"{name.rpartition('.')[0]}.")
+
+
+def _shipped() -> set[tuple[str, str]]:
+    """Return the texts in the files of `conf/`, each with its key."""
+    files = (yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader) for file in CONF.rglob("*.yaml"))
+    return {(path.rpartition(".")[2], text) for file in files for path, text in _leaves(file) if isinstance(text, str)}
 
 
 def check_credentials(folder: Path, config: Any, typed: Sequence[str]) -> None:
@@ -139,16 +176,22 @@ def check_links(folder: Path) -> None:
             else:
                 continue
             raise ValueError(
-                f"{path}: {reason}, and this run was made by someone else, or on another machine: remove it"
+                f"{path}: {reason}, and this run was made by someone else, or on another machine; no run writes such "
+                "files: use a copy of its folder without them"
             )
 
 
-def _leads_out(path: str, value: Any) -> bool:
-    """Return whether a config value is an address, or a path that leaves the folder."""
-    if path.rpartition(".")[2] in _ADDRESSES:
-        return value is not None
-    is_path = isinstance(value, str) and (value.startswith(("/", "~")) or ".." in Path(value).parts)
-    return is_path or (isinstance(value, str) and "://" in value)
+def _leads_out(text: str) -> bool:
+    """Return whether a text is an address, or a path that leaves the folder."""
+    return text.startswith(("/", "~")) or ".." in Path(text).parts or "://" in text
+
+
+def _without(config: Any, typed: Sequence[str], path: str = "") -> Any:
+    """Return a config without the keys that were typed."""
+    if not isinstance(config, Mapping):
+        return config
+    inner = {key: f"{path}.{key}" if path else str(key) for key in config}
+    return {key: _without(value, typed, inner[key]) for key, value in config.items() if inner[key] not in typed}
 
 
 def _is_typed(path: str, typed: Sequence[str]) -> bool:

@@ -15,6 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from runner.files.git import diff, filters, git, root_of, submodules
+
 log = logging.getLogger("runner")
 
 OURS = "runner"
@@ -28,21 +30,47 @@ _DOTTED = re.compile(r"[^\W\d]\w*(\.\w+)+")
 def git_commit() -> str | None:
     """Return the commit of the working directory; None outside of a repository, or in one without commits."""
     with suppress(OSError, subprocess.SubprocessError):
-        return os.fsdecode(_git("rev-parse", "--verify", "--quiet", "HEAD")).strip()
+        return _commit()
     return None
 
 
+def _commit() -> str:
+    return os.fsdecode(git("rev-parse", "--verify", "--quiet", "HEAD")).strip()
+
+
 def patch() -> bytes:
-    """Return a patch from the commit to the current working tree, for `git apply`; empty if nothing has changed."""
-    if git_commit() is None:
-        return b""
-    # Override the user's configuration, which may format diffs for reading.
-    plain = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-relative", "--src-prefix=a/", "--dst-prefix=b/")
+    """Return a patch from the commit to the current working tree, for `git apply`; empty if nothing has changed.
+
+    Changes inside submodules are part of it. A warning says what cannot be recorded.
+    """
     try:
-        return _git("diff", "--binary", *plain, "HEAD")
+        _commit()
+        root = root_of()
+        return b"".join(_patch(folder, root) for folder in (root, *submodules(root)))
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("git diff failed, so uncommitted changes are not recorded: %s", error)
+        here = Path.cwd()
+        has_no_commit = isinstance(error, subprocess.CalledProcessError) and error.returncode == 1
+        if not has_no_commit and any((one / ".git").exists() for one in (here, *here.parents)):
+            reason = os.fsdecode(getattr(error, "stderr", None) or b"").partition("\n")[0] or error
+            log.warning("git failed, so the commit or uncommitted changes are not recorded: %s", reason)
         return b""
+
+
+def _patch(folder: Path, root: Path) -> bytes:
+    """Return the changes in a working tree, with paths relative to that of the root."""
+    inside = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
+    prefixes = (f"--src-prefix=a/{inside}", f"--dst-prefix=b/{inside}")
+    left_out = []
+    if names := filters(folder):  # without them such files look changed
+        changed = diff("--name-only", "-z", "HEAD", folder=folder)
+        facts = os.fsdecode(git("check-attr", "-z", "--stdin", "filter", folder=folder, given=changed)).split("\0")
+        left_out = [path for path, name in zip(facts[0::3], facts[2::3], strict=False) if name in names]
+    if left_out:
+        more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
+        shown = ", ".join(f"{inside}{one}" for one in left_out[:_SHOWN])
+        log.warning("git's filters are not run, so changes of these files are not recorded: %s%s", shown, more)
+    paths = (".", *(f":(exclude,top,literal){one}" for one in left_out))
+    return diff("--binary", *prefixes, "HEAD", "--", *paths, folder=folder)
 
 
 def loose_modules(config: Mapping[str, Any]) -> dict[str, bytes]:
@@ -157,20 +185,8 @@ def _ours_not_committed() -> Iterator[tuple[str, Path]]:
 def _committed(folder: Path) -> set[Path] | None:
     """Return the files in a folder that are unchanged since the commit; None if there is no repository."""
     try:
-        tracked, changed = (
-            {folder / os.fsdecode(one) for one in _git("-C", str(folder), *command).split(b"\0") if one}
-            for command in (("ls-files", "-z"), ("diff", "--name-only", "-z", "--relative", "HEAD"))
-        )
+        listed = (git("ls-files", "-z", folder=folder), diff("--name-only", "-z", "--relative", "HEAD", folder=folder))
     except (OSError, subprocess.SubprocessError):
         return None
+    tracked, changed = ({folder / os.fsdecode(one) for one in names.split(b"\0") if one} for names in listed)
     return tracked - changed
-
-
-def _git(*arguments: str) -> bytes:
-    """Run git and return what it prints.
-
-    Raises:
-        OSError, subprocess.SubprocessError: git is missing, takes too long, or fails, for example without a repository.
-    """
-    command = ["git", "--no-optional-locks", *arguments]
-    return subprocess.run(command, capture_output=True, timeout=10, check=True).stdout

@@ -27,6 +27,7 @@ from runner.runs.folder import LOG, begin_log
 from runner.runs.listing import LOCK
 from runner.runs.recording import Diverged, identify, identity_in
 from runner.runs.result import Objective, Result, read_result
+from runner.runs.sweep_jobs import claim, drop_claim
 from runner.sweeps.names import name_job
 from runner.sweeps.sharing.nodes import sharing
 from runner.sweeps.sweep import STOP, Sweep
@@ -104,7 +105,9 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
     identity = identify(job.config)
     tags = {"runner.sweep": sweep.id, "runner.job": str(number), "runner.overrides": " ".join(job.overrides)}
     name = name_job(job.overrides, job.config["run_name"], sweep.fixed, choices, sweep.number)
-    folder, is_new = _claim(sweep.folder, Result("RUNNING", name, identity, job.overrides))
+    key = sweep.key_of_job(job.overrides)
+    folder, is_new = _make_folder(sweep.folder, Result("RUNNING", name, identity, job.overrides))
+    claim(sweep.folder, key, folder, identity)
     log = str(folder / LOG)
     job = replace(job, run_name=folder.name, run_dir=str(folder), log=log, tags={**job.tags, **tags})
     lock = lock_file(folder / LOCK)
@@ -122,6 +125,7 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
             if (sweep.folder / STOP).exists():  # a signal that came earlier did not reach this process
                 if is_new:
                     shutil.rmtree(folder, ignore_errors=True)
+                    drop_claim(sweep.folder, key)
                 raise SystemExit(128 + signal.SIGTERM)
             with output_to(begin_log(folder)), _failures_logged():
                 if not is_new:
@@ -132,6 +136,7 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
     except WrongConfig:
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)
+            drop_claim(sweep.folder, key)
         raise
     except JobFailed as failed:
         if (result := read_result(folder)) is not None and result.status == "RUNNING":  # it failed before training
@@ -155,7 +160,7 @@ def _failures_logged() -> Iterator[None]:
         raise JobFailed from error
 
 
-def _claim(sweep_folder: Path, result: Result) -> tuple[Path, bool]:
+def _make_folder(sweep_folder: Path, result: Result) -> tuple[Path, bool]:
     """Return the folder of a job, and whether it is new; if another job has the same name, a number is appended."""
     number = 1
     while True:

@@ -51,8 +51,9 @@ def swept_values(overrides: Sequence[str], fixed: Sequence[str]) -> dict[str, An
 
 
 def own_overrides(overrides: Sequence[str], fixed: Sequence[str]) -> list[str]:
-    """Return the overrides that are specific to a job."""
-    return [one for one in overrides if one.partition("=")[0] not in (*fixed, *OF_THE_COMMAND)]
+    """Return the overrides that are specific to a job, among them where it is forked."""
+    shared = {*fixed, *OF_THE_COMMAND} - ({"at"} - {*fixed})
+    return [one for one in overrides if one.partition("=")[0] not in shared]
 
 
 def show_value(value: Any) -> str:

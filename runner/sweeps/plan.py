@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import product
 from typing import Any, NamedTuple
@@ -16,8 +17,10 @@ from runner.config import build
 from runner.config.command_line import key_of
 from runner.config.composed import to_plain
 from runner.config.errors import ConstructorFailed, WrongConfig, config_errors
+from runner.config.replaced import about_dropped, without_replaced
 from runner.failures.facts import WrongKey
 from runner.runs.recording import fingerprint
+from runner.runs.rerun import options_of
 
 ON_THIS_MACHINE = ("basic", "joblib", "submitit_local")
 """Launchers that run jobs on the machine that leads the sweep."""
@@ -47,6 +50,7 @@ def compose_jobs(config: DictConfig, typed: list[Override]) -> list[PlannedJob]:
     jobs = product(*(map(_choices, typed) if is_grid(config) else examples))
     swept = [key_of(one.get_key_element()) for one in typed if one.is_sweep_override()]
     planned = []
+    said: list[list[str]] = []
     for number, overrides in enumerate(jobs):
         composed = loader.load_sweep_config(config, list(overrides))
         with read_write(composed.hydra), open_dict(composed.hydra):
@@ -54,7 +58,12 @@ def compose_jobs(config: DictConfig, typed: list[Override]) -> list[PlannedJob]:
             composed.hydra.job.id = str(number)
             composed.hydra.runtime.output_dir = config.hydra.sweep.dir
         HydraConfig.instance().set_config(composed)
-        plain = to_plain(OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]))
+        own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+        own, dropped = without_replaced(own, overrides, options_of(composed.hydra))
+        if dropped and dropped not in said:
+            said.append(dropped)
+            print(about_dropped(dropped), file=sys.stderr)
+        plain = to_plain(own)
         planned.append(PlannedJob([one for one in overrides if key_of(one) in swept], plain))
     HydraConfig.instance().cfg = None
     return planned

@@ -6,15 +6,17 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.files.addresses import without_credentials
 from runner.files.names import RESULT
+from runner.files.printable import printable
 from runner.runs.folder import LOG
 from runner.runs.result import Result, read_result
+from runner.runs.sweep_jobs import claims
 from runner.sweeps.names import describe, swept_values
 from runner.terminal.console import make_console, show_path
 from runner.terminal.live_line import is_interactive, live_line
@@ -40,8 +42,8 @@ class Progress:
         self._total = total
         self._width = min(WIDEST, max(len(self._describe(one)) for one in planned))
         self._out = sys.stdout  # a job in this process redirects it
-        self._before = {path: read_result(path.parent) for path in self._files()}  # from an earlier command
-        self._ended: set[Path] = set()
+        self._before = self._results()  # from an earlier command
+        self._ended: set[str] = set()  # keys of jobs
         self._running: list[Result] = []
         self._at_once = 1  # jobs that ran in parallel at the last check at which none had ended
         self._seconds: list[float] = []  # of the jobs that this command trained
@@ -58,12 +60,12 @@ class Progress:
         if is_interactive(console):
             self._live.enter_context(live_line(console, self._draw, interval=0.5))
             self._out = sys.stdout  # prints above the live line
-        finished = [path for path, one in self._before.items() if self._sweep.is_over(one)]
-        for path in sorted(finished, key=_changed_at):
-            self._end(path, self._before[path])
+        finished = {key: (path, one) for key, (path, one) in self._before.items() if self._sweep.is_over(one)}
+        for key, (_, result) in sorted(finished.items(), key=_changed_at):
+            self._end(key, result)
         if finished:
             self._print("skip_finished=false trains these again, in a new sweep")
-        if any(one is not None and one.status == "PRUNED" for one in map(self._before.get, finished)):
+        if any(result.status == "PRUNED" for _, result in finished.values()):
             self._print("revive=all continues pruned jobs")
         self._thread.start()
 
@@ -78,28 +80,29 @@ class Progress:
         while not self._over.wait(INTERVAL):
             self._look()
 
-    def _files(self) -> list[Path]:
+    def _results(self, but: Collection[str] = ()) -> dict[str, tuple[Path, Result]]:
+        """Return the folders and results of jobs by their keys, and of refused jobs, except those with keys `but`."""
         folder = self._sweep.folder
-        return [*folder.glob(f"[!.]*/{RESULT}"), *folder.glob(f".refused-*/{RESULT}")]
+        found = {one.key: (one.folder, one.result()) for one in claims(folder, but)}
+        found |= {path.name: (path, read_result(path)) for path in folder.glob(".refused-*") if path.name not in but}
+        return {key: (path, result) for key, (path, result) in found.items() if result is not None}
 
     def _look(self) -> None:
         ended = len(self._ended)
-        files = [path for path in self._files() if path not in self._ended]
-        found = {path: result for path in files if (result := read_result(path.parent)) is not None}
-        self._running = [one for one in found.values() if one.status == "RUNNING"]
-        for path, result in sorted(found.items(), key=lambda item: _changed_at(item[0])):
-            before = self._before.get(path)
+        results = self._results(self._ended)
+        self._running = [result for _, result in results.values() if result.status == "RUNNING"]
+        for key, (_, result) in sorted(results.items(), key=_changed_at):
+            _, before = self._before.get(key, (None, None))
             is_new = before is None or (before.status, before.seconds) != (result.status, result.seconds)
             if result.status not in ("RUNNING", "QUEUED") and is_new:
-                self._end(path, result)
+                self._end(key, result)
         if len(self._ended) == ended:
             self._at_once = max(1, len(self._running))
 
-    def _end(self, path: Path, result: Result | None) -> None:
+    def _end(self, key: str, result: Result) -> None:
         """Print the line of a job that has ended."""
-        assert result is not None
-        self._ended.add(path)
-        before = self._before.get(path)
+        self._ended.add(key)
+        _, before = self._before.get(key, (None, None))
         parts = [self._count(), self._describe(result.overrides).ljust(self._width), _outcome(result)]
         if self._sweep.is_over(before):
             self._print("  ".join([*parts, "skipped: it has already ended"]))
@@ -118,7 +121,8 @@ class Progress:
     def _count(self) -> str:
         if self._total is None:
             return f"{len(self._ended):>3}"
-        return f"{len(self._ended):>{len(str(self._total))}}/{self._total}"
+        total = max(self._total, len(self._ended))  # a search without a seed draws other values when it is run again
+        return f"{len(self._ended):>{len(str(total))}}/{total}"
 
     def _left(self) -> float | None:
         """Return an estimate of the remaining seconds: as many jobs at a time as now, each as long as those so far."""
@@ -147,6 +151,7 @@ class Progress:
         return Text("  ".join(texts), "dim", no_wrap=True, overflow="ellipsis")
 
     def _print(self, line: str) -> None:
+        line = printable(line)
         print(shortened(line, columns()) if self._out.isatty() else line, file=self._out, flush=True)
 
 
@@ -169,8 +174,9 @@ def _last_line(path: Path) -> str:
     return lines[-1] if lines else ""
 
 
-def _changed_at(path: Path) -> float:
+def _changed_at(job: tuple[str, tuple[Path, Result]]) -> float:
+    _, (folder, _) = job
     try:
-        return path.stat().st_mtime
+        return (folder / RESULT).stat().st_mtime
     except OSError:
         return 0.0

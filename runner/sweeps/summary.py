@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import signal
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,10 +15,12 @@ from typing import Any
 from runner.destination import SweepSummary
 from runner.failures.exit_codes import DONE, ENVIRONMENT, FAILED, NAMES, WRONG_CONFIG
 from runner.files.addresses import without_credentials
+from runner.files.printable import csv_cell
 from runner.files.whole import write_whole
 from runner.runs.folder import LOG
 from runner.runs.load import describe_inequality
 from runner.runs.result import FOLD, SEED, Result
+from runner.runs.sweep_jobs import left_out
 from runner.sweeps import sweep
 from runner.sweeps.ladder.rungs import Ladder, climb
 from runner.sweeps.names import own_overrides, show_value
@@ -41,7 +42,7 @@ from runner.sweeps.sharing.nodes import remove_nodes
 from runner.sweeps.sweep import Sweep
 from runner.terminal.answer import give
 from runner.terminal.console import make_console, print_block, show_path
-from runner.terminal.text import Column, draw_table
+from runner.terminal.text import Column, draw_table, print_to_stderr
 
 log = logging.getLogger("runner")
 
@@ -101,11 +102,11 @@ def _print_errors(led: Sweep, jobs: Sequence[SweepJob], refused: Sequence[Result
         first, *others = results
         more = f" and {len(others)} more" if others else ""
         where = show_path(led.folder / first.name / LOG)
-        print(f"{first.name}{more}: {status}, see {where}\n{(first.trace or first.message).rstrip()}", file=sys.stderr)
+        print_to_stderr(f"{first.name}{more}: {status}, see {where}\n{(first.trace or first.message).rstrip()}")
     for message in dict.fromkeys(one.message for one in refused):
         first, *others = (one for one in refused if one.message == message)
         own = own_overrides(first.overrides, led.fixed)
-        print(f"error: {without_credentials(name_job_in(message, first.wrong_key, own, len(others)))}", file=sys.stderr)
+        print_to_stderr(f"error: {without_credentials(name_job_in(message, first.wrong_key, own, len(others)))}")
 
 
 def _summarize(
@@ -124,7 +125,7 @@ def _summarize(
     files = []
     for name, (columns, rows) in tables.items():
         text = io.StringIO(newline="")
-        csv.writer(text).writerows([columns, *rows])
+        csv.writer(text).writerows(map(csv_cell, row) for row in [columns, *rows])
         files.append(led.folder / f"{name}.csv")
         write_whole(files[-1], text.getvalue())
     files.append(led.folder / "results.json")
@@ -255,6 +256,9 @@ def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: Sweep
     if (unequal := describe_inequality(job.result.load for job in jobs)) is not None:
         rows.append(("note", unequal))
     rows += [] if ladder is None else ladder.lines()
+    if others := left_out(led.folder):
+        names = _shortened([one.name for one in others])
+        rows.append(("left out", f"{names}: not what this sweep asks for, but another length or config, or a copy"))
     rows.append(("sweep", show_path(led.folder)))
     rows += [("report", show_path(file)) for file in summary.files if file.suffix == ".html"]
     commands = (getattr(one, "ui_command", None) for one in led.destinations)

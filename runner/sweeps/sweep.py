@@ -11,7 +11,7 @@ import re
 import shutil
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,16 +32,17 @@ from runner.distributed.session import ending
 from runner.distributed.signals import asking_to_end
 from runner.failures.facts import WrongKey
 from runner.files.lock import lock_file
-from runner.files.names import SWEEP
+from runner.files.names import RESULT, SWEEP
 from runner.files.whole import read_object, write_whole
 from runner.modes.table import MODE_KEYS, TRAINING, find_mode
 from runner.runs.folder import make_run_folder, remembered_folder, watch
 from runner.runs.listing import LOCK, OUTPUTS
-from runner.runs.recording import fingerprint
+from runner.runs.recording import fingerprint, identify
 from runner.runs.result import Result, read_result
 from runner.runs.saved_run import SavedRun, is_id
+from runner.runs.sweep_jobs import claims, keep_claims
 from runner.sweeps.ladder.jobs import prepare_ladder
-from runner.sweeps.names import name_rest, short_names
+from runner.sweeps.names import name_rest, own_overrides, short_names
 from runner.sweeps.plan import check_jobs, compose_jobs, is_grid, typed_overrides
 from runner.sweeps.progress import Progress
 from runner.sweeps.search import is_optuna, quieten_optuna, read_directions, resume_study
@@ -148,20 +149,24 @@ class Sweep:
     def clear_notes(self) -> None:
         """Remove the files through which its processes communicated."""
         (self.folder / STOP).unlink(missing_ok=True)
-        for refused in self.folder.glob(".refused-*"):
-            shutil.rmtree(refused)
+        for result in self.folder.glob(f".refused-*/{RESULT}"):
+            shutil.rmtree(result.parent)
 
     def results(self) -> list[Result]:
         """Return the results of its jobs so far, including refused ones."""
-        folders = [path.parent for path in self.folder.glob("[!.]*/result.json")]
-        folders += sorted(self.folder.glob(".refused-*"))
+        jobs = [(one.folder, one.result()) for one in claims(self.folder)]
+        jobs += [(folder, read_result(folder)) for folder in sorted(self.folder.glob(".refused-*"))]
         results = []
-        for folder in folders:
-            if (found := read_result(folder)) is not None:
-                if found.status == "RUNNING" and not is_running(folder):
-                    found.status = "KILLED"  # it left no result
-                results.append(found)
+        for folder, result in jobs:
+            if result is not None:
+                if result.status == "RUNNING" and not is_running(folder):
+                    result.status = "KILLED"  # it left no result
+                results.append(result)
         return results
+
+    def key_of_job(self, overrides: Sequence[str]) -> str:
+        """Return the key of the job with these overrides, of which those that all jobs share do not count."""
+        return fingerprint(sorted(own_overrides(overrides, self.fixed)))
 
 
 class SweepRefused(BaseException):
@@ -201,25 +206,11 @@ def begin(config: DictConfig) -> None:
     if config.share:
         check_share(config, mode)
     typed = typed_overrides(config)
-    swept = [one for one in typed if one.is_sweep_override()]
     _beginning = config
     folder = Path(config.hydra.sweep.dir).absolute()
     watch(folder)
-    choices = config.hydra.runtime.choices
-    check_launcher(choices["hydra/launcher"])
-    identity = _identify(config)
-    name, number = _name(config, [one.get_key_element().lstrip("+~") for one in swept], folder)
-    sweep = Sweep(
-        folder=folder,
-        id=f"{'-'.join(folder.parts[-2:])}-{identity[:6]}",
-        name=name,
-        identity=identity,
-        fixed=[one.get_key_element() for one in typed if not one.is_sweep_override()],
-        launcher=choices["hydra/launcher"],
-        directions=read_directions(config),
-        number=number,
-        is_ladder=bool(config.get("ladder")),
-    )
+    check_launcher(config.hydra.runtime.choices["hydra/launcher"])
+    sweep = _make(config, folder, typed)
     sweep.revived = _find_revived(sweep, config.revive)
     led = sweep
     folder.mkdir(parents=True, exist_ok=True)
@@ -235,6 +226,8 @@ def begin(config: DictConfig) -> None:
     if mode.keeps_folder:
         if config.resume is None and config.rerun is None:
             check_jobs(jobs, led.launcher)
+            if is_grid(config):
+                keep_claims(folder, {led.key_of_job(job.overrides): identify(job.config) for job in jobs})
         led.destinations = build.make_destinations(jobs[0].config)
         for destination in led.destinations:
             destination.log_sweep(SweepSummary(folder, led.id, led.name, "RUNNING"))
@@ -246,6 +239,24 @@ def begin(config: DictConfig) -> None:
     if mode.trains:
         offer(folder, led.tree)
     _listen(led)
+
+
+def _make(config: DictConfig, folder: Path, typed: Sequence[Any]) -> Sweep:
+    """Return the sweep of a config and the overrides that were typed for it."""
+    identity = _identify(config)
+    swept = [override.get_key_element().lstrip("+~") for override in typed if override.is_sweep_override()]
+    name, number = _name(config, swept, folder)
+    return Sweep(
+        folder=folder,
+        id=f"{'-'.join(folder.parts[-2:])}-{identity[:6]}",
+        name=name,
+        identity=identity,
+        fixed=[override.get_key_element() for override in typed if not override.is_sweep_override()],
+        launcher=config.hydra.runtime.choices["hydra/launcher"],
+        directions=read_directions(config),
+        number=number,
+        is_ladder=bool(config.get("ladder")),
+    )
 
 
 def _find_revived(sweep: Sweep, revive: Any) -> list[str]:

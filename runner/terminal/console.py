@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from runner.failures.facts import RankFailed
 from runner.failures.tracebacks import format_failure
 from runner.files.addresses import without_credentials
+from runner.files.printable import printable
 from runner.terminal.output import texts_written
+from runner.terminal.text import print_to_stderr
 
 if TYPE_CHECKING:
     from runner.time import Timestamp
@@ -27,7 +29,11 @@ def make_console(width: int = 120) -> Any:
     """Return a console as wide as the terminal; elsewhere `width` columns wide, unless COLUMNS sets the width."""
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False, force_jupyter=False)
+    class PrintableConsole(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            super().print(*(printable(one, lines=True) if isinstance(one, str) else one for one in objects), **options)
+
+    console = PrintableConsole(highlight=False, markup=False, force_jupyter=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = width
     return console
@@ -62,10 +68,10 @@ def print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
     block = Table.grid(padding=(0, 2))
     for label, text in rows:
         style = STYLES.get(label.partition(" ")[0], "bold cyan")
-        block.add_row(Text(label, style), Text(text, overflow="fold"))
+        block.add_row(Text(printable(label), style), Text(printable(text, lines=True), overflow="fold"))
     console = make_console()
     if title:
-        console.print(Text(title, "bold"), soft_wrap=True)
+        console.print(Text(printable(title), "bold"), soft_wrap=True)
     console.print(Unpadded(block))
 
 
@@ -99,14 +105,15 @@ def print_title(name: str, run_dir: Path) -> None:
 
 
 def _title(name: str, run_dir: Path) -> str:
-    name = name.removesuffix("-".join(["", *run_dir.parts[-2:]]))  # a name that was made ends with the time
-    return show_path(run_dir) if name == run_dir.name else f"{name}  {show_path(run_dir)}"
+    # A name that was made has the time and the date in it.
+    name = name.replace(f"{run_dir.name}-", "", 1).removesuffix(f"-{run_dir.parent.name}")
+    return printable(show_path(run_dir) if name == run_dir.name else f"{name}  {show_path(run_dir)}")
 
 
 def print_failure(error: BaseException) -> None:
     """Print the traceback of a failure on stderr, from the rank that failed first and without credentials."""
     text = f"{error}\n" if isinstance(error, RankFailed) else format_failure(error)
-    print(without_credentials(text), end="", file=sys.stderr, flush=True)
+    print_to_stderr(without_credentials(text).removesuffix("\n"))
 
 
 def show_path(path: Path) -> str:

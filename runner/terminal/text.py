@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -10,6 +11,8 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+from runner.files.printable import printable
 
 WIDEST = 100  # columns of running text: longer lines are hard to read
 LEAST = 20  # columns for the last cell of a row
@@ -28,9 +31,17 @@ def heading(text: str) -> str:
     return printable(text) if is_plain else f"\x1b[1m{printable(text)}\x1b[0m"
 
 
-def printable(text: object) -> str:
-    """Return text with control characters and unprintable ones replaced by question marks."""
-    return "".join(one if one.isprintable() else "?" for one in str(text))
+def print_to_stderr(text: object) -> None:
+    """Print what a user is to know, in one line or several, with escapes visible."""
+    print(printable(text, lines=True), file=sys.stderr, flush=True)
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formats records of logging with escapes visible."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a record, in one line or several."""
+        return printable(super().format(record), lines=True)
 
 
 def shortened(text: str, width: int) -> str:

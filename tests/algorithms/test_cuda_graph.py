@@ -136,7 +136,6 @@ def test_a_recorded_step_trains_the_same_and_runs_no_python(both, stand_in, devi
 
 @pytest.mark.parametrize("precision", ["amp_bf16", "amp_fp16"])
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.filterwarnings("ignore:.*no bfloat16 unit")
 def test_weights_that_autocast_has_cast_are_cast_anew(both, stand_in, precision: str, device: str):
     recorded, plain = both(precision=precision, device=device)
     torch.testing.assert_close(recorded[:2], plain[:2])

@@ -16,14 +16,12 @@ def net(affine: bool = True) -> ClassificationModel:
     return make_net(nn.GroupNorm(2, 6, eps=1e-3, affine=affine))
 
 
-@pytest.mark.filterwarnings("ignore:.*no bfloat16 unit")
 @pytest.mark.parametrize("affine", [True, False])
 def test_norms_run_in_the_type_of_autocast(make_trainer, affine: bool):
     types = Types(lambda inputs, weight, bias: F.group_norm(inputs, 2, weight, bias, 1e-3))
     check_types(make_trainer, LowPrecisionGroupNorm(), lambda: net(affine), types)
 
 
-@pytest.mark.filterwarnings("ignore:.*no bfloat16 unit")
 def test_even_an_input_in_32_bits_is_normalized_in_low_precision():
     from runner.algorithms.low_precision_group_norm import _LowGroupNorm
 
@@ -43,6 +41,5 @@ def test_a_model_without_group_norm_is_refused(make_trainer):
     make_trainer(LowPrecisionGroupNorm(allow_no_match=True)).close()
 
 
-@pytest.mark.filterwarnings("ignore:.*no bfloat16 unit")
 def test_resume(check_resume):
     check_resume(lambda: [LowPrecisionGroupNorm()], build=net, precision="amp_bf16", **FLOATS)

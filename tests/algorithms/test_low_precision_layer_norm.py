@@ -17,14 +17,12 @@ def net(affine: bool = True, bias: bool = True) -> ClassificationModel:
     return make_net(nn.LayerNorm(6, eps=1e-3, elementwise_affine=affine, bias=bias))
 
 
-@pytest.mark.filterwarnings("ignore:.*no bfloat16 unit")
 @pytest.mark.parametrize(("affine", "bias"), [(True, True), (True, False), (False, False)])
 def test_norms_run_in_the_type_of_autocast(make_trainer, affine: bool, bias: bool):
     types = Types(lambda inputs, weight, bias: F.layer_norm(inputs, (6,), weight, bias, 1e-3))
     check_types(make_trainer, LowPrecisionLayerNorm(), lambda: net(affine, bias), types)
 
 
-@pytest.mark.filterwarnings("ignore:.*no bfloat16 unit")
 def test_even_an_input_in_32_bits_is_normalized_in_low_precision():
     from runner.algorithms.low_precision_layer_norm import _LowLayerNorm
 
@@ -57,6 +55,5 @@ def test_a_model_without_layer_norm_is_refused(make_trainer):
     make_trainer(LowPrecisionLayerNorm(allow_no_match=True)).close()
 
 
-@pytest.mark.filterwarnings("ignore:.*no bfloat16 unit")
 def test_resume(check_resume):
     check_resume(lambda: [LowPrecisionLayerNorm()], build=net, precision="amp_bf16", **FLOATS)

@@ -7,7 +7,7 @@ from torch import nn
 
 from runner import Callback, ClassificationModel, Trainer
 from runner.callbacks import ConsoleSummary
-from runner.callbacks._best_values import BestValues, name_metric
+from runner.callbacks._best_values import BestValues
 from runner.data import TensorLoader
 
 
@@ -51,12 +51,6 @@ def test_what_is_not_of_an_evaluation_has_no_best_value(tmp_path):
             assert not best.add(key, 1.0, trainer.state), key
 
 
-def test_keys_are_named_as_a_monitor_knows_them():
-    keys = ("loss/eval/total", "loss/eval/aux", "metrics/eval/F1/class_3", "loss/mine", "mine")
-    named = [("eval", "loss"), ("eval", "aux"), ("eval", "F1/class_3"), ("", "mine"), ("", "")]
-    assert [name_metric(key) for key in keys] == named
-
-
 def test_a_key_of_the_users_own_is_in_the_summary(tmp_path, capsys):
     class Logs(Callback):
         def batch_end(self, state, logger):
@@ -66,3 +60,14 @@ def test_a_key_of_the_users_own_is_in_the_summary(tmp_path, capsys):
         trainer.fit()
     (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["mine"]]
     assert row == ["mine", "0.2500"]
+
+
+def test_a_part_of_the_loss_and_a_metric_of_one_name_are_two_rows(tmp_path, capsys):
+    class Logs(Callback):
+        def batch_end(self, state, logger):
+            logger.log_metrics({"loss/train/ce": 0.25, "metrics/train/ce": 0.5})
+
+    with make_trainer(tmp_path, Logs(), ConsoleSummary()) as trainer:
+        trainer.fit()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["train/loss/ce", "0.2500"] in rows and ["train/ce", "0.5000"] in rows

@@ -50,7 +50,7 @@ def test_a_mirror_holds_what_the_run_keeps(tmp_path: Path, remote: type[Faulty],
         manifest = json.loads((tmp_path / "checkpoints" / name / "manifest.json").read_text())
         facts = {file.rpartition("/")[2]: one for file, one in index.files.items()}
         assert facts.pop("manifest.json")["size"] == (tmp_path / "checkpoints" / name / "manifest.json").stat().st_size
-        assert facts == manifest["files"]
+        assert facts.pop("mirror.json") and facts == manifest["files"]
     assert Mirror("faulty://runs/one").read_index("ep4-ba16").best == ["ep2-ba8"]
     assert saver.mirrored_at == "faulty://runs/one" and not (tmp_path / ".mirror").exists()
     plain = fit(tmp_path / "plain", CheckpointSaver(), script=script)
@@ -126,7 +126,11 @@ def test_the_next_session_removes_what_an_upload_left_that_was_cut_off(tmp_path:
     with make_trainer(tmp_path, mirroring(), run_name="one") as first:
         first.fit("1ep")
     torn = "/runs/one/ep2-ba8/checkpoints/ep2-ba8/model.pt"
-    Mirror("faulty://runs/one")._remote.pipe_file(torn, b"half")
+    files = Mirror("faulty://runs/one")._remote
+    mark = json.loads(files.cat_file("/runs/one/mirror.json"))
+    assert mark["checkpoints"] == ["ep1-ba4"]
+    files.pipe_file("/runs/one/mirror.json", json.dumps(mark | {"checkpoints": ["ep1-ba4", "ep2-ba8"]}).encode())
+    files.pipe_file(torn, b"half")
     (tmp_path / ".mirror" / "0").mkdir(parents=True)
     fit(tmp_path, mirroring(save_interval="3ep"), run_name="one", resume_path=tmp_path)
     assert {*mirrored()} >= {"ep4-ba16", "ep1-ba4"}
@@ -173,6 +177,35 @@ def test_a_run_leaves_the_checkpoints_of_another_one_alone(
     assert {path: one.getvalue() for path, one in remote.store.items()} == before
     fit(tmp_path / "third", mirroring(overwrite=True), run_name="one")
     assert {path: one.getvalue() for path, one in remote.store.items()} != before
+
+
+def test_what_a_run_has_not_uploaded_stays_on_its_mirror(
+    tmp_path: Path, remote: type[Faulty], caplog: pytest.LogCaptureFixture
+):
+    """Whatever the name of the run, of a checkpoint, or of a run that is said to go on."""
+    files = Mirror("faulty://runs")._remote
+    files.makedirs("/runs/photos/2025", exist_ok=True)
+    files.pipe_file("/runs/photos/2025/a.jpg", b"precious")
+    for number, overwrite in enumerate((False, True)):
+        fit(tmp_path / f"{number}", mirroring(overwrite=overwrite), run_name="photos")
+        assert "it holds files that no run has uploaded; choose another run_name=" in messages(caplog)[-2]
+    fit(tmp_path / "one", mirroring(keep=1), run_name="one", max_duration="1ep")
+    files.makedirs("/runs/one/notes", exist_ok=True)
+    files.pipe_file("/runs/one/notes/index.json", b"precious")
+    files.pipe_file("/runs/one/ep3-ba12/notes.txt", b"precious")
+    before = {path: one.getvalue() for path, one in remote.store.items()}
+    # Somebody else's run that has the name of this one, and the name of a checkpoint that this one has.
+    fit(tmp_path / "foreign", CheckpointSaver(), max_duration="1ep", run_name="one")
+    (tmp_path / "foreign" / "mirror.json").write_text(json.dumps({"run": "0" * 32}))
+    fit(tmp_path / "foreign", mirroring(keep=1), run_name="one", resume_path=tmp_path / "foreign")
+    assert {path: one.getvalue() for path, one in remote.store.items()} == before
+    fit(tmp_path / "one", mirroring(keep=1), run_name="one", resume_path=tmp_path / "one")
+    assert mirrored() == ["ep4-ba16"]
+    assert {path for path, one in remote.store.items() if one.getvalue() == b"precious"} == {
+        "/runs/photos/2025/a.jpg",
+        "/runs/one/notes/index.json",
+        "/runs/one/ep3-ba12/notes.txt",
+    }
 
 
 def test_two_savers_have_mirrors_of_their_own(tmp_path: Path, remote: type[Faulty]):

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from runner import Callback, ClassificationModel, LoggerDestination, Trainer
+from runner import Callback, ClassificationModel, Evaluator, LoggerDestination, Trainer
 from runner.algorithms import EMA, LabelSmoothing, MixUp
 from runner.callbacks import CheckpointSaver, ConsoleSummary, InMemoryLogger, LRMonitor
+from runner.callbacks._run_description import describe_run
 from runner.data import TensorLoader
 
 
@@ -76,6 +77,24 @@ def test_the_head_says_how_much_is_evaluated(tmp_path, capsys, rows: int, whole:
         assert capsys.readouterr().out.splitlines()[2] == f"1ba; train 12 samples in 3 batches of 4; {said}"
 
 
+def test_the_head_says_how_many_samples_are_left_out(tmp_path, capsys):
+    data = torch.utils.data.TensorDataset(torch.zeros(11, 3), torch.zeros(11, dtype=torch.int64))
+    evaluators = [
+        Evaluator("dropped", TensorLoader(*data.tensors, batch_size=4, shuffle=False, drop_last=True)),
+        Evaluator("torch", torch.utils.data.DataLoader(data, batch_size=4, drop_last=True)),
+        Evaluator("few", TensorLoader(*data.tensors, batch_size=4, shuffle=False), subset_num_batches=1),
+        Evaluator("all", TensorLoader(*data.tensors, batch_size=4, shuffle=False), subset_num_batches=3),
+    ]
+    arguments = {"eval_dataloader": evaluators, "train_subset_num_batches": 2, "max_duration": "1ba"}
+    with make_trainer(tmp_path, **arguments) as trainer:
+        trainer.fit()
+        (head,) = describe_run(trainer.state, 400)[1:]
+    assert head == (
+        "1ba; train 8 of 12 samples in 2 batches of 4; dropped 8 of 11 samples; torch 8 of 11 samples; "
+        "few 4 of 11 samples; all 11 samples"
+    )
+
+
 def test_a_narrow_head_leaves_out_what_does_not_fit(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "48")
     with make_trainer(tmp_path, max_duration="1ba") as trainer:
@@ -97,14 +116,15 @@ def test_the_end_says_what_came_of_it(tmp_path, capsys):
         capsys.readouterr()
     lines = capsys.readouterr().out.splitlines()
     assert lines == [line.rstrip() for line in lines]
-    rows = {line.split()[0]: line.split()[1:] for line in lines}
+    cells = [re.split(" {2,}", line) for line in lines]
+    rows = {name: rest for name, *rest in cells}
     for name, key in (("loss", "loss/eval/total"), ("MulticlassAccuracy", "metrics/eval/MulticlassAccuracy")):
         series = memory.data[key]
         best = (min if name == "loss" else max)(value for _, value in series)
         at = next(timestamp for timestamp, value in series if value == best)
-        assert rows[f"eval/{name}"] == [f"{series[-1][1]:.4f}", f"{best:.4f}", "epoch", str(at.epoch)]
+        assert rows[f"eval/{name}"] == [f"{series[-1][1]:.4f}", f"{best:.4f}", f"epoch {at.epoch}"]
     losses = [value for _, value in memory.data["loss/train/total"]]
-    assert rows["train/loss"] == [f"{sum(losses[-3:]) / 3:.4f}", "epoch", "mean"]
+    assert rows["epoch loss"] == [f"{sum(losses[-3:]) / 3:.4f}", "epoch mean"]
     accuracy = memory.data["metrics/train/MulticlassAccuracy"][-1][1]
     assert rows["train/MulticlassAccuracy"] == [f"{accuracy:.4f}"]
     text = "\n".join(lines)
@@ -129,8 +149,8 @@ def test_the_end_shows_a_metric_before_those_of_single_classes(tmp_path, capsys)
         trainer.fit()
         capsys.readouterr()
     lines = capsys.readouterr().out.splitlines()
-    keys = [line.split()[0] for line in lines]
-    assert keys[1:5] == ["eval/MulticlassAccuracy", "eval/loss", "train/MulticlassAccuracy", "train/loss"]
+    keys = [line.partition("  ")[0] for line in lines]
+    assert keys[1:5] == ["eval/MulticlassAccuracy", "eval/loss", "train/MulticlassAccuracy", "epoch loss"]
     assert keys[5] == "eval/PerClass/0"
     assert "and 6 more, in the log of the run" in lines
 

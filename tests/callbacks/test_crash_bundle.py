@@ -265,6 +265,15 @@ def test_what_does_not_fit_is_left_out(tmp_path: Path, run_here: Any):
     assert "after batch 0" in again.out and "the failure of the run: RuntimeError" in again.err
 
 
+def test_a_finished_run_that_is_resumed_stays_as_it_is(tmp_path: Path, run_here: Any):
+    run_here("model=mlp", "trainer.max_duration=1ba", "callbacks=[checkpoint_saver,crash_bundle]", "hydra.run.dir=run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert "this run has finished" in run_here("resume=run", code=2).err
+    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert {*after} == {*before}
+    assert [path.name for path in before if after[path] != before[path] and path.name != "result.json"] == []
+
+
 @pytest.mark.parametrize("max_size", [0, -1.0])
 def test_a_wrong_size_is_refused(max_size: float):
     with pytest.raises(ValueError, match=f"max_size={max_size}: must be a number of megabytes above 0"):

@@ -33,11 +33,13 @@ def test_parameters_are_what_somebody_chose() -> None:
         "mode": "train",
         "run_name": "a name",
         "model": {"_target_": "runner.ClassificationModel", "num_classes": 10, "module": {"_target_": "mine.Net"}},
+        "init_weights": "in_order",
+        "output": "text",
         "data": {"_target_": "runner.data.load_digits", "seed": 3, "transform": None},
         "optimizer": {"_target_": "torch.optim.SGD", "_partial_": True, "lr": 0.1, "param_groups": {}},
         "trainer": {"_target_": "runner.Trainer", "max_duration": "2ep", "precision": "fp32", "grad_accum": 4},
         "callbacks": {"checkpoint_saver": saver, "mlflow_logger": {"_target_": "x.Y", "tags": {"a": "b"}}},
-        "algorithms": {"mixup": {"_target_": "runner.algorithms.MixUp", "alpha": 0.2}, "ema": {}},
+        "algorithms": {"mixup": {"_target_": "runner.algorithms.MixUp", "alpha": 0.2, "input_key": 0}, "ema": {}},
     }
     assert describe_config(config) == {
         "seed": "3",
@@ -107,13 +109,18 @@ def test_the_source_is_the_command_as_it_was_typed() -> None:
 
 def test_the_keys_that_were_typed_are_parameters_of_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = ["python", "-m", "runner", "-m", "seed=0,1", "~callbacks.x", "+vars.a=b=c", "hydra.run.dir=x", "mode=train"]
-    monkeypatch.setattr(sys, "orig_argv", typed)
-    assert typed_overrides() == {"seed": "0,1", "vars.a": "b=c"}
+    monkeypatch.setattr(sys, "orig_argv", [*typed, "model=mlp", "output=json"])
+    assert typed_overrides() == {"seed": "0,1", "vars.a": "b=c", "model": "mlp"}
 
 
 def test_no_entry_is_lost_while_another_thread_begins_the_run(folder: Path) -> None:
     for attempt in range(5):
-        fields = {"tracking_uri": f"sqlite:///{folder}/outputs/mlflow.db", "experiment_name": "e", "run_name": "r"}
+        fields = {
+            "by_key": False,
+            "tracking_uri": f"sqlite:///{folder}/outputs/mlflow.db",
+            "experiment_name": "e",
+            "run_name": "r",
+        }
         session = Session(folder / str(attempt), **fields, system_metrics_interval=None)
         ready = threading.Barrier(2)
 
@@ -133,17 +140,20 @@ def test_no_entry_is_lost_while_another_thread_begins_the_run(folder: Path) -> N
 
 
 def test_a_run_of_a_command_and_a_sweep_say_what_they_are(run_app: Any, tmp_path: Path) -> None:
-    run_app(*main_runs.SHORT, "-m", "seed=0,1", "optimizer.lr=0.05")
-    params = dict(
-        main_runs.query(tmp_path, "select key, value from params where key in ('model', 'data', 'optimizer')")
-    )
-    assert params == {"model": "mlp", "data": "digits", "optimizer": "sgd"}
+    typed = {"trainer.grad_accum": "1", "callbacks.checkpoint_saver.keep": "3"}  # which equal the defaults
+    run_app(*main_runs.SHORT, "-m", "seed=0,1", "optimizer.lr=0.05", *(f"{key}={typed[key]}" for key in typed))
+    params = dict(main_runs.query(tmp_path, "select key, value from params order by length(value) desc"))
+    assert params | {"model": "mlp", "data": "digits", "optimizer": "sgd"} | typed == params
+    assert not {"launch", "trainer", "output", "init_weights", "algorithms.label_smoothing.target_key"} & {*params}
     runs = main_runs.query(tmp_path, "select name, run_uuid, end_time - start_time from runs order by start_time")
     summary, (_, job, _), _ = runs
     assert summary[0] == "sweep-seed-mlp-digits" and summary[2] > 100  # it started before its jobs
     tags = dict(main_runs.query(tmp_path, "select key, value from tags where run_uuid = ?", job))
     assert Path(tags["runner.checkpoints"]).is_dir()
-    assert f"plots%2Flearning_curves.png&run_uuid={job}" in tags["mlflow.note.content"]
+    note = tags["mlflow.note.content"]
+    assert f"[Learning curves](#/experiments/1/runs/{job}/artifacts/plots/learning_curves.png)" in note
+    assert "[All runs and their results](#/experiments/1/runs?viewStateShareKey=runner)" in note
+    assert "![" not in note and "```" not in note  # neither wide pictures nor lines that are not wrapped
     assert "train 1,200 samples" in tags["mlflow.note.content"] and "Data: digits" in tags["mlflow.note.content"]
     inputs = main_runs.query(tmp_path, "select distinct name, length(digest) from datasets")
     assert inputs == [("digits", 16)]

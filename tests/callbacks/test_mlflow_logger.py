@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import re
+import signal
 import sys
 import time
 from importlib.metadata import version
@@ -24,6 +25,7 @@ from runner.callbacks import InMemoryLogger, MLflowLogger
 from runner.callbacks._mlflow.description import flatten
 from runner.callbacks._mlflow.target import read_target, typed_command, ui_command
 from runner.callbacks._mlflow.writer_process import shared_writer
+from runner.distributed.session import end
 
 HASH = "_[0-9a-f]{8}"  # of a name that MLflow does not take
 
@@ -127,11 +129,13 @@ def test_a_failure_in_the_first_batch_leaves_no_run(folder: Path) -> None:
     assert not (folder / "outputs" / "failing").exists()
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)], ids=repr)
-def test_an_interrupted_run_is_killed(folder: Path, error: BaseException) -> None:
-    with pytest.raises(type(error)), logging_to(MLflowLogger(), "r") as (state, logger):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_is_killed(folder: Path, number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises((KeyboardInterrupt, SystemExit)), logging_to(MLflowLogger(), "r") as (state, logger):
         log_steps(state, logger, range(1, 3))
-        raise error
+        end(number, None)
+    signal.signal(number, before)
     # Who interrupts does not wait for long; the writer goes on for some seconds.
     wait_until(lambda: query("select status from runs") == [("KILLED",)])
 

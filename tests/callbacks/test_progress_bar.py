@@ -67,7 +67,7 @@ def test_each_epoch_is_a_line_with_its_metrics(capsys):
     assert [row["epoch"] for row in rows] == [f"{number}/11".rjust(5).strip() for number in range(1, 12)]
     assert [row["batch"] for row in rows] == [f"{3 * number}/33" for number in range(1, 12)]
     for epoch, row in enumerate(rows):
-        assert row["train loss"] == f"{sum(losses[3 * epoch : 3 * epoch + 3]) / 3:.4f}"
+        assert row["epoch loss"] == f"{sum(losses[3 * epoch : 3 * epoch + 3]) / 3:.4f}"
         assert row["eval loss"] == f"{memory.data['loss/eval/total'][epoch][1]:.4f}"
         for label in ("train", "eval"):
             accuracy = memory.data[f"metrics/{label}/MulticlassAccuracy"][epoch][1]
@@ -185,9 +185,9 @@ def test_a_run_that_fails_still_shows_the_epochs_that_it_finished(capsys):
 @pytest.mark.parametrize(
     ("width", "titles"),
     [
-        (20, ["epoch", "train loss"]),
-        (60, ["epoch", "batch", "train loss", "eval loss", "eval Accuracy", "left"]),
-        (80, ["epoch", "batch", "train loss", "train Accuracy", "eval loss", "eval Accuracy", "left"]),
+        (20, ["epoch", "epoch loss"]),
+        (60, ["epoch", "batch", "epoch loss", "eval loss", "eval Accuracy", "left"]),
+        (80, ["epoch", "batch", "epoch loss", "train Accuracy", "eval loss", "eval Accuracy", "left"]),
     ],
 )
 def test_what_matters_least_drops_out(capsys, monkeypatch, width: int, titles: list[str]):

@@ -32,13 +32,31 @@ from runner.checkpoints.files import (
     verify,
 )
 from runner.checkpoints.writing import write_checkpoint
+from runner.time import Timestamp
 
 MEGABYTE = 1 << 20
+TIME = Timestamp(batch=7).state_dict()
 
 
 def snapshot(megabytes: float = 0.01, value: float = 1.0) -> dict[str, Any]:
     weights = {"weight": torch.full((int(megabytes * MEGABYTE / 4),), value)}
-    return {"timestamp": {"batch": int(value)}, "model.pt": weights, "state.pt": {"seed": 1, "weights": weights}}
+    time = Timestamp(batch=int(value)).state_dict()
+    return {"timestamp": time, "model.pt": weights, "state.pt": state(seed=1, weights=weights)}
+
+
+def state(**more: Any) -> dict[str, Any]:
+    """What `state.pt` holds at least."""
+    dicts = (
+        "algorithms",
+        "callbacks",
+        "train_metrics",
+        "train_metric_values",
+        "eval_metric_values",
+        "evaluated_at",
+        "order",
+    )
+    empty = {"model": None, "optimizers": [], "schedulers": [], "scaler": None, **{name: {} for name in dicts}}
+    return {"timestamp": TIME, **empty, **more}
 
 
 def names(folder: Path) -> set[str]:
@@ -62,12 +80,12 @@ def value_of(path: Path) -> float:
 
 def test_the_config_is_beside_the_weights_and_verified(tmp_path: Path):
     config = {"seed": 0, "optimizer": {"lr": 0.1, "betas": [0.9, float("inf")]}, "path": Path("here"), "none": None}
-    write_checkpoint({"timestamp": {"batch": 7}, "config.json": config, "model.pt": {}}, tmp_path / "one")
+    write_checkpoint({"timestamp": TIME, "config.json": config, "model.pt": {}}, tmp_path / "one")
     assert read_config(tmp_path / "one") == config | {"path": "here"}
     text = (tmp_path / "one" / "config.json").read_text()
     (tmp_path / "one" / "config.json").write_text(text.replace("0.1", "0.2"))
     assert "config.json was modified" in (verify(tmp_path / "one") or "")
-    write_checkpoint({"timestamp": {"batch": 7}, "model.pt": {}}, tmp_path / "two")
+    write_checkpoint({"timestamp": TIME, "model.pt": {}}, tmp_path / "two")
     assert read_config(tmp_path / "two") is None
 
 
@@ -81,18 +99,19 @@ def test_the_newest_is_the_one_written_last_also_in_a_copy(tmp_path: Path):
 
 def test_what_is_written_is_read(tmp_path: Path):
     content = {
+        **state(),
         "tensors": [torch.arange(3), {"x": torch.tensor(2.5, dtype=torch.bfloat16)}],
         "n": 3,
         "s": "ä",
         "none": None,
     }
-    write_checkpoint({"timestamp": {"batch": 7}, "model.pt": {}, "state.pt": content}, tmp_path / "a" / "b" / "one")
+    write_checkpoint({"timestamp": TIME, "model.pt": {}, "state.pt": content}, tmp_path / "a" / "b" / "one")
     path = tmp_path / "a" / "b" / "one"
     found = read_file(path, "state.pt")
     torch.testing.assert_close(found["tensors"], content["tensors"], rtol=0, atol=0)
     assert {key: found[key] for key in ("n", "s", "none")} == {"n": 3, "s": "ä", "none": None}
     manifest = json.loads((path / "manifest.json").read_text())
-    assert manifest["timestamp"] == {"batch": 7} and manifest["files"]["state.pt"]["size"] > 0
+    assert manifest["timestamp"] == TIME and manifest["files"]["state.pt"]["size"] > 0
     assert is_complete(path) and names(path.parent) == {"one"}
 
 
@@ -192,7 +211,7 @@ def test_a_read_only_folder_is_an_os_error():
 
 def test_what_cannot_be_saved_leaves_nothing(tmp_path: Path):
     with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
-        write_checkpoint({"timestamp": {}, "state.pt": {"function": lambda: None}}, tmp_path / "one")
+        write_checkpoint({"timestamp": TIME, "state.pt": {"function": lambda: None}}, tmp_path / "one")
     assert not names(tmp_path)
 
 
@@ -320,8 +339,9 @@ def test_a_malicious_pickle_is_refused_and_not_run(form: str, checkpoint: Path, 
     else:
         (checkpoint / "model.pt").write_bytes(pickle.dumps({"weight": Evil(trap)}, protocol=2))
     seal(checkpoint, "model.pt")
-    assert is_complete(checkpoint)  # its author made the manifest too
-    with pytest.raises(ValueError, match="would have to be unpickled, which could run code, so it is rejected"):
+    assert verify(checkpoint) is not None  # although its author made the manifest too
+    refused = {"zip": "would have to be unpickled, which could run code, so it is rejected", "plain": "not a zip file"}
+    with pytest.raises(ValueError, match=refused[form]):
         read_file(checkpoint, "model.pt")
     assert not trap.exists()
     pickle.loads(pickle.dumps(Evil(trap)))

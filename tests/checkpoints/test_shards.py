@@ -24,13 +24,15 @@ from torch import Tensor
 
 from runner import Callback, get_global_rank
 from runner.checkpoints.digest import digest
-from runner.checkpoints.files import MANIFEST, find_checkpoint, read_file, verify
+from runner.checkpoints.files import find_checkpoint, read_file, verify
+from runner.checkpoints.manifest import MANIFEST
 from runner.checkpoints.shards import DTYPES, should_shard, write_safetensors
 from runner.checkpoints.writing import write_checkpoint
 from runner.distributed.saved_tensor import Piece, Place, Run, SavedTensor
 from runner.distributed.sharding import like, local, whole
 from runner.distributed.together import gather_objects
 from runner.runs.run_files import unpacked
+from runner.time import Timestamp
 
 
 class Recorder:
@@ -130,7 +132,9 @@ def write_shards(path: Path, shards: dict[str, dict[str, Tensor]], save: str = "
     """Write a checkpoint of `WHOLE` with files of other ranks, whose manifest agrees with them."""
     part = torch.zeros(0)
     place = Place((5, 7), ((), ()), False)  # another rank writes it
-    write_checkpoint({"timestamp": {"batch": 1}, "model.pt": {"a": part}, "places": {id(part): place}}, path)
+    write_checkpoint(
+        {"timestamp": Timestamp(batch=1).state_dict(), "model.pt": {"a": part}, "places": {id(part): place}}, path
+    )
     manifest = json.loads((path / MANIFEST).read_text()) | {"save": "1"}
     for name, tensors in shards.items():
         save_file(tensors, path / name, {"save": save})  # by the library, not by us
@@ -158,7 +162,9 @@ def test_a_part_may_be_of_several_blocks(tmp_path: Path):
     """As the part of a layer that joins several is."""
     place = Place((5, 7), ((Run(0, 0, 1), Run(3, 1, 2)), (Run(1, 0, 2), Run(5, 2, 1))), True)
     mine = WHOLE[[0, 3, 4]][:, [1, 2, 5]].clone()
-    write_checkpoint({"timestamp": {}, "model.pt": {"a": mine}, "places": {id(mine): place}}, tmp_path / "a")
+    write_checkpoint(
+        {"timestamp": Timestamp().state_dict(), "model.pt": {"a": mine}, "places": {id(mine): place}}, tmp_path / "a"
+    )
     assert "are not a whole tensor (5, 7)" in (verify(tmp_path / "a") or "")  # the rest has been left out
     write_shards(tmp_path / "one", {"0.safetensors": {"model.pt['a']@0,0": WHOLE}})
     found = read_file(tmp_path / "one", "model.pt")["a"]
@@ -240,7 +246,9 @@ def test_torn_altered_and_foreign_shards_are_not_used(tmp_path: Path):
 def test_tensors_that_are_the_same_stay_so(tmp_path: Path):
     part = WHOLE.clone()
     content = {"tied": [part, part], "more": (1, part), "own": torch.ones(2)}
-    write_checkpoint({"timestamp": {}, "model.pt": content, "places": {id(part): WHOLE_PLACE}}, tmp_path / "a")
+    write_checkpoint(
+        {"timestamp": Timestamp().state_dict(), "model.pt": content, "places": {id(part): WHOLE_PLACE}}, tmp_path / "a"
+    )
     found = read_file(tmp_path / "a", "model.pt")
     assert found["tied"][0] is found["tied"][1] is found["more"][1]
     assert digest(found) == digest(content)
@@ -250,7 +258,7 @@ def test_tensors_that_are_the_same_stay_so(tmp_path: Path):
 
 def test_a_bundle_may_hold_shards(tmp_path: Path):
     part = WHOLE.clone()
-    content = {"timestamp": {}, "model.pt": {"a": part}, "places": {id(part): WHOLE_PLACE}}
+    content = {"timestamp": Timestamp().state_dict(), "model.pt": {"a": part}, "places": {id(part): WHOLE_PLACE}}
     write_checkpoint(content, tmp_path / "run/checkpoints/ba1")
     (tmp_path / "run/config.yaml").write_text("{}")
     with zipfile.ZipFile(tmp_path / "crash.zip", "w") as file:

@@ -200,7 +200,7 @@ def test_a_function_of_the_model(tmp_path: Path):
         ({"_target_": "runner.optim.Muon", "momentum": 2}, "momentum=2: must be a number from 0 to below 1"),
         (
             {"_target_": "torch.optim.SGD", "lr": 0.1, "param_groups": {"a": {"names": "nothing", "lr": 1}}},
-            "param_groups.a.names=['nothing']: selects no trainable parameter",
+            "param_groups.a.names='nothing': matches no parameter",
         ),
         ({"_target_": "torch.optim.SGD", "lr": 0.1, "param_groups": {"a": 1}}, "param_groups.a=1: must be a rule"),
     ],

@@ -54,7 +54,8 @@ def test_ranks_are_one_process(world_size: int, run_ranks, tmp_path: Path, stric
         assert [size for size, _ in found["auto"]] == [2, 2]
         torch.testing.assert_close(found["auto"][0], found["auto"][1], rtol=1e-12, atol=1e-15, msg=_named("auto"))
         assert found["any"] == [True, False] and found["object"] == {"rank": 0}
-    check_refusals(ranks[0]["refusals"])
+    assert all(found["refusals"] == ranks[0]["refusals"] for found in ranks)
+    check_refusals(ranks[0]["refusals"], len(ranks))
     for found in ranks:
         # All gradients are in one bucket; counting the tokens of all ranks takes one more number.
         gradients = {"gloo:all_reduce [[32]]": 10}
@@ -75,12 +76,23 @@ def test_ranks_are_one_process(world_size: int, run_ranks, tmp_path: Path, stric
     assert batches > 0 and seconds >= 0.5
 
 
-def check_refusals(said: dict[str, str | None]) -> None:
+def check_refusals(said: dict[str, str | None], ranks: int) -> None:
+    undeclared = f"train_dataloader: nothing says how {ranks} ranks divide this"
     for name in ("plain", "shuffled", "batch sampler"):
-        assert (said[name] or "").startswith("train_dataloader: a DataLoader without a sharding sampler"), name
+        assert (said[name] or "").startswith(f"{undeclared} DataLoader"), name
     assert said["sharded"] is None and said["sharded batch sampler"] is None and said["evaluation, sharded"] is None
-    assert "the same samples" in (said["evaluation"] or "")
+    assert (said["list"] or "").startswith(f"{undeclared} list")
+    for name in ("evaluation", "evaluation, list", "eval", "predict"):
+        assert "the same samples" in (said[name] or ""), name
+    for name, replicas in {"one replica": 1, "equal parts": 2}.items():
+        divided = f"divides the samples by num_replicas={replicas}, and {ranks} ranks read parts {[0] * ranks}"
+        assert divided in (said[name] or ""), name
+    assert "its sampler divides them" in (said["evaluation, replicated shares"] or "")
     assert "DistributedSampler repeats samples, as 13" in (said["evaluation, padded"] or "")
+    for kind in ("evaluation", "evaluation without a length"):
+        for rank, name in enumerate(("first", "second")):
+            empty = f"dataloader of evaluator 'eval': the share of rank {rank} has no batch: each rank needs"
+            assert (said[f"{kind}, {name} empty"] or "").startswith(empty)
 
 
 def _named(name: str) -> Any:
@@ -109,7 +121,7 @@ def test_ranks_draw_different_dropout_masks_and_lambdas():
 def refuse_data_then_train() -> None:
     """Gives a Trainer data that it refuses, then trains with another Trainer."""
     unsharded = DataLoader(TensorDataset(*class_data(12)), batch_size=2)
-    with pytest.raises(ValueError, match="without a sharding sampler"):
+    with pytest.raises(ValueError, match="nothing says how 2 ranks divide"):
         Trainer(model=Classifier(), train_dataloader=unsharded, device="cpu")
     assert not dist.is_initialized()
     train("even")

@@ -196,7 +196,7 @@ def test_a_restart_goes_on_from_the_latest_checkpoint(tmp_path: Path):
     (run_dir,) = tmp_path.glob("outputs/20*/*")
     assert (run_dir / "checkpoints" / "latest").resolve().name == "ep4-ba12"
     assert yaml.safe_load((run_dir / "config.yaml").read_text())["resume"] == str(run_dir / "checkpoints" / "ep1-ba3")
-    assert steps(tmp_path) == [(f"mlp-digits-{run_dir.parent.name}-{run_dir.name}", step) for step in range(1, 13)]
+    assert steps(tmp_path) == [(f"{run_dir.name}-mlp-digits-{run_dir.parent.name}", step) for step in range(1, 13)]
 
 
 @pytest.mark.slow

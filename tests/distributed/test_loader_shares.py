@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from rank_models import Classifier, class_data
 from rank_runs import Everything, program_of
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from runner import Trainer
 from runner.data import Replicated, Sharded, TensorLoader
@@ -36,6 +37,11 @@ def together(name: str) -> list[Any]:
 
 def evaluation(samples: int = 11) -> DataLoader[Any]:
     return DataLoader(TensorDataset(*class_data(samples)), batch_size=3)
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
 
 
 def train(name: str, loader: Any, evaluated: Any) -> dict[str, Any]:
@@ -96,6 +102,10 @@ def test_one_rank_reads_everything_itself():
     [
         (evaluation(), "eval", r"same samples; use runner.data.DatasetLoader.*Sharded\(loader\).*Replicated\(loader\)"),
         (evaluation(), "train", r"same samples; use .*Sharded\(loader\) if each rank reads its own samples$"),
+        ([], "train", "2 ranks divide this list, and each may read the same samples; use"),
+        ((one for one in ()), "predict", "2 ranks divide this generator, and each may read the same samples"),
+        (DataLoader(Numbers(), batch_size=2), "train", "2 ranks divide this DataLoader, and each may read the same"),
+        (Numbers(), "eval", r"2 ranks divide this Numbers, .* or runner.data.Sharded\(loader\)"),
         (Replicated(evaluation()), "train", "Replicated is for evaluation, where each batch counts on one rank only"),
         (
             Sharded(DataLoader(evaluation().dataset, sampler=DistributedSampler(evaluation().dataset, 2, 0))),

@@ -53,6 +53,23 @@ class Fragile(Model):
         return {"Wrong": import_torchmetrics().MeanSquaredError()} if self.fails == "metrics" else {}
 
 
+class Forgetful(nn.Linear):
+    """A layer that cannot save its state, or not load what it has saved."""
+
+    def __init__(self, saves: bool = True) -> None:
+        super().__init__(64, 10)
+        self.saves = saves
+
+    def forward(self, inputs: Any) -> Any:
+        return super().forward(inputs.flatten(1))
+
+    def get_extra_state(self) -> Any:
+        return {"calls": 3} if self.saves else {len}
+
+    def set_extra_state(self, state: Any) -> None:
+        raise KeyError("number of calls")
+
+
 class Watcher(Callback):
     """A callback that fails, or warns."""
 
@@ -194,6 +211,7 @@ def test_a_large_model_is_tried_without_memory():
 
 OWN_DATA = "~data.batch_size ~data.eval_batch_size ~data.test_samples ~data.seed data._target_=checked_here."
 OWN_MODEL = "algorithms=none ~model.num_classes ~model.module model._target_=checked_here.Fragile +model.fails="
+OWN_LAYER = "model=mlp ~model.module +model.module._target_=checked_here.Forgetful algorithms=none"
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -244,6 +262,8 @@ def test_shapes_that_do_not_match_are_found_on_either_device(device: str, monkey
                 f"{OWN_DATA}read_one",
                 ("checked_here.read_one must return (train_loader, eval_loader) or (train", "not a tuple of 1"),
             ),
+            (f"{OWN_LAYER} +model.module.saves=false", ("'module._extra_state'", "cannot be saved: it holds a set")),
+            (OWN_LAYER, ("KeyError: 'number of calls'", "test_check.py:")),
             (f"{OWN_DATA}read_nothing", ("train_dataloader has no batches: its data set is empty",)),
         ],
     ),
@@ -357,7 +377,7 @@ def test_data_that_ranks_would_not_share_are_refused():
         f"data._target_={OWN}.read_for_one_rank",
     )
     assert try_out(*own, "callbacks=none", "algorithms=none").data.startswith("train 1 batches; eval 1 batches")
-    with pytest.raises(WrongConfig, match="dataloader of evaluator 'eval': a DataLoader without a sharding sampler"):
+    with pytest.raises(WrongConfig, match="dataloader of evaluator 'eval': nothing says how 2 ranks divide"):
         try_out(*own, "callbacks=none", "algorithms=none", "launch.nproc_per_node=2")
 
 

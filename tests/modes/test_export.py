@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_runs import make_trainer
+from torch import nn
 
+from runner import ClassificationModel
+from runner.callbacks import CheckpointSaver, LoadCheckpoint
 from runner.checkpoints.digest import digest
+from runner.checkpoints.manifest import UnreadableCheckpoint
 from runner.checkpoints.mirror import Mirror
 from runner.checkpoints.writing import write_checkpoint
 from runner.distributed.saved_tensor import Place, Run
+from runner.time import Timestamp
 
 PART = torch.arange(6.0).view(3, 2)
 PLACE = Place((3, 2), ((Run(0, 0, 3),), (Run(0, 0, 2),)), True)
@@ -21,7 +27,7 @@ PLACE = Place((3, 2), ((Run(0, 0, 3),), (Run(0, 0, 2),)), True)
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """The folder of a run with a sharded checkpoint."""
-    content = {"timestamp": {"batch": 1}, "model.pt": {"a": PART, "b": torch.ones(2), "tied": PART}}
+    content = {"timestamp": Timestamp(batch=1).state_dict(), "model.pt": {"a": PART, "b": torch.ones(2), "tied": PART}}
     write_checkpoint(
         {**content, "places": {id(PART): PLACE}},
         tmp_path / "run/checkpoints/ba1",
@@ -35,6 +41,50 @@ def test_shards_become_one_file(run_here: Any, run: Path, tmp_path: Path, name: 
     assert f"3 weights of {run / 'checkpoints/ba1'}" in out
     assert digest(read(tmp_path / name)) == digest({"a": PART, "b": torch.ones(2), "tied": PART})
     assert not [*(tmp_path / name).parent.glob(".*partial*")]
+
+
+class Whole(nn.Module):
+    """A model of a user's that happens to have its weights in `module`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize(("name", "read"), [("model.pt", torch.load), ("model.safetensors", load_file)])
+def test_exported_weights_fit_the_plain_network_and_start_a_run(run_here: Any, tmp_path: Path, name: str, read: Any):
+    with make_trainer(tmp_path / "run", CheckpointSaver()) as trainer:
+        trainer.fit()
+    trained = dict(trainer.state.unwrapped_model.state_dict())
+    run_here("export", str(tmp_path / "run"), str(tmp_path / name), code=0)
+    network = nn.Linear(3, 2)
+    network.load_state_dict(read(tmp_path / name))
+    assert digest(dict(network.state_dict())) == digest({key.removeprefix("module."): trained[key] for key in trained})
+    callback = LoadCheckpoint(tmp_path / name)
+    for arguments in ({"load_path": tmp_path / name}, {"callbacks": [callback]}):
+        with make_trainer(tmp_path / "new", max_duration="1ba", **arguments) as trainer:
+            assert digest(dict(trainer.state.unwrapped_model.state_dict())) == digest(trained)
+    with pytest.raises(
+        ValueError, match="do not fit the model: missing module.0.weight, module.0.bias; unexpected weig"
+    ):
+        make_trainer(tmp_path / "new", model=ClassificationModel(nn.Sequential(network), 2), load_path=tmp_path / name)
+
+
+def test_names_of_a_model_of_the_users_own_stay(run_here: Any, tmp_path: Path):
+    weights = Whole().state_dict()
+    content = {"timestamp": Timestamp(batch=1).state_dict(), "model.pt": dict(weights)}
+    write_checkpoint(
+        {**content, "config.json": {"model": {"_target_": "mine.Whole"}}}, tmp_path / "run/checkpoints/ba1"
+    )
+    run_here("export", str(tmp_path / "run"), str(tmp_path / "model.pt"), code=0)
+    Whole().load_state_dict(torch.load(tmp_path / "model.pt"))
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
+def test_a_file_that_holds_no_weights_is_one_message(name: str, tmp_path: Path):
+    (tmp_path / name).write_bytes(b"no weights")
+    with pytest.raises(UnreadableCheckpoint, match=rf"{name} (was not written by|is not a safetensors file)"):
+        make_trainer(tmp_path / "run", load_path=tmp_path / name)
 
 
 def test_a_run_on_a_mirror_is_exported(run_here: Any, run: Path, tmp_path: Path):

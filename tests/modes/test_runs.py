@@ -30,6 +30,12 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_metric_has_the_name_that_is_shown_and_the_one_that_is_logged(three: Path, run_here: Any):
+    shown = run_here("runs", "eval/loss<0.3", "runs.sort=-MulticlassAccuracy", "runs.format=json", code=0).out
+    typed = ("loss/eval/total<0.3", "runs.sort=-metrics/eval/MulticlassAccuracy", "runs.format=json")
+    assert run_here("runs", *typed, code=0).out == shown and len(json.loads(shown)) == 2
+
+
 def test_tables_of_eighty_and_of_sixty_columns(three: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
     assert (
         run_here("runs", code=0).out

@@ -38,11 +38,12 @@ def progress(epochs: int = 2) -> Progress:
     return Progress(Timestamp(), Time.parse(f"{epochs}ep"), 5)
 
 
-def test_a_factory_gets_what_can_be_trained():
+def test_a_factory_gets_all_parameters_that_can_ever_be_trained():
     model = Two()
+    model.quantized = nn.Parameter(torch.zeros(2, dtype=torch.int8), requires_grad=False)
     for factory in (partial(SGD, lr=0.1), lambda params: SGD(params, lr=0.1)):
         (optimizer,) = make_optimizers(factory, model)
-        assert ids(optimizer) == parameters(model.body, model.head)
+        assert ids(optimizer) == parameters(model.body, model.head, model.frozen)
 
 
 def test_instances_and_lists_are_taken_as_they_are():

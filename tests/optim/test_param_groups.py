@@ -176,12 +176,27 @@ def test_a_weight_that_is_tied_has_all_its_names():
         (
             {"a": {"names": "hed.*", "lr": 1}},
             ValueError,
-            "param_groups.a.names=['hed.*']: selects no trainable parameter; parameters are embed.weight, ",
+            "param_groups.a.names='hed.*': matches no parameter; parameters are embed.weight, ",
+        ),
+        (
+            {"a": {"names": ["head.*", "hed.*"], "lr": 1}},
+            ValueError,
+            "param_groups.a.names='hed.*': matches no parameter; parameters are embed.weight, ",
+        ),
+        (
+            {"a": {"names": "embed.*", "max_ndim": 0, "lr": 1}},
+            ValueError,
+            "param_groups.a.names=['embed.*'], param_groups.a.max_ndim=0: selects no parameter; parameters are ",
+        ),
+        (
+            {"a": {"names": "*", "lr_scale": 0}},
+            ValueError,
+            "param_groups.a: every parameter has a learning rate of 0, so that nothing trains; leave some out",
         ),
         (
             {"a": {"modules": ["BatchNorm2d"], "lr": 1}},
             ValueError,
-            "param_groups.a.modules=['BatchNorm2d']: selects no trainable parameter; classes are Embedding, ",
+            "param_groups.a.modules='BatchNorm2d': matches no parameter; classes are Embedding, ",
         ),
         (
             {"a": {"weight_dekay": 0}},
@@ -197,6 +212,16 @@ def test_a_weight_that_is_tied_has_all_its_names():
 def test_a_wrong_rule_is_named(rules: Any, error: type[Exception], message: str):
     with pytest.raises(error, match=re.escape(message)):
         ParamGroups(SGD, rules)(make_net())
+
+
+def test_rules_also_select_what_is_frozen():
+    net = make_net()
+    for one in net.parameters():
+        one.requires_grad_(one.ndim > 1)  # as with LoRA, where norms and biases are frozen
+    groups = {group["name"]: group["params"] for group in ParamGroups(SGD, NO_DECAY)(net).param_groups}
+    assert groups["no_decay"] and not any(one.requires_grad for one in groups["no_decay"])
+    with pytest.raises(ValueError, match="every parameter has a learning rate of 0"):
+        ParamGroups(SGD, {"a": {"max_ndim": 1, "weight_decay": 0.0}, "b": {"names": "*.weight", "lr": 0.0}})(net)
 
 
 def test_other_groups_are_refused_on_resume():

@@ -63,6 +63,41 @@ def test_so_has_one_whose_objective_is_not_finite(run_here: Any, tmp_path: Path)
     assert sorted(status(folder) for folder in run_folders(tmp_path)) == ["DIVERGED", "FINISHED"]
 
 
+@pytest.mark.parametrize(
+    "ender",
+    [
+        ("+callbacks=nan_monitor",),
+        ("+algorithms=nan_guard", "algorithms.nan_guard.policy=raise"),
+        ("+algorithms=spike_guard", "algorithms.spike_guard.interval=1", "algorithms.spike_guard.limit=1"),
+    ],
+    ids=lambda ender: ender[0].partition("=")[2],
+)
+def test_what_ends_a_diverging_run_ends_it_as_diverged(run_here: Any, tmp_path: Path, ender: tuple[str, ...]):
+    done = run_here(*QUIET, HOT, *ender, code=3)
+    assert "error: the run has diverged: " in done.err and "Traceback" not in done.err
+    (folder,) = run_folders(tmp_path)
+    result = json.loads((folder / "result.json").read_text())
+    assert result["status"] == "DIVERGED" and result["error"]["code"] == "diverged" and not result["trace"]
+
+
+def test_a_guard_that_ends_the_first_batch_is_no_wrong_config(run_here: Any, tmp_path: Path):
+    (tmp_path / "own.py").write_text(OWN.replace("1.0 if self.training else math.nan", "math.nan"))
+    own = ("~model", "+model._target_=own.Undefined", *(one for one in QUIET if one != "model=mlp"))
+    done = run_here(*own, "+algorithms=nan_guard", "algorithms.nan_guard.policy=raise", code=3)
+    assert "epoch 1, batch 1" in done.err
+
+
+def test_a_loss_of_another_rank_ends_the_run_as_diverged(run_here: Any, tmp_path: Path):
+    text = OWN.replace("self.training", "get_global_rank() == 0").replace(
+        "import Callback", "import Callback, get_global_rank"
+    )
+    (tmp_path / "own.py").write_text(text)
+    own = ("~model", "+model._target_=own.Undefined", *(one for one in QUIET if one != "model=mlp"))
+    done = run_here(*own, "+callbacks=nan_monitor", "launch.nproc_per_node=2", code=3)
+    assert "error: the run has diverged: the loss is nan on rank 1, epoch 1, batch 1" in done.err
+    assert "Traceback" not in done.err and "failed" not in done.err
+
+
 def test_a_sweep_goes_on_and_says_so_in_a_row(run_here: Any, tmp_path: Path):
     sweep = ("-m", "optimizer.lr=1e30,0.01", *QUIET)
     done = run_here(*sweep, code=0)

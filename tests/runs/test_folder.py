@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,11 @@ from python_process import PATIENCE
 
 from runner.config.errors import WrongConfig
 from runner.files.lock import lock_file
+from runner.files.names import RESULT, SWEEP
 from runner.runs import folder as run_folder
 from runner.runs.folder import (
     LOCK,
+    check_unused,
     checkpoints_in,
     latest_run,
     make_run_folder,
@@ -26,6 +29,8 @@ from runner.runs.folder import (
     removed_when_refused,
     run_folder_of,
 )
+from runner.runs.result import Result
+from runner.time import Timestamp
 
 
 def test_folders_made_in_one_second_differ(tmp_path: Path):
@@ -46,6 +51,20 @@ def test_what_leaves_nothing_needs_no_place_to_write(mode: str, is_in_place: boo
     assert folder.is_dir() and folder.is_relative_to(tmp_path) == is_in_place
     remove_unused()
     assert not folder.exists() and list(tmp_path.iterdir()) == []
+
+
+def test_a_run_replaces_nothing_that_no_run_has_written(tmp_path: Path):
+    check_unused(tmp_path / "none")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "mine.py").touch()
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(WrongConfig, match=r"hydra.run.dir=.*: has config.yaml, code, which no run has written"):
+        check_unused(tmp_path)
+    (tmp_path / RESULT).write_text("broken")
+    with pytest.raises(WrongConfig, match="has config.yaml, code"):
+        check_unused(tmp_path)
+    Result("FINISHED", "name", "0", []).write(tmp_path)
+    check_unused(tmp_path)
 
 
 def test_a_refused_run_leaves_no_folder_though_it_was_locked(tmp_path: Path):
@@ -88,7 +107,9 @@ def save(run: Path, name: str, seconds: int) -> Path:
     """Make the names and times of a checkpoint that was complete a number of seconds after 1970."""
     manifest = run / "checkpoints" / name / "manifest.json"
     manifest.parent.mkdir(parents=True, exist_ok=True)
-    manifest.touch()
+    facts = {"model.pt": {"size": 0, "sha256": ""}}
+    content = {"format": 1, "saved_at": seconds, "timestamp": Timestamp().state_dict(), "files": facts}
+    manifest.write_text(json.dumps(content))
     os.utime(manifest, (seconds, seconds))
     os.utime(run / "checkpoints", (seconds, seconds))
     return manifest.parent
@@ -102,10 +123,11 @@ def test_the_latest_run_is_the_one_that_saved_last(tmp_path: Path, monkeypatch: 
         Path("outputs/sweeps/2026-01-02/10-00-00"),
         Path("outputs/of the API"),
     )
-    save(day / "10-00-00", "ep1", 100)
-    assert latest_run() == day / "10-00-00"
     save(jobs / "lr0.1", "ep1", 200)
+    (jobs / SWEEP).write_text("{}")
     assert latest_run() == jobs / "lr0.1"
+    save(day / "10-00-00", "ep1", 100)
+    assert latest_run() == day / "10-00-00"  # a run of its own, though a job of a sweep saved later
     save(other, "ep1", 300)
     assert latest_run() == other
     save(day / "10-00-00", "ep2", 400)  # resumed
@@ -114,6 +136,30 @@ def test_the_latest_run_is_the_one_that_saved_last(tmp_path: Path, monkeypatch: 
     (day / "11-00-00" / "checkpoints" / "ep1").mkdir(parents=True)  # torn
     save(Path("elsewhere"), "ep1", 600)
     assert latest_run() == day / "10-00-00"
+
+
+@pytest.mark.parametrize("damage", ["loops", "torn", "a pipe", "a file"])
+def test_a_broken_run_is_not_the_latest(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    day = Path("outputs/2026-01-01")
+    save(day / "10-00-00", "ep1", 100)
+    broken = day / "11-00-00" / "checkpoints"
+    manifest = save(day / "11-00-00", "ep1", 200) / "manifest.json"
+    if damage == "loops":
+        shutil.rmtree(broken)
+        broken.symlink_to("checkpoints")
+    elif damage == "a file":
+        shutil.rmtree(broken)
+        broken.touch()
+    else:
+        manifest.unlink()
+        os.mkfifo(manifest) if damage == "a pipe" else manifest.write_text("[" * 100_000)
+        os.utime(manifest, (200, 200))
+    assert latest_run() == day / "10-00-00"
+    warning = (
+        f"WARNING: {day}/11-00-00: not the latest run, because none of its checkpoints can be read; ep1: its manifest"
+    )
+    assert capsys.readouterr().err.count(warning) == (damage in ("torn", "a pipe"))
 
 
 def test_checkpoints_are_found_wherever_they_are_but_not_half_written_ones(tmp_path: Path):

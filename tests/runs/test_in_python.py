@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
 import torch
+from hydra.core.utils import JobRuntime
 from main_runs import run_folders
 from tiers import one_in
 
 import runner
-from runner import Callback, Logger, State, Trainer
+from runner import Callback, ClassificationModel, Logger, State, Trainer
 from runner.checkpoints.files import find_checkpoint
 from runner.checkpoints.snapshot import read_file
 from runner.config.errors import WrongConfig
+from runner.config.hydra_versions import BASE
 
 SHORT = ("model=mlp", "trainer.max_duration=6ba", "callbacks=checkpoint_saver")
 
@@ -41,7 +45,7 @@ def test_a_trainer_from_a_config_trains_what_the_command_trains(folder: Path, ru
     with Trainer.from_config(*SHORT, "+algorithms=ema") as trainer:
         result = trainer.fit()
     assert result.run_dir in run_folders(folder) and result.run_dir != by_command
-    assert trainer.state.run_name.startswith("mlp-digits-")
+    assert trainer.state.run_name.startswith(f"{result.run_dir.name}-mlp-digits-")
     assert_equal(weights_of(by_command), weights_of(result.run_dir))
     record = [(one / "config.yaml").read_text() for one in (by_command, result.run_dir)]
     assert record[0] == record[1]
@@ -79,6 +83,63 @@ def test_it_can_be_resumed_and_loaded(folder: Path, run_here: Any):
     assert not loaded.model.training
     assert_equal(dict(loaded.model.state_dict()), weights_of(trainer.state.run_dir))  # with BlurPool's layers
     assert_equal(dict(runner.load(loaded.checkpoint).model.state_dict()), dict(loaded.model.state_dict()))
+
+
+class Teacher(Callback):
+    """Loads a run in two threads of a run, and evaluates each batch with it."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            self.model, other = (saved.model for saved in pool.map(runner.load, [self.run, self.run]))
+        assert_equal(dict(self.model.state_dict()), dict(other.state_dict()))
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        self.model(state.batch)
+
+
+class Student(ClassificationModel):
+    """Loads its teacher when it is made."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), num_classes=10)
+        self.__dict__["teacher"] = runner.load(run).model  # no part of this model
+
+
+def test_a_run_loads_its_teacher_and_trains_the_same(folder: Path, run_here: Any):
+    run_here(*SHORT, "hydra.run.dir=teacher", code=0)
+    run_here(*SHORT, "seed=1", code=0)
+    (alone,) = run_folders(folder)
+    run_here(*SHORT, "seed=1", f"+callbacks.teacher={{_target_: {__name__}.Teacher, run: teacher}}", code=0)
+    (taught,) = {*run_folders(folder)} - {alone}
+    assert_equal(weights_of(alone), weights_of(taught))
+
+
+def test_models_in_the_jobs_of_a_sweep_load_their_teacher(folder: Path, run_here: Any):
+    run_here(*SHORT, "hydra.run.dir=teacher", code=0)
+    model = ("~model", f"+model={{_target_: {__name__}.Student, run: teacher}}", *SHORT[1:])
+    assert "2 finished" in run_here("-m", "seed=0,1", *model, code=0).out
+
+
+@pytest.mark.slow
+def test_ranks_load_a_teacher_together(folder: Path, run_here: Any):
+    run_here(*SHORT, "hydra.run.dir=teacher", code=0)
+    teacher = f"+callbacks.teacher={{_target_: {__name__}.Teacher, run: teacher}}"
+    run_here(*SHORT, "launch.nproc_per_node=2", teacher, code=0)
+
+
+def test_loading_leaves_another_program_of_hydra_as_it_is(folder: Path):
+    with Trainer.from_config(*SHORT, "callbacks=none") as trainer:
+        trainer.fit()
+        trainer.save_checkpoint(trainer.state.run_dir / "checkpoints" / "last")
+    (folder / "app").mkdir()
+    (folder / "app" / "main.yaml").write_text("rate: 0.1\n")
+    with hydra.initialize_config_dir(str(folder / "app"), job_name="mine", **BASE):
+        runner.load(str(trainer.state.run_dir))
+        assert hydra.compose("main", ["rate=0.2"]) == {"rate": 0.2}
+        assert JobRuntime.instance().get("name") == "mine"
 
 
 @pytest.mark.parametrize(

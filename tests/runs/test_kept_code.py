@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +47,8 @@ def test_a_run_is_made_again_with_the_modules_that_it_had(project: Path, run_her
     for name in ("own", "widths"):
         del sys.modules[name]
     again = run_here("rerun=run", "hydra.run.dir=run2", code=0)
-    assert "own.py, widths.py: changed since the run was made; the version of then is used: run/code" in again.err
+    assert "own.py: not found here; the recorded version is used: run/code" in again.err
+    assert "widths.py: changed since the run was made; the recorded version is used: run/code" in again.err
     assert read_code(project / "run2") == read_code(project / "run")
     first, second = ((project / one / "checkpoints/ep0-ba1/model.pt").read_bytes() for one in ("run", "run2"))
     assert first == second
@@ -56,8 +58,23 @@ def test_a_run_is_made_again_with_the_modules_that_it_had(project: Path, run_her
     sys.path.remove(next(entry for entry in sys.path if "runner-code-" in entry))
     del sys.modules["own"]
     refused = run_here("rerun=run", "allow_targets=own.Net", "hydra.run.dir=run3", code=2)
-    assert "the version of then is not used: run/code" in refused.err and "there is no module 'own'" in refused.err
+    assert "the recorded version is not used: run/code" in refused.err and "there is no module 'own'" in refused.err
     assert not (project / "imported").exists()
+
+
+def test_a_copied_run_goes_on_with_the_code_beside_it(project: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
+    run_here(*COMMAND, "hydra.run.dir=run", code=0)
+    (project / "elsewhere").mkdir()
+    shutil.copytree(project / "run", project / "elsewhere" / "copy", symlinks=True)
+    for name in ("own.py", "widths.py"):
+        (project / name).unlink()
+    for name in ("own", "widths"):
+        del sys.modules[name]
+    monkeypatch.chdir(project / "elsewhere")
+    refused = run_here("resume=copy", code=2)
+    assert "own.py, widths.py: not found here; the recorded version is used: copy/code" in refused.err
+    assert "this run has finished" in refused.err
+    run_here("resume=copy", "trainer.max_duration=2ba", code=0)
 
 
 @pytest.mark.slow

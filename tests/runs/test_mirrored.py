@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 import stores
 from kept_runs import LONGER, QUIET, SHORT, weights
 
+from runner.checkpoints.mirror import Mirror
 from runner.failures.facts import WrongKey
 from runner.runs.mirrored import download_run
+from runner.time import Timestamp
 
 OTHER_USER = {"XDG_CONFIG_HOME": "elsewhere"}  # who has another key, so that the record is somebody else's
 
@@ -39,7 +42,7 @@ def test_a_run_goes_on_from_its_mirror_on_another_machine(tmp_path: Path, run_ap
     run_app(*arguments, LONGER, "hydra.run.dir=whole", "callbacks.checkpoint_saver.mirror=null")
     assert weights(run, "ep3-ba9") == weights(tmp_path / "whole", "ep3-ba9")
     # The mirror is the same run's: it goes on there, and a third machine evaluates it.
-    assert {one.name for one in (tmp_path / "mirror" / "one").iterdir()} == {"ep1-ba3", "ep2-ba6", "ep3-ba9"}
+    assert {one.name for one in (tmp_path / "mirror" / "one").glob("*/")} == {"ep1-ba3", "ep2-ba6", "ep3-ba9"}
     done = run_app("mode=eval", f"resume=file://{tmp_path}/mirror/one", env=OTHER_USER)
     assert "after 9 batches" in done.stdout
 
@@ -88,7 +91,8 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
         content = str(number).encode()
         (run / "checkpoints" / f"ep{number}" / "model.pt").write_bytes(content)
         facts = {"size": 1, "sha256": hashlib.sha256(content).hexdigest()}
-        manifest = {"saved_at": float(number), "files": {"model.pt": facts}}
+        time = Timestamp(epoch=number).state_dict()
+        manifest = {"format": 1, "saved_at": float(number), "timestamp": time, "files": {"model.pt": facts}}
         (run / "checkpoints" / f"ep{number}" / "manifest.json").write_text(json.dumps(manifest))
         Mirror(f"file://{folder}/mirror/one").upload(run, f"ep{number}", f"checkpoints/ep{number}", ["ep1"])
         shutil.rmtree(run)
@@ -106,6 +110,11 @@ def changed(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     return apply
 
 
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 FACTS = {"size": 1, "sha256": hashlib.sha256(b"x").hexdigest()}
 ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a changed file": (
@@ -117,7 +126,15 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
         "ep3: config.yaml differs from its index.json",
     ),
     "a missing file": (lambda folder: (folder / "config.yaml").unlink(), "ep3: "),
-    "too large": (changed(lambda index: index["files"]["config.yaml"].update(size=1 << 60)), "are free in"),
+    "too large": (
+        changed(lambda index: index["files"]["checkpoints/ep3/model.pt"].update(size=1 << 52)),
+        "are free in",
+    ),
+    "a large record": (
+        changed(lambda index: index["files"]["config.yaml"].update(size=1 << 40)),
+        "ep3: its config.yaml has 1,099,511,627,776 bytes, at most",
+    ),
+    "a pipe": (lambda folder: pipe(folder / "config.yaml"), "ep3: "),
     "a way out": (
         changed(lambda index: index["files"].update({"../x": FACTS})),
         "ep3: its index.json names '../x', which leads out",
@@ -133,6 +150,19 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "another kind": (changed(lambda index: index.update(files=[1])), "ep3: its index.json cannot be read"),
     "no number": (changed(lambda index: index.update(saved_at="later")), "ep3: its index.json cannot be read"),
+    "a number of 400 digits": (
+        changed(lambda index: index.update(saved_at=10**400)),
+        "ep3: its index.json cannot be read",
+    ),
+    "another name": (
+        changed(lambda index: index.update(checkpoint="checkpoints/ep4")),
+        "ep3: it holds the checkpoint 'ep4'",
+    ),
+    "the name of a link": (
+        changed(lambda index: index.update(checkpoint="checkpoints/latest")),
+        "ep3: its index.json names 'latest', which a checkpoint cannot be called",
+    ),
+    "an escape": (changed(lambda index: index["best"].append("..%2fx")), "ep3: its index.json names '..%2fx'"),
     "a later format": (changed(lambda index: index.update(format=2)), "ep3: a later version"),
     "nested": (
         lambda folder: (folder / "index.json").write_bytes(b"[" * 100_000),
@@ -161,6 +191,12 @@ def test_what_is_damaged_or_hostile_is_not_used(
     assert (folder / "checkpoints" / "best").resolve().name == "ep1"
     assert said in capfd.readouterr().err
     assert {path for path in tmp_path.rglob("*") if not path.is_relative_to(tmp_path / "work")} == before
+
+
+def test_names_of_a_listing_that_mean_something_else_are_left_out(tmp_path: Path):
+    for name in ("ep1", "latest", "best", "config.yaml", "..%2fx", "a%20b", "a\\b", ".hidden", "a\x1bb"):
+        (tmp_path / name).mkdir()
+    assert Mirror(f"file://{tmp_path}").names() == ["ep1"]
 
 
 def test_one_checkpoint_can_be_named(mirror: Path, tmp_path: Path, monkeypatch: Any):
@@ -195,7 +231,7 @@ def test_an_address_without_a_run_is_refused(
 def test_a_mirror_of_which_nothing_is_whole_says_why(mirror: Path, tmp_path: Path, monkeypatch: Any):
     shutil.copytree(mirror, tmp_path / "one")
     monkeypatch.chdir(tmp_path)
-    for one in (tmp_path / "one").iterdir():
+    for one in (tmp_path / "one").glob("*/"):
         (one / "config.yaml").write_text("x")
     with pytest.raises(WrongKey, match="no checkpoint there can be used: ep3: config.yaml differs"):
         download_run("resume", f"file://{tmp_path}/one", keep=True)

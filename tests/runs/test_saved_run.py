@@ -21,6 +21,8 @@ def test_what_a_run_was_told_to_do_is_not_taken_from_its_record(tmp_path: Path):
 
 
 def test_without_a_record_there_is_nothing_to_rerun(tmp_path: Path):
+    (tmp_path / "checkpoints" / "ep1").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "ep1" / "manifest.json").write_text('{"files": {}}')  # of a run in Python
     for arguments in (["seed=1"], [f"resume={tmp_path}"], ["resume=missing", "seed=1"], ["resume="], ["resume=null"]):
         assert find_saved_run(arguments) is None
 
@@ -134,3 +136,15 @@ def test_weights_that_do_not_fit_are_listed(tmp_path: Path, run_app: Any):
     assert len(refused.stderr.splitlines()) == 1 and not folders(tmp_path)
     done = run_app(*deeper, "trainer.load_strict=false", "hydra.run.dir=loose")
     assert "loaded in part: missing module.layers.6.weight, module.layers.6.bias" in done.stderr
+
+
+def test_a_folder_without_a_run_is_no_run_whatever_lies_in_it(tmp_path: Path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "manifest.json").write_text('{"name": "of another program"}')
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="holds no run, neither a record") as raised:
+        find_saved_run([f"resume={tmp_path}"])
+    assert "pipe" not in str(raised.value) and "remove" not in str(raised.value)
+    (tmp_path / "other" / "manifest.json").write_text('{"files": {}}')
+    with pytest.raises(ValueError, match="pipe: is neither a file nor a folder"):
+        find_saved_run([f"resume={tmp_path}"])

@@ -12,6 +12,7 @@ import pytest
 from python_process import wait_until
 
 from runner.runs.result import Result
+from runner.runs.sweep_jobs import claim
 from runner.sweeps.progress import INTERVAL, Progress
 from runner.sweeps.sweep import Sweep
 
@@ -29,6 +30,8 @@ def leave(sweep: Sweep, folder: str, overrides: list[str], status: str = "FINISH
     (sweep.folder / folder).mkdir(exist_ok=True)
     facts = {"objective": 0.98243, "objective_name": "eval/MulticlassAccuracy", "seconds": 12.0} | facts
     Result(status, folder, "id", [*overrides, "model=mlp"], **facts).write(sweep.folder / folder)
+    if status != "REFUSED":
+        claim(sweep.folder, sweep.key_of_job(overrides), sweep.folder / folder, "id")
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:

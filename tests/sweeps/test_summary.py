@@ -13,6 +13,7 @@ from sweep_results import GRID
 from runner.callbacks import InMemoryLogger
 from runner.destination import SweepSummary
 from runner.runs.result import Result
+from runner.runs.sweep_jobs import claim
 from runner.sweeps import sweep as sweeps
 from runner.sweeps.summary import align, end_sweep
 from runner.sweeps.sweep import Sweep
@@ -29,11 +30,12 @@ class Receiver(InMemoryLogger):
 
 def end(folder: Path, results: list[Result], monkeypatch: pytest.MonkeyPatch) -> tuple[int, SweepSummary]:
     """End a sweep of jobs with these results in a terminal of 80 columns."""
+    receiver = Receiver()
+    led = Sweep(folder, "id", "sweep-lr-seed", "identity", ["model"], destinations=[receiver])
     for one in results:
         (folder / one.name).mkdir(parents=True)
         one.write(folder / one.name)
-    receiver = Receiver()
-    led = Sweep(folder, "id", "sweep-lr-seed", "identity", ["model"], destinations=[receiver])
+        claim(folder, led.key_of_job(one.overrides), folder / one.name, one.identity)
     monkeypatch.setattr(sweeps, "led", led)
     monkeypatch.setattr("runner.sweeps.summary.make_console", lambda _: type("Console", (), {"width": 80}))
     return end_sweep(), receiver.summary

@@ -85,6 +85,57 @@ def test_the_same_sweep_again_trains_nothing_and_a_new_one_when_asked(run_here: 
     assert len(batches(folder)) == 24
 
 
+def test_a_job_that_was_trained_on_by_hand_is_left_out_of_its_sweep(run_here: Any, folder: Path):
+    command = ("-m", "seed=0,1", *QUIET)
+    assert run_here(*command).code == 0
+    (sweep,) = sweeps(folder)
+    files = ("settings.csv", "jobs.csv", "results.json")
+    before = [(sweep / name).read_text().splitlines()[0] for name in files]
+    (trained,) = json.loads((sweep / "results.json").read_text())["settings"]
+    longer = run_here("resume=latest", "trainer.max_duration=4ep")
+    assert longer.code == 0 and "(a job of a sweep: there is no other run)" in longer.err
+    (changed,) = {line.split()[0] for line in batches(folder) if int(line.split()[1]) >= 6}
+    shutil.copytree(sweep / "seed0-mlp-digits", sweep / "backup")
+
+    again = run_here(*command)
+    assert again.code == 0, again.err
+    assert "2/2" in again.out and "3/2" not in again.out and "2 finished" in again.out
+    assert again.out.count("skipped: it has already ended") == 1
+    assert f"left out  backup, {changed}: not what this sweep asks for" in again.out
+    assert batches(folder) == six(f"{changed}-2")
+    assert [(sweep / name).read_text().splitlines()[0] for name in files] == before
+    (setting,) = json.loads((sweep / "results.json").read_text())["settings"]
+    assert (setting["mean"], setting["spread"], setting["n"]) == (trained["mean"], trained["spread"], 2)
+
+    compared = run_here("table", str(sweep))
+    assert compared.code == 0 and compared.err.count("left out") == 1, compared.err
+    assert "(2)" in compared.out and "backup" not in compared.out
+
+
+def test_a_job_whose_config_changed_takes_the_place_of_the_one_before(run_here: Any, folder: Path):
+    own = folder / "conf" / "experiment" / "mine.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("# @package _global_\noptimizer:\n  lr: 0.01\n")
+    command = ("-m", "experiment=mine,digits_plain", *QUIET)
+    assert run_here(*command).code == 0
+    own.write_text("# @package _global_\noptimizer:\n  lr: 0.02\n")
+    batches(folder)
+    again = run_here(*command)
+    assert again.code == 0, again.err
+    assert "2/2" in again.out and "3/2" not in again.out and "2 finished" in again.out
+    (name,) = {line.split()[0] for line in batches(folder)}
+    assert "mine" in name and name.endswith("-2")
+
+
+def test_forks_at_several_batches_are_jobs_of_their_own(run_here: Any, folder: Path):
+    assert run_here(*QUIET, "callbacks.checkpoint_saver.save_interval=1ba").code == 0
+    (run,) = folder.glob("outputs/20*/*")
+    done = run_here("-m", f"resume={run}", "at=ba4,ba5")
+    assert done.code == 0, done.err
+    (sweep,) = sweeps(folder)
+    assert statuses(sweep) == {"at_ba4-mlp-digits": "FINISHED", "at_ba5-mlp-digits": "FINISHED"}
+
+
 def test_a_job_that_failed_goes_on_from_its_checkpoint_and_the_others_run(run_here: Any, folder: Path):
     command = ("-m", "seed=0,1,2", "+callbacks.own.ends=error", *QUIET)
     done = run_here(*command)

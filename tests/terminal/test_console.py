@@ -115,7 +115,7 @@ def test_a_run_in_a_pipe_has_its_title_when_it_begins(
     announce("refused", folder)
     take_back_title()
     assert capsys.readouterr().out == ""
-    print_title("mlp-digits-2026-01-02-03-04-05", folder)
+    print_title("03-04-05-mlp-digits-2026-01-02", folder)
     print_title("mine", folder)
     print_title("lr1", tmp_path / "sweep/lr1")
     titles = ["mlp-digits  outputs/2026-01-02/03-04-05", "mine  outputs/2026-01-02/03-04-05", "sweep/lr1"]

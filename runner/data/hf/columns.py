@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from runner.data.images.decoding import open_image
 from runner.data.images.imagefolder import normalized
 from runner.libraries.hugging_face import import_hf
+from runner.terminal.text import printable
 
 WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 FRACTIONS = ("float16", "float32", "float64")
@@ -39,7 +41,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
             _check_values(rows, key, column)
         self.columns = dict(columns)
         self._numbers = None if classes is None else {name: number for number, name in enumerate(classes)}
-        self._rows = rows.select_columns([*dict.fromkeys(columns.values())])
+        self._rows = undecoded(rows.select_columns([*dict.fromkeys(columns.values())]))
         self._dtypes = {column: _dtype(rows.features[column]) for column in columns.values()}
         self._image_size = image_size
 
@@ -85,25 +87,46 @@ class Columns(Dataset[tuple[Tensor, ...]]):
             return torch.tensor(self._numbers[value])
         try:
             return image_tensor(value, self._image_size) if dtype is None else torch.tensor(value, dtype=dtype)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ValueError(f"{key}={column!r}: row {index} does not become a tensor: {error}") from error
 
 
+def undecoded(rows: Any) -> Any:
+    """Return a ``datasets.Dataset`` whose images are read as bytes, not decoded by that library."""
+    for column, feature in rows.features.items():
+        if _is_image(feature):
+            rows = rows.cast_column(column, import_hf("datasets").Image(decode=False))
+    return rows
+
+
 def image_tensor(image: Any, size: int | None) -> Tensor:
-    """Return a Pillow image as uint8 ``(3, H, W)``.
+    """Return an image as uint8 ``(3, H, W)``.
 
     Args:
-        image: an image of any mode.
+        image: the content of a file, a Pillow image, or a dict as `datasets` stores an image, with `bytes` or a `path`.
         size: height and width, in pixels: the shorter side is resized to it, and the center is cut out; None keeps
             the size.
     """
-    image = image.convert("RGB")
+    if isinstance(image, Mapping):
+        image = image["path"] if image["bytes"] is None else image["bytes"]
+    image = open_image(image)
     if size is not None and image.size != (size, size):
         scale = size / min(image.size)
         image = image.resize([max(size, round(side * scale)) for side in image.size], import_hf("PIL.Image").BILINEAR)
         left, top = ((side - size) // 2 for side in image.size)
         image = image.crop((left, top, left + size, top + size))
     return torch.from_numpy(numpy.array(image)).permute(2, 0, 1)
+
+
+def checked_whole(values: Any) -> Any:
+    """Return an array of numpy whose values int64 can hold.
+
+    Raises:
+        ValueError: a value is larger.
+    """
+    if values.dtype == numpy.uint64 and values.size and values.max() > numpy.iinfo(numpy.int64).max:
+        raise ValueError(f"it holds {values.max()}, which is more than int64 can")
+    return values
 
 
 def class_names(parts: Sequence[Any], targets: str, classes: Sequence[str] | None) -> list[str] | None:
@@ -160,7 +183,7 @@ def check_column(features: Mapping[str, Any], key: str, column: str) -> None:
     Only targets may be texts, which become numbers of classes.
     """
     if column not in features:
-        raise ValueError(f"{key}={column!r}: no such column; the columns are {', '.join(features)}")
+        raise ValueError(f"{key}={column!r}: no such column; the columns are {', '.join(map(printable, features))}")
     feature = features[column]
     if key == "targets" and is_text(feature):
         return

@@ -32,7 +32,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from runner.data.fake import FakeLoader, faked_by
-from runner.data.hf.columns import Columns, class_names, fake_batches, holds_texts, is_text, largest_label
+from runner.data.hf.columns import Columns, class_names, fake_batches, holds_texts, is_text, largest_label, undecoded
 from runner.data.hf.splits import Part, Source, Splits, check_text, describe, load_parts, load_split
 from runner.data.hf.texts import NAMED, TASKS, Encoder, Texts, check_columns, check_task, text_columns
 from runner.data.loaders import DatasetLoader, OrderedLoader
@@ -41,6 +41,7 @@ from runner.data.text.token_cache import TokenCache
 from runner.data.text.tokenizer import BYTES_PER_TOKEN, Tokenizer, load_tokenizer
 from runner.data.text.windows import WindowSizes, check_eval_share, check_windows, fake_window_loaders, window_loaders
 from runner.distributed.ranks import get_global_rank
+from runner.files.values import HubName, LocalPath
 from runner.libraries.hugging_face import bars_on_terminals
 
 log = logging.getLogger("runner")
@@ -89,7 +90,7 @@ def _fake_samples(features: Mapping[str, Any], columns: _Columns, source: Source
     """Return ``make(n)`` -> a batch of n samples that look like those of `_data_sets`."""
 
     def first() -> Mapping[str, Any]:
-        return load_split(source, "split", splits.split)[0]
+        return undecoded(load_split(source, "split", splits.split))[0]
 
     is_text_data = _is_text_data(features, columns)
     feature = features.get(str(columns.targets))
@@ -109,10 +110,10 @@ def _fake_samples(features: Mapping[str, Any], columns: _Columns, source: Source
 
 @faked_by(_fake)
 def load_hf_dataset(  # noqa: D417 (some arguments are described together)
-    name: str = "Salesforce/wikitext",
+    name: HubName = "Salesforce/wikitext",
     config: str | None = None,
-    data_files: str | Sequence[str] | Mapping[str, Any] | None = None,
-    data_dir: str | None = None,
+    data_files: LocalPath | Sequence[LocalPath] | Mapping[str, Any] | None = None,
+    data_dir: LocalPath | None = None,
     split: str = "train",
     eval_split: str | None = "validation",
     eval_share: float = 0.1,
@@ -121,12 +122,12 @@ def load_hf_dataset(  # noqa: D417 (some arguments are described together)
     inputs: str | Sequence[str] | None = None,
     targets: str | None = None,
     classes: Sequence[str] | None = None,
-    tokenizer: str | None = None,
+    tokenizer: HubName | None = None,
     pack_documents: bool = False,
     task: str | None = None,
     context: int = 128,
     eval_tokens: int | None = None,
-    cache: str | None = "~/.cache/experiment-runner/tokens",
+    cache: LocalPath | None = "~/.cache/experiment-runner/tokens",
     image_size: int | None = None,
     batch_size: int = 8,
     eval_batch_size: int = 64,

@@ -13,6 +13,7 @@ from torch import Tensor
 from runner.data.archive import check_source, fetch_archive, find_missing
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import TensorLoader
+from runner.files.values import Address, LocalPath
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # as published beside it
@@ -50,8 +51,8 @@ def _fake(
 
 @faked_by(_fake)
 def load_cifar10(
-    path: str = "data/cifar10",
-    url: str | None = URL,
+    path: LocalPath = "data/cifar10",
+    url: Address | None = URL,
     md5: str | None = MD5,
     batch_size: int = 128,
     eval_batch_size: int = 1000,

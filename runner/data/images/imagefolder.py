@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from runner.data.fake import FakeLoader, faked_by
+from runner.data.images.decoding import SUFFIXES, find_images, is_hidden, open_image
 from runner.data.loaders import DatasetLoader
+from runner.files.values import InnerPath, LocalPath
 from runner.libraries.torchvision import import_torchvision
+from runner.terminal.text import printable
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
 # Statistics of ImageNet: red, green and blue in [0, 1].
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -31,7 +35,7 @@ def _fake(
 ) -> tuple[FakeLoader, ...]:
     check_image_sizes(image_size, eval_image_size)
     train, *others = _folders(path, test_folder)
-    classes = sum(one.is_dir() for one in train.iterdir())
+    classes = len(_classes_in(train))
     mean, std = _mean_and_std(torch.device("cpu"))
 
     def loader(folder: Path, size: int, batch_size: int) -> FakeLoader:
@@ -40,16 +44,15 @@ def _fake(
             # The largest label, so that a model with too few classes is found.
             return images, torch.full((samples,), classes - 1)
 
-        count = sum(file.suffix.lower() in SUFFIXES for file in folder.glob("*/**/*"))
-        return FakeLoader(make, count, batch_size)
+        return FakeLoader(make, sum(len([*find_images(one)]) for one in _classes_in(folder)), batch_size)
 
     return loader(train, image_size, batch_size), *(loader(one, eval_image_size, eval_batch_size) for one in others)
 
 
 @faked_by(_fake)
 def load_imagefolder(
-    path: str = "data/imagenet",
-    test_folder: str | None = None,
+    path: LocalPath = "data/imagenet",
+    test_folder: InnerPath | None = None,
     image_size: int = 224,
     eval_image_size: int = 224,
     batch_size: int = 256,
@@ -84,10 +87,9 @@ def load_imagefolder(
     """
     check_image_sizes(image_size, eval_image_size)
     train_folder, *other_folders = _folders(path, test_folder)
-    folder_of = import_torchvision("torchvision.datasets").ImageFolder
     random_part, center = image_transforms(image_size, eval_image_size)
-    train = folder_of(train_folder, random_part)
-    others = [folder_of(one, center) for one in other_folders]
+    train = ImageFolder(train_folder, random_part)
+    others = [ImageFolder(one, center) for one in other_folders]
     for folder, other in zip(other_folders, others, strict=True):
         if differing := sorted({*train.classes} ^ {*other.classes}):
             reason = f"must have the same classes, but only one of them has {differing[0]!r}"
@@ -97,6 +99,39 @@ def load_imagefolder(
         DatasetLoader(train, batch_size, shuffle=True, seed=seed, **options),
         *(DatasetLoader(one, eval_batch_size, shuffle=False, **options) for one in others),
     )
+
+
+class ImageFolder(Dataset[tuple[Any, int]]):
+    """Images in folders, one folder per class, in the order of their names; hidden files and folders are left out.
+
+    Args:
+        folder: the folder with the folders of classes.
+        transform: what a Pillow image of mode RGB becomes.
+
+    Attributes:
+        classes: the names of the classes, sorted.
+
+    Raises:
+        FileNotFoundError: a class has no images, or there is none.
+    """
+
+    def __init__(self, folder: Path, transform: Callable[[Any], Any]) -> None:
+        folders = _classes_in(folder)
+        self.classes = [one.name for one in folders]
+        self._transform = transform
+        images = [[*find_images(one)] for one in folders]
+        empty = [printable(name) for name, files in zip(self.classes, images, strict=True) if not files]
+        if empty or not folders:
+            what = f"the folder of class {empty[0]!r} has no images" if empty else "there is no folder of a class"
+            raise FileNotFoundError(f"{folder}: {what}; they end in {', '.join(sorted(SUFFIXES))}")
+        self._samples = [(str(file), label) for label, files in enumerate(images) for file in files]
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        path, label = self._samples[index]
+        return self._transform(open_image(path)), label
 
 
 def image_transforms(image_size: int, eval_image_size: int) -> tuple[Any, Any]:
@@ -134,6 +169,12 @@ def check_image_sizes(image_size: int, eval_image_size: int) -> None:
     for name, value in {"image_size": image_size, "eval_image_size": eval_image_size}.items():
         if value < 1:
             raise ValueError(f"{name}={value!r}: must be at least 1 pixel")
+
+
+def _classes_in(folder: Path) -> list[Path]:
+    """Return the folders of classes in a folder, in the order of their names."""
+    folders = (one for one in folder.iterdir() if one.is_dir() and not is_hidden(one.name))
+    return sorted(folders, key=lambda one: one.name)
 
 
 def _folders(path: str, test_folder: str | None) -> list[Path]:

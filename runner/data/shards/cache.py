@@ -15,8 +15,11 @@ from runner.failures.facts import wrong_argument
 from runner.files.lock import PATIENCE, alone, size_of
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-PARTIAL = re.compile(r"\.(\d+)\.partial$")
+PARTIAL = re.compile(r"\w+\.[0-9a-f]{8}\.(\d+)\.partial(\.raw)?")
 KEPT = ".shard"
+WHOLE = re.compile(rf"[0-9a-f]{{32}}{re.escape(KEPT)}")
+Make = Callable[[Path, Callable[[int], None]], None]
+"""Makes a file at a path, and says before each part how large the file will be with it."""
 
 
 class NoRoom(ValueError):
@@ -51,11 +54,11 @@ class ShardCache:
             probe.touch()
             probe.unlink()
 
-    def get(self, name: str, size: int, make: Callable[[Path], None], keep: Collection[str] = ()) -> Path:
+    def get(self, name: str, size: int, make: Make, keep: Collection[str] = (), shown: str = "a shard") -> Path:
         """Return the path of a file, made first if it is not there.
 
         `make` writes it to a path; temporary output with `.raw` appended is removed. It takes `size` bytes, as far as
-        they are known, and the files in `keep` must not make room for it.
+        they are known, and the files in `keep` must not make room for it. Messages call it what `shown` says.
 
         Raises:
             NoRoom: the files in `keep`, and those that others are writing, leave no room for it.
@@ -71,7 +74,7 @@ class ShardCache:
             while not self._use(path):
                 with alone(path.with_suffix(".lock"), "fetches data", progress):
                     if not path.exists():
-                        self._make(path, size, make, keep)
+                        self._make(path, size, make, keep, shown)
         return path
 
     def has(self, name: str) -> bool:
@@ -90,26 +93,32 @@ class ShardCache:
             return False
         return True
 
-    def _make(self, path: Path, size: int, make: Callable[[Path], None], keep: Collection[str]) -> None:
+    def _make(self, path: Path, size: int, make: Make, keep: Collection[str], shown: str) -> None:
         partial = path.with_name(f"{path.stem}.{secrets.token_hex(4)}.{size}.partial")
         raw = Path(f"{partial}.raw")
-        self._reserve(partial, size, keep)
+        self._reserve(partial, size, keep, shown)
+
+        def grow(now: int) -> None:
+            nonlocal size
+            if now > size:  # than was known
+                size = now
+                self._reserve(partial, size, keep, shown)
+
         try:
-            make(partial)
+            make(partial, grow)
             raw.unlink(missing_ok=True)
             descriptor = os.open(partial, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            if (more := partial.stat().st_size) > size:  # than was known
-                self._reserve(partial, more, keep)
+            grow(partial.stat().st_size)
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
             raw.unlink(missing_ok=True)
 
-    def _reserve(self, partial: Path, size: int, keep: Collection[str]) -> None:
+    def _reserve(self, partial: Path, size: int, keep: Collection[str], shown: str) -> None:
         """Make room for a file, and put an empty one there for which it is reserved."""
         kept = {f"{name}{KEPT}" for name in keep}
         waited_since = time.monotonic()
@@ -127,7 +136,7 @@ class ShardCache:
                     partial.touch()
                     return
             if keep or not reserved or time.monotonic() - waited_since > PATIENCE:
-                reason = f"no room for a shard of {size / 1e9:.3g} GB besides those in use; raise it"
+                reason = f"no room for {shown}, at least {size / 1e9:.3g} GB, besides those in use; raise it"
                 raise wrong_argument("cache_gb", self._gigabytes, reason, NoRoom)
             time.sleep(0.1)  # what others are making will be whole, and may then make room
 
@@ -140,11 +149,13 @@ class ShardCache:
                 state = path.stat()
             except FileNotFoundError:
                 continue
-            if path.suffix == KEPT:
+            if WHOLE.fullmatch(path.name):  # other files in the folder are not the cache's
                 files.append((state.st_mtime_ns, state.st_size, path))
-            elif path.name.endswith((".partial", ".raw")) and time.time() - state.st_mtime > 2 * PATIENCE:
+            elif (found := PARTIAL.fullmatch(path.name)) is None or path == own:
+                continue
+            elif time.time() - state.st_mtime > 2 * PATIENCE:
                 path.unlink(missing_ok=True)  # left by a process that was killed
-            elif path != own and (found := PARTIAL.search(path.name)):
+            elif found[2] is None:
                 reserved += max(int(found[1]), state.st_size)
         return reserved, sorted(files)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import threading
 import time
 from collections import OrderedDict, deque
@@ -21,12 +22,13 @@ from runner.data.loaders import DatasetLoader
 from runner.data.order import SampleOrder
 from runner.data.shards.cache import ShardCache
 from runner.data.shards.files import ShardFile, in_parallel, retried
-from runner.data.shards.formats import Description, Format, OpenShard
+from runner.data.shards.formats import Description, Format, OpenShard, is_description
 from runner.data.shards.order import BlockOrder
 from runner.data.workers import BatchKeys
 from runner.failures.facts import wrong_argument
 from runner.files.addresses import without_credentials
 from runner.files.whole import read_object, write_whole
+from runner.terminal.text import printable
 
 log = logging.getLogger("runner")
 
@@ -88,7 +90,8 @@ class ShardedDataset(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         ((shard, rows),) = self._shards_of(numpy.array([index]))
-        return self.decode(self._read(shard, rows)[0])
+        with _naming(self._files[shard], self._key):
+            return self.decode(self._read(shard, rows)[0])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_opened": OrderedDict()}  # open files stay in this process
@@ -115,7 +118,7 @@ class ShardedDataset(Dataset[Any]):
         if file.is_local and about["in_place"]:
             return None
 
-        def make(target: Path) -> None:
+        def make(target: Path, grow: Callable[[int], None]) -> None:
             raw = Path(f"{target}.raw") if self._form.is_prepared else target
             if file.is_local:
                 raw = Path(file.address)
@@ -124,17 +127,17 @@ class ShardedDataset(Dataset[Any]):
                 file.download(raw)
                 self._check_content(raw, name, file)
             if self._form.is_prepared:
-                self._form.prepare(raw, target)
+                self._form.prepare(raw, target, grow)
 
         size = about["bytes"] + (file.size if self._form.is_prepared and not file.is_local else 0)
         with _naming(file, self._key):
-            return self._cache.get(name, size, make, [self._names[one] for one in keep])
+            return self._cache.get(name, size, make, [self._names[one] for one in keep], file.shown)
 
     def _describe(self, shard: int) -> Description:
         file = self._files[shard]
         form = self._form
         kept = self._cache.folder / f"{self._names[shard]}.json"
-        if found := read_object(kept):
+        if is_description(found := read_object(kept), form):
             return found
         with _naming(file, self._key):
             if file.is_local:
@@ -158,7 +161,7 @@ class ShardedDataset(Dataset[Any]):
             for column in columns:
                 found = about["columns"].get(column)
                 if found is None or found != first[column]:
-                    what = f"has no column {column!r}, only {', '.join(about['columns'])}"
+                    what = f"has no column {column!r}, only {', '.join(map(printable, about['columns']))}"
                     if found is not None:
                         what = f"has {found} in column {column!r}, where {self._files[0].shown} has {first[column]}"
                     raise wrong_argument(self._key, without_credentials(file.address), what)
@@ -179,7 +182,8 @@ class ShardedDataset(Dataset[Any]):
         with raw.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
         kept = self._cache.folder / f"{name}.sha256"
-        if kept.exists() and kept.read_text() != digest:
+        known = kept.read_text(errors="replace") if kept.exists() else ""
+        if known != digest and re.fullmatch("[0-9a-f]{64}", known):
             raise ValueError("its content is not what it was, although its size is; put it back, or start again")
         write_whole(kept, digest)
 
@@ -250,10 +254,24 @@ class BatchedShards(ShardedDataset):
         """Return samples as one batch, in the order of `indices`."""
         ordered, places = torch.tensor(indices).sort()
         parts = [self._read(shard, rows) for shard, rows in self._shards_of(ordered.numpy())]
-        batch = self.decode(self._join(parts))
+        try:
+            batch = self.decode(self._join(parts))
+        except ValueError:
+            self._refuse_row(ordered.numpy())
+            raise
         if bool((places[1:] > places[:-1]).all()):
             return batch
         return _map(batch, lambda one: one[places.argsort()])
+
+    def _refuse_row(self, indices: Any) -> None:
+        """Raise ValueError for the first sample, of those given in ascending order, that cannot be decoded."""
+        for shard, rows in self._shards_of(indices):
+            for row in rows:
+                with _naming(self._files[shard], self._key):
+                    try:
+                        self.decode(self._join([self._read(shard, [row])]))
+                    except ValueError as error:
+                        raise ValueError(f"row {row}: {error}") from error
 
 
 class ShardLoader(DatasetLoader):

@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from runner.data.images.decoding import is_hidden
 from runner.files.addresses import without_credentials, without_those_of
-from runner.libraries.remote_files import check_address
+from runner.libraries.remote_files import check_address, http_options
 
 log = logging.getLogger("runner")
 
@@ -154,7 +155,11 @@ def _find(name: str, suffixes: Sequence[str], key: str) -> list[str]:
     if "://" not in name:
         found = glob.glob(name, recursive=True)
         if os.path.isdir(name):
-            found = [str(one) for one in Path(name).rglob("*") if one.suffix in suffixes]
+            found = [
+                str(one)
+                for one in Path(name).rglob("*")
+                if one.suffix in suffixes and not is_hidden(str(one.relative_to(name)))
+            ]
         return [os.path.abspath(one) for one in found if os.path.isfile(one)]
     check_address(key, name)
     files = _filesystem(name)
@@ -163,7 +168,8 @@ def _find(name: str, suffixes: Sequence[str], key: str) -> list[str]:
     if name.endswith(tuple(suffixes)):
         return [name]
     listed = retried(name, lambda: files.find(name))
-    return [files.unstrip_protocol(one) for one in listed if one.endswith(tuple(suffixes))]
+    seen = [one for one in listed if one.endswith(tuple(suffixes)) and not is_hidden(one.rpartition("/")[2])]
+    return [files.unstrip_protocol(one) for one in seen]
 
 
 def _look(address: str) -> ShardFile:
@@ -189,5 +195,5 @@ def _filesystem(address: str) -> Any:
     if protocol in ("http", "https"):
         timeout = importlib.import_module("aiohttp").ClientTimeout(total=None, sock_connect=SILENCE, sock_read=SILENCE)
         # A compressed answer would be of another size than the file.
-        options |= {"client_kwargs": {"timeout": timeout, "headers": {"Accept-Encoding": "identity"}}}
+        options |= http_options(timeout=timeout, headers={"Accept-Encoding": "identity"})
     return importlib.import_module("fsspec").filesystem(protocol, **options)

@@ -7,7 +7,7 @@ import posixpath
 import tarfile
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,9 @@ import numpy
 import torch
 from torch import Tensor
 
+from runner.data.images.decoding import is_hidden
 from runner.data.text.token_cache import STORED, map_tokens
+from runner.files.tar import PlainTarInfo
 from runner.libraries.hugging_face import import_hf
 
 ROWS_WRITTEN = 8192  # rows of a table per write
@@ -45,12 +47,14 @@ class Format(ABC):
         identity: everything else that a prepared file depends on, as JSON values.
         described_by_a_part: suffixes of files whose metadata can be read from a small part.
         is_prepared: whether files that are not read in place are first made into others, by `prepare`.
+        has_index: whether descriptions have an index.
     """
 
     suffixes: tuple[str, ...]
     identity: Any = None
     described_by_a_part: tuple[str, ...] = ()
     is_prepared = False
+    has_index = False
 
     @abstractmethod
     def describe(self, file: Any, name: str, size: int) -> Description:
@@ -65,8 +69,10 @@ class Format(ABC):
             ValueError: the file is torn, or of another format.
         """
 
-    def prepare(self, raw: Path, target: Path) -> None:
+    def prepare(self, raw: Path, target: Path, grow: Callable[[int], None]) -> None:
         """Write a file that can be read at random, made from another one.
+
+        `grow` is called with the bytes written so far, and raises an error if there is no room for more.
 
         Raises:
             ValueError: the file is torn, or of another format.
@@ -112,7 +118,7 @@ class Tables(Format):
         columns = {field.name: str(field.type) for field in schema}
         return {"rows": rows, "bytes": size, "columns": columns, "in_place": in_place}
 
-    def prepare(self, raw: Path, target: Path) -> None:
+    def prepare(self, raw: Path, target: Path, grow: Callable[[int], None]) -> None:
         with _refused("a damaged file of parquet or arrow"):
             with raw.open("rb") as file:
                 is_parquet = file.read(4) == b"PAR1"
@@ -124,6 +130,7 @@ class Tables(Format):
             first = next(batches)
             with import_hf("pyarrow.ipc").new_file(str(target), first.schema) as writer:
                 for batch in chain([first], batches):
+                    grow(target.stat().st_size + batch.nbytes)
                     writer.write_batch(batch)
 
     def open(self, path: Path, description: Description) -> OpenShard:
@@ -162,13 +169,14 @@ class Tars(Format):
     """
 
     suffixes = (".tar",)
+    has_index = True
 
     def describe(self, file: Any, name: str, size: int) -> Description:
         samples: dict[str, dict[str, tuple[int, int]]] = {}
         last = ""
-        with _refused("not a whole tar file"), tarfile.open(file, "r:") as tar:
+        with _refused("not a whole tar file"), tarfile.open(file, "r:", tarinfo=PlainTarInfo) as tar:
             for member in tar:
-                if member.isdir():
+                if member.isdir() or is_hidden(posixpath.normpath(member.name)):
                     continue
                 sample, field = _split(member)
                 if sample in samples and (sample != last or field in samples[sample]):
@@ -261,6 +269,28 @@ class _OpenTokens(OpenShard):
     def read(self, rows: Sequence[int]) -> Tensor:
         """Return windows `(n, context + 1)`, uint8, int16 (which stands for uint16) or int32."""
         return self._windows[torch.tensor(rows)]
+
+
+def is_description(content: Mapping[str, Any], form: Format) -> bool:
+    """Return whether the content of a file in the cache is the description of a shard; it may be damaged."""
+    rows, size, columns, index = (content.get(name) for name in ("rows", "bytes", "columns", "index"))
+    return (
+        all(type(one) is int and one > 0 for one in (rows, size))
+        and isinstance(columns, dict)
+        and all(isinstance(one, str) for one in columns.values())
+        and isinstance(content.get("in_place"), bool)
+        and (not form.has_index or _is_index(index, rows))
+    )
+
+
+def _is_index(index: Any, rows: Any) -> bool:
+    try:
+        spans = numpy.array(index["spans"])
+        return (
+            spans.shape == (rows, len(index["fields"]), 2) and spans.dtype.kind == "i" and len(index["names"]) == rows
+        )
+    except (LookupError, TypeError, ValueError):
+        return False
 
 
 @contextmanager

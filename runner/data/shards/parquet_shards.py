@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -12,13 +11,14 @@ import torch
 from torch import Tensor
 
 from runner.data.fake import FakeLoader, faked_by
-from runner.data.hf.columns import image_tensor
+from runner.data.hf.columns import checked_whole, image_tensor
 from runner.data.images.imagefolder import normalized
 from runner.data.loaders import Transform
 from runner.data.shards.dataset import BatchedShards, ShardedDataset, ShardLoader
 from runner.data.shards.formats import Tables
 from runner.data.shards.loading import CACHE, ShardOptions, fake_shard_loaders, open_shards, shard_loaders
 from runner.failures.facts import wrong_argument
+from runner.files.values import LocalPath
 from runner.libraries.hugging_face import import_hf
 
 
@@ -31,16 +31,16 @@ def _fake(
 
 @faked_by(_fake)
 def load_parquet_shards(
-    path: str | Sequence[str] = "data/shards/*.parquet",
-    eval_path: str | Sequence[str] | None = None,
+    path: LocalPath | Sequence[LocalPath] = "data/shards/*.parquet",
+    eval_path: LocalPath | Sequence[LocalPath] | None = None,
     eval_shards: int = 1,
-    test_path: str | Sequence[str] | None = None,
+    test_path: LocalPath | Sequence[LocalPath] | None = None,
     inputs: str = "inputs",
     targets: str = "targets",
     classes: Sequence[str] | None = None,
     image_size: int | None = None,
     shuffle_shards: int = 8,
-    cache_dir: str = CACHE,
+    cache_dir: LocalPath = CACHE,
     cache_gb: float = 50.0,
     batch_size: int = 64,
     eval_batch_size: int = 64,
@@ -157,7 +157,7 @@ def _tensor(values: Any, classes: dict[str, int] | None, image_size: int | None)
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         raise ValueError(f"holds {kind}; must be numbers, lists of them, names of classes or images")
     array = values.to_numpy(zero_copy_only=False)
-    return torch.from_numpy(array.astype(numpy.float32 if types.is_floating(kind) else numpy.int64))
+    return torch.from_numpy(checked_whole(array).astype(numpy.float32 if types.is_floating(kind) else numpy.int64))
 
 
 def _class(name: str, classes: dict[str, int]) -> int:
@@ -167,7 +167,7 @@ def _class(name: str, classes: dict[str, int]) -> int:
 
 
 def _images(contents: Sequence[bytes], image_size: int | None) -> Tensor:
-    images = [image_tensor(import_hf("PIL.Image").open(io.BytesIO(one)), image_size) for one in contents]
+    images = [image_tensor(one, image_size) for one in contents]
     if len(shapes := sorted({tuple(one.shape) for one in images})) > 1:
         raise ValueError(f"images have the shapes {shapes[0]} and {shapes[1]}; give image_size=<pixels>")
     return torch.stack(images)

@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 
 from runner.data.fake import FakeLoader, faked_by
-from runner.data.images.imagefolder import SUFFIXES, check_image_sizes, image_transforms, normalize
+from runner.data.hf.columns import checked_whole
+from runner.data.images.decoding import SUFFIXES, open_image
+from runner.data.images.imagefolder import check_image_sizes, image_transforms, normalize
 from runner.data.shards.dataset import ShardedDataset, ShardLoader
 from runner.data.shards.formats import Tars
 from runner.data.shards.loading import CACHE, ShardOptions, fake_shard_loaders, open_shards, shard_loaders
 from runner.failures.facts import wrong_argument
-from runner.libraries.hugging_face import import_hf
+from runner.files.values import LocalPath
+from runner.terminal.text import printable
 
 NUMBERS = (".cls", ".index", ".json")
 
@@ -32,16 +35,16 @@ def _fake(inputs: str, targets: str, image_size: int, eval_image_size: int, **sh
 
 @faked_by(_fake)
 def load_tar_shards(  # noqa: D417 (the others are described elsewhere)
-    path: str | Sequence[str] = "data/shards/*.tar",
-    eval_path: str | Sequence[str] | None = None,
+    path: LocalPath | Sequence[LocalPath] = "data/shards/*.tar",
+    eval_path: LocalPath | Sequence[LocalPath] | None = None,
     eval_shards: int = 1,
-    test_path: str | Sequence[str] | None = None,
+    test_path: LocalPath | Sequence[LocalPath] | None = None,
     inputs: str = "jpg",
     targets: str = "cls",
     image_size: int = 224,
     eval_image_size: int = 224,
     shuffle_shards: int = 8,
-    cache_dir: str = CACHE,
+    cache_dir: LocalPath = CACHE,
     cache_gb: float = 50.0,
     batch_size: int = 256,
     eval_batch_size: int = 256,
@@ -116,18 +119,23 @@ def decode_sample(sample: tuple[str, dict[str, bytes]], inputs: str, targets: st
     name, contents = sample
     found = []
     for field in (inputs, targets):
+        shown = f"member {printable(name)}.{field}"
         try:
-            found.append(_decode(_suffix(field), contents[field], image))
-        except (ValueError, OSError, TypeError) as error:
-            raise ValueError(f"{name}.{field} in the tar file cannot be decoded: {error}") from error
+            found.append(_decode(_suffix(field), contents[field], image, shown))
+        except (ValueError, OSError, TypeError, RuntimeError, OverflowError, EOFError, MemoryError) as error:
+            reason = printable(" ".join(str(error).split())).removeprefix(f"{shown}: ")
+            raise ValueError(f"{shown}: {reason}") from error
     return found[0], found[1]
 
 
-def _decode(suffix: str, content: bytes, image: Any) -> Tensor:
+def _decode(suffix: str, content: bytes, image: Any, shown: str) -> Tensor:
     if suffix in SUFFIXES:
-        return image(import_hf("PIL.Image").open(io.BytesIO(content)).convert("RGB"))
+        return image(open_image(content, shown))
     if suffix == ".npy":
-        values = torch.from_numpy(numpy.load(io.BytesIO(content), allow_pickle=False))
+        array = numpy.load(io.BytesIO(content), allow_pickle=False)
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"it holds {array.dtype}; must be numbers")
+        values = torch.from_numpy(checked_whole(array))
     else:
         values = torch.tensor(json.loads(content))
     return values.float() if values.is_floating_point() else values.long()

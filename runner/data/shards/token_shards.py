@@ -14,6 +14,7 @@ from runner.data.shards.dataset import BatchedShards, ShardedDataset, ShardLoade
 from runner.data.shards.formats import Tokens
 from runner.data.shards.loading import CACHE, ShardOptions, fake_shard_loaders, open_shards, shard_loaders
 from runner.data.text.windows import next_token
+from runner.files.values import LocalPath
 
 
 def _fake(context: int, **shared: Any) -> tuple[FakeLoader, ...]:
@@ -23,13 +24,13 @@ def _fake(context: int, **shared: Any) -> tuple[FakeLoader, ...]:
 
 @faked_by(_fake)
 def load_token_shards(  # noqa: D417 (the others are described elsewhere)
-    path: str | Sequence[str] = "data/tokens",
-    eval_path: str | Sequence[str] | None = None,
+    path: LocalPath | Sequence[LocalPath] = "data/tokens",
+    eval_path: LocalPath | Sequence[LocalPath] | None = None,
     eval_shards: int = 1,
-    test_path: str | Sequence[str] | None = None,
+    test_path: LocalPath | Sequence[LocalPath] | None = None,
     context: int = 128,
     shuffle_shards: int = 8,
-    cache_dir: str = CACHE,
+    cache_dir: LocalPath = CACHE,
     cache_gb: float = 50.0,
     batch_size: int = 8,
     eval_batch_size: int = 64,

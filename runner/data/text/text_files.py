@@ -33,6 +33,7 @@ from runner.data.text.windows import (
     split_tokens,
     window_loaders,
 )
+from runner.files.values import HubName, LocalPath
 
 PIECE = 1 << 18  # characters of a file to tokenize at a time
 Part = TypeVar("Part")
@@ -69,19 +70,19 @@ def _fake(
 
 @faked_by(_fake)
 def load_text_files(
-    path: str = "data/text",
+    path: LocalPath = "data/text",
     pattern: str = "**/*.txt",
-    eval_path: str | None = None,
+    eval_path: LocalPath | None = None,
     eval_share: float = 0.1,
-    test_path: str | None = None,
+    test_path: LocalPath | None = None,
     test_share: float = 0.0,
-    tokenizer: str | None = None,
+    tokenizer: HubName | None = None,
     pack_documents: bool = False,
     context: int = 128,
     batch_size: int = 8,
     eval_batch_size: int = 64,
     eval_tokens: int | None = None,
-    cache: str | None = "~/.cache/experiment-runner/tokens",
+    cache: LocalPath | None = "~/.cache/experiment-runner/tokens",
     seed: int = 0,
 ) -> tuple[OrderedLoader, ...]:
     """Return a training and an evaluation loader over text files, joined in path order, and perhaps a test loader.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
 
 from runner.failures.facts import wrong_argument
+from runner.files.values import HubName, Kernel, KernelOptions
 from runner.models.hf.network import HFNetwork
 
 
@@ -35,13 +35,13 @@ class HFCausalLM(HFNetwork):
 
     def __init__(
         self,
-        name: str,
+        name: HubName,
         pretrained: bool = True,
-        overrides: Mapping[str, Any] | None = None,
-        attention: str | None = None,
+        overrides: KernelOptions | None = None,
+        attention: Kernel | None = None,
         context: int | None = None,
-        revision: str | None = None,
-        lora: Mapping[str, Any] | None = None,
+        revision: HubName | None = None,
+        lora: KernelOptions | None = None,
     ) -> None:
         if context is not None and context < 1:
             raise wrong_argument("context", context, "must be at least 1 token, or None for all positions of the model")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from runner.failures.facts import wrong_argument
+from runner.files.values import HubName, Kernel, KernelOptions
 from runner.models.hf.adapters import add_adapters
 from runner.models.hf.loading import check_attention, find_config, is_local, load_network, override, quiet
 from runner.models.hf.reading import one_sequence_a_row, without_reading
@@ -54,14 +54,14 @@ class HFNetwork(nn.Module):
 
     def __init__(
         self,
-        name: str,
+        name: HubName,
         task: str = "sequence_classification",
         pretrained: bool = True,
         num_labels: int | None = None,
-        overrides: Mapping[str, Any] | None = None,
-        attention: str | None = None,
-        revision: str | None = None,
-        lora: Mapping[str, Any] | None = None,
+        overrides: KernelOptions | None = None,
+        attention: Kernel | None = None,
+        revision: HubName | None = None,
+        lora: KernelOptions | None = None,
     ) -> None:
         super().__init__()
         check_task(task)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.checkpoints.files import CONFIG, find_checkpoint, read_file
+from runner.checkpoints.weights import describe_differences, differences
 from runner.failures.facts import wrong_argument
 from runner.models.hf.causal_lm import HFCausalLM
 from runner.models.hf.loading import quiet
@@ -43,17 +44,11 @@ def save_pretrained(run: str | Path, folder: str | Path, tokenizer: str | None =
         reason = "its model is neither model=hf_model nor model=hf_causal_lm, so transformers could not load it"
         raise wrong_argument("run", str(run), reason)
     model = kind(**{**options, "pretrained": False})
-    own = model.state_dict()
     weights = {key.removeprefix("module."): one for key, one in read_file(checkpoint, "model.pt").items()}
-    differing = sorted(
-        key
-        for key in own.keys() | weights.keys()
-        if key not in own or key not in weights or own[key].shape != weights[key].shape
-    )
-    if differing:
+    if wrong := differences(weights, model):
         reason = (
-            f"{len(differing)} of its weights do not belong to transformers' model, such as {differing[0]!r}: an "
-            "algorithm has changed its layers, and transformers could not load them"
+            f"some of its weights do not belong to transformers' model ({describe_differences(wrong)}): an algorithm "
+            "has changed its layers, and transformers could not load them"
         )
         raise wrong_argument("run", str(run), reason)
     model.load_state_dict(weights)

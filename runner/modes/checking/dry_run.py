@@ -17,9 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
+from runner.checkpoints.files import find_checkpoint
+from runner.checkpoints.snapshot import load_weights, restore
 from runner.config import build
 from runner.config.signatures import locate
+from runner.data.content import describe_samples
 from runner.destination import LoggerDestination
 from runner.distributed.collectives import pick_device
 from runner.distributed.ranks import get_world_size
@@ -96,7 +100,7 @@ def try_out(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Finding
         build.make_parts(config, uploads=False)  # so that errors of constructors come before any data is read
         model = make_model_on_meta(config)
         data = _make_data(config, findings)
-        if model is not None and size_of(model.state_dict()) > MAX_WEIGHTS:
+        if model is not None and size_of([one for one in model.parameters() if not is_lazy(one)]) > MAX_WEIGHTS:
             findings.device = "meta"
             while (hook := _find_refused_on_meta(config, data, findings)) is not None:
                 findings.refused.append(hook)
@@ -233,6 +237,23 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings) -
             findings.events = len(recorder.seen)
             findings.warnings += _find_untrained(trainer.state)
             findings.warnings += find_mistakes(config, trainer.state.progress, data.order, device.type)
+            _load_what_was_saved(trainer.state, on_meta)
+
+
+def _load_what_was_saved(state: State, only_weights: bool) -> None:
+    """Load the checkpoint that a saver has written, if there is one, as a resumed run would."""
+    try:
+        checkpoint = find_checkpoint(state.run_dir)
+    except FileNotFoundError:
+        return
+    try:
+        if only_weights or not (checkpoint / "state.pt").exists():
+            load_weights(state, checkpoint)
+        else:
+            restore(state, checkpoint)
+    except Exception as error:
+        error.add_note("while loading the checkpoint that this trial has saved")
+        raise
 
 
 def _make_parts(config: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
@@ -264,7 +285,7 @@ def _make_data(config: Mapping[str, Any], findings: Findings) -> TrialData:
     evaluators = ensure_evaluators(evaluation)
     group = layout_of(config)[1]
     loaders = [("train", train), *((one.label, one.dataloader) for one in evaluators)]
-    for label, loader in loaders:
+    for label, loader in () if fake else loaders:  # made-up batches do not show how the real ones are divided
         refuse_unsharded(loader, label, build.make_launch(config).processes() // group, group)
     findings.data = "; ".join(f"{label} {_describe(loader)}" for label, loader in loaders)
     findings.data += f"; {'made up, not read' if fake else f'one batch read: {target} has no `fake`'}"
@@ -295,7 +316,7 @@ def _describe(loader: Any) -> str:
         batches = "unknown many"
     if order is None:
         return f"{batches} batches"
-    return f"{order.num_samples:,} samples in {batches} batch{'es' * (batches != '1')} of {order.batch_size}"
+    return f"{describe_samples(loader)} in {batches} batch{'es' * (batches != '1')} of {order.batch_size}"
 
 
 @contextmanager

@@ -117,14 +117,16 @@ def describe_groups(optimizers: Sequence[Optimizer]) -> list[str]:
         shared = [key for key in groups[0] if all(key in group for group in groups)]
         special = [key for key in shared if len({repr(group[key]) for group in groups}) > 1]
         for index, group in enumerate(groups):
-            count = len(group["params"])
-            numbers = sum(one.numel() for one in group["params"])
+            count = sum(one.requires_grad for one in group["params"])
+            frozen = sum(one.numel() for one in group["params"] if not one.requires_grad)
+            numbers = sum(one.numel() for one in group["params"]) - frozen
             settings = {"lr": group.get("initial_lr", group.get("lr")), "weight_decay": group.get("weight_decay")}
             settings |= {
                 key: group[key] for key in special if key not in ("params", "name", "initial_lr", "lr_scale", "lr")
             }
             shown = [f"{key} {one:.3g}" if isinstance(one, float) else f"{key} {one}" for key, one in settings.items()]
             size = f"{numbers:,} parameters in {count} tensor{'s' * (count != 1)}"
+            size += f" and {frozen:,} frozen" * (frozen > 0)
             lines.append(", ".join([f"{type(optimizer).__name__} {group.get('name', index)}: {size}", *shown]))
     return lines
 

@@ -146,6 +146,9 @@ def _start(run: Path, batch: int, key: str) -> dict[str, Any]:
 
 
 def _planned_end(state: State) -> int | None:
+    """Return the batches of the whole run; None if they are unknown, as where a loader's epochs may differ."""
+    if state.max_duration.unit is TimeUnit.EPOCH and not hasattr(state.train_dataloader, "order"):
+        return None
     try:
         return int(convert(state.max_duration, TimeUnit.BATCH, None, state.train_dataloader_len))
     except ValueError:

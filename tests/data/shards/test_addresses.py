@@ -14,6 +14,7 @@ from shard_files import SIZES, write_parquet, write_tars, write_tokens
 from shard_server import Server, serving
 
 from runner.data.shards import files
+from runner.data.shards.cache import ShardCache
 from runner.data.shards.parquet_shards import load_parquet_shards
 from runner.data.shards.tar_shards import load_tar_shards
 from runner.data.shards.token_shards import load_token_shards
@@ -164,6 +165,18 @@ def test_other_content_of_the_same_size_is_refused_when_fetched_again(server: Se
     train, _ = load(server, "uint16", tmp_path)
     with pytest.raises(ValueError, match="its content is not what it was"):
         list(train)
+
+
+def test_the_cache_removes_no_files_of_others(tmp_path: Path):
+    others = ("photo.raw", "draft.partial", "data.shard", "my.12345678.9.partial.txt")
+    for name in others:
+        (tmp_path / name).write_bytes(b"precious" * 100)
+        os.utime(tmp_path / name, (0, 0))
+    cache = ShardCache(str(tmp_path), 1e-6)  # room for one file
+    for number in range(3):
+        cache.get(f"{number:032x}", 900, lambda path: path.write_bytes(b"x" * 900) and None)
+    assert {path.name for path in tmp_path.glob("*.shard")} == {"data.shard", f"{2:032x}.shard"}
+    assert all((tmp_path / name).is_file() for name in others)
 
 
 def test_a_small_cache_is_enough(server: Server, tmp_path: Path):

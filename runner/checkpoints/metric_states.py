@@ -1,0 +1,41 @@
+"""The accumulators of training metrics in a checkpoint: merged over the ranks, and given back to the first of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from runner.distributed.ranks import get_data_parallel_rank, get_world_size
+from runner.metrics import empty
+from runner.state import State
+
+
+def metric_states(state: State) -> dict[str, Any]:
+    """Return the training metrics' accumulators, merged over all ranks. All ranks."""
+    states = {}
+    for name, metric in state.train_metrics.items():
+        shared = get_world_size() > 1 and state.timestamp.batch_in_epoch > 0
+        if shared:
+            metric.sync()
+        states[name] = dict(metric.state_dict())
+        if shared:
+            metric.unsync()
+    return states
+
+
+def load_metric_states(state: State, saved: Mapping[str, Any]) -> None:
+    """Give the merged accumulators to the first of the merged ranks; the others start from empty ones."""
+    for name, metric in state.train_metrics.items():
+        if name not in saved:
+            continue
+        metric.load_state_dict(saved[name])
+        metric.to(state.device)
+        for part in metric.modules():
+            for key, value in getattr(part, "metric_state", {}).items():
+                if isinstance(part._defaults[key], list) and isinstance(value, Tensor):
+                    setattr(part, key, [value])  # merging ranks joined the list
+        if get_data_parallel_rank() != 0:
+            empty(metric)
+        metric._update_count = 1  # otherwise compute() warns that the metric was never updated

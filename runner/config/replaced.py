@@ -1,0 +1,107 @@
+"""Choices typed in place of a recipe's: the keys that the recipe sets for its own choice go with that choice.
+
+`experiment=digits_plain optimizer=adamw` would leave `optimizer.momentum`, which AdamW does not take, and an
+`optimizer.lr` that was meant for SGD. A key that is typed stays, and is refused if nothing takes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from hydra import compose
+from omegaconf import DictConfig, OmegaConf
+
+from runner.config.catalogue import CONF, chosen_in, default_choices
+from runner.config.command_line import LISTS, key_of, search_path
+from runner.config.hydra_versions import initialized
+from runner.config.sources import recipes_of
+
+SINGLE = ("model", "data", "optimizer", "scheduler")
+"""The groups that hold one choice, whose keys belong to it."""
+
+Path = tuple[str, ...]
+
+
+def without_replaced(
+    config: DictConfig, overrides: Sequence[str], options: Sequence[str]
+) -> tuple[DictConfig, list[str]]:
+    """Return a config without the keys that recipes set for replaced choices, and these keys.
+
+    Args:
+        config: the config, without Hydra's section.
+        overrides: the overrides that it was composed with.
+        options: the arguments among which a `--config-dir` may be.
+    """
+    typed = {key_of(one): one.partition("=")[2] for one in overrides if re.match(r"[\w/]+=", one)}
+    if typed.keys().isdisjoint((*SINGLE, *LISTS)):
+        return config, []
+    recipes = recipes_of([*overrides, *options], CONF)
+    chosen = default_choices()
+    for text in reversed(recipes):
+        chosen |= chosen_in(text)
+    replaced = [group for group in SINGLE if group in typed and chosen.get(group) != [typed[group]]]
+    lists = [group for group in LISTS if replaced or group in typed]
+    contents = (OmegaConf.to_container(OmegaConf.create(text)) for text in recipes)
+    keys = [key_of(one) for one in overrides if "." in key_of(one)]
+    leaves = {
+        leaf for content in contents for leaf in _leaves(content, (*replaced, *lists)) if not _is_typed(leaf, keys)
+    }
+    plain: Any = OmegaConf.to_container(config)
+    dropped = {leaf for leaf in leaves if leaf[0] in replaced or "_target_" not in (_value(plain, leaf[:2]) or {})}
+    if not dropped:
+        return config, []
+    with initialized(CONF):
+        alone = compose("config", [*(f"{group}={typed[group]}" for group in replaced), *search_path(options)])
+    usual = OmegaConf.to_container(OmegaConf.masked_copy(alone, replaced))
+    for leaf in dropped:
+        _put_back(plain, usual, leaf)
+    return OmegaConf.create(plain), sorted(".".join(leaf) for leaf in dropped)
+
+
+def about_dropped(keys: Sequence[str]) -> str:
+    """Return the line about keys that `without_replaced` took out."""
+    return f"INFO: these keys of the recipe go with the choices that are replaced: {', '.join(keys)}"
+
+
+def _leaves(content: Any, sections: Collection[str]) -> Iterator[Path]:
+    """Yield the paths of the values in some sections of a recipe."""
+
+    def walk(node: Any, path: Path) -> Iterator[Path]:
+        if isinstance(node, Mapping) and node:
+            for key, value in node.items():
+                yield from walk(value, (*path, str(key)))
+        else:
+            yield path
+
+    for section in sections:
+        if isinstance(content, Mapping) and isinstance(content.get(section), Mapping):
+            yield from walk(content[section], (section,))
+
+
+def _is_typed(leaf: Path, keys: Sequence[str]) -> bool:
+    """Return whether a key was typed, or one inside it or above it."""
+    name = f"{'.'.join(leaf)}."
+    return any(name.startswith(f"{key}.") or f"{key}.".startswith(name) for key in keys)
+
+
+def _value(node: Any, path: Path) -> Any:
+    for key in path:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
+
+
+def _put_back(plain: dict[str, Any], usual: Any, leaf: Path) -> None:
+    """Give a key the value that it has without a recipe, or remove it, and sections that it leaves empty."""
+    *above, key = leaf
+    sections = [_value(plain, leaf[:depth]) for depth in range(len(leaf))]
+    if not isinstance(sections[-1], dict):
+        return
+    if key in (_value(usual, tuple(above)) or {}):
+        sections[-1][key] = _value(usual, leaf)
+        return
+    sections[-1].pop(key, None)
+    for depth in range(len(leaf) - 1, 1, -1):
+        if not sections[depth] and _value(usual, leaf[:depth]) is None:
+            sections[depth - 1].pop(leaf[depth - 1], None)

@@ -1,0 +1,75 @@
+"""Whether a data set has changed since workers got a copy of it."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import MethodType, ModuleType
+from typing import Any
+
+import numpy
+from torch import Tensor
+
+MOST_PARTS = 1000
+"""Parts of a data set that are compared, from the outside in."""
+SMALL = 4096
+"""Bytes of an array, and elements of a container, up to which the content is compared."""
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class Snapshot:
+    """What can be seen of an object at small cost, to compare with what is seen later.
+
+    These are its attributes, the attributes of these, and so on: numbers and text by value, other objects by identity,
+    containers by their length, tensors by torch's count of changes. Of small arrays and containers the content is
+    compared too. What is written into a large array or list, in place, is not noticed.
+
+    Args:
+        value: the object.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._values: list[Any] = []
+        self._objects: list[Any] = []  # kept, so that no other object can get their identity
+        waiting = [value]
+        seen: set[int] = set()
+        for part in waiting:  # which grows
+            if isinstance(part, _PLAIN):
+                self._values.append((type(part), part))
+            elif id(part) not in seen:
+                seen.add(id(part))
+                self._objects.append(part)
+                self._values.append(_outline(part))
+                if len(waiting) < MOST_PARTS:
+                    waiting += _parts(part)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Snapshot) or len(self._objects) != len(other._objects):
+            return False
+        same = all(mine is its for mine, its in zip(self._objects, other._objects, strict=True))
+        return same and repr(self._values) == repr(other._values)  # in which NaN is NaN
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _outline(part: Any) -> Any:
+    if isinstance(part, Tensor):
+        return part._version, tuple(part.shape)
+    if isinstance(part, numpy.ndarray):
+        return (part.shape, part.tobytes()) if part.nbytes <= SMALL and part.dtype != object else part.shape
+    if isinstance(part, list | tuple | dict | set | frozenset | bytearray):
+        return len(part)
+    return None
+
+
+def _parts(part: Any) -> list[Any]:
+    if isinstance(part, Tensor | numpy.ndarray | type | ModuleType):
+        return []
+    if isinstance(part, dict):
+        return [*part.keys(), *part.values()] if len(part) <= SMALL else []
+    if isinstance(part, list | tuple | set | frozenset):
+        return [*part] if len(part) <= SMALL else []
+    if isinstance(part, partial):
+        return [part.func, *part.args, *part.keywords.values()]
+    if isinstance(part, MethodType):
+        return [part.__self__]
+    return [*getattr(part, "__dict__", {}).values()]

@@ -1,0 +1,204 @@
+"""A watch over this rank's progress: a run in which all ranks stand still says where, and ends."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from runner.distributed.endings import end_abruptly
+from runner.failures.exit_codes import ENVIRONMENT
+from runner.failures.tracebacks import is_of_user
+
+STACKS = "stacks"
+"""The subfolder of a run's folder for the stacks of its ranks."""
+MOST_POLL = 5.0  # seconds from one look to the next
+BUSY = 0.01  # share of the time for which a thread that works has a core, even on a crowded machine
+PARTING = 10.0  # seconds that rank 0 waits until all ranks have written their stacks
+
+_run: weakref.ref[Any] | None = None
+
+
+def follow(run: Any) -> None:
+    """Look for progress in the times of a run's state from now on, which change with each batch."""
+    global _run
+    _run = weakref.ref(run)
+
+
+@contextmanager
+def ended_when_stuck(patience: float, folder: Path, device: str) -> Iterator[None]:
+    """Within the context, end this process with exit code 75 where nothing has moved for `patience` seconds.
+
+    That is so if on every rank no batch has ended, the main thread has been at the same place, and has not used its
+    core; a single process must also be waiting for data workers. A message then names the place of each rank, and the
+    stacks of all threads go to the folder `stacks` in `folder`. A wait for anything else that takes this long on all
+    ranks, such as for a program that a callback runs, needs more patience. All ranks.
+
+    Args:
+        patience: seconds; infinity for no watch.
+        folder: the run's folder.
+        device: the device trained on: a thread that waits for a GPU keeps its core busy.
+    """
+    if patience == float("inf") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    watch = _Watch(patience, folder, counts_cpu="cuda" not in device)
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.over.set()
+        watch.join()
+
+
+class _Watch(threading.Thread):
+    def __init__(self, patience: float, folder: Path, counts_cpu: bool) -> None:
+        super().__init__(name="standstill", daemon=True)
+        self.over = threading.Event()
+        self._patience = patience
+        self._folder = folder
+        self._counts_cpu = counts_cpu
+        self._main = threading.get_ident()
+        self._rank = int(os.environ.get("RANK", "0"))
+        self._ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        self._store: Any = None
+        self._name = ""
+        if self._ranks > 1:
+            from runner.distributed.store import current_store, job_key  # imports torch
+
+            self._store = current_store().clone()
+            self._name = job_key("standstill")
+
+    def run(self) -> None:
+        poll = min(MOST_POLL, self._patience / 10)
+        seen: Any = None
+        since = cpu = 0.0
+        is_reported = False
+        while not self.over.wait(poll):
+            now = time.monotonic()
+            frames = _frames_of(self._main)
+            used = _cpu_time(self._main) if self._counts_cpu else 0.0
+            place = _times(), [(frame.f_code, frame.f_lasti) for frame in frames[: _waits_at(frames) + 1]]
+            if place != seen or used - cpu > BUSY * poll:
+                seen, since = place, now
+                if is_reported:
+                    self._report("")
+                is_reported = False
+            elif now - since >= self._patience:
+                what = describe(frames)
+                if self._store is None:
+                    if "data worker" in what:
+                        self._end({0: what}, now - since)
+                    continue
+                if not is_reported:
+                    self._report(what)
+                    is_reported = True
+                with suppress(RuntimeError):  # the host of the store has ended, which others see too
+                    self._end_together(now - since)
+            cpu = used
+            del frames
+
+    def _report(self, what: str) -> None:
+        with suppress(RuntimeError):
+            self._store.set(f"{self._name}/{self._rank}", what)
+
+    def _end_together(self, seconds: float) -> None:
+        """End this rank if all ranks stand still; rank 0 decides that, and speaks for all."""
+        over = f"{self._name}/over"
+        if self._rank == 0:
+            keys = [f"{self._name}/{rank}" for rank in range(self._ranks)]
+            places = [self._store.get(key).decode() for key in keys] if self._store.check(keys) else [""]
+            if all(places):
+                self._store.set(over, json.dumps(places))
+                self._end(dict(enumerate(places)), seconds)
+        elif self._store.check([over]):
+            self._write_stacks()
+            self._store.set(f"{over}/{self._rank}", "written")
+            time.sleep(PARTING)  # rank 0 ends this process, or whatever started both
+            os._exit(ENVIRONMENT)
+
+    def _end(self, places: dict[int, str], seconds: float) -> None:
+        self._write_stacks()
+        others = [f"{self._name}/over/{rank}" for rank in places if rank]
+        deadline = time.monotonic() + PARTING
+        while others and not self._store.check(others) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        where = "; ".join(f"rank {rank} {what}" for rank, what in places.items())
+        end_abruptly(
+            ENVIRONMENT,
+            f"ERROR: nothing has moved for {seconds:.0f} s (launch.patience): {where}. Stacks of all ranks are in "
+            f"{self._folder / STACKS}. Resume the run from its last checkpoint",
+        )
+
+    def _write_stacks(self) -> None:
+        with suppress(OSError):
+            (self._folder / STACKS).mkdir(parents=True, exist_ok=True)
+            with (self._folder / STACKS / f"rank{self._rank}.txt").open("w") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+
+
+def _times() -> Any:
+    run = None if _run is None else _run()
+    state = getattr(run, "state", None)
+    return None if state is None else (state.timestamp, state.eval_timestamp, state.predict_timestamp)
+
+
+def _frames_of(thread: int) -> list[FrameType]:
+    """Return the frames of a thread, the outermost first."""
+    frames: list[FrameType] = []
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames[::-1]
+
+
+def _cpu_time(thread: int) -> float:
+    clock = getattr(time, "pthread_getcpuclockid", None)  # not on every system
+    return time.clock_gettime(clock(thread)) if clock is not None else 0.0
+
+
+def _waits_for(code: CodeType) -> str:
+    """Return what a function of torch or of the loaders waits for; empty for any other function."""
+    file = code.co_filename.replace(os.sep, "/")
+    if file.endswith("/torch/distributed/distributed_c10d.py"):
+        return f"waits for other ranks in {code.co_name}"
+    if file.endswith("/torch/utils/data/dataloader.py"):
+        return "waits for a batch of a data worker"
+    if file.endswith("/torch/autograd/graph.py") and code.co_name == "_engine_run_backward":
+        return "is in a backward pass, in which ranks average gradients"
+    return ""
+
+
+def _waits_at(frames: list[FrameType]) -> int:
+    """Return the index of the outermost frame of a wait, inside which polling is no progress; or that of the last."""
+    return next((index for index, frame in enumerate(frames) if _waits_for(frame.f_code)), len(frames) - 1)
+
+
+def describe(frames: list[FrameType]) -> str:
+    """Return where a rank is: in which event, and what it waits for.
+
+    Args:
+        frames: of its main thread, the outermost first.
+    """
+    if not frames:
+        return "has ended"
+    firing = [frame for frame in frames if frame.f_code.co_name == "fire" and "event" in frame.f_locals]
+    event = f" at {firing[-1].f_locals['event'].name}" if firing else ""
+    last = frames[_waits_at(frames)]
+    what = _waits_for(last.f_code)
+    readers = [frame.f_locals["self"] for frame in frames if frame.f_code.co_qualname == "BatchReader._read"]
+    if readers:
+        what = readers[-1].describe_wait()
+    own = next((frame for frame in reversed(frames) if is_of_user(frame.f_code.co_filename)), last)
+    place = f"{own.f_code.co_filename}:{own.f_lineno}, {own.f_code.co_name}"
+    return f"{what or 'is'}{event} ({place})" if what else f"is{event} at {place}"

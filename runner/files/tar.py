@@ -1,0 +1,32 @@
+"""Tar files that someone else may have made: headers that would take much time or memory are refused."""
+
+from __future__ import annotations
+
+import tarfile
+from typing import Any
+
+LARGEST = (
+    16_000  # bytes of an extended header, which holds a long name and the like; Python searches it in squared time
+)
+_EXTENDED = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
+
+
+class PlainTarInfo(tarfile.TarInfo):
+    """A header that is checked before what it announces is read; for `tarfile.open(tarinfo=PlainTarInfo)`."""
+
+    @classmethod
+    def frombuf(cls, buf: Any, encoding: str, errors: str) -> PlainTarInfo:
+        """Return a header.
+
+        Raises:
+            tarfile.ReadError: the extended header that follows is large, or the member is sparse.
+        """
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _EXTENDED and not 0 <= header.size <= LARGEST:
+            raise tarfile.ReadError(f"a header has {header.size:,} bytes, at most {LARGEST:,} are read")
+        if header.type == tarfile.GNUTYPE_SPARSE:
+            raise tarfile.ReadError(f"member {header.name!r} is sparse")
+        return header

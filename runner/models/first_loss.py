@@ -1,0 +1,135 @@
+"""What the first loss of a run shows: whether it can be trained, and whether it is a mean over samples."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.batch import slice_samples, split, tensors
+from runner.distributed.collectives import any_rank
+from runner.distributed.ranks import get_data_parallel_size, get_global_rank
+from runner.loss import total_of
+from runner.model import Model, in_eval_mode
+from runner.state import State
+
+log = logging.getLogger("runner")
+
+
+MOST_SAMPLES = 8  # of a batch whose microbatches are too small to be split
+
+
+def check_loss(model: Model, loss: Any, name: str, trains: bool) -> None:
+    """Check that a loss can be logged and averaged and, if needed, trained.
+
+    Args:
+        model: the model that the loss belongs to.
+        loss: the loss to check.
+        name: the method that returned it: 'loss' or 'training_step'.
+        trains: whether training needs its gradient.
+
+    Raises:
+        TypeError: the loss is neither a zero-dimensional tensor nor a dict of such tensors.
+        ValueError: the loss has no gradient.
+    """
+    source = f"{type(model).__name__}.{name}"
+    named = {repr(name): part for name, part in loss.items()} if isinstance(loss, dict) else {}
+    for name, part in (named or {"a loss": loss}).items():
+        if not isinstance(part, Tensor) or part.ndim:
+            kind = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"type {type(part).__name__}"
+            allowed = "a zero-dimensional tensor, such as losses.mean(), or a dict of such tensors"
+            raise TypeError(f"{source} returned {name} of {kind}: it must be {allowed}")
+    if trains and name == "loss" and not total_of(loss).requires_grad:
+        remedy = "without no_grad(), detach(), item() or argmax(), and leave parameters that require a gradient"
+        raise ValueError(f"{source} returned a loss without a gradient: compute it from the outputs {remedy}")
+
+
+def warn_of_other_means(state: State, lengths: Iterable[int | None], loss: Callable[..., Any], part: Any) -> bool:
+    """Warn if the loss of a batch is not the mean of the losses of its halves, weighted by their samples. All ranks.
+
+    The model, its modes, its buffers and the generators stay as they are. Nothing is found out about a loss that draws
+    random numbers, or of a batch that cannot be split. The device is waited for.
+
+    Args:
+        state: the run, with the outputs of `part`.
+        lengths: the number of batches of each evaluation.
+        loss: returns the loss of outputs and a batch.
+        part: the batch or microbatch to compare with its halves; if it is a single sample, a part of the batch serves.
+
+    Returns:
+        Whether it has been looked at; otherwise nothing is split, and it does not matter.
+    """
+    splits = get_data_parallel_size() > 1 or state.grad_accum > 1 or state.microbatch_size is not None
+    if not splits and all(length == 1 for length in lengths):
+        return False
+    model = state.unwrapped_model
+    outputs = state.outputs
+    samples = model.num_samples(part)
+    if samples < 2:
+        outputs = None
+        part = split(state.batch, model.num_samples(state.batch), model.slice_batch, size=MOST_SAMPLES)[0][1]
+        samples = model.num_samples(part)
+    if any_rank(samples < 2):  # the loss may be a collective
+        return True
+    forward = state.precision.autocast(state.device)(model.forward)
+    found: tuple[float, float] | None = None
+    with suppress(Exception), _left_alone(model):  # whatever fails here fails in training as well, or does not matter
+        found = _compare(model, forward, loss, outputs, part, samples)
+    if found is not None and get_global_rank() == 0:
+        log.warning(
+            "%s: the loss of a batch is %.5g, but that of its halves, weighted by their samples, is %.5g: with "
+            "microbatches, ranks or batches of an evaluation, the result is not that of the whole. If the loss is a "
+            "mean over something else, such as the targets that count, define loss_weight(batch), which returns their "
+            "number. A sum has to become a mean. What compares samples with each other depends on the batch size",
+            type(model).__name__,
+            *found,
+        )
+    return True
+
+
+def _compare(
+    model: Model, forward: Callable[..., Any], loss: Callable[..., Any], outputs: Any, batch: Any, samples: int
+) -> tuple[float, float] | None:
+    """Return the loss of a batch and the mean of those of its halves, if they differ.
+
+    `forward` is called only if there are no outputs, or if they cannot be split, as where they contain the loss.
+    """
+    halves = [part for _, part in split(batch, samples, model.slice_batch, parts=2)]
+    sizes = [model.num_samples(half) for half in halves]
+    if outputs is not None and all(one.ndim and one.size(0) == samples for one in tensors(outputs)):
+        bounds = [(0, sizes[0]), (sizes[0], samples)]
+        parts = [(slice_samples(outputs, *ends, samples), half) for ends, half in zip(bounds, halves, strict=True)]
+    else:
+        outputs = forward(batch)
+        parts = [(forward(half), half) for half in halves]
+    totals: list[Tensor] = [total_of(loss(*pair)) for pair in ((outputs, batch), (outputs, batch), *parts)]
+    tolerance = torch.finfo(totals[0].dtype).eps ** 0.5
+    whole, again, *rest = [float(one) for one in totals]
+    mean = sum(size * one for size, one in zip(sizes, rest, strict=True)) / samples
+    is_alike = abs(whole - mean) <= tolerance * max(abs(whole), *map(abs, rest))
+    return None if whole != again or is_alike or not math.isfinite(whole) else (whole, mean)
+
+
+@contextmanager
+def _left_alone(model: Model) -> Iterator[None]:
+    """Evaluate copies of the model's buffers within the `with` block, then put back its attributes and generators.
+
+    The buffers themselves stay as they are: the backward pass that is to come would notice a write to them.
+    """
+    attributes = [(module, dict(vars(module))) for module in model.modules()]
+    device = next(model.parameters()).device
+    try:
+        for module, values in attributes:
+            buffers = {name: None if one is None else one.clone() for name, one in values["_buffers"].items()}
+            vars(module)["_buffers"] = buffers
+        with torch.no_grad(), in_eval_mode(model), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        for module, values in attributes:
+            vars(module).clear()
+            vars(module).update(values)

@@ -1,0 +1,80 @@
+"""The arguments that a config gives to its targets, each bound to the parameter that takes it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from runner.config.composed import targets
+from runner.config.signatures import NO_ARGUMENTS, locate
+from runner.files.values import Kind
+
+
+class Argument(NamedTuple):
+    """An argument of a target."""
+
+    path: str
+    """Dotted path of its value in the config."""
+    target: str
+    """The `_target_` that takes it."""
+    kinds: frozenset[Kind] | None
+    """What a text stands for, as the parameter declares; None if the target has no parameter for this argument."""
+    value: Any
+
+
+def bind(config: Any) -> Iterator[Argument]:
+    """Yield the arguments of all targets in a config, which are imported.
+
+    Raises:
+        ValueError: a target cannot be imported, or its `_args_` are not a list.
+    """
+    for path, section in targets(config):
+        target = locate(path, section["_target_"])
+        positional = section.get("_args_", [])
+        if not isinstance(positional, list):
+            raise ValueError(f"{path}._args_={positional!r}: must be a list")
+        try:
+            parameters = [*inspect.signature(target).parameters.values()]
+        except (TypeError, ValueError):  # written in C
+            parameters = []
+        by_name = {one.name: one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+        in_order = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+        arguments = [(f"{path}.{key}", by_name.get(key), section[key]) for key in section if key not in NO_ARGUMENTS]
+        for place, value in enumerate(positional):
+            arguments.append((f"{path}._args_", in_order[place] if place < len(in_order) else None, value))
+        for key, parameter, value in arguments:
+            yield Argument(key, section["_target_"], parameter and kinds_of(target, parameter), value)
+
+
+def kinds_of(target: Any, parameter: inspect.Parameter) -> frozenset[Kind]:
+    """Return what a text stands for as an argument, from the annotation of the parameter."""
+    code = inspect.unwrap(target.__init__ if isinstance(target, type) else target)
+    holder: Any = SimpleNamespace(__annotations__={"value": parameter.annotation})
+    try:
+        hint = get_type_hints(holder, getattr(code, "__globals__", {}), include_extras=True)["value"]
+    except Exception:
+        return frozenset()  # uses names that are imported only for type checkers: not of `runner.files.values`
+    return frozenset(_kinds_in(hint))
+
+
+def _kinds_in(hint: Any) -> Iterator[Kind]:
+    yield from (one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Kind))
+    for part in get_args(hint):
+        yield from _kinds_in(part)
+
+
+def texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the texts in an argument with their dotted paths; the items of a list have the path of the list.
+
+    Texts of nested targets are left out: they are arguments of their own.
+    """
+    if isinstance(value, Mapping) and "_target_" not in value:
+        for key, item in value.items():
+            yield from texts(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts(item, path)
+    elif isinstance(value, str):
+        yield path, value

@@ -1,0 +1,228 @@
+"""Data sets that keep random generators of their own: seeded for each sample, or named."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import pickle
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
+
+from runner import ClassificationModel, Trainer
+from runner.data import DatasetLoader, TensorLoader
+from runner.data.own_generators import _warn, find_generators
+
+OF_MODULE = numpy.random.default_rng(5)
+
+
+class Draw:
+    """Adds a draw of a generator to a sample, as a transform does."""
+
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def __call__(self, sample: list[float]) -> list[float]:
+        return [*sample, draw(self.generator)]
+
+
+def draw(generator: Any) -> float:
+    if isinstance(generator, torch.Generator):
+        return float(torch.rand((), generator=generator, dtype=torch.float64))
+    return float(generator.random())
+
+
+def add_noise(sample: list[float], generator: Any) -> list[float]:
+    return [*sample, draw(generator)]
+
+
+class Compose:
+    def __init__(self, transforms: Any) -> None:
+        self.transforms = transforms
+
+    def __call__(self, sample: list[float]) -> list[float]:
+        for transform in self.transforms.values() if isinstance(self.transforms, dict) else self.transforms:
+            sample = transform(sample)
+        return sample
+
+
+class Slotted:
+    __slots__ = ("generator",)
+
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def __call__(self, sample: list[float]) -> list[float]:
+        return [*sample, draw(self.generator)]
+
+
+def closure(generator: Any) -> Any:
+    return lambda sample: [*sample, draw(generator)]
+
+
+class Noisy(Dataset[Any]):
+    """Samples of their number and some draws."""
+
+    def __init__(self, transform: Any, size: int = 16) -> None:
+        self.transform = transform
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(self.transform([float(index)]), dtype=torch.float64)
+
+
+class Lazy(Noisy):
+    """Makes its generator with the first sample that a process reads."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.generator: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        if self.generator is None:
+            self.generator = numpy.random.default_rng()
+        return torch.tensor([float(index), self.generator.random()], dtype=torch.float64)
+
+
+class OfModule(Noisy):
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([float(index), *[OF_MODULE.random() for _ in range(2)]], dtype=torch.float64)
+
+
+class OfClass(Noisy):
+    generator = random.Random(3)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([float(index), self.generator.random()], dtype=torch.float64)
+
+
+def several() -> Noisy:
+    kinds = [numpy.random.default_rng(0), random.Random(0), torch.Generator(), numpy.random.RandomState(0)]
+    philox = numpy.random.Generator(numpy.random.Philox(1))
+    return Noisy(Compose([*map(Draw, kinds), functools.partial(add_noise, generator=philox)]))
+
+
+DATASETS = {
+    "numpy": lambda: Noisy(Draw(numpy.random.default_rng(0))),
+    "python": lambda: Noisy(Draw(random.Random(0))),
+    "torch": lambda: Noisy(Draw(torch.Generator())),
+    "legacy numpy": lambda: Noisy(Draw(numpy.random.RandomState(0))),
+    "several in a list": several,
+    "dict": lambda: Noisy(Compose({"first": Draw(random.Random(0)), "second": Draw(random.Random(0))})),
+    "slots": lambda: Noisy(Slotted(random.Random(0))),
+    "closure": lambda: Noisy(closure(numpy.random.default_rng(0))),
+    "method": lambda: Noisy(Draw(random.Random(0)).__call__),
+    "wrapped": lambda: ConcatDataset([Subset(Noisy(Draw(random.Random(0))), [3, 1, 2]), OfClass(None, 13)]),
+    "lazy": Lazy,
+    "module": lambda: OfModule(None),
+    "class": lambda: OfClass(None),
+}
+
+
+def read(make: Any, epochs: int = 3, start: tuple[int, int] = (0, 0), **options: Any) -> list[list[list[float]]]:
+    loader = DatasetLoader(make(), batch_size=4, shuffle=True, **options)
+    batches = []
+    for epoch in range(start[0], epochs):
+        loader.seek(epoch, start[1] if epoch == start[0] else 0)
+        batches += [batch.tolist() for batch in loader]
+    return batches
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_draws_are_those_of_the_sample_for_any_number_of_workers_and_after_a_resume(name: str):
+    make = DATASETS[name]
+    batches = read(make)
+    draws = [value for batch in batches for sample in batch for value in sample[1:]]
+    assert len({*draws}) == len(draws)  # each sample, epoch and generator has its own
+    assert read(make, start=(1, 2)) == batches[6:]
+    assert read(make, num_workers=2, multiprocessing_context="fork") == batches
+
+
+def test_a_generator_is_put_back_after_reading():
+    generators: list[Any] = [
+        numpy.random.default_rng(0),
+        random.Random(0),
+        torch.Generator(),
+        numpy.random.RandomState(0),
+    ]
+
+    def states() -> list[Any]:
+        python, *numpys, torchs = (generators[place] for place in (1, 0, 3, 2))
+        return [python.getstate(), *map(pickle.dumps, numpys), torchs.get_state().tolist()]
+
+    before = states()
+    read(lambda: Noisy(Compose([Draw(one) for one in generators])), epochs=1)
+    assert states() == before
+
+
+def test_training_and_evaluation_may_share_a_generator():
+    generator = numpy.random.default_rng(0)
+    alone = read(lambda: Noisy(Draw(generator)), epochs=1)
+    train, evaluation = (DatasetLoader(Noisy(Draw(generator)), batch_size=4, shuffle=True) for _ in range(2))
+    mixed = []
+    for batch in train:
+        mixed.append(batch.tolist())
+        next(iter(evaluation))
+    assert mixed == alone
+
+
+def test_samples_that_draw_nothing_while_they_are_read_are_unchanged():
+    class Made(Noisy):
+        def __init__(self) -> None:
+            super().__init__(None)
+            self.generator = numpy.random.default_rng(0)
+            self.values = torch.from_numpy(self.generator.random(16))
+
+        def __getitem__(self, index: int) -> Any:
+            return self.values[index]
+
+    (batch,) = DatasetLoader(Made(), batch_size=16, shuffle=False)
+    assert batch.tolist() == numpy.random.default_rng(0).random(16).tolist()
+
+
+def test_the_search_is_bounded_and_ends_in_circles():
+    circle: list[Any] = [random.Random(0)]
+    circle.append(circle)
+    assert [path for path, _ in find_generators({"dataset": circle})] == ["dataset[0]"]
+    assert not [*find_generators({"dataset": [random.Random(0)] * 2000})]  # so many are data
+    assert not [*find_generators({"dataset": [random, numpy.random, torch.default_generator, random.random]})]
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self) -> None:
+        self.generator = numpy.random.default_rng(0)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from ((torch.from_numpy(self.generator.random(4)), 0) for _ in range(4))
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: DataLoader(Stream(), batch_size=2), "loader.dataset.generator"),
+        (
+            lambda: TensorLoader(torch.zeros(4, 4), batch_size=2, shuffle=False, transform=Draw(random.Random())),
+            "transform.generator",
+        ),
+        (lambda: DatasetLoader(Noisy(Draw(random.SystemRandom())), 4, shuffle=False), "dataset.transform.generator"),
+        (lambda: DatasetLoader(several(), 4, shuffle=False), None),
+        (lambda: DataLoader(Noisy(None), batch_size=2, shuffle=True, generator=torch.Generator()), None),
+    ],
+)
+def test_a_generator_that_nothing_seeds_is_named_once(caplog, make: Any, named: str | None):
+    _warn.cache_clear()
+    with caplog.at_level(logging.WARNING, "runner"):
+        for _ in range(2):
+            model = ClassificationModel(torch.nn.Linear(4, 2), 2)
+            Trainer(model=model, train_dataloader=make(), device="cpu").close()
+    said = [record.getMessage() for record in caplog.records]
+    expected = [f"train_dataloader: nothing seeds the random generator {named}."] * (named is not None)
+    assert [one[: len(expected[0])] if expected else one for one in said] == expected

@@ -1,0 +1,106 @@
+"""A run in which nothing moves says where each rank is, leaves its stacks, and ends so that it can be resumed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.distributed.launch import Launch
+
+OWN = '''
+import os, threading, time
+import torch
+import torch.distributed as dist
+from runner import Callback, ClassificationModel
+from runner.data import DatasetLoader, TensorLoader
+
+class Late(Callback):
+    def __init__(self, how):
+        self.how = how
+
+    def batch_end(self, state, logger):
+        if state.timestamp.batch == 3 and os.environ["RANK"] == "1":
+            if self.how == "waits":
+                threading.Event().wait()
+            end = time.monotonic() + 5
+            while time.monotonic() < end:
+                sum(range(1000))
+
+class Stuck:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index == 40:
+            threading.Event().wait()
+        return torch.zeros(64), 1
+
+def read_by_workers():
+    return DatasetLoader(Stuck(), 8, shuffle=False, num_workers=2), None
+
+class Gathered(ClassificationModel):
+    """Its loss asks all ranks."""
+
+    def loss(self, outputs, batch):
+        if dist.is_initialized():
+            dist.all_reduce(torch.ones(1))
+        return super().loss(outputs, batch)
+
+def uneven():
+    inputs, targets = torch.randn(9, 64, generator=torch.Generator().manual_seed(1)), torch.arange(9)
+    return tuple(TensorLoader(inputs, targets, batch_size=4, shuffle=False) for _ in range(2))
+'''
+SHORT = ("model=mlp", "algorithms=none", "callbacks=[console_summary]", "trainer.max_duration=1ep")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "own.py").write_text(OWN)
+    return tmp_path
+
+
+def late(how: str) -> list[str]:
+    return ["launch.nproc_per_node=2", "+callbacks.late._target_=own.Late", f"+callbacks.late.how={how}"]
+
+
+def test_ranks_that_stand_still_are_named_with_their_places(here: Path, run_app: Any):
+    ended = run_app(*SHORT, *late("waits"), "launch.patience=3s", exit_code=75)
+    line = next(line for line in ended.stderr.splitlines() if "nothing has moved" in line)
+    assert re.search(r"rank 0 (is in a backward pass|waits for other ranks in all_reduce)", line), line
+    assert re.search(r"rank 1 is at BATCH_END at .*own.py:\d+, batch_end", line), line
+    (folder,) = here.glob("outputs/*/*/stacks")
+    assert "in batch_end" in (folder / "rank1.txt").read_text() and (folder / "rank0.txt").exists()
+
+
+def test_a_rank_that_works_for_longer_than_the_patience_is_not_stuck(here: Path, run_app: Any):
+    run_app(*SHORT, *late("works"), "launch.patience=2s")
+
+
+def test_a_process_that_waits_for_a_data_worker_names_it(here: Path, run_app: Any):
+    (here / "conf" / "data").mkdir(parents=True)
+    (here / "conf" / "data" / "slow.yaml").write_text("_target_: own.read_by_workers\n")
+    ended = run_app(*SHORT, "data=slow", "model.num_classes=10", "launch.patience=15s", exit_code=75)
+    assert re.search(r"waits for batch 6 of epoch 1 from data worker 1 \(pid \d+, sleeping\)", ended.stderr)
+    assert re.search(r"own.py\S* line 33 in __getitem__", ended.stderr.replace('"', "").replace(",", ""))  # its stack
+
+
+def test_a_loss_that_asks_all_ranks_is_evaluated_where_a_rank_has_no_sample(here: Path, run_app: Any):
+    (here / "conf" / "data").mkdir(parents=True)
+    (here / "conf" / "data" / "uneven.yaml").write_text("_target_: own.uneven\n")
+    words = [*SHORT, "data=uneven", "model._target_=own.Gathered", "callbacks=[console_summary,json_lines_logger]"]
+    losses = []
+    for ranks in (1, 2):
+        run_app(*words, f"launch.nproc_per_node={ranks}", "launch.patience=20s", "optimizer.lr=0")
+        newest = max(here.glob("outputs/*/*/*.jsonl"), key=lambda file: file.stat().st_mtime)
+        losses.append(re.findall(r'"loss/eval/total":([\d.]+)', newest.read_text()))
+    assert losses[0] and [round(float(loss), 5) for loss in losses[0]] == [round(float(loss), 5) for loss in losses[1]]
+
+
+@pytest.mark.parametrize("value", [0, "0s", "2ep", "soon", -1.0])
+def test_a_patience_that_is_no_time_is_refused(value: Any):
+    with pytest.raises(ValueError, match=f"patience={value!r}"):
+        Launch(patience=value)
+    assert Launch(patience=90).patience_seconds == Launch(patience="1m30s").patience_seconds == 90

@@ -1,0 +1,53 @@
+"""Tar files with headers that would take much time or memory."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from runner.data.shards.formats import Tars
+from runner.files.tar import LARGEST
+
+
+def header(kind: bytes, size: int, name: str = "a") -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def written(path: Path, *blocks: bytes) -> Path:
+    path.write_bytes(b"".join(block + bytes(-len(block) % 512) for block in blocks) + bytes(1024))
+    return path
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
+def test_a_large_header_is_refused_before_it_is_parsed(kind: bytes, tmp_path: Path):
+    path = written(tmp_path / "a.tar", header(kind, 200_000), b"1" * 200_000, header(tarfile.REGTYPE, 1, "0.cls"), b"1")
+    began = time.monotonic()
+    with pytest.raises(
+        ValueError, match=rf"not a whole tar file \(a header has 200,000 bytes, at most {LARGEST:,} are"
+    ):
+        Tars().describe(path, "a.tar", path.stat().st_size)
+    assert time.monotonic() - began < 5
+
+
+def test_a_sparse_member_is_refused(tmp_path: Path):
+    path = written(tmp_path / "a.tar", header(tarfile.GNUTYPE_SPARSE, 0, "0.cls"))
+    with pytest.raises(ValueError, match=r"member '0.cls' is sparse"):
+        Tars().describe(path, "a.tar", path.stat().st_size)
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_long_names_are_read(form: int, tmp_path: Path):
+    name = "/".join(["folder" * 20] * 8) + "/0.cls"
+    with tarfile.open(tmp_path / "a.tar", "w", format=form) as tar:
+        info = tarfile.TarInfo(name)
+        info.size = 1
+        tar.addfile(info, io.BytesIO(b"7"))
+    path = tmp_path / "a.tar"
+    about = Tars().describe(path, "a.tar", path.stat().st_size)
+    assert about["index"]["names"] == [name.removesuffix(".cls")]

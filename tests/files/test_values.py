@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from runner.config.catalogue import CONF
+from runner.config.signatures import locate
+from runner.files.values import Kind
+from runner.runs.arguments import kinds_of
+from runner.runs.trust import HARMLESS
+
+LOOKS_LIKE_ONE = re.compile(
+    r"(.*_)?(cmd|command|uri|url|address|server|host|endpoint|mirror|entity|repo|hub|revision|attention|tokenizer|trust\w*"
+    r"|path|paths|file|files|filename|folder|dir|root|cache|checkpoint|name|model|overrides|lora)(_folder|_files)?"
+)
+# Names of things that are neither downloaded nor written to: metrics, runs, models that a library has itself.
+ONLY_NAMES = {
+    *("metric_name", "system_name", "run_name", "experiment_name", "log_model", "runner.Interval:name"),
+    *("runner.models.timm_model:name", "runner.models.torchvision_model:name", "runner.callbacks.WandBLogger:name"),
+}
+
+
+def targets_of_ours() -> Iterator[str]:
+    """Yield all classes and functions of ours that somebody else's config can name."""
+    for file in CONF.rglob("*.yaml"):
+        yield from re.findall(r"_target_: *(runner\S+)", file.read_text(encoding="utf-8"))
+    for module in ("runner", "runner.callbacks", "runner.algorithms"):
+        names = (f"{module}.{name}" for name in importlib.import_module(module).__all__)
+        yield from filter(HARMLESS.fullmatch, names)
+
+
+@pytest.mark.parametrize("name", sorted({*targets_of_ours()}))
+def test_texts_that_look_like_commands_addresses_or_paths_are_declared(name: str):
+    try:
+        target = locate("x", name)
+        parameters = inspect.signature(target).parameters
+    except ValueError as error:  # a package that is not installed, or no class
+        assert "not installed" in str(error) or "not a class" in str(error)
+        return
+    for key, parameter in parameters.items():
+        is_text = re.search(r"\bstr\b|\b[A-Z]\w*(Path|Name|Options)\b", str(parameter.annotation))
+        if is_text and LOOKS_LIKE_ONE.fullmatch(key) and not ONLY_NAMES & {key, f"{name}:{key}"}:
+            assert kinds_of(target, parameter), f"{name}({key}: {parameter.annotation})"
+
+
+def test_what_a_text_stands_for_is_read_from_annotations_of_all_forms():
+    kinds = {
+        "runner.callbacks.MLPerfCallback": {"cache_clear_cmd": Kind.COMMAND, "root_folder": Kind.INNER_PATH},
+        "runner.callbacks.CheckpointSaver": {"mirror": Kind.ADDRESS},
+        "runner.data.shards.tar_shards.load_tar_shards": {"path": Kind.PATH, "eval_path": Kind.PATH},
+        "runner.models.hf.network.HFNetwork": {"name": Kind.HUB_NAME, "attention": Kind.CODE, "overrides": Kind.CODE},
+        "runner.Trainer": {"load_path": Kind.PATH},
+    }
+    for name, expected in kinds.items():
+        target = locate("x", name)
+        parameters = inspect.signature(target).parameters
+        assert {key: kinds_of(target, parameters[key]) for key in expected} == {k: {v} for k, v in expected.items()}
+    benchmark = inspect.signature(locate("x", "runner.callbacks.MLPerfCallback")).parameters["benchmark"]
+    assert not kinds_of(locate("x", "runner.callbacks.MLPerfCallback"), benchmark)

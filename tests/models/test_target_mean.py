@@ -1,0 +1,140 @@
+"""Losses of torch that average over targets: any split, and any batches of an evaluation, against the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from runner import Callback, ClassificationModel, SupervisedModel, Trainer
+from runner.data import TensorLoader
+from runner.models.target_mean import TargetMean, read_loss
+
+VOID = 255
+WEIGHTS = torch.tensor([0.0, 1.0, 5.0], dtype=torch.float64)
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return make().double()
+
+
+def images(void: int = VOID) -> tuple[Tensor, Tensor]:
+    """Eight images with void pixels; one is void, and one has only pixels of the class without weight."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(8, 3, 4, 4, generator=generator, dtype=torch.float64)
+    targets = torch.randint(3, (8, 4, 4), generator=generator)
+    targets[torch.rand(8, 4, 4, generator=generator) < 0.4] = void
+    targets[2] = void
+    targets[5] = 0
+    return inputs, targets
+
+
+class Gradient(Callback):
+    """The gradient of the last batch."""
+
+    def after_train_batch(self, state, logger):
+        self.gradient = [one.grad.clone() for one in state.unwrapped_model.parameters() if one.grad is not None]
+
+
+def train(model: SupervisedModel, data: tuple[Tensor, ...], eval_batch_size: int, **options: Any) -> tuple[Any, Tensor]:
+    """Return the gradient of one batch of all samples, and the loss of an evaluation."""
+    seen = Gradient()
+    with Trainer(
+        model=model,
+        train_dataloader=TensorLoader(*data, batch_size=8, shuffle=False),
+        eval_dataloader=TensorLoader(*data, batch_size=eval_batch_size, shuffle=False),
+        optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+        callbacks=[seen],
+        device="cpu",
+        **options,
+    ) as trainer:
+        trainer.fit()
+    return seen.gradient, trainer.state.eval_metric_values["eval"]["loss"]
+
+
+VOIDS: dict[str, Any] = {
+    "void": nn.CrossEntropyLoss(ignore_index=VOID),
+    "class weights": nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=VOID),
+    "smoothed": nn.CrossEntropyLoss(weight=WEIGHTS + 0.1, ignore_index=VOID, label_smoothing=0.1),
+    "partial": partial(F.cross_entropy, weight=WEIGHTS, ignore_index=VOID),
+}
+
+
+@pytest.mark.parametrize("split", [{}, {"grad_accum": 3}, {"microbatch_size": 1}], ids=str)
+@pytest.mark.parametrize("name", VOIDS)
+def test_any_split_and_any_evaluation_of_void_and_weights_is_that_of_the_whole_batch(name: str, split: dict[str, Any]):
+    model = SupervisedModel(seeded(lambda: nn.Conv2d(3, 3, 1)), VOIDS[name])
+    inputs, targets = images()
+    whole = VOIDS[name](model.module(inputs), targets)
+    expected = torch.autograd.grad(whole, list(model.module.parameters()))
+    for size in (1, 3, 8):
+        gradient, loss = train(model, (inputs, targets), size, **split)
+        torch.testing.assert_close(gradient, [*expected], rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(loss, whole.detach(), rtol=1e-12, atol=1e-14)
+
+
+def test_a_classifier_weighs_what_its_loss_function_does():
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(8, 3, generator=generator, dtype=torch.float64), torch.tensor([0, 1, 2, -100, 2, 2, 1, -100])
+    for loss_fn in (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(weight=WEIGHTS)):
+        model = ClassificationModel(seeded(lambda: nn.Linear(3, 3)), 3, loss_fn=loss_fn)
+        whole = loss_fn(model.module(data[0]), data[1])
+        expected = torch.autograd.grad(whole, list(model.module.parameters()))
+        gradient, loss = train(model, data, 3, grad_accum=5)
+        torch.testing.assert_close(gradient, [*expected], rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(loss, whole.detach(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.2])
+def test_probabilities_weigh_as_many_as_there_are(spread: float):
+    targets = torch.tensor([0, 1, 2, 2])
+    probabilities = F.one_hot(targets, 3).double() * (1 - spread) + spread / 3
+    mean = TargetMean(F.cross_entropy, F.cross_entropy)
+    assert mean.weight_of(probabilities) == 4 and mean.weight_of(torch.ones(2, 3, 5)) == 10
+    outputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.testing.assert_close(mean(outputs, probabilities), F.cross_entropy(outputs, probabilities))
+
+
+def test_losses_are_read_as_what_they_average_over():
+    class Own(nn.CrossEntropyLoss):
+        def forward(self, input, target):
+            return super().forward(input, target) + 1
+
+    over_targets = [nn.CrossEntropyLoss(), nn.NLLLoss(WEIGHTS), F.nll_loss, partial(F.cross_entropy, weight=WEIGHTS)]
+    assert all(isinstance(read_loss(one), TargetMean) for one in over_targets)
+    pos_weight = nn.BCEWithLogitsLoss(weight=WEIGHTS, pos_weight=WEIGHTS)
+    over_samples = [pos_weight, F.mse_loss, nn.KLDivLoss(reduction="batchmean"), partial(F.huber_loss, delta=2.0)]
+    assert all(read_loss(one) == "samples" for one in over_samples)
+    sums = [
+        nn.MSELoss(reduction="sum"),
+        partial(F.cross_entropy, reduction="sum"),
+        nn.CrossEntropyLoss(reduction="sum"),
+    ]
+    unknown = [*sums, Own(), partial(F.mse_loss, size_average=False), lambda outputs, targets: outputs.mean()]
+    assert all(read_loss(one) is None for one in unknown)
+
+
+def test_models_say_what_their_loss_averages_over():
+    class Overridden(SupervisedModel):
+        def loss(self, outputs, batch):
+            return outputs.mean()
+
+    class Declared(Overridden):
+        def loss_weight(self, batch):
+            return len(batch[0]) * 3
+
+    network = nn.Linear(3, 3)
+    assert ClassificationModel(network, 3).loss_averages == "samples"
+    assert ClassificationModel(network, 3, nn.CrossEntropyLoss()).loss_averages == "weights"
+    assert SupervisedModel(network, nn.MSELoss()).loss_averages == "samples"
+    assert SupervisedModel(network, nn.MSELoss(reduction="sum")).loss_averages == "unknown"
+    assert Overridden(network, nn.CrossEntropyLoss()).loss_averages == "unknown"
+    assert Declared(network, nn.CrossEntropyLoss()).loss_averages == "weights"
+    assert Overridden(network, nn.CrossEntropyLoss()).loss_weight((torch.ones(5, 3), torch.ones(5))) == 5

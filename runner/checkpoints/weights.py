@@ -56,12 +56,17 @@ def read_weights(
         ValueError: the weights cannot be read.
     """
     path = Path(path)
-    if not path.is_file():
+    if not is_weights_file(path):
         return read_file(find_checkpoint(path, check), "model.pt")
     weights = _read_safetensors(path) if path.suffix == SUFFIX else read_tensors(path)
     own = model.state_dict().keys()
     is_of_network = not own & weights.keys() and any(f"{WRAPPED}{name}" in own for name in weights)
     return {f"{WRAPPED}{name}": value for name, value in weights.items()} if is_of_network else weights
+
+
+def is_weights_file(path: Path) -> bool:
+    """Return whether a path is that of a file of weights, by its suffix."""
+    return path.suffix in (".pt", SUFFIX) and path.is_file()
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OURS = ("runner", "callbacks", "algorithms")
 # They begin with an underscore and are documented: Python's library, and the keys of Hydra's configs.
 PUBLIC = {"_exit", "_replace", "_asdict", "_fields", "_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
+PUBLIC |= {"_current_frames"}
 BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 
-from runner.data.torch_workers import workers_of
 from runner.failures.facts import annotate
 
 FIRST_BATCH = 600.0  # seconds that a worker has to start and to read its first batch
@@ -57,7 +56,7 @@ class LateWorker:
 
     def _end(self) -> None:
         reader: Any = self._reader()
-        workers = [] if reader is None else workers_of(reader._source)
+        workers = [] if reader is None else reader.workers
         late = f"has not delivered its first batch within {FIRST_BATCH:.0f} s"
         if workers:
             number = self._delivered % len(workers)

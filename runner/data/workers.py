@@ -112,6 +112,11 @@ class BatchReader(Iterator[Any]):
         raise StopIteration
 
     @property
+    def workers(self) -> list[Any]:
+        """The worker processes that read for this iteration now."""
+        return workers_of(self._source)
+
+    @property
     def is_over(self) -> bool:
         """Whether all batches have been delivered, so that another iteration may use the workers."""
         return self._source is None and self._batch == len(self._keys)
@@ -119,7 +124,7 @@ class BatchReader(Iterator[Any]):
     def describe_wait(self) -> str:
         """Return for which batch of which worker this reader waits; that worker prints its stack."""
         batch = f"waits for batch {self._batch + 1} of epoch {self._epoch + 1}"
-        if not (workers := workers_of(self._source)):
+        if not (workers := self.workers):
             return f"{batch}: data workers are being started" if self._loader.num_workers else batch
         number = (self._batch - self._first) % len(workers)
         return f"{batch} from data worker {number} ({describe_worker(workers[number])})"

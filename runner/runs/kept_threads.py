@@ -38,8 +38,8 @@ def keep_threads(job: Job) -> Threads:
         return job.threads
     if before > cores() and is_rank_zero():
         log.warning(
-            "the run goes on with %d CPU threads, as before, on %d cores: this is exact, but slow; it is faster with "
-            "launch.threads=%d, but then the last bits of its numbers may differ",
+            "the run goes on with %d CPU threads, as before, on %d cores: this is exact, but slow; launch.threads=%d "
+            "is faster, but the last bits of its numbers may differ",
             *(before, cores(), cores()),
         )
     return Threads(before, is_asked=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shlex
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from runner.distributed.session import SessionOver
 from runner.failures.exits import is_asked_for
 from runner.failures.facts import facts_of
 from runner.metric_choice import name_metric
+from runner.terminal.commands import override, show_command
 from runner.terminal.console import describe_time, epoch_number, make_console, print_block, print_title, show_path
 from runner.terminal.text import Column, draw_table, show_clock, show_number
 
@@ -227,17 +227,17 @@ def _commands(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
     """Yield what you can do with a run now, and the command for it."""
     path = show_path(state.run_dir)
     saved = any(getattr(one, "latest", None) is not None for one in state.callbacks)
-    command = f"python -m runner {shlex.quote(f'resume={path}')}"
+    resume = override("resume", path)
     if state.error is not None:
         if state.config:
-            yield "resume it" if saved else "start it again (no checkpoint was written)", command
+            yield "resume it" if saved else "start it again (no checkpoint was written)", show_command(resume)
         elif saved:
             yield "resume it", f"Trainer(..., resume_path={path!r})"
     elif state.config and saved:
         longer = f"trainer.max_duration={Time(2 * state.max_duration.value, state.max_duration.unit)}"
         if (budget := state.config.get("budget")) is not None:
-            longer = shlex.quote(f"budget={Budget.parse(budget).doubled}")
-        yield "evaluate it", f"{command} mode=eval"
-        yield "train it for longer", f"{command} {longer}"
+            longer = f"budget={Budget.parse(budget).doubled}"
+        yield "evaluate it", show_command(resume, "mode=eval")
+        yield "train it for longer", show_command(resume, longer)
     ui = [getattr(one, "ui_command", None) for one in (*state.callbacks, *logger.destinations)]
     yield from (("compare it", one) for one in ui if one)

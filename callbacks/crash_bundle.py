@@ -18,6 +18,7 @@ from runner.callbacks._disk import disk_errors_reported
 from runner.failures.crash import BATCH, BUNDLE, FACTS, describe_crash
 from runner.failures.facts import RankFailed, facts_of
 from runner.files.names import RESULT
+from runner.terminal.commands import override, show_command
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -64,7 +65,8 @@ class CrashBundle(Callback):
         with disk_errors_reported(self.config_key):
             self._write(path, state, error)
             logger.log_artifact(path)
-            hint = f"to see it fail again, here or on another machine: python -m runner replay {path}"
+            command = show_command("replay", str(path) if "=" not in str(path) else override("run", str(path)))
+            hint = f"to see it fail again, here or on another machine: {command}"
             if isinstance(error, RankFailed):  # it is printed as the other rank wrote it
                 log.info(hint)
             else:

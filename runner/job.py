@@ -13,7 +13,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from runner.config import build
 from runner.config.command_line import LISTS, key_of
@@ -122,7 +122,8 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
     Raises:
         WrongConfig: the config cannot be used in its mode.
     """
-    run_dir = Path(hydra_config.runtime.output_dir)
+    runtime: Any = OmegaConf.to_container(hydra_config.runtime)  # a folder named ${seed} is no interpolation
+    run_dir = Path(runtime["output_dir"])
     with removed_when_refused(run_dir), config_errors():
         overrides = list(hydra_config.overrides.task)
         plain = _config_to_use(config, hydra_config, saved)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +55,23 @@ def test_a_folder_that_holds_another_run_is_refused(folder: Path, run_here: Any)
     assert "runs/a/checkpoints" in err and "resume" in err
     after = {path: path.read_bytes() for path in (folder / "runs").rglob("*") if path.is_file()}
     assert after == before and any(path.name == "config.yaml" for path in after)
+
+
+def test_a_working_directory_named_like_an_interpolation_is_where_everything_goes(tmp_path: Path, run_app: Any):
+    folder = tmp_path / "it's ${seed}, a=b (é)"
+    folder.mkdir()
+    quiet = (*SHORT, "callbacks=[checkpoint_saver,console_summary]")
+    typed = "hydra.run.dir='runs/x=1, \\${seed} \\'é\\''"
+    first = run_app(*quiet, typed, folder=folder)
+    run = folder / "runs" / "x=1, ${seed} 'é'"
+    assert (run / "result.json").is_file() and [*tmp_path.iterdir()] == [folder]
+    (command,) = (line for line in first.stdout.splitlines() if line.endswith("trainer.max_duration=4ep"))
+    run_app(*shlex.split(command)[3:], folder=folder)
+    assert "max_duration: 4ep" in (run / "config.yaml").read_text()
+
+
+def test_a_terminal_without_all_characters_gets_others_in_their_place(folder: Path, run_app: Any):
+    env = {"PYTHONIOENCODING": "ascii", "COLUMNS": "50"}
+    done = run_app(*SHORT, "callbacks=[console_summary]", 'run_name="é …"', env=env)
+    assert done.stdout.startswith("? ?")
+    run_app("help", "replay", env=env)

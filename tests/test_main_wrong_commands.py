@@ -32,6 +32,8 @@ WRONG: dict[str, tuple[str, ...]] = {
     "callbacks=null": ("callbacks=null", "none"),
     "algorithms=null": ("algorithms=null", "none"),
     "callbacks=progress_bar,lr_monitor": ("callbacks=progress_bar,lr_monitor", "[progress_bar,lr_monitor]"),
+    "-m sweep=optuna_tpe ~hydra.sweeper.params": ("~hydra.sweeper.params", "hydra.sweeper.params=null"),
+    "-m sweep=optuna_tpe ~hydra.sweeper.params.optimizer.lr": ("optimizer.lr", "hydra.sweeper.params=null"),
     "hydra/launcher=slurm": ("hydra/launcher=slurm", "basic"),
     "+model=mlp": ("+model", "model=", "without the +"),
     "~data": ("data=None", "conf/data/"),

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import runner
+from runner.terminal.commands import override, show_command
 
 log = logging.getLogger("runner")
 
@@ -91,7 +92,7 @@ def how_to_send(run_dir: Path) -> str:
     """Return a sentence on what happens to data that is not sent, and what to do about it."""
     return (
         f"what is logged is kept in {run_dir / 'mlflow'}, and sent when MLflow can be reached again, by the next run, "
-        f"or by `python -m runner mode=sync resume={run_dir}`"
+        f"or by `{show_command('mode=sync', override('resume', str(run_dir)))}`"
     )
 
 

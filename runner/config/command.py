@@ -13,6 +13,7 @@ from runner.config.errors import WrongConfig, config_errors
 from runner.config.hydra_versions import BASE, any_target
 from runner.config.one_job import is_one_job, run_one_job
 from runner.config.own_conf import find_own_conf
+from runner.config.sources import check_encoding
 from runner.config.suggestions import about_replaced
 from runner.distributed.endings import noting_interrupts, was_interrupted
 from runner.distributed.environment import is_rank_zero
@@ -61,6 +62,7 @@ def lead() -> int:
                 sys.argv[1:] = with_saved_arguments(saved, sys.argv[1:])
             found = find_own_conf(sys.argv[1:], CONF)  # unless the saved run had its own folder
             sys.argv[1:] = [*sys.argv[1:], *found]
+            check_encoding(sys.argv[1:], CONF)
             for sentence in about_replaced([*typed, *found], CONF):
                 print_to_stderr(f"WARNING: {sentence}")
         code = compose_and_run(saved)

@@ -10,15 +10,11 @@ from pathlib import Path
 
 from runner.config.foreign import about_foreign
 from runner.config.nearest import Advice
+from runner.terminal.commands import in_quotes, unquoted
 
 LISTS = ("callbacks", "algorithms")
 """The config groups from which a run can choose several names."""
 _CHOICE = re.compile(rf"^(\+?)({'|'.join(LISTS)})=(.*)$")
-
-
-def quoted(text: str) -> str:
-    """Return text as a quoted value of an override."""
-    return "'" + re.sub(r"(['\\])", r"\\\1", text) + "'"
 
 
 def merge_repeated(arguments: Sequence[str]) -> list[str]:
@@ -65,7 +61,7 @@ def only_typed(arguments: Sequence[str], *sections: str) -> str:
 
 def typed_value(arguments: Sequence[str], key: str) -> str | None:
     """Return the last value given as `key=value`, or None if there is none or it is null."""
-    values = [one.partition("=")[2].strip("'\"") for one in arguments if key_of(one) == key and "=" in one]
+    values = [unquoted(one.partition("=")[2]) for one in arguments if key_of(one) == key and "=" in one]
     return values[-1] if values and values[-1] not in ("", "null") else None
 
 
@@ -182,4 +178,4 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def search_path(arguments: Sequence[str]) -> list[str]:
     """Return the override that makes `hydra.compose` search a given `--config-dir`; an empty list if none is given."""
     folder = config_dir(arguments)
-    return [] if folder is None else [f"hydra.searchpath=[{quoted(f'file://{folder}')}]"]
+    return [] if folder is None else [f"hydra.searchpath=[{in_quotes(f'file://{folder}')}]"]

@@ -27,6 +27,24 @@ def files_choosing(choice: str, overrides: Sequence[str], conf: Path) -> list[st
     return [_shown(file) for file, group in files if choice in _chosen(_content(file).get("defaults") or [], group)]
 
 
+def check_encoding(overrides: Sequence[str], conf: Path) -> None:
+    """Check that the chosen files of a user's own folder can be read.
+
+    Raises:
+        ValueError: a file is not UTF-8, or has a byte-order mark, which hides the line with its package from Hydra.
+    """
+    for file in _files(overrides, conf) if config_dir(overrides) is not None else ():
+        content = file.read_bytes()
+        try:
+            content.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{_shown(file)}: is not UTF-8 ({error.reason}, byte {error.start}); save it as UTF-8"
+            ) from None
+        if re.match(rb"\xef\xbb\xbf#\s*@package", content):
+            raise ValueError(f"{_shown(file)}: begins with a byte-order mark; save it as UTF-8 without one")
+
+
 def recipes_of(overrides: Sequence[str], conf: Path) -> list[str]:
     """Return the texts of the chosen files that set keys of any section, each before those that it is based on."""
     texts = (file.read_text(encoding="utf-8") for file, group in _files(overrides, conf).items() if group)

@@ -38,6 +38,7 @@ NO_SUCH_GROUP = re.compile(  # the file, and the group
     r"In '([^']+)': (?:Could not override|Invalid Defaults List override) '/?([^':]+)"
 )
 OVERRIDE_FIRST = re.compile(r"In ([^:]+): Override '.*' is defined before")  # Hydra 1.4; 1.3 fails an assertion
+IN_SEARCH_SPACE = re.compile(r"[+~]+hydra\.sweeper\.params\b")
 CHOSEN_TWICE = re.compile(r"Multiple values for ([\w/]+)")
 LIST_FOR_SECTION = re.compile(r"Error merging override (?!hydra\.)([^=]+)=\[")
 SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '([^=]+=[^']*)'")
@@ -55,6 +56,9 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
     if isinstance(error, OverrideParseException):
         return _about_grammar(error.override, overrides)
     text = str(error).strip()
+    if (typed := next(filter(IN_SEARCH_SPACE.match, overrides), None)) and "hydra.sweeper.params" in text:
+        remedy = "type another value, as in 'optimizer.lr=interval(0.1,1)', or drop all with hydra.sweeper.params=null"
+        return Advice(f"{typed}: a key of a search space cannot be removed; {remedy}").knowing(key=key_of(typed))
     if found := NO_SUCH_KEY.match(text):
         return _as_advice(_about_missing_key(found[1], error, overrides, conf)).knowing(key=found[1])
     if found := KEY_EXISTS.match(text):

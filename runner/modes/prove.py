@@ -23,7 +23,6 @@ import yaml
 from runner.checkpoints.digest import read_digests
 from runner.config import build
 from runner.config.catalogue import CONF
-from runner.config.command_line import quoted
 from runner.config.errors import WrongConfig
 from runner.config.nearest import nearest
 from runner.distributed.job import Job
@@ -35,6 +34,7 @@ from runner.modes.kills import IN_SAVE, CompletedKill, Pace, Session, plan_kills
 from runner.runs.record import write_record
 from runner.runs.result import read_result
 from runner.terminal.answer import give
+from runner.terminal.commands import quoted
 from runner.terminal.console import print_block, show_path
 
 FILE = "prove.json"

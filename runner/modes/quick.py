@@ -14,6 +14,7 @@ from runner.failures.facts import WrongKey, argument_of
 from runner.modes.subcommands import CONFIG_DIR, spell_out
 from runner.modes.table import MODES, Mode, find_mode
 from runner.terminal.answer import error_object, give
+from runner.terminal.commands import unquoted
 from runner.terminal.text import print_to_stderr
 
 
@@ -93,13 +94,6 @@ def split_names(text: str) -> list[str]:
     inner = text[1:-1] if text.startswith("[") and text.endswith("]") else ""
     parts = re.findall(r"""\s*('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,]+)""", inner)
     return [name for one in parts if (name := unquoted(one.strip()))]
-
-
-def unquoted(text: str) -> str:
-    """Return a typed value without the quotes that Hydra's grammar requires."""
-    if len(text) > 1 and text[0] in "'\"" and text[-1] == text[0]:
-        return re.sub(r"\\(.)", r"\1", text[1:-1])
-    return text
 
 
 def _asks_for(option: str, arguments: Sequence[str]) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.config.command_line import quoted, typed_value
+from runner.config.command_line import typed_value
 from runner.modes.table import MODES, Mode
+from runner.terminal.commands import quoted
 
 CONFIG_DIR = "--config-dir"
 

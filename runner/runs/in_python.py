@@ -15,10 +15,12 @@ from hydra import compose
 from omegaconf import open_dict
 
 from runner.config import build
+from runner.config.catalogue import CONF
 from runner.config.command_line import merge_repeated, search_path
 from runner.config.composed import to_plain
 from runner.config.errors import config_errors
 from runner.config.replaced import without_replaced
+from runner.config.sources import check_encoding
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.distributed.launch_secret import signed, verified
@@ -31,6 +33,7 @@ from runner.runs.listing import OUTPUTS
 from runner.runs.recompose import CONFIG_DIR, composing
 from runner.runs.recording import recording, timing
 from runner.runs.saved_run import find_saved_run, with_latest
+from runner.terminal.commands import override
 
 if TYPE_CHECKING:
     from runner.model import Model
@@ -49,6 +52,7 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
     options = [] if config_dir is None else [f"{CONFIG_DIR}={config_dir}"]
     arguments = merge_repeated(overrides)
     with config_errors():
+        check_encoding([*arguments, *options], CONF)
         with composing():
             composed = compose("config", [*arguments, *search_path(options)], return_hydra_config=True)
         choices = dict(composed.hydra.runtime.choices)
@@ -142,7 +146,7 @@ def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
     from runner.event import Event
     from runner.logger import Logger
 
-    saved = find_saved_run(with_latest([f"resume={run}", *_allowing(allow_targets)]))
+    saved = find_saved_run(with_latest([override("resume", str(run)), *_allowing(allow_targets)]))
     if saved is None or saved.path is None:
         raise ValueError(f"run={str(run)!r}: has no record (config.yaml); give the folder of a run made by a command")
     checkpoint = build.checkpoint_of("run", saved.path)
@@ -190,7 +194,7 @@ def replay(run: str | Path, batch: int, allow_targets: Sequence[str] = ()) -> Tr
 
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ValueError(f"batch={batch!r}: must be the number of a batch, counted from 1")
-    arguments = ["mode=replay", f"run={run}", f"replay.batch={batch}", *_allowing(allow_targets)]
+    arguments = ["mode=replay", override("run", str(run)), f"replay.batch={batch}", *_allowing(allow_targets)]
     saved = find_saved_run(with_latest(arguments))
     if saved is None or saved.run_dir is None:
         raise ValueError(f"run={str(run)!r}: its folder is not here; give the folder of a run made by a command")

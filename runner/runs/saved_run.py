@@ -44,6 +44,7 @@ from runner.runs.record import differences
 from runner.runs.result import read_result
 from runner.runs.run_files import unpacked
 from runner.runs.trust import check_arguments, check_credentials, check_links, check_targets, is_own
+from runner.terminal.commands import override
 from runner.terminal.console import show_path
 from runner.terminal.text import print_to_stderr
 
@@ -152,7 +153,7 @@ def with_latest(arguments: Sequence[str]) -> list[str]:
         raise ValueError(f"{keys[0]}='latest': no run in {OUTPUTS}/ has written a checkpoint; give a run's folder")
     note = " (a job of a sweep: there is no other run)" if is_in_sweep(Path(run)) else ""
     print_to_stderr(f"INFO: {keys[0]}=latest: {run}{note}")
-    return [f"{key_of(one)}={run}" if key_of(one) in keys else one for one in arguments]
+    return [override(key_of(one), run) if key_of(one) in keys else one for one in arguments]
 
 
 def from_the_start(saved: SavedRun) -> bool:

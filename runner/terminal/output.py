@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -25,6 +26,9 @@ def lasting_output() -> Iterator[None]:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     out = sys.stdout or os.fdopen(1, "w", closefd=False)
     err = sys.stderr or os.fdopen(2, "w", closefd=False)
+    for stream in (out, err):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may not have all characters, such as those of a name
+            stream.reconfigure(errors="replace")
     lasting_out: Any = _LastingStream(out, "stdout", err)
     lasting_err: Any = _LastingStream(err, "stderr", out)
     with redirect_stdout(lasting_out), redirect_stderr(lasting_err):

@@ -231,3 +231,20 @@ def test_values_of_ones_own_are_in_vars(tmp_path: Path, run_here: Any):
         said = run_here(wrong, code=2).err
         assert said.startswith(f"error: vars={'None' if 'null' in wrong else repr('laptop')}: ")
         assert "+vars.<name>=" in said and "conf/vars/<name>.yaml" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xef\xbb\xbf# @package _global_\nseed: 3\n", "begins with a byte-order mark; save it as UTF-8 without one"),
+        ("# @package _global_\nseed: 3\n".encode("utf-16"), "is not UTF-8"),
+        ("# @package _global_\nrun_name: café\n".encode("latin-1"), "is not UTF-8"),
+    ],
+    ids=["byte-order mark", "UTF-16", "Latin-1"],
+)
+def test_a_file_in_another_encoding_is_named(folder: Path, run_here: Any, content: bytes, message: str):
+    write(folder, {"conf/experiment/mine.yaml": ""})
+    (folder / "conf" / "experiment" / "mine.yaml").write_bytes(content)
+    done = run_here("experiment=mine", "mode=explain", code=2)
+    assert f"error: conf/experiment/mine.yaml: {message}" in done.err
+    run_here("experiment=digits_plain", "mode=explain", code=0)  # which does not read it

@@ -1,0 +1,35 @@
+"""Printed commands, parsed back as a shell and Hydra parse them."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from runner.config.command_line import typed_value
+from runner.terminal.commands import override, show_command, unquoted
+
+NAMES = [
+    *("plain", "outputs/2026-11-23/09-05-20", "a=b", "a,b", "it's", 'say "x"', "a(b)", "a#b", "$HOME", "100%"),
+    *("a b", " a ", "é-ü", "{a}", "[x]", "${seed}", "\\${seed}", "a\\b", "end\\", "end\\\\", "a\\'b", "'", '"'),
+    *("null", "True", "1e3", "7", "~x", "-x", "x:y", "a?b", "*", "a;b", "`a`", "a\tb", "é${seed}'\\"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_printed_command_names_the_same_folder_again(name: str):
+    *start, argument = shlex.split(show_command(override("resume", name)))
+    assert start == ["python", "-m", "runner"]
+    config = OmegaConf.create({"seed": 3})
+    config.resume = OverridesParser.create().parse_override(argument).value()
+    assert config.resume == name
+    assert unquoted(argument.partition("=")[2]) == name
+    assert typed_value([argument], "resume") == (None if name == "null" else name)
+
+
+def test_a_usual_folder_needs_no_quotes():
+    assert show_command(override("resume", "outputs/2026-11-23/09-05-20"), "mode=eval") == (
+        "python -m runner resume=outputs/2026-11-23/09-05-20 mode=eval"
+    )

@@ -60,7 +60,10 @@ class SupervisedModel(Model):
             raise wrong_argument("loss_fn", loss_fn, allowed, TypeError)
         self.module = module
         self.loss_fn = loss_fn
-        self._mean = read_loss(loss_fn)
+        mean = read_loss(loss_fn)
+        self._mean = mean if isinstance(mean, TargetMean) else None
+        self._averages: Literal["samples", "weights", "unknown"]
+        self._averages = "unknown" if mean is None else "weights" if self._mean is not None else "samples"
         self.inputs = check_entries("inputs", inputs)
         self.targets = check_entries("targets", targets)
         self._templates = check_metrics(metrics)
@@ -83,15 +86,17 @@ class SupervisedModel(Model):
             is_alike = target.ndim == outputs.ndim and target.shape == outputs.shape
             if is_alike and not (target.is_floating_point() or target.is_complex()):
                 positional = [target.to(outputs.dtype)]
-        mean = self._target_mean
-        return (self.loss_fn if mean is None else mean)(outputs, *positional, **named)
+        mean, loss_fn = self._mean, self.loss_fn
+        if mean is not None and mean.loss_fn is loss_fn:  # no algorithm has put another in its place
+            return mean(outputs, *positional, **named)
+        return loss_fn(outputs, *positional, **named)
 
     def loss_weight(self, batch: Any) -> int | Tensor:
         """Return the number of targets that count in torch's cross entropy, or the sum of their class weights.
 
         For every other loss it is the number of samples.
         """
-        mean = self._target_mean
+        mean = self._mean
         if mean is None or type(self).loss is not SupervisedModel.loss:
             return self.num_samples(batch)
         positional, named = pick(batch, self.targets, "targets")
@@ -102,15 +107,7 @@ class SupervisedModel(Model):
         """What the loss averages over; unknown if it is neither torch's own nor declared in a `loss_weight`."""
         if type(self).loss_weight is not SupervisedModel.loss_weight:
             return "weights"
-        if type(self).loss is not SupervisedModel.loss or self._mean is None:
-            return "unknown"
-        return "samples" if self._target_mean is None else "weights"
-
-    @property
-    def _target_mean(self) -> TargetMean | None:
-        """The mean over targets that the loss function is, unless an algorithm has put another in its place."""
-        mean = self._mean
-        return mean if isinstance(mean, TargetMean) and mean.loss_fn is self.loss_fn else None
+        return self._averages if type(self).loss is SupervisedModel.loss else "unknown"
 
     def metrics(self, train: bool) -> dict[str, Metric]:
         """Return new copies of the metrics."""

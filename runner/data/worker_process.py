@@ -133,9 +133,10 @@ class Pickler(cloudpickle.Pickler):
     """
 
     def __init__(self, file: Any) -> None:
-        own = {Tensor: self._reduce_tensor, numpy.memmap: _reduce_memmap}
+        own: dict[type, Any] = {Tensor: self._reduce_tensor, numpy.memmap: _reduce_memmap}
+        queues: Any = ForkingPickler(io.BytesIO()).dispatch_table
         # Before the constructor, which reads it.
-        self.dispatch_table = ChainMap(own, ForkingPickler(io.BytesIO()).dispatch_table, super().dispatch_table)
+        self.dispatch_table = ChainMap(own, queues, super().dispatch_table)
         super().__init__(file)
         self._shared = 0
 

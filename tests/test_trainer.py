@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import pytest
@@ -406,9 +405,19 @@ def test_a_wrong_loader_does_not_close_the_trainer(call: Any):
         assert trainer.state.timestamp.batch == 2
 
 
-@pytest.mark.parametrize("make", [torch.utils.data.DataLoader, partial(DatasetLoader, shuffle=False)])
-def test_persistent_workers_read_for_one_alone(make: Any):
+def test_persistent_workers_of_torch_read_for_one_alone():
     data = torch.utils.data.TensorDataset(torch.ones(8, 3), torch.zeros(8, dtype=torch.long))
-    loader = make(data, batch_size=2, num_workers=1, persistent_workers=True)
+    loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers=1, persistent_workers=True)
     with pytest.raises(ValueError, match="evaluator 'eval': dataloader is the train_dataloader"):
         make_trainer(train_dataloader=loader, eval_dataloader=loader)
+
+
+def test_persistent_workers_of_ours_do_not_mix_training_and_evaluation():
+    data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
+    losses = []
+    for workers in (0, 1):
+        loader = DatasetLoader(data, batch_size=2, shuffle=True, num_workers=workers)
+        with make_trainer(train_dataloader=loader, eval_dataloader=loader, eval_interval="1ba") as trainer:
+            trainer.fit(duration="6ba")
+            losses.append(float(trainer.state.eval_metric_values["eval"]["loss"]))
+    assert losses[0] == losses[1]

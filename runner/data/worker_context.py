@@ -100,7 +100,8 @@ def _sendable(item: Any, error: Exception) -> Any:
     except Exception:
         pass
     if isinstance(content, ExceptionWrapper):
-        content.exc_msg = f"{content.exc_type.__qualname__}, which cannot be sent ({error})\n{content.exc_msg}"
+        name = getattr(content.exc_type, "__qualname__", "an error")
+        content.exc_msg = f"{name}, which cannot be sent ({error})\n{content.exc_msg}"
         content.exc_type = RuntimeError
         return number, content
     name, part = blame({"batch": content})

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from runner.data.collation import is_plain
 from runner.distributed.fork_server import start_fork_server
+from runner.libraries.torchvision import import_torchvision
 
 MAX_SHARED = 64
 """Tensors of a data set that are put into shared memory, each with an open file; the rest is copied to each worker."""
@@ -67,10 +68,13 @@ class WorkerProcess(ForkServerProcess):
     def __reduce__(self) -> Any:
         streams = [DupFd(_descriptor(stream, number)) for number, stream in ((1, sys.stdout), (2, sys.stderr))]
         sharing = torch.multiprocessing.get_sharing_strategy()
-        return _receive, (dict(os.environ), streams, sharing, logging.getLogger().level, _pack(vars(self)))
+        level = logging.getLogger().level
+        return _receive, (dict(os.environ), streams, sharing, level, "torchvision" in sys.modules, _pack(vars(self)))
 
 
-def _receive(environ: dict[str, str], streams: list[Any], sharing: str, level: int, packed: bytes) -> WorkerProcess:
+def _receive(
+    environ: dict[str, str], streams: list[Any], sharing: str, level: int, uses_torchvision: bool, packed: bytes
+) -> WorkerProcess:
     """Return the process object in the new process, once everything there is as in its parent."""
     for number, stream in enumerate(streams, 1):
         os.dup2(stream.detach(), number)
@@ -81,6 +85,8 @@ def _receive(environ: dict[str, str], streams: list[Any], sharing: str, level: i
     logging.basicConfig(level=level, format="%(levelname)s: data worker: %(message)s")
     process = WorkerProcess.__new__(WorkerProcess)
     try:
+        if uses_torchvision:
+            import_torchvision()  # a plain import may fail where this does not
         vars(process).update(pickle.loads(packed))
     except Exception as error:
         error.add_note("while a data worker received its data set, whose modules it has to import by name")
@@ -133,9 +139,10 @@ class Pickler(cloudpickle.Pickler):
     """
 
     def __init__(self, file: Any) -> None:
-        own = {Tensor: self._reduce_tensor, numpy.memmap: _reduce_memmap}
+        own: dict[type, Any] = {Tensor: self._reduce_tensor, numpy.memmap: _reduce_memmap}
+        queues: Any = ForkingPickler(io.BytesIO()).dispatch_table
         # Before the constructor, which reads it.
-        self.dispatch_table = ChainMap(own, ForkingPickler(io.BytesIO()).dispatch_table, super().dispatch_table)
+        self.dispatch_table = ChainMap(own, queues, super().dispatch_table)
         super().__init__(file)
         self._shared = 0
 

@@ -75,7 +75,8 @@ class _Watch(threading.Thread):
         if self._ranks > 1:
             from runner.distributed.store import current_store, job_key  # imports torch
 
-            self._store = current_store().clone()
+            store: Any = current_store()
+            self._store = store.clone()  # a connection of its own
             self._name = job_key("standstill")
 
     def run(self) -> None:

@@ -84,7 +84,7 @@ def test_a_process_that_waits_for_a_data_worker_names_it(here: Path, run_app: An
     (here / "conf" / "data" / "slow.yaml").write_text("_target_: own.read_by_workers\n")
     ended = run_app(*SHORT, "data=slow", "model.num_classes=10", "launch.patience=15s", exit_code=75)
     assert re.search(r"waits for batch 6 of epoch 1 from data worker 1 \(pid \d+, sleeping\)", ended.stderr)
-    assert re.search(r"own.py\S* line 33 in __getitem__", ended.stderr.replace('"', "").replace(",", ""))  # its stack
+    assert re.search(r"own.py\S* line \d+ in __getitem__", ended.stderr.replace('"', "").replace(",", ""))  # its stack
 
 
 def test_a_loss_that_asks_all_ranks_is_evaluated_where_a_rank_has_no_sample(here: Path, run_app: Any):

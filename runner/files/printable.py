@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 
-def printable(text: object, lines: bool = False) -> str:
+def printable(text: object, *, lines: bool = False) -> str:
     r"""Return text with control characters and unprintable ones shown as escapes, such as `\x1b`.
 
     What comes from files, names and errors goes through here before it is printed: someone else may have written it,

@@ -216,7 +216,7 @@ def restore(state: State, path: str | Path) -> None:
             try:
                 load_optimizer(one, its) if kind == "optimizers" else one.load_state_dict(its)
             except (LookupError, TypeError, AttributeError) as error:
-                what = f"{type(one).__name__} cannot use its {kind} ({type(error).__name__}: {error})"
+                what = f"its state of {type(one).__name__} cannot be used ({type(error).__name__}: {error})"
                 raise UnreadableCheckpoint(f"checkpoint {str(path)!r}: {what}") from error
     optimizers: list[Any] = state.optimizers
     for optimizer in optimizers:

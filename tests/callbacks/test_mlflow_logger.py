@@ -94,7 +94,7 @@ def test_a_run_is_in_mlflow_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPa
     tags = dict(query("select key, value from tags"))
     assert {"team": "vision", "torch": version("torch"), "mlflow.source.type": "JOB"}.items() <= tags.items()
     assert tags["mlflow.source.name"].startswith("python") and "mlflow.source.git.commit" not in tags
-    assert tags["mlflow.note.content"].startswith("```\npython") and "6 parameters" in tags["mlflow.note.content"]
+    assert tags["mlflow.note.content"].startswith("`` python") and "6 parameters" in tags["mlflow.note.content"]
     inputs = query(
         "select d.name, t.value, d.dataset_profile from datasets d join inputs i on i.source_id = d.dataset_uuid "
         "join input_tags t on t.input_uuid = i.input_uuid where i.destination_id = ? order by t.value desc",

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from runner import Interval, Logger, State, Time, TimeUnit, get_global_rank
 from runner.algorithms._averaging import TimedAverage, copy_all, count_updates, log, move_towards, swapped_in, wide_copy
+from runner.checkpoints.weights import names_of_observers
 from runner.distributed.sharding import like
 
 
@@ -97,7 +98,7 @@ class EMA(TimedAverage):
 
     def after_load(self, state: State, logger: Logger) -> None:
         model = state.unwrapped_model
-        observers = {name for name, module in model.named_modules() if _is_of_quantization(module)}
+        observers = names_of_observers(model)
         buffers = (pair for pair in model.named_buffers() if pair[0].rpartition(".")[0] not in observers)
         self._live = dict(chain(model.named_parameters(), buffers))
         if self._average:
@@ -164,10 +165,6 @@ class EMA(TimedAverage):
             averages, values = self._floating if live.is_floating_point() or live.is_complex() else self._others
             averages.append(average[name])
             values.append(live)
-
-
-def _is_of_quantization(module: nn.Module) -> bool:
-    return type(module)._load_from_state_dict.__module__.startswith("torch.ao.quantization")
 
 
 def _parse(name: str, value: str | Time) -> Time:

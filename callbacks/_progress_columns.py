@@ -87,7 +87,7 @@ def progress_columns(state: State) -> list[ProgressColumn]:
 
 def show_part(done: int, total: int | None) -> str:
     """Return progress out of a total, such as ' 7/24', with constant width; a total of None is left out."""
-    return str(done) if total is None else f"{done:{len(str(total))}}/{total}"
+    return f"{done:,}" if total is None else f"{done:{len(f'{total:,}')},}/{total:,}"
 
 
 def _metrics(label: str, names: dict[str, object], importance: int) -> Iterator[ProgressColumn]:

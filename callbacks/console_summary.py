@@ -38,7 +38,7 @@ class ConsoleSummary(LoggerDestination):
 
     At the start, three lines: the run and its folder; the model and how it is trained; the data. At the end: the final
     value of each metric, the best of each evaluation, how long the run took, its folder, and the commands to evaluate
-    it, to train it for longer and to view it or, if it failed or was stopped, to resume it. The epoch loss is the mean
+    it, to train it for longer and to view it or, if it failed or was killed, to resume it. The epoch loss is the mean
     of the training losses of the last epoch's batches. Values from before a resume are included.
 
     During training it warns when the loss has been NaN or infinite for 10 batches in a row.
@@ -187,7 +187,7 @@ class ConsoleSummary(LoggerDestination):
             name = "/".join(filter(None, name_metric(key)))
             if (at := self._best_at.get(key)) is not None:
                 best = show_number(self._best.values[key])
-                where = f"batch {at.batch}" if at.batch_in_epoch else f"epoch {at.epoch}"
+                where = f"batch {at.batch:,}" if at.batch_in_epoch else f"epoch {at.epoch}"
             elif key == TRAIN_LOSS and self._loss.mean is not None:
                 name = "epoch loss"  # what is logged is the loss of each batch
                 final = show_number(self._loss.mean)
@@ -209,12 +209,12 @@ def _outcome(state: State, seconds: float, evaluating: float) -> Iterator[str]:
     """Yield how a run ended, how much it trained, and how fast; the rate excludes evaluations."""
     now = state.timestamp
     if state.error is not None:
-        outcome = "stopped" if is_asked_for(state.error) else "failed"
+        outcome = "killed" if is_asked_for(state.error) else "failed"
         outcome = "diverged" if facts_of(state.error).divergence else outcome
         outcome = state.error.status.lower() if isinstance(state.error, SessionOver) else outcome
         yield f"{outcome:<8} {describe_time(now)}, {show_clock(seconds)}"
         return
-    epochs = f"{now.epoch} epochs{' and a part, ' if now.batch_in_epoch else ', '}" if now.epoch > 1 else ""
+    epochs = f"{now.epoch:,} epochs{' and a part, ' if now.batch_in_epoch else ', '}" if now.epoch > 1 else ""
     batches = f"{now.batch:,} batch{'es' * (now.batch != 1)}"
     count, unit = (now.token, "tokens") if now.token else (now.sample, "samples")
     yield f"trained  {epochs}{batches} in {show_clock(seconds)}"

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from runner.destination import SweepSummary
 
 
+ID_TIMEOUT = 5.0  # seconds to wait for the id of a run, for its address
+
+
 class MLflowLogger(LoggerDestination):
     """Logs parameters, metrics, tables, images, artifacts, data sets and status of a run to MLflow.
 
@@ -109,6 +112,8 @@ class MLflowLogger(LoggerDestination):
     @property
     def ui_command(self) -> str:
         """The command that opens the MLflow UI, or the run's address on its server, without the password."""
+        if self._session is not None and self.tracking_uri.startswith("http"):
+            self._session.wait_for_id(min(ID_TIMEOUT, self._close_timeout))
         return ui_command(self.tracking_uri, self._session and self._session.experiment_id, self.run_id)
 
     def init(self, state: State, logger: Logger) -> None:
@@ -230,4 +235,8 @@ class MLflowLogger(LoggerDestination):
 
     def close(self, state: State, logger: Logger) -> None:
         if self._session is not None:
-            self._session.end(state.error, self._close_timeout)
+            self._session.end(state.error)
+
+    def post_close(self) -> None:
+        if self._session is not None:  # by now the results are on the console
+            self._session.wait(self._close_timeout)

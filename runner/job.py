@@ -42,6 +42,7 @@ from runner.runs.changes import print_changes, print_changes_of_fork, print_chan
 from runner.runs.folder import check_unused, checkpoint_before_restart, owned, removed_when_refused, run_folder_of
 from runner.runs.forks import find_fork
 from runner.runs.kept_code import import_from
+from runner.runs.kept_threads import keep_threads
 from runner.runs.recording import Diverged
 from runner.runs.rerun import arguments_to_record, merge_config, options_of, saved_name
 from runner.runs.result import Objective, is_unfinished
@@ -271,7 +272,8 @@ def run(job: Job) -> Objective:
     """Run a job in its mode, and return the objective of a sweep. Call it on all ranks that take part."""
     import_from(job.code)
     mode = find_mode(job.config["mode"])
-    with removed_when_refused(Path(job.run_dir)), with_threads(*job.threads), ExitStack() as stack:
+    threads = keep_threads(job) if mode.trains else job.threads
+    with removed_when_refused(Path(job.run_dir)), with_threads(*threads), ExitStack() as stack:
         if mode.on_all_ranks:
             launch = build.make_launch(job.config)
             if launch.requeue and not is_slurm_job() and mode.trains and is_rank_zero():

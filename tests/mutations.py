@@ -519,6 +519,27 @@ FAULTS = (
         "loader.seek(epoch, 0)",
         "test_dataloader.py checkpoints/test_snapshot.py",
     ),
+    Fault(
+        "growing pool: the length of the first epoch is kept",
+        "runner/loop.py",
+        "    state.train_dataloader_len = stream.length\n    evaluators",
+        "    evaluators",
+        "test_loop_lengths.py shapes/test_growing_pool.py",
+    ),
+    Fault(
+        "growing pool: a resumed run takes the length of another epoch",
+        "runner/loop.py",
+        "    stream.seek(state.timestamp.epoch, state.timestamp.batch_in_epoch)\n",
+        "",
+        "test_loop_lengths.py",
+    ),
+    Fault(
+        "generators of a data set's own: two have the same draws",
+        "runner/data/own_generators.py",
+        'f"sample/{path}"',
+        '"sample"',
+        "data/test_own_generators.py",
+    ),
     # data in shards, and documents packed into windows
     Fault(
         "shards: each epoch has the order of the first one",
@@ -558,8 +579,8 @@ FAULTS = (
     Fault(
         "shards: other content of the same size is taken",
         "runner/data/shards/dataset.py",
-        "kept.read_text() != digest",
-        "kept.read_text() == ''",
+        "known != digest and",
+        "known == '' and",
         "data/shards/test_addresses.py",
     ),
     Fault(
@@ -790,9 +811,16 @@ FAULTS = (
         "checkpoints/test_shards.py",
     ),
     Fault(
+        "checkpoints: one whose files cannot be loaded counts as intact",
+        "runner/checkpoints/files.py",
+        "read_file(path, name, mapped=True)",
+        "pass",
+        "checkpoints/test_manifest.py",
+    ),
+    Fault(
         "shards: those of another checkpoint are taken",
         "runner/checkpoints/shards.py",
-        '.get("save") != manifest.get("save")',
+        '.get("save") != manifest.save',
         '.get("save") is None',
         "checkpoints/test_shards.py",
     ),
@@ -980,6 +1008,13 @@ FAULTS = (
         "    @cache\n",
         "    work.wait()\n\n    @cache\n",
         "test_accumulation.py",
+    ),
+    Fault(
+        "loaders on ranks: what declares nothing is accepted unless it is a DataLoader",
+        "runner/distributed/shares.py",
+        "    if dividing is None and reading is None:\n",
+        "    if dividing is None and reading is None and hasattr(loader, 'dataset'):\n",
+        "distributed/test_loader_shares.py distributed/test_collectives.py",
     ),
     Fault(
         "DDP weights: targets that an algorithm leaves out count",

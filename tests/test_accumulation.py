@@ -173,6 +173,7 @@ def test_a_rank_whose_batch_had_fit_keeps_its_part_when_another_runs_out(run_ran
         from torch import nn
 
         from runner import ClassificationModel, Trainer, get_global_rank
+        from runner.data import Sharded
 
         class Lean(ClassificationModel):
             """Takes the mean over lengths; there is no room for more than two samples of length 5."""
@@ -203,7 +204,7 @@ def test_a_rank_whose_batch_had_fit_keeps_its_part_when_another_runs_out(run_ran
             model = Lean(nn.Linear(3, 2).double(), 2)
             with Trainer(
                 model=model,
-                train_dataloader=batches,
+                train_dataloader=Sharded(batches),
                 optimizers=lambda params: torch.optim.SGD(params, lr=0.5),
                 microbatch_size=size,
                 device="cpu",
@@ -236,6 +237,7 @@ def test_a_rank_computes_while_the_weights_of_the_others_are_still_to_come(run_r
         from torch import nn
 
         from runner import ClassificationModel, Trainer, get_global_rank
+        from runner.data import Sharded
 
         computed = Path("computed")
 
@@ -255,7 +257,7 @@ def test_a_rank_computes_while_the_weights_of_the_others_are_still_to_come(run_r
 
         with Trainer(
             model=Weighed(nn.Linear(3, 2), 2),
-            train_dataloader=[(torch.zeros(4, 3), torch.ones(4, dtype=torch.int64))],
+            train_dataloader=Sharded([(torch.zeros(4, 3), torch.ones(4, dtype=torch.int64))]),
             optimizers=lambda params: torch.optim.SGD(params, lr=0.5),
             device="cpu",
         ) as trainer:

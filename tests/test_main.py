@@ -127,7 +127,7 @@ def test_a_run_is_in_its_folder(story: Any):
 def test_the_last_lines_say_where_it_lies_and_what_to_do_with_it(story: Any):
     folder, done = story
     (run_dir,) = run_folders(folder)
-    assert all(line.startswith("sending to MLflow: ") for line in done.stderr.splitlines())
+    assert all(line.startswith("saving to MLflow: ") for line in done.stderr.splitlines())
     path = str(run_dir.relative_to(folder))
     where, what, *commands = done.stdout.splitlines()[-5:]
     assert where.split() == ["run", path]

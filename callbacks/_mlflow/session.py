@@ -31,7 +31,7 @@ KILLED_TIMEOUT = 2.0  # seconds; a user who interrupts wants the process to end,
 
 
 class Session:
-    """One run's spool and its delivery, from `begin` until `close`; failures give a single warning.
+    """One run's spool and its delivery, from `begin` until `wait`; failures give a single warning.
 
     What is appended before `begin` waits in memory, so that a run that is refused before it begins leaves nothing.
 
@@ -52,6 +52,7 @@ class Session:
         self._spool: Spool | None = None
         self._writer: WriterProcess | None = None
         self._progress: Progress | None = None
+        self._ended: tuple[str, int] | None = None  # the final status, and the lines of the spool
 
     def begin(self) -> None:
         """Open the spool, add what was appended so far, and start its delivery. Later calls do nothing."""
@@ -162,8 +163,8 @@ class Session:
             path = copy
         self.append({"artifact": str(path.relative_to(self._run_dir)), "folder": folder})
 
-    def end(self, error: BaseException | None, timeout: float) -> None:
-        """Close the run with the status for the error that ended it, or None, and record the error's trace."""
+    def end(self, error: BaseException | None) -> None:
+        """Record the status for the error that ended the run, or None, and the error's trace. Call `wait` after it."""
         status = "FINISHED"
         if error is None:
             self.begin()
@@ -171,13 +172,12 @@ class Session:
             status = "KILLED" if is_asked_for(error) else "FAILED"
             if not isinstance(error, SessionOver):
                 self.append({"text": "".join(traceback.format_exception(error)), "file": "error.txt"})
-        self.close(status, timeout)
+        self.finish(status)
 
-    def close(self, status: str, timeout: float) -> None:
-        """Record the final status, if the run began, and wait until the writer has sent everything.
+    def finish(self, status: str) -> None:
+        """Record the final status, if the run began, and have the writer send the rest.
 
-        If the writer was killed, a new one continues where it stopped. A run that is KILLED waits two seconds at most,
-        and its writer continues.
+        If the writer was killed, a new one continues where it stopped.
         """
         self.append({"status": status, "t": now_ms()})
         spool = self._spool
@@ -185,14 +185,27 @@ class Session:
         if spool is None:
             return
         spool.close()
+        self._ended = (status, spool.lines)
         if self._writer is None or self._progress is None:
             return
         if not self._writer.alive:
             self._known_id = self.run_id
             self._deliver()
         self._writer.finish(self._progress)
-        killed = status == "KILLED"
-        self._progress.wait(spool.lines, min(timeout, KILLED_TIMEOUT) if killed else timeout, warns=not killed)
+
+    def wait(self, timeout: float) -> None:
+        """Wait until the writer has sent everything. For a KILLED run, wait two seconds at most, and say nothing."""
+        if self._progress is not None and self._ended is not None:
+            status, lines = self._ended
+            killed = status == "KILLED"
+            self._progress.wait(lines, min(timeout, KILLED_TIMEOUT) if killed else timeout, is_quiet=killed)
+
+    def wait_for_id(self, timeout: float) -> None:
+        """Wait until the run has an id in MLflow, or the writer has given up."""
+        deadline = time.monotonic() + timeout
+        while self.run_id is None and time.monotonic() < deadline:
+            if self._progress is None or self._progress.stopped.wait(0.05):
+                break
 
     def _open(self) -> None:
         """Open the spool, write its target beside it, and enter the run in the store's register of unsent runs."""
@@ -236,7 +249,7 @@ def log_sweep(session: Session, summary: SweepSummary, nested: bool, timeout: fl
     if summary.status == "RUNNING":
         if nested:
             session.begin()
-            _wait_for_id(session, timeout)
+            session.wait_for_id(timeout)
         return
     session.begin()
     tags = {"runner.sweep": summary.sweep, "runner.sweep_summary": "true"}
@@ -249,16 +262,11 @@ def log_sweep(session: Session, summary: SweepSummary, nested: bool, timeout: fl
         session.append_artifact(path, "sweep")
     # The step: a rerun sweep has finished at least the jobs it had before.
     session.append_metrics([(dict(summary.metrics), int(summary.metrics["sweep/finished"]), time.time())])
-    session.close(summary.status, timeout)
+    session.finish(summary.status)
+    session.wait(timeout)
 
 
 def parent_tags(run_dir: Path, tracking_uri: str) -> dict[str, str]:
     """Return the tags that nest a job's run in the run of its sweep; empty if the sweep has no run."""
     run_id = read_sent(run_dir.parent / "mlflow", tracking_uri).run_id
     return {} if run_id is None else {"mlflow.parentRunId": run_id}
-
-
-def _wait_for_id(session: Session, timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    while session.run_id is None and time.monotonic() < deadline:
-        time.sleep(0.05)

@@ -26,8 +26,9 @@ _ROOT = str(Path(runner.__file__).absolute().parents[1])
 _PROGRAM = f"import sys; sys.path.insert(0, {_ROOT!r}); from runner.callbacks._mlflow.writer_main import serve; serve()"
 
 
-QUIET = 5.0
-"""Seconds to wait for the writer before printing a message."""
+SOON = 1.0
+LATER = 5.0
+"""Seconds to wait for the writer before printing a message, on a terminal and elsewhere."""
 
 
 class Progress:
@@ -58,23 +59,26 @@ class Progress:
         if report.get("stopped"):
             self.stopped.set()
 
-    def wait(self, lines: int, timeout: float, warns: bool = True) -> None:
+    def wait(self, lines: int, timeout: float, is_quiet: bool = False) -> None:
         """Wait until the writer has stopped. When that takes long, print its progress on stderr.
 
-        With `warns`, it warns when the writer has not sent all lines after `timeout` seconds.
+        Unless it is quiet, it warns when the writer has not sent all lines after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
-        if not self.stopped.wait(min(QUIET, timeout)):
-            terminal = sys.stderr.isatty()
-            erase, end = ("\r\x1b[K", "") if terminal else ("", "\n")
-            pause = 0.5 if terminal else 10.0  # less often in a log file
+        terminal = sys.stderr.isatty()
+        erase, end = ("\r\x1b[K", "") if terminal else ("", "\n")
+        quiet, pause = (SOON, 0.5) if terminal else (LATER, 10.0)  # less often in a log file
+        if not self.stopped.wait(timeout if is_quiet else min(quiet, timeout)) and not is_quiet:
             while (left := deadline - time.monotonic()) > 0:
-                print(f"{erase}sending to MLflow: {self.lines} of {lines} lines", end=end, file=sys.stderr, flush=True)
+                done = f"{self.lines / max(lines, 1):.0%} of what was logged is there"
+                print(
+                    f"{erase}saving to MLflow: {done}; waiting up to {left:.0f} s", end=end, file=sys.stderr, flush=True
+                )
                 if self.stopped.wait(min(pause, left)):
                     break
             print(end=erase, file=sys.stderr, flush=True)
-        if warns and not self.complete:
-            self.warn(f"{self.lines} of {lines} lines were sent when the run ended")
+        if not is_quiet and not self.complete:
+            self.warn(f"{self.lines:,} of {lines:,} lines were sent when the run ended")
 
     def warn(self, reason: str) -> None:
         """Warn, once per run, what is wrong and what to do."""

@@ -25,8 +25,7 @@ WRAPPED = "module."
 def differences(weights: Mapping[str, Any], model: nn.Module, ignored: Collection[str] = ()) -> dict[str, list[str]]:
     """Return the names of weights that do not fit a model's own, by kind of difference, without `ignored` ones.
 
-    Shapes are compared only where they are fixed: not in what `get_extra_state` returned, nor in a module that loads
-    its state itself, such as an observer of torch's quantization.
+    Shapes are compared only where they are fixed: not in what `get_extra_state` returned, nor in observers.
     """
     own = {key: value for key, value in model.state_dict().items() if key not in ignored}
     fixed = _with_fixed_shapes(model, own)
@@ -57,12 +56,17 @@ def read_weights(
         ValueError: the weights cannot be read.
     """
     path = Path(path)
-    if not path.is_file():
+    if not is_weights_file(path):
         return read_file(find_checkpoint(path, check), "model.pt")
     weights = _read_safetensors(path) if path.suffix == SUFFIX else read_tensors(path)
     own = model.state_dict().keys()
     is_of_network = not own & weights.keys() and any(f"{WRAPPED}{name}" in own for name in weights)
     return {f"{WRAPPED}{name}": value for name, value in weights.items()} if is_of_network else weights
+
+
+def is_weights_file(path: Path) -> bool:
+    """Return whether a path is that of a file of weights, by its suffix."""
+    return path.suffix in (".pt", SUFFIX) and path.is_file()
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:
@@ -101,7 +105,7 @@ def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
     """Load weights by name, whole on each rank, into a model; other weights stay, and shards take their part.
 
     Raises:
-        ValueError: a module that loads its state itself refuses it.
+        ValueError: a module refuses its state.
     """
     own = model.state_dict()
     placed = {
@@ -111,22 +115,28 @@ def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
     }
     try:
         model.load_state_dict(placed, strict=False)
-    except RuntimeError as error:  # in a module that loads its state itself
+    except RuntimeError as error:  # of torch, where no shape was compared
         raise ValueError(f"these weights do not fit the model: {error}") from error
 
 
 def _with_fixed_shapes(model: nn.Module, own: Mapping[str, Any]) -> list[str]:
     """Return the names in a model's own state whose values cannot be loaded with another shape."""
-    free = {name for name, module in model.named_modules() if _loads_itself(module)}
+    observers = names_of_observers(model)
     return [
         key
         for key, value in own.items()
-        if isinstance(value, Tensor) and not key.endswith("_extra_state") and key.rpartition(".")[0] not in free
+        if isinstance(value, Tensor) and not key.endswith("_extra_state") and key.rpartition(".")[0] not in observers
     ]
 
 
-def _loads_itself(module: nn.Module) -> bool:
-    return not type(module)._load_from_state_dict.__module__.startswith("torch.nn.modules.")
+def names_of_observers(model: nn.Module) -> set[str]:
+    """Return the names of a model's observers of quantization, whose buffers get their shapes from the first batch."""
+    packages = ("torch.ao.quantization", "torchao.quantization")
+    return {
+        name
+        for name, module in model.named_modules()
+        if any(kind.__module__.startswith(packages) for kind in type(module).__mro__)
+    }
 
 
 def _shape_of(value: Any) -> tuple[int, ...] | str:

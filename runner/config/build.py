@@ -318,10 +318,11 @@ def checkpoint_of(key: str, path: str) -> Path:
     Raises:
         ValueError: there is no checkpoint at the path.
     """
-    if key == "trainer.load_path" and Path(path).is_file():
-        return Path(path).resolve()
     from runner.checkpoints.files import find_checkpoint
+    from runner.checkpoints.weights import is_weights_file
 
+    if key == "trainer.load_path" and is_weights_file(Path(path)):
+        return Path(path).resolve()
     try:
         return find_checkpoint(path)
     except FileNotFoundError as error:

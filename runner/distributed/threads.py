@@ -57,6 +57,13 @@ def choose_threads(asked: int | None, processes: int, jobs: int) -> Threads:
     return Threads(None if processes * jobs == 1 else max(1, cores() // (processes * jobs)))
 
 
+def threads_now(number: int | None) -> int:
+    """Return how many threads torch computes with if `number` is set; None leaves its own number."""
+    import torch
+
+    return torch.get_num_threads() if number is None else number
+
+
 def _defaults_of_others(jobs: int) -> list[str]:
     """Return the values that torchrun and joblib give OMP_NUM_THREADS if the user has not set it."""
     torchrun = ["1"] if "TORCHELASTIC_RUN_ID" in os.environ else []

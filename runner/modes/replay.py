@@ -141,7 +141,8 @@ def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, begun: int) -> Non
         }
         for one in worst
     ]
-    picture = _draw(inputs, [one.place for one in worst], described, asked["picture"], f"batch {batch} of {run.name}")
+    places = [one.place for one in worst]
+    picture = _draw(inputs, places, described, _picture_file(job, batch), f"batch {batch} of {run.name}")
     if asked["to"]:
         _write(Path(asked["to"]), noted)
     give(
@@ -244,6 +245,15 @@ def _joined(parts: list[Any]) -> Any:
     return None
 
 
+def _picture_file(job: Job, batch: int) -> str:
+    """Return where the picture goes: a name without a folder belongs to the run, unless that was unpacked for now."""
+    name = job.config["replay"]["picture"]
+    if not name or "/" in name:
+        return name
+    is_unpacked = given_run(job).endswith(".zip") or "://" in given_run(job)
+    return str((Path() if is_unpacked else Path(job.config["run"])) / "replay" / f"ba{batch}" / name)
+
+
 def _draw(inputs: Any, places: list[int], worst: list[dict[str, Any]], path: str, title: str) -> str | None:
     """Write a picture of the worst samples if they are images, and return its path."""
     from runner.modes.retraining.worst_samples import draw_images, is_image
@@ -251,6 +261,7 @@ def _draw(inputs: Any, places: list[int], worst: list[dict[str, Any]], path: str
     if not (path and places and is_image(inputs)):
         return None
     captions = [f"sample {one['index']}, loss {one['loss']:.3g}\n{one['is']}" for one in worst]
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_whole(Path(path), draw_images(inputs[places], captions, title, Path(path).suffix[1:]))
     return path
 

@@ -18,7 +18,7 @@ from runner.runs.conditions import Condition, choose, in_order, parse_conditions
 from runner.runs.listing import FIELDS, OUTPUTS, SavedFolder, find_runs
 from runner.runs.result import to_json
 from runner.terminal.answer import give
-from runner.terminal.text import Column, columns, draw_table, shortened, show_seconds
+from runner.terminal.text import Column, draw_table, shortened, show_seconds, table_width
 
 LIMIT = 25  # runs in a table
 TYPED = 24  # columns that are kept for what was typed, if it needs them
@@ -127,18 +127,25 @@ def _table(
         title += f", {'all ' * (len(runs) > 1)}{printable(*statuses)}"
     typed = _what_differs(runs)
     widest = max(map(len, typed))
-    places = _places(runs, columns())
+    places = _places(runs, table_width())
     named = [_branch(run, depth) + place for run, depth, place in zip(runs, depths, places, strict=False)]
     chosen = [Column(["run"], named)]
-    room = columns() - chosen[0].width
+    room = table_width() - chosen[0].width
+    left_out = []
     for column, matters in _by_importance(runs, conditions, order, len(statuses) > 1):
         kept = 0 if matters or not widest else min(widest, TYPED) + 2
         if column.width + 2 + kept <= room:
             chosen.append(column)
             room -= column.width + 2
+        else:
+            left_out.append("".join(column.head))
     if widest and room - 2 >= min(widest, TYPED):
         chosen.append(Column(["typed"], [shortened(text, room - 2) for text in typed]))
+    elif widest:
+        left_out.append("typed")
     lines = [title, *draw_table(chosen)]
+    if left_out:
+        lines.append(f"no room for {', '.join(left_out)}; runs.format=csv shows all")
     if len(runs) < matching:
         lines.append(f"and {matching - len(runs):,} more; runs.limit=0 shows all")
     return lines
@@ -210,8 +217,13 @@ def _what_differs(runs: Sequence[SavedFolder]) -> list[str]:
     texts = []
     for overrides in typed:
         parts = (one.partition("=") for one in overrides if one not in shared)
-        texts.append(printable(" ".join(f"{key.rpartition('.')[2]}{sign}{value}" for key, sign, value in parts)))
+        texts.append(printable(" ".join(f"{_short(key)}{sign}{value}" for key, sign, value in parts)))
     return texts
+
+
+def _short(key: str) -> str:
+    """Return the last part of a key; of one that was removed, with the sign for that."""
+    return ("~" if key.startswith("~") else "") + key.rpartition(".")[2].removeprefix("~")
 
 
 def _seconds(run: SavedFolder) -> str:

@@ -16,7 +16,7 @@ from runner.runs.conditions import to_text
 from runner.runs.kept_code import read_code
 from runner.runs.listing import LARGEST, SavedFolder, read_config
 from runner.runs.result import read_result
-from runner.terminal.text import columns, heading, shortened, show_seconds
+from runner.terminal.text import heading, shortened, show_seconds, table_width
 
 ENVIRONMENT = ("ranks", "threads", "gpus", "git_commit", "packages", "python", "platform", "host", "cpus")
 """Facts about where a run was made that may change its numbers, the most likely one first."""
@@ -40,7 +40,7 @@ def side_by_side(folders: Sequence[Path]) -> list[str]:
     label = min(max(len(name) for name, _ in rows), LABEL)
     cells = [len(cell) for _, listed in [("", names), *rows] for cell in listed]
     width = max(NARROW, min(WIDE, max(cells)))
-    together = max(1, (columns() - label) // (width + 2))
+    together = max(1, (table_width() - label) // (width + 2))
     lines: list[str] = []
     for start in range(0, len(folders), together):
         part = slice(start, start + together)

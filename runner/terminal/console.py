@@ -129,7 +129,7 @@ def epoch_number(now: Timestamp) -> int:
 
 def describe_time(now: Timestamp) -> str:
     """Return a position as text: 'in epoch 2, after 25 batches', or between epochs 'after epoch 1 (19 batches)'."""
-    batches = f"{now.batch} {'batch' if now.batch == 1 else 'batches'}"
+    batches = f"{now.batch:,} {'batch' if now.batch == 1 else 'batches'}"
     if now.epoch and not now.batch_in_epoch:
         return f"after epoch {epoch_number(now)} ({batches})"
     return f"in epoch {epoch_number(now)}, after {batches}"

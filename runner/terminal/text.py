@@ -15,6 +15,7 @@ from typing import NamedTuple
 from runner.files.printable import printable
 
 WIDEST = 100  # columns of running text: longer lines are hard to read
+UNLIMITED = 10_000  # columns of a table in a pipe
 LEAST = 20  # columns for the last cell of a row
 LONGEST = 26  # characters of a cell that others are aligned with
 NUMBER_WIDTH = 9  # characters of the widest text that `show_number` returns
@@ -23,6 +24,11 @@ NUMBER_WIDTH = 9  # characters of the widest text that `show_number` returns
 def columns() -> int:
     """Return the width of the terminal, 80 in a pipe, or COLUMNS from the environment."""
     return max(40, shutil.get_terminal_size((80, 24)).columns)
+
+
+def table_width() -> int:
+    """Return the width that a table may have: of the terminal or COLUMNS; in a pipe, tables are as wide as they are."""
+    return columns() if sys.stdout.isatty() or "COLUMNS" in os.environ else UNLIMITED
 
 
 def heading(text: str) -> str:

@@ -66,6 +66,7 @@ def logging_to(
     finally:
         logger.flush()
         destination.close(state, logger)
+        destination.post_close()
         logger.close()
 
 

@@ -90,7 +90,7 @@ def check_keys(folder: Path, table: str, names: dict[str, set[str]], again: rang
 
 def check_stderr(stderr: str, *silent: str) -> None:
     """Callbacks with nothing to do here say so once; the others print nothing."""
-    lines = [line for line in stderr.splitlines() if not line.startswith(("sending to MLflow", '{"schema"'))]
+    lines = [line for line in stderr.splitlines() if not line.startswith(("saving to MLflow", '{"schema"'))]
     assert sorted(re.sub("^(WARNING|INFO): ", "", line).split()[0].rstrip(":") for line in lines) == sorted(silent)
 
 

@@ -171,7 +171,7 @@ class Interrupt(Callback):
     ("ending", "error", "outcome"),
     [
         (Fail, RuntimeError, "failed in epoch 2, after 5 batches"),
-        (Interrupt, KeyboardInterrupt, "stopped in epoch 2, after 6 batches"),
+        (Interrupt, KeyboardInterrupt, "killed in epoch 2, after 6 batches"),
     ],
 )
 def test_a_run_that_ended_early_says_how_to_resume_it(tmp_path, capsys, monkeypatch, ending, error, outcome: str):

@@ -136,7 +136,7 @@ def test_no_entry_is_lost_while_another_thread_begins_the_run(folder: Path) -> N
         thread.join()
         kept = [entry for entry, _ in read_entries(folder / str(attempt) / "mlflow" / "spool.jsonl") if entry]
         assert [entry["s"] for entry in kept if "m" in entry] == [*range(200)]
-        session.close("KILLED", 0.0)
+        session.finish("KILLED")
 
 
 def test_a_run_of_a_command_and_a_sweep_say_what_they_are(run_app: Any, tmp_path: Path) -> None:

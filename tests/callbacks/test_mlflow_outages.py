@@ -184,7 +184,7 @@ def test_a_server_far_away_has_everything_and_a_resumed_run_goes_on_there(
     [folder] = run_folders(tmp_path)
     [(run_id,)] = store.query("run_uuid", "runs")
     assert f"{store.server.uri}/#/experiments/" in done.stdout and run_id in done.stdout
-    assert done.stderr.count("MLflow") <= done.stderr.count("sending to MLflow")
+    assert done.stderr.count("MLflow") <= done.stderr.count("saving to MLflow")
     uri = f"callbacks.mlflow_logger.tracking_uri={store.server.uri}"
     run_app(f"resume={folder}", "trainer.max_duration=4ep", uri, f"experiment_name={store.experiment}")
     assert store.statuses() == ["FINISHED"]
@@ -320,7 +320,7 @@ def test_a_server_that_is_never_there_gets_all_of_it_later(
         started = time.monotonic()
         done = run_app(*TINY, "trainer.max_duration=2ep", env=env)
         assert time.monotonic() - started < 40
-        lines = [line for line in done.stderr.splitlines() if not line.startswith("sending to MLflow")]
+        lines = [line for line in done.stderr.splitlines() if not line.startswith("saving to MLflow")]
         assert len(lines) == 1 and "cannot be reached (Connection refused)" in lines[0], done.stderr
     first, second = run_folders(tmp_path)
     with Proxy(store.server, port=free_port):

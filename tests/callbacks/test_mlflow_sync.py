@@ -100,3 +100,13 @@ def test_a_working_folder_of_any_name_holds_its_store(folder: Path, monkeypatch:
     assert logger.ui_command == "mlflow ui --backend-store-uri sqlite:///outputs/mlflow.db"
     assert [path.read_text() for path in (inside / "outputs" / "mlartifacts").rglob("notes.txt")] == ["notes"]
     assert list(folder.iterdir()) == [inside]
+
+
+def test_what_a_killed_creation_of_a_store_left_is_removed_by_the_next_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [folder / "outputs" / f".mlflow.db.new{end}" for end in ("", "-journal")]
+    for file in left:
+        file.write_text("half a store")
+    log_unsent("r", monkeypatch=monkeypatch)
+    assert MLflowLogger().sync(None) and not any(file.exists() for file in left)

@@ -93,7 +93,7 @@ def test_what_a_batch_shows(tmp_path: Path, run_here: Any):
     assert "ok digests" in done.out and "gradient_clipping at AFTER_TRAIN_BATCH: gradients norm" in done.out
     found = replayed(run_here, "run", 6, "replay.worst=3", "replay.picture=''")
     kept = load_file(tmp_path / "b.safetensors")
-    assert (tmp_path / "replay.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "run" / "replay" / "ba6" / "worst.png").read_bytes().startswith(b"\x89PNG")
     losses = [one["loss"] for one in found["samples"]]
     assert kept["losses"].tolist() == pytest.approx(losses) and len(losses) == 200
     assert sum(losses) / 200 == pytest.approx(found["loss"], rel=1e-5)  # smoothed as the loss saw the targets

@@ -30,6 +30,26 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_pipe_gets_all_columns_and_a_narrow_terminal_names_those_left_out(
+    three: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch
+):
+    typed = [
+        "~callbacks.progress_bar",
+        "+callbacks=ema",
+        "optimizer.weight_decay=0.00012345678",
+        "data.batch_size=123456",
+    ]
+    write_run(
+        three / "outputs" / "2026-11-24" / "12-00-00", started=1.9e9, overrides=[*typed, "data.eval_batch_size=99"]
+    )
+    shown = "~progress_bar +callbacks=ema weight_decay=0.00012345678 batch_size=123456 eval_batch_size=99"
+    monkeypatch.delenv("COLUMNS")
+    assert f"12 s  {shown}\n" in run_here("runs", code=0).out
+    monkeypatch.setenv("COLUMNS", "44")
+    last = run_here("runs", code=0).out.splitlines()[-1]
+    assert last == "no room for eval/loss, time, typed; runs.format=csv shows all"
+
+
 def test_a_metric_has_the_name_that_is_shown_and_the_one_that_is_logged(three: Path, run_here: Any):
     shown = run_here("runs", "eval/loss<0.3", "runs.sort=-MulticlassAccuracy", "runs.format=json", code=0).out
     typed = ("loss/eval/total<0.3", "runs.sort=-metrics/eval/MulticlassAccuracy", "runs.format=json")
@@ -69,6 +89,7 @@ and 1 more; runs.limit=0 shows all
                                 Multiclass
 run                               Accuracy  typed
 …eps/2026-11-23/11-00-00/lr0.1         0.5  lr=0.1 seed=0
+no room for eval/loss, time; runs.format=csv shows all
 and 2 more; runs.limit=0 shows all
 """
     )

@@ -12,8 +12,8 @@ from torch.utils.data import Dataset
 
 from runner.data.images.decoding import open_image
 from runner.data.images.imagefolder import normalized
+from runner.files.printable import printable
 from runner.libraries.hugging_face import import_hf
-from runner.terminal.text import printable
 
 WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 FRACTIONS = ("float16", "float32", "float64")

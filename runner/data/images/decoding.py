@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy
 
+from runner.files.printable import printable
 from runner.files.whole import open_regular
 from runner.libraries.hugging_face import import_hf
-from runner.terminal.text import printable
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")

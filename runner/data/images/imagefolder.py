@@ -14,9 +14,9 @@ from torch.utils.data import Dataset
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.images.decoding import SUFFIXES, find_images, is_hidden, open_image
 from runner.data.loaders import DatasetLoader
+from runner.files.printable import printable
 from runner.files.values import InnerPath, LocalPath
 from runner.libraries.torchvision import import_torchvision
-from runner.terminal.text import printable
 
 # Statistics of ImageNet: red, green and blue in [0, 1].
 MEAN = (0.485, 0.456, 0.406)

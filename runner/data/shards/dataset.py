@@ -27,8 +27,8 @@ from runner.data.shards.order import BlockOrder
 from runner.data.workers import BatchKeys
 from runner.failures.facts import wrong_argument
 from runner.files.addresses import without_credentials
+from runner.files.printable import printable
 from runner.files.whole import read_object, write_whole
-from runner.terminal.text import printable
 
 log = logging.getLogger("runner")
 

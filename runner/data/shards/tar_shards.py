@@ -21,8 +21,8 @@ from runner.data.shards.dataset import ShardedDataset, ShardLoader
 from runner.data.shards.formats import Tars
 from runner.data.shards.loading import CACHE, ShardOptions, fake_shard_loaders, open_shards, shard_loaders
 from runner.failures.facts import wrong_argument
+from runner.files.printable import printable
 from runner.files.values import LocalPath
-from runner.terminal.text import printable
 
 NUMBERS = (".cls", ".index", ".json")
 

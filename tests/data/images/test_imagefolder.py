@@ -125,7 +125,7 @@ def test_sizes_below_one_are_refused(tmp_path: Path, name: str):
 
 
 def test_what_to_install_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    for name in ("torchvision", "torchvision.datasets"):
+    for name in ("torchvision", "torchvision.transforms.v2"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install -e '\.\[vision\]'"):
         load(folder)

@@ -116,8 +116,7 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
     Raises:
         WrongConfig: the config cannot be used in its mode.
     """
-    runtime: Any = OmegaConf.to_container(hydra_config.runtime)  # a folder named ${seed} is no interpolation
-    run_dir = Path(runtime["output_dir"])
+    run_dir = output_dir(hydra_config)
     with removed_when_refused(run_dir), config_errors():
         overrides = list(hydra_config.overrides.task)
         config, dropped = without_replaced(config, overrides, options_of(hydra_config))
@@ -171,6 +170,12 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
         parent={} if saved is None or fork is None else saved.config,
         choices=chosen_names(hydra_config.runtime.choices, overrides),
     )
+
+
+def output_dir(hydra_config: Any) -> Path:
+    """Return the folder that Hydra chose; a part of its name such as `${seed}` is no interpolation."""
+    runtime: Any = OmegaConf.to_container(hydra_config.runtime)
+    return Path(runtime["output_dir"])
 
 
 def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> Threads:

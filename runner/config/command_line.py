@@ -121,10 +121,7 @@ def _about_option(name: str, value: str | None) -> Advice:
     key = name.lstrip("-").replace("-", "_")
     if (foreign := about_foreign(key, value)) is not None:
         return Advice("Keys are written without dashes; ") + foreign
-    from runner.config.catalogue import top_keys  # which imports this module
-
-    is_key = key.partition(".")[0] in {one.name.partition(".")[0] for one in top_keys()}
-    near = [] if is_key else difflib.get_close_matches(name, OPTIONS, n=1)
+    near = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.8)  # --resume is not --resolve
     guess = f"Did you mean {near[0]}? " if near else ""
     fix = near[0] if near else f"{key}={value}" if value else ""
     return Advice(f"{guess}Keys are written without dashes: {key}={value or '...'}").knowing(fix=fix)

@@ -122,8 +122,7 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
     Raises:
         WrongConfig: the config cannot be used in its mode.
     """
-    runtime: Any = OmegaConf.to_container(hydra_config.runtime)  # a folder named ${seed} is no interpolation
-    run_dir = Path(runtime["output_dir"])
+    run_dir = output_dir(hydra_config)
     with removed_when_refused(run_dir), config_errors():
         overrides = list(hydra_config.overrides.task)
         plain = _config_to_use(config, hydra_config, saved)
@@ -184,6 +183,12 @@ def _config_to_use(config: DictConfig, hydra_config: Any, saved: SavedRun | None
     plain = to_plain(config)
     sweep.check_choice(hydra_config, plain, saved)
     return plain if saved is None else merge_config(saved, plain, overrides)
+
+
+def output_dir(hydra_config: Any) -> Path:
+    """Return the folder that Hydra chose; a part of its name such as `${seed}` is no interpolation."""
+    runtime: Any = OmegaConf.to_container(hydra_config.runtime)
+    return Path(runtime["output_dir"])
 
 
 def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> Threads:

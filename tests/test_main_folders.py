@@ -72,6 +72,6 @@ def test_a_working_directory_named_like_an_interpolation_is_where_everything_goe
 
 def test_a_terminal_without_all_characters_gets_others_in_their_place(folder: Path, run_app: Any):
     env = {"PYTHONIOENCODING": "ascii", "COLUMNS": "50"}
-    done = run_app(*SHORT, "callbacks=[console_summary]", 'run_name="é …"', env=env)
+    done = run_app(*SHORT, "callbacks=[console_summary]", 'run_name="é …"', env=env, real=True)
     assert done.stdout.startswith("? ?")
-    run_app("help", "replay", env=env)
+    run_app("help", "replay", env=env, real=True)

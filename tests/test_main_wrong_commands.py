@@ -32,6 +32,15 @@ WRONG: dict[str, tuple[str, ...]] = {
     "callbacks=null": ("callbacks=null", "none"),
     "algorithms=null": ("algorithms=null", "none"),
     "callbacks=progress_bar,lr_monitor": ("callbacks=progress_bar,lr_monitor", "[progress_bar,lr_monitor]"),
+    # words of other tools
+    "--resume x": ("--resume", "Keys are written without dashes: resume=x"),
+    "version": ("version: has no key", "did you mean --version?"),
+    "my_config.yaml": ("my_config.yaml", "experiment=my_config"),
+    "model=elsewhere/x.yaml": ("model=elsewhere/x.yaml", "conf/model/", "--config-dir"),
+    "-m hydra.sweeper=optuna seed=0,1": ("hydra.sweeper=optuna", "hydra/sweeper=optuna"),
+    "hydra/job_logging=disabled": ("hydra/job_logging=disabled", "~callbacks.console_summary ~callbacks.progress_bar"),
+    "optimizer.lr=${oc.env:NO_SUCH_RATE,0.2}": ("optimizer.lr='0.2'", "${oc.decode:${oc.env:NAME}}"),
+    "+callbacks.mine._target_=failing.Mine": ("KeyError: 'key'", "failing.py:1"),
     "-m sweep=optuna_tpe ~hydra.sweeper.params": ("~hydra.sweeper.params", "hydra.sweeper.params=null"),
     "-m sweep=optuna_tpe ~hydra.sweeper.params.optimizer.lr": ("optimizer.lr", "hydra.sweeper.params=null"),
     "hydra/launcher=slurm": ("hydra/launcher=slurm", "basic"),
@@ -191,6 +200,7 @@ def test_a_wrong_command_is_one_message_and_leaves_nothing(
         monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     (folder / "needy.py").write_text("import not_installed_at_all\n")
     (folder / "torn.py").write_text("class Mine(:\n")
+    (folder / "failing.py").write_text("{}['key']\n")
     before = sorted(folder.rglob("*"))
     code, out, err = run_here(*command.split())
     assert code == 2, err

@@ -101,6 +101,12 @@ def check_options(arguments: Sequence[str]) -> None:
             raise ValueError(
                 f"{argument}: the runner's own conf/ is always read; --config-dir=<folder> adds yours to it"
             )
+        if found := re.fullmatch(r"hydra\.(sweeper|launcher|job_logging|hydra_logging)=([\w-]+)", argument):
+            fix = f"hydra/{found[1]}={found[2]}"
+            raise ValueError(Advice(f"{argument}: is a group, written with a slash: {fix}").knowing(fix=fix))
+        if argument == "hydra/job_logging=disabled":
+            fix = "~callbacks.console_summary ~callbacks.progress_bar"
+            raise ValueError(f"{argument}: warnings need it; a run that prints nothing else is {fix}")
         if name in ("--shell-completion", "-sc"):
             raise ValueError(f"{argument}: to set up completion, use the command `runner completion bash`, zsh or fish")
         meant = [option for option in OPTIONS if option == name or (name.startswith("--") and option.startswith(name))]
@@ -115,7 +121,7 @@ def _about_option(name: str, value: str | None) -> Advice:
     key = name.lstrip("-").replace("-", "_")
     if (foreign := about_foreign(key, value)) is not None:
         return Advice("Keys are written without dashes; ") + foreign
-    near = difflib.get_close_matches(name, OPTIONS, n=1)
+    near = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.8)  # --resume is not --resolve
     guess = f"Did you mean {near[0]}? " if near else ""
     fix = near[0] if near else f"{key}={value}" if value else ""
     return Advice(f"{guess}Keys are written without dashes: {key}={value or '...'}").knowing(fix=fix)

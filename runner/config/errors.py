@@ -180,7 +180,9 @@ def _how_to_remove(keys: Sequence[str], overrides: Sequence[str], conf: Path) ->
     removed = " ".join(f"~{key}" for key in keys if key not in typed and not key.startswith(whole))
     if not removed:
         return ""
-    files = dict.fromkeys(file for key in keys for file in files_with(key, overrides, conf))
+    files = [*dict.fromkeys(file for key in keys for file in files_with(key, overrides, conf))]
+    if files and not Path(files[0]).resolve().is_relative_to(conf):  # the user's own
+        return f". It is set in {files[0]}: correct it there"
     return f". It is set in {' and '.join(files) or 'a file'}: remove it with {removed}"
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import hydra.utils
+import yaml
 
 from runner.config.foreign import about_foreign
 from runner.config.nearest import Advice, nearest
 from runner.failures.facts import WrongKey
+from runner.failures.tracebacks import is_of_user
 from runner.libraries.targets import find_in_working_directory, prepare_import
 
 _SCALARS: dict[Any, tuple[type, ...]] = {
@@ -141,7 +145,9 @@ def _why_not_found(target: str, cause: BaseException) -> str:
     if len(parts) == 1:
         return "needs its module too, as in torch.optim.AdamW"
     if not isinstance(cause, ModuleNotFoundError | AttributeError):
-        return f"importing it failed with {type(cause).__name__}: {cause}"
+        frames = reversed(traceback.extract_tb(cause.__traceback__))
+        line = next((f" [{one.filename}:{one.lineno}]" for one in frames if is_of_user(one.filename)), "")
+        return f"importing it failed with {type(cause).__name__}: {cause}{line}"
     if isinstance(cause, ModuleNotFoundError) and not f"{target}.".startswith(f"{cause.name}."):
         return f"importing it needs the package {cause.name!r}, which is not installed"
     for depth in range(len(parts) - 1, 0, -1):
@@ -180,6 +186,8 @@ def _check_types(
             hint = parameter.annotation
             shown = " or ".join(dict.fromkeys(_in_words(hints[key])))
             shown = shown or (hint if isinstance(hint, str) else inspect.formatannotation(hint))
+            if isinstance(value, str) and re.fullmatch(r"[\w.+-]+", value) and _fits(yaml.safe_load(value), hints[key]):
+                shown += "; a variable of the environment is text, ${oc.decode:${oc.env:NAME}} reads it"
             reason = Advice(f"{section['_target_']} takes {shown}").knowing(allowed=_listed(hints[key]))
             raise WrongKey(f"{path}.{key}", reason, repr(value))
 

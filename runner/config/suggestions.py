@@ -13,7 +13,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
 from runner.config.catalogue import GROUPS, choices, default_choices, top_keys
-from runner.config.command_line import LISTS, config_dir, key_of, search_path
+from runner.config.command_line import LISTS, OPTIONS, config_dir, key_of, search_path
 from runner.config.composed import about_unknown
 from runner.config.foreign import about_foreign, about_foreign_value
 from runner.config.hydra_versions import initialized
@@ -47,7 +47,13 @@ SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '([^=]+=[^']*)'")
 def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> str:
     """Return a message that says what is wrong with the chosen groups and overrides."""
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        missing = str(error.missing_cfg_file)
+        typed = [one for one in overrides if "=" in one and f"{key_of(one)}/{one.partition('=')[2]}" == missing]
+        if typed and "/" in typed[0].partition("=")[2]:
+            group = key_of(typed[0])
+            text = f"{typed[0]}: takes the name of a file in conf/{group}/; --config-dir=<folder> adds a conf/ of yours"
+            return Advice(text).knowing(key=group)
+        group, _, name = missing.rpartition("/")
         return _as_advice(_about_choice(group, name, error.options or (), overrides)).knowing(key=group)
     if isinstance(error, MissingConfigException):
         name = f"--config-name={error.missing_cfg_file}"
@@ -135,6 +141,12 @@ def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
     """Return a message about text that is not an override; a single word may be a choice of some group, or a mode."""
     if not typed:
         return "'': an argument is empty; a variable of the shell may not be set"
+    if typed.endswith((".yaml", ".yml")) and "=" not in typed:
+        name = Path(typed).stem
+        text = f"{typed}: a file is chosen by its group; put it into conf/experiment/ and write experiment={name}"
+        return Advice(text).knowing(fix=f"experiment={name}")
+    if f"--{typed}" in OPTIONS:
+        return Advice(f"{typed}: has no key; did you mean --{typed}?").knowing(fix=f"--{typed}")
     is_key = "." in typed and all(part.isidentifier() for part in typed.split("."))
     if is_key or typed in {*GROUPS, *(one.name for one in top_keys())}:
         return Advice(f"{typed}: has no value; write {typed}=..., without spaces").knowing(key=typed)

@@ -43,7 +43,7 @@ from runner.runs.saved_run import SavedRun, is_id
 from runner.runs.sweep_jobs import claims, keep_claims
 from runner.sweeps.ladder.jobs import prepare_ladder
 from runner.sweeps.names import name_rest, own_overrides, short_names
-from runner.sweeps.plan import check_jobs, compose_jobs, is_grid, typed_overrides
+from runner.sweeps.plan import PlannedJob, check_jobs, compose_jobs, is_grid, typed_overrides
 from runner.sweeps.progress import Progress
 from runner.sweeps.search import is_optuna, quieten_optuna, read_directions, resume_study
 from runner.sweeps.sharing.nodes import check_share, offer, plan_sharing, show_tree
@@ -164,6 +164,11 @@ class Sweep:
                 results.append(result)
         return results
 
+    def leave_out_others(self, config: DictConfig, jobs: Sequence[PlannedJob]) -> None:
+        """Leave out earlier jobs that are not among those planned, or had another config, where all are known."""
+        if is_grid(config):
+            keep_claims(self.folder, {self.key_of_job(job.overrides): identify(job.config) for job in jobs})
+
     def key_of_job(self, overrides: Sequence[str]) -> str:
         """Return the key of the job with these overrides, of which those that all jobs share do not count."""
         return fingerprint(sorted(own_overrides(overrides, self.fixed)))
@@ -226,8 +231,7 @@ def begin(config: DictConfig) -> None:
     if mode.keeps_folder:
         if config.resume is None and config.rerun is None:
             check_jobs(jobs, led.launcher)
-            if is_grid(config):
-                keep_claims(folder, {led.key_of_job(job.overrides): identify(job.config) for job in jobs})
+            led.leave_out_others(config, jobs)
         led.destinations = build.make_destinations(jobs[0].config)
         for destination in led.destinations:
             destination.log_sweep(SweepSummary(folder, led.id, led.name, "RUNNING"))

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from runner import Callback, NextCall, Time, TimeUnit
-from runner.callbacks._resting import NEVER
+from runner import Callback, Time, TimeUnit
 from runner.callbacks._thinning import next_measurement
 from runner.time import convert
 
@@ -78,18 +77,17 @@ class ActivationMonitor(Callback):
             self._interval = _in_batches(self.interval, state)
         self._due = self._due_after(state.timestamp.batch)
 
-    def before_train_batch(self, state: State, logger: Logger) -> NextCall:
+    def before_train_batch(self, state: State, logger: Logger) -> None:
         if not logger.destinations:
-            return NEVER
+            return
         if state.timestamp.batch + 1 >= self._due:
             self._due = self._due_after(self._due)
             for name, module in self._modules:
                 # Inputs are measured before the call, because a module may change them in place.
                 self._hooks.append(module.register_forward_pre_hook(partial(self._see_input, name), with_kwargs=True))
                 self._hooks.append(module.register_forward_hook(partial(self._see_output, name)))
-        return NextCall(self._due - 1)
 
-    def batch_end(self, state: State, logger: Logger) -> NextCall:
+    def batch_end(self, state: State, logger: Logger) -> None:
         if self._hooks:
             for hook in self._hooks:
                 hook.remove()
@@ -98,7 +96,6 @@ class ActivationMonitor(Callback):
             self._seen = set()
             self._metrics = {}
             self._last = None
-        return NextCall(self._due) if logger.destinations else NEVER
 
     def _due_after(self, batch: int) -> int:
         if self.interval is None:

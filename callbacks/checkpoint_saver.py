@@ -7,10 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner import Callback, Interval, NextCall, Time, Timestamp
+from runner import Callback, Interval, Time, Timestamp
 from runner.callbacks._checkpoint_folder import CheckpointFolder, check_alone, check_names
 from runner.callbacks._mirror_uploads import MirrorUploads
-from runner.callbacks._resting import until_due
 from runner.callbacks._soundness import find_fault
 from runner.files.addresses import without_credentials
 from runner.files.values import Address, InnerPath
@@ -163,10 +162,9 @@ class CheckpointSaver(Callback):
         if state.timestamp.batch < self._tried_at.batch:  # time was reset
             self._tried_at = Timestamp(batch=-1)
 
-    def batch_checkpoint(self, state: State, logger: Logger) -> NextCall | None:
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
         if state.is_due(self.interval):
             self._save_unless_over(state, logger)
-        return until_due(self.interval, state)
 
     epoch_checkpoint = iteration_checkpoint = batch_checkpoint
 

@@ -6,9 +6,8 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
-from runner import NextCall, Time, TimeUnit
+from runner import Time, TimeUnit
 from runner.callbacks._metric_stopper import MetricStopper
-from runner.callbacks._resting import NEVER
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -58,9 +57,9 @@ class EarlyStopper(MetricStopper):
         # Counts in every unit, because a resumed run may have its patience in another one.
         self._best_at = self._judged_at = dict.fromkeys(map(str, UNITS), 0)
 
-    def batch_end(self, state: State, logger: Logger) -> NextCall | None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         if self._metric.label != "train" or self.patience.unit is TimeUnit.EPOCH:
-            return NEVER
+            return
         self._judge(state, self._metric_so_far(state))
 
     def epoch_end(self, state: State, logger: Logger) -> None:

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner import Callback, Interval, NextCall, Time
-from runner.callbacks._resting import NEVER, until_due
+from runner import Callback, Interval, Time
 from runner.callbacks._texts import Bytes, check_tokenizer
 from runner.checks import check_whole
 
@@ -90,12 +89,11 @@ class Generate(Callback):
             if (largest := max(self.tokenizer.encode(prompt))) >= known:
                 raise ValueError(f"prompts={prompt!r}: has token {largest}, but the model has only {known} tokens")
 
-    def batch_end(self, state: State, logger: Logger) -> NextCall | None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         if not self._works:
-            return NEVER
+            return
         if state.is_due(self.interval):
             self._write(state, logger)
-        return until_due(self.interval, state)
 
     epoch_end = batch_end
 

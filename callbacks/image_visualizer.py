@@ -6,8 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from runner import Callback, Interval, NextCall, Time
-from runner.callbacks._resting import NEVER, until_due
+from runner import Callback, Interval, Time
 from runner.checks import check_one_of, check_whole
 
 if TYPE_CHECKING:
@@ -68,10 +67,9 @@ class ImageVisualizer(Callback):
 
         self._works = get_global_rank() == 0
 
-    def batch_end(self, state: State, logger: Logger) -> NextCall | None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         if self._works and state.is_due(self.interval):
             self._log(state, logger, state.microbatch, "Images/Train")
-        return until_due(self.interval, state) if self._works else NEVER
 
     epoch_end = batch_end
 

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner import LoggerDestination, NextCall, Record
+from runner import LoggerDestination, Record
 from runner.callbacks._curves_picture import draw, panels
 from runner.callbacks._disk import disk_errors_reported
 from runner.callbacks._rates import copy_rates, make_keys
@@ -62,12 +62,11 @@ class LearningCurves(LoggerDestination):
     def fit_start(self, state: State, logger: Logger) -> None:
         self._next_rates = next_point(state.timestamp.batch)
 
-    def after_train_batch(self, state: State, logger: Logger) -> NextCall:
+    def after_train_batch(self, state: State, logger: Logger) -> None:
         batch = state.timestamp.batch + 1
         if batch >= self._next_rates:
             self._next_rates = next_point(batch)
             self._note_rates(state, batch)
-        return NextCall(self._next_rates - 1)
 
     def log_records(self, records: Sequence[Record]) -> None:
         curves = self._curves

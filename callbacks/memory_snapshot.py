@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner import Callback, Interval, NextCall, Time
+from runner import Callback, Interval, Time
 from runner.callbacks import _memory_history
-from runner.callbacks._resting import NEVER, until_due
 from runner.checks import check_whole
 
 if TYPE_CHECKING:
@@ -47,15 +46,14 @@ class MemorySnapshot(Callback):
         if self._records is None:
             self._records = _memory_history.start(self, self.max_entries, state)
 
-    def batch_end(self, state: State, logger: Logger) -> NextCall | None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         if not self._records:
-            return NEVER
+            return
         if state.is_due(self.interval):
             written = _memory_history.write(self, state)
             self._files += [written] if written is not None else []
             while 0 < self.keep < len(self._files):
                 self._files.pop(0).unlink(missing_ok=True)
-        return until_due(self.interval, state)
 
     epoch_end = batch_end
 

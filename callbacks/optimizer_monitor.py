@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from runner import Callback, NextCall
+from runner import Callback
 from runner.callbacks._thinning import next_measurement
 from runner.checks import check_whole
 
@@ -59,20 +59,18 @@ class OptimizerMonitor(Callback):
         self._named = [*state.unwrapped_model.named_parameters()]
         self._due = self._due_after(state.timestamp.batch)
 
-    def after_train_batch(self, state: State, logger: Logger) -> NextCall:
+    def after_train_batch(self, state: State, logger: Logger) -> None:
         if state.timestamp.batch + 1 >= self._due:
             self._due = self._due_after(self._due)
             self._measure(state)
-        return NextCall(self._due - 1)
 
-    def batch_end(self, state: State, logger: Logger) -> NextCall:
+    def batch_end(self, state: State, logger: Logger) -> None:
         if self._changes:
             self._add_optimizer_metrics(state)
+            self._changes = ()
         if self._metrics:
             logger.log_uncopied(self._metrics)
-        self._metrics = {}
-        self._changes = ()
-        return NextCall(self._due)
+            self._metrics = {}
 
     def _measure(self, state: State) -> None:
         import torch

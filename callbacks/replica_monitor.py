@@ -6,8 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from runner import Callback, Interval, NextCall, Time
-from runner.callbacks._resting import NEVER, until_due
+from runner import Callback, Interval, Time
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,12 +52,11 @@ class ReplicaMonitor(Callback):
             self._multipliers = make_multipliers().to(state.device)
             self._equal_at = state.timestamp.batch  # all ranks have just received the parameters of rank 0
 
-    def batch_end(self, state: State, logger: Logger) -> NextCall | None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         if self._multipliers is None:
-            return NEVER
+            return
         if state.is_due(self.interval):
             self._compare(state, self._multipliers)
-        return until_due(self.interval, state)
 
     epoch_end = batch_end
 

@@ -7,8 +7,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner import Callback, Interval, NextCall, Time, TimeUnit
-from runner.callbacks._resting import NEVER
+from runner import Callback, Interval, Time, TimeUnit
 from runner.checkpoints.digest import FILE, append_digests, digest_state, measure_state, truncate_digests
 
 if TYPE_CHECKING:
@@ -83,9 +82,9 @@ class StateDigest(Callback):
         order = getattr(state.train_dataloader, "order", None)
         self._order = order if isinstance(order, SampleOrder) else None
 
-    def batch_end(self, state: State, logger: Logger) -> NextCall | None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         if not self._works:
-            return NEVER
+            return
         now = state.timestamp
         if now.batch % self.interval.time.value == 0 or _is_last(state):
             digests = digest_state(state)  # all ranks gather what is sharded

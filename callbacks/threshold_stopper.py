@@ -6,9 +6,7 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
-from runner import NextCall
 from runner.callbacks._metric_stopper import MetricStopper
-from runner.callbacks._resting import NEVER
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -55,9 +53,9 @@ class ThresholdStopper(MetricStopper):
         self.threshold = threshold
         self.stop_on_batch = stop_on_batch
 
-    def batch_end(self, state: State, logger: Logger) -> NextCall | None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         if not self.stop_on_batch:
-            return NEVER
+            return
         self._judge(state, self._metric_so_far(state))
 
     def epoch_end(self, state: State, logger: Logger) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from runner.evaluator import Evaluator
     from runner.event import Event
     from runner.fit_result import FitResult
-    from runner.hooks import Algorithm, Callback, NextCall
+    from runner.hooks import Algorithm, Callback
     from runner.logger import Logger
     from runner.model import Model
     from runner.models.classification import ClassificationModel
@@ -46,7 +46,6 @@ _MODULES = {
     "Logger": "logger",
     "LoggerDestination": "destination",
     "Model": "model",
-    "NextCall": "hooks",
     "Record": "destination",
     "SavedModel": "runs.in_python",
     "State": "state",
@@ -86,7 +85,6 @@ __all__ = [
     "Logger",
     "LoggerDestination",
     "Model",
-    "NextCall",
     "Record",
     "SavedModel",
     "State",

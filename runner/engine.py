@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from runner.event import Event
 from runner.failures.facts import add_raiser
-from runner.hooks import Algorithm, Handler, Hooks, NextCall
+from runner.hooks import Algorithm, Handler, Hooks
 from runner.logger import Logger
 from runner.terminal.console import describe_time
 
@@ -41,12 +41,7 @@ class Engine:
         self._table: dict[str, tuple[Handler, ...]] = {event: tuple(self._handlers(event)) for event in Event}
         self.on: Any = type("on", (), {})
         """A function for each event that fires it: `on.batch_start()` is `run_event(Event.BATCH_START)` without the
-        lookup, and without the handlers that asked for a later `NextCall`. They stand on a class, where Python finds
-        them faster than on an object."""
-        self.wake()
-
-    def wake(self) -> None:
-        """Call every handler again from the next event on, including those that asked for a later `NextCall`."""
+        lookup. They stand on a class, where Python finds them faster than on an object."""
         for event, handlers in self._table.items():
             setattr(self.on, str(event), self._firing(Event(event), handlers))
 
@@ -131,22 +126,12 @@ class Engine:
         """Return a function that calls the handlers of an event."""
         state = self.state
         logger = self.logger
-        awake = handlers
-        calls = [0.0] * len(handlers)  # batches before which each need not be called
-        change: float | None = None  # the batch at which others are awake
 
         def fire() -> None:
-            nonlocal awake, change
             handler = None
-            if change is not None and (batch := state.timestamp.batch) >= change:
-                awake = [one for one, call in zip(handlers, calls, strict=True) if call <= batch]
-                change = min((call for call in calls if call > batch), default=None)
             try:
-                for handler in awake:
-                    answer = handler(state, logger)
-                    if answer is not None and type(answer) is NextCall:
-                        calls[handlers.index(handler)] = answer.batch
-                        change = 0.0
+                for handler in handlers:
+                    handler(state, logger)
             except BaseException as error:
                 self._note(error, event, handlers, handler)
                 raise

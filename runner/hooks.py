@@ -6,7 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from runner.event import ALIASES, Event
 
@@ -17,16 +17,6 @@ if TYPE_CHECKING:
 
 Handler = Callable[["State", "Logger"], Any]
 """A function called at an event, as `handler(state, logger)`."""
-
-
-class NextCall(NamedTuple):
-    """Returned by a hook that has nothing to do for a while: until then it is not called and costs nothing.
-
-    In this call of `fit` it is not called again at the same event while `state.timestamp.batch` is below `batch`.
-    """
-
-    batch: float
-    """A number of batches, or infinity."""
 
 
 class Hooks:
@@ -109,124 +99,124 @@ class Hooks:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
 
-    def init(self, state: State, logger: Logger) -> NextCall | None:
+    def init(self, state: State, logger: Logger) -> None:
         """INIT: the model is on its device; optimizers given as factories do not exist yet. Change the model here."""
 
-    def before_load(self, state: State, logger: Logger) -> NextCall | None:
+    def before_load(self, state: State, logger: Logger) -> None:
         """BEFORE_LOAD: optimizers exist; a checkpoint, if any, is about to be loaded."""
 
-    def after_load(self, state: State, logger: Logger) -> NextCall | None:
+    def after_load(self, state: State, logger: Logger) -> None:
         """AFTER_LOAD: the checkpoint is loaded; the model is about to be wrapped and compiled."""
 
-    def fit_start(self, state: State, logger: Logger) -> NextCall | None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """FIT_START: `fit` begins, also for the second time."""
 
-    def iteration_start(self, state: State, logger: Logger) -> NextCall | None:
+    def iteration_start(self, state: State, logger: Logger) -> None:
         """ITERATION_START: an iteration of `iteration_length` begins."""
 
-    def epoch_start(self, state: State, logger: Logger) -> NextCall | None:
+    def epoch_start(self, state: State, logger: Logger) -> None:
         """EPOCH_START: no batch of this epoch was trained yet."""
 
-    def before_dataloader(self, state: State, logger: Logger) -> NextCall | None:
+    def before_dataloader(self, state: State, logger: Logger) -> None:
         """BEFORE_DATALOADER: before `next(dataloader)`, also before the one that finds the end."""
 
-    def after_dataloader(self, state: State, logger: Logger) -> NextCall | None:
+    def after_dataloader(self, state: State, logger: Logger) -> None:
         """AFTER_DATALOADER: `state.batch` is on the device. Change the batch here."""
 
-    def batch_start(self, state: State, logger: Logger) -> NextCall | None:
+    def batch_start(self, state: State, logger: Logger) -> None:
         """BATCH_START: the batch is about to be trained."""
 
-    def before_train_batch(self, state: State, logger: Logger) -> NextCall | None:
+    def before_train_batch(self, state: State, logger: Logger) -> None:
         """BEFORE_TRAIN_BATCH: once per batch, before its first microbatch."""
 
-    def before_forward(self, state: State, logger: Logger) -> NextCall | None:
+    def before_forward(self, state: State, logger: Logger) -> None:
         """BEFORE_FORWARD: `state.microbatch` is set."""
 
-    def after_forward(self, state: State, logger: Logger) -> NextCall | None:
+    def after_forward(self, state: State, logger: Logger) -> None:
         """AFTER_FORWARD: `state.outputs` is set. Algorithms run in reverse."""
 
-    def before_loss(self, state: State, logger: Logger) -> NextCall | None:
+    def before_loss(self, state: State, logger: Logger) -> None:
         """BEFORE_LOSS: change targets here."""
 
-    def after_loss(self, state: State, logger: Logger) -> NextCall | None:
+    def after_loss(self, state: State, logger: Logger) -> None:
         """AFTER_LOSS: `state.loss` is set. Algorithms run in reverse."""
 
-    def before_backward(self, state: State, logger: Logger) -> NextCall | None:
+    def before_backward(self, state: State, logger: Logger) -> None:
         """BEFORE_BACKWARD: the loss is final."""
 
-    def after_backward(self, state: State, logger: Logger) -> NextCall | None:
+    def after_backward(self, state: State, logger: Logger) -> None:
         """AFTER_BACKWARD: gradients hold this microbatch's share. Algorithms run in reverse."""
 
-    def after_train_batch(self, state: State, logger: Logger) -> NextCall | None:
+    def after_train_batch(self, state: State, logger: Logger) -> None:
         """AFTER_TRAIN_BATCH: gradients are final and unscaled, the optimizers step next. Algorithms run in reverse."""
 
-    def batch_end(self, state: State, logger: Logger) -> NextCall | None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         """BATCH_END: `state.timestamp` already counts this batch."""
 
-    def batch_checkpoint(self, state: State, logger: Logger) -> NextCall | None:
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """BATCH_CHECKPOINT: after the evaluations that were due at this batch."""
 
-    def epoch_end(self, state: State, logger: Logger) -> NextCall | None:
+    def epoch_end(self, state: State, logger: Logger) -> None:
         """EPOCH_END: `state.timestamp` already counts this epoch."""
 
-    def epoch_checkpoint(self, state: State, logger: Logger) -> NextCall | None:
+    def epoch_checkpoint(self, state: State, logger: Logger) -> None:
         """EPOCH_CHECKPOINT: after the evaluations that were due at this epoch."""
 
-    def iteration_end(self, state: State, logger: Logger) -> NextCall | None:
+    def iteration_end(self, state: State, logger: Logger) -> None:
         """ITERATION_END: `state.timestamp` already counts this iteration."""
 
-    def iteration_checkpoint(self, state: State, logger: Logger) -> NextCall | None:
+    def iteration_checkpoint(self, state: State, logger: Logger) -> None:
         """ITERATION_CHECKPOINT: after ITERATION_END."""
 
-    def fit_end(self, state: State, logger: Logger) -> NextCall | None:
+    def fit_end(self, state: State, logger: Logger) -> None:
         """FIT_END: training and its final evaluation are done."""
 
-    def eval_before_all(self, state: State, logger: Logger) -> NextCall | None:
+    def eval_before_all(self, state: State, logger: Logger) -> None:
         """EVAL_BEFORE_ALL: before the evaluators that are due during training."""
 
-    def eval_start(self, state: State, logger: Logger) -> NextCall | None:
+    def eval_start(self, state: State, logger: Logger) -> None:
         """EVAL_START: one evaluator begins; `state.dataloader_label` is its label."""
 
-    def eval_batch_start(self, state: State, logger: Logger) -> NextCall | None:
+    def eval_batch_start(self, state: State, logger: Logger) -> None:
         """EVAL_BATCH_START: `state.batch` is the evaluator's batch, on the device."""
 
-    def eval_before_forward(self, state: State, logger: Logger) -> NextCall | None:
+    def eval_before_forward(self, state: State, logger: Logger) -> None:
         """EVAL_BEFORE_FORWARD: before the model sees the batch."""
 
-    def eval_after_forward(self, state: State, logger: Logger) -> NextCall | None:
+    def eval_after_forward(self, state: State, logger: Logger) -> None:
         """EVAL_AFTER_FORWARD: `state.outputs` is set, metrics come next. Algorithms run in reverse."""
 
-    def eval_batch_end(self, state: State, logger: Logger) -> NextCall | None:
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
         """EVAL_BATCH_END: the metrics have seen the batch."""
 
-    def eval_end(self, state: State, logger: Logger) -> NextCall | None:
+    def eval_end(self, state: State, logger: Logger) -> None:
         """EVAL_END: `state.eval_metric_values[label]` is complete, over all ranks."""
 
-    def eval_after_all(self, state: State, logger: Logger) -> NextCall | None:
+    def eval_after_all(self, state: State, logger: Logger) -> None:
         """EVAL_AFTER_ALL: all evaluators that were due have run; batch, weights and dataloader are training's again."""
 
-    def eval_standalone_start(self, state: State, logger: Logger) -> NextCall | None:
+    def eval_standalone_start(self, state: State, logger: Logger) -> None:
         """EVAL_STANDALONE_START: `trainer.eval()` begins."""
 
-    def eval_standalone_end(self, state: State, logger: Logger) -> NextCall | None:
+    def eval_standalone_end(self, state: State, logger: Logger) -> None:
         """EVAL_STANDALONE_END: `trainer.eval()` ends; the state is as it was before."""
 
-    def predict_start(self, state: State, logger: Logger) -> NextCall | None:
+    def predict_start(self, state: State, logger: Logger) -> None:
         """PREDICT_START: `trainer.predict()` begins."""
 
-    def predict_batch_start(self, state: State, logger: Logger) -> NextCall | None:
+    def predict_batch_start(self, state: State, logger: Logger) -> None:
         """PREDICT_BATCH_START: `state.batch` is on the device."""
 
-    def predict_before_forward(self, state: State, logger: Logger) -> NextCall | None:
+    def predict_before_forward(self, state: State, logger: Logger) -> None:
         """PREDICT_BEFORE_FORWARD: before the model sees the batch."""
 
-    def predict_after_forward(self, state: State, logger: Logger) -> NextCall | None:
+    def predict_after_forward(self, state: State, logger: Logger) -> None:
         """PREDICT_AFTER_FORWARD: `state.outputs` is set. Algorithms run in reverse."""
 
-    def predict_batch_end(self, state: State, logger: Logger) -> NextCall | None:
+    def predict_batch_end(self, state: State, logger: Logger) -> None:
         """PREDICT_BATCH_END: the outputs are on their way to the CPU."""
 
-    def predict_end(self, state: State, logger: Logger) -> NextCall | None:
+    def predict_end(self, state: State, logger: Logger) -> None:
         """PREDICT_END: all batches were predicted."""
 
 

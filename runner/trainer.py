@@ -201,7 +201,6 @@ class Trainer:
         state.stop_requested &= may_be_over
         for one in (*state.algorithms, *state.callbacks, *state.loggers):
             one.has_trained = True
-        self.engine.wake()
         # Signals stay caught until everything is closed: a second one must not cut off the checkpoint that the first
         # one asked for.
         with self._interrupt.listening(), self._running():

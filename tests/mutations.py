@@ -1246,27 +1246,6 @@ FAULTS = (
         "test_engine.py",
     ),
     Fault(
-        "dispatch: a hook that rests is called a batch late",
-        "runner/engine.py",
-        "if call <= batch]",
-        "if call < batch]",
-        "test_next_call.py",
-    ),
-    Fault(
-        "dispatch: a hook rests in the next call of fit",
-        "runner/trainer.py",
-        "        self.engine.wake()\n",
-        "",
-        "test_next_call.py",
-    ),
-    Fault(
-        "a hook rests where its interval is due",
-        "callbacks/_resting.py",
-        "now.batch // batches + 1",
-        "now.batch // batches + 2",
-        "test_next_call.py",
-    ),
-    Fault(
         "a backward pass imports SymPy",
         "runner/device/backward.py",
         "type(loss) is Tensor and _runs_as_expected()",

@@ -11,7 +11,7 @@ import torch
 
 from runner.batch import tensors
 from runner.data.content import count_rows, digest, held_tensors
-from runner.data.loaders import SeededBatches
+from runner.data.seeded_batches import SeededBatches
 from runner.state import State
 
 SAMPLES = 8  # samples to read from data that is not in memory, with fixed seeds if transforms are random

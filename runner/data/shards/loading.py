@@ -11,7 +11,7 @@ from torch import Tensor
 from runner.batch import map_tensors
 from runner.checks import check_whole
 from runner.data.fake import FakeLoader
-from runner.data.loaders import Transform
+from runner.data.seeded_batches import Transform
 from runner.data.shards.cache import ShardCache
 from runner.data.shards.dataset import ShardedDataset, ShardLoader
 from runner.data.shards.files import ShardFile, find_shards

@@ -13,7 +13,7 @@ from torch import Tensor
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.hf.columns import checked_whole, image_tensor
 from runner.data.images.imagefolder import normalized
-from runner.data.loaders import Transform
+from runner.data.seeded_batches import Transform
 from runner.data.shards.dataset import BatchedShards, ShardedDataset, ShardLoader
 from runner.data.shards.formats import Tables
 from runner.data.shards.loading import CACHE, ShardOptions, fake_shard_loaders, open_shards, shard_loaders

@@ -1,0 +1,105 @@
+"""Batches of a data set, read in any process with the random numbers of their samples."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate, get_worker_info
+
+from runner.data.collation import GrowingBatch
+from runner.data.own_generators import OwnGenerators
+from runner.randomness import stream_seed
+
+Transform = Callable[[Any], Any]
+"""`transform(batch)` returns what is yielded in its place."""
+
+
+class SeededBatches(Dataset[Any]):
+    """Reads whole batches of a data set, each sample with generators seeded for it, and transforms those asked for."""
+
+    def __init__(
+        self, dataset: Any, collate_fn: Callable[[list[Any]], Any], seed: int, transform: Transform | None = None
+    ) -> None:
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+        self.seed = seed
+        self.transform = transform
+        self._own: OwnGenerators | None = None
+        self._own_of: tuple[int, Any] = (0, None)  # the process and the data set in which they were found
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_own": None, "_own_of": (0, None)}
+
+    def __getitem__(self, key: tuple[int, int, Sequence[int], bool]) -> Any:
+        epoch, batch, indices, transforms = key
+        as_batch = hasattr(self.dataset, "read_batch")  # which draws no random numbers
+        own = None if as_batch else self._own_generators()
+        # In a worker nobody else draws any.
+        states = None if own is None or get_worker_info() is not None else (*_get_states(), own.states())
+        try:
+            read = self.dataset.read_batch(indices) if own is None else self._read(epoch, indices, own)
+            return self.transform(read) if transforms and self.transform is not None else read
+        except BaseException as error:
+            error.add_note(f"while batch {batch + 1} of epoch {epoch + 1} was read (both from 1)")
+            if "shared memory" in str(error):  # torch has no type of its own for it
+                error.add_note(
+                    "shared memory is full: enlarge /dev/shm, or lower num_workers, prefetch_factor or batch_size"
+                )
+            if isinstance(error, Exception) or get_worker_info() is None:
+                raise
+            raise RuntimeError(f"the data set raised {type(error).__name__}, which would end the worker") from error
+        finally:
+            if states is not None:
+                random.setstate(states[0])
+                numpy.random.set_state(states[1])
+                torch.default_generator.set_state(states[2])
+                for restore in states[3]:
+                    restore()
+
+    def _own_generators(self) -> OwnGenerators:
+        """Return the generators of the data set's own, which are searched for once in each process."""
+        process, dataset = self._own_of
+        if self._own is None or process != os.getpid() or dataset is not self.dataset:
+            self._own = OwnGenerators(dataset=self.dataset, collate_fn=self.collate_fn)
+            self._own_of = os.getpid(), self.dataset
+        return self._own
+
+    def _read(self, epoch: int, indices: Sequence[int], own: OwnGenerators) -> Any:
+        growing = GrowingBatch(len(indices)) if self.collate_fn is default_collate else None
+        samples = []
+        numbers = numpy.array(indices, numpy.uint64)
+        seeds = stream_seed(self.seed, "sample", epoch, numbers).tolist()
+        own.prepare(self.seed, epoch, numbers)
+        for position, (index, seed) in enumerate(zip(indices, seeds, strict=True)):
+            sample = self._read_sample(index, seed, own, position)
+            if own.were_made_meanwhile():  # with unknown seeds, so the sample is read again
+                own.prepare(self.seed, epoch, numbers)
+                sample = self._read_sample(index, seed, own, position)
+            samples.append(sample if growing is None else growing.keep(sample))
+            del sample  # its memory serves the next one
+        return self.collate_fn(samples) if growing is None else growing.collate(samples)
+
+    def _read_sample(self, index: int, seed: int, own: OwnGenerators, position: int) -> Any:
+        random.seed(seed)
+        numpy.random.seed(seed & 0xFFFFFFFF)
+        # torch.manual_seed would also reseed every accelerator.
+        torch.default_generator.manual_seed(seed)
+        own.start(position)
+        try:
+            return self.dataset[index]
+        except BaseException as error:
+            error.add_note(f"raised by dataset[{index}]")
+            raise
+
+
+def _get_states() -> tuple[Any, Any, Tensor]:
+    return random.getstate(), numpy.random.get_state(), torch.default_generator.get_state()

@@ -57,7 +57,7 @@ def without_replaced(
     usual = OmegaConf.to_container(OmegaConf.masked_copy(alone, replaced))
     for leaf in dropped:
         _put_back(plain, usual, leaf)
-    return OmegaConf.create(plain), sorted(".".join(leaf) for leaf in dropped)
+    return DictConfig(plain), sorted(".".join(leaf) for leaf in dropped)
 
 
 def about_dropped(keys: Sequence[str]) -> str:

@@ -36,7 +36,7 @@ def from_folder(content: bytes, folder: Path) -> Tensor:
     for split in ("train", "val"):
         (folder / split / "a").mkdir(parents=True)
         (folder / split / "a" / "0.png").write_bytes(content)
-    size = {"image_size": SIDE, "eval_image_size": SIDE}
+    size: dict[str, Any] = {"image_size": SIDE, "eval_image_size": SIDE}
     return next(iter(load_imagefolder(str(folder), batch_size=1, eval_batch_size=1, num_workers=0, **size)[1]))[0]
 
 

@@ -99,7 +99,7 @@ def test_after_ctrl_c(tmp_path: Path):
     interrupted = []
 
     def interrupt(written: str, process: Any) -> None:
-        if not interrupted and re.search(r" [2-9]/100000 +\d+/", written):
+        if not interrupted and re.search(r" [2-9]/100,000 ", written):
             os.kill(process.pid, signal.SIGINT)
             interrupted.append(process)
 

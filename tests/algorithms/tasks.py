@@ -84,7 +84,7 @@ def make_model(task: str, exact: bool, batch_norm: bool) -> Model:
             for parameter in net.parameters():
                 nn.init.normal_(parameter, std=0.3)
         else:
-            net = nn.Sequential(ResNet8(in_channels=2, num_classes=3, width=4), nn.Dropout(dropout))
+            net = nn.Sequential(ResNet8(in_channels=2, num_classes=3, width=8), nn.Dropout(dropout))
             net.insert(0, nn.Conv2d(2, 2, 1)).insert(1, nn.GroupNorm(1, 2))
     if not batch_norm:
         replace_modules(net, {nn.BatchNorm2d: lambda norm, index: nn.GroupNorm(1, norm.num_features)})  # type: ignore

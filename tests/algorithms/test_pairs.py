@@ -233,7 +233,7 @@ def test_all_together_are_in_the_order_that_they_declare(seed: int):
 ORDERS = (
     [("BatchSizeWarmup", "InfoBatch", "SelectiveBackprop"), AUGMENTATIONS, ("ChannelsLast",)],
     [("MixUp", "CutMix"), ("LabelSmoothing", "SAM")],
-    [("GradientClipping",), ("NaNGuard", "LayerFreezing"), ("SAM",)],
+    [("GradientClipping",), ("NaNGuard",), ("SAM",)],
     [LAYER_SURGERY, ("StochasticDepth",), ("ActivationCheckpointing", "ChannelsLast"), ("NoOpModel",)],
     [("BlurPool",), ("SqueezeExcite",), ("Factorize",), ("WeightStandardization",)],
     [("GatedLinearUnits", "LogitSoftcap"), ("Factorize",)],

@@ -103,12 +103,12 @@ BASE = "# @package _global_\ntrainer: {max_epochs: 3}\n"
             {"experiment/mine.yaml": BASE},
             ["experiment=mine"],
             "trainer.max_epochs: runner.Trainer has no such argument; write trainer.max_duration=3ep. It is set in "
-            "conf/experiment/mine.yaml: remove it with ~trainer.max_epochs",
+            "conf/experiment/mine.yaml: correct it there",
         ),
         (
             {"experiment/mine.yaml": "defaults: [base]\n", "experiment/base.yaml": BASE},
             ["experiment=mine"],
-            "It is set in conf/experiment/base.yaml: remove",
+            "It is set in conf/experiment/base.yaml: correct it there",
         ),
         (
             {"experiment/mine.yaml": "# @package _global_\nepochs: 3\n"},

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import gc
 import importlib
 import inspect
 import json
+import multiprocessing.util
 import os
 import random
 import runpy
@@ -72,6 +74,7 @@ READS_ENVIRONMENT = ("transformers", "datasets", "huggingface_hub", "wandb")
 """Packages that read the environment when they are imported, so they must not be imported here."""
 TOO_QUICK = "submitit.local._local"
 """A program that must take longer to start than its parent takes to make its folder."""
+MAX_PASSED = 32  # file descriptors of a process
 OF_ARROW = "jemalloc_bg_thd"  # the thread of an allocator that knows how to be forked
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STREAMS = (0, 1, 2)
@@ -185,13 +188,19 @@ def become(job: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
 
     Args:
         job: `arguments` as Python takes them, `env`, `cwd`, `session` (whether it leads one), `group` (of processes,
-            to join; 0: to lead; None: as it is), `forks` (whether Python processes that it starts are forked too).
-        streams: file descriptors of its standard streams.
+            to join; 0: to lead; None: as it is), `forks` (whether Python processes that it starts are forked too),
+            `passed` (the numbers that further file descriptors must have).
+        streams: file descriptors of its standard streams, and then those of `passed`.
     """
+    streams, passed = streams[: len(STREAMS)], streams[len(STREAMS) :]
+    passed = [_moved(one) for one in passed]
     kept = [os.dup(one) if one in STREAMS else one for one in streams]
     for stream, one in zip(STREAMS, kept, strict=True):
         os.dup2(one, stream)
     for one in {*kept, *streams} - {*STREAMS}:
+        os.close(one)
+    for one, number in zip(passed, job.get("passed", ()), strict=True):
+        os.dup2(one, number)
         os.close(one)
     os.chdir(job["cwd"])
     os.environ.clear()
@@ -226,6 +235,13 @@ def become(job: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
         traceback.print_exc()
     finally:
         leave(code)
+
+
+def _moved(descriptor: int) -> int:
+    """Return a copy of a file descriptor with a high number, in its place."""
+    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD, 500)
+    os.close(descriptor)
+    return copy
 
 
 def leave(code: int) -> NoReturn:
@@ -303,7 +319,7 @@ class Copier:
 
     def _serve(self, channel: socket.socket) -> None:
         while True:
-            message, received, _, _ = socket.recv_fds(channel, 1, len(STREAMS))
+            message, received, _, _ = socket.recv_fds(channel, 1, MAX_PASSED)
             if not message:
                 return
             job = json.loads(read_line(channel))
@@ -363,6 +379,17 @@ def have_forked(copier: Copier) -> None:
         popen._close_pipe_fds(*(call[name] for name in pipes))
 
     subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
+    spawn = multiprocessing.util.spawnv_passfds
+
+    def spawn_forked(path: bytes, arguments: Sequence[Any], passed: Sequence[int]) -> int:
+        arguments = [os.fsdecode(one) for one in arguments]
+        if not arguments[-1].startswith("from multiprocessing.forkserver import"):
+            return spawn(path, arguments, passed)
+        arguments = [one for one in arguments if one == "-P"] + arguments[-2:]
+        same = {"env": dict(os.environ), "cwd": os.getcwd(), "session": False, "group": None, "forks": False}
+        return copier.start({**same, "arguments": arguments, "passed": [*passed]}, [*STREAMS, *passed])
+
+    multiprocessing.util.spawnv_passfds = spawn_forked  # the server of data workers
 
 
 if __name__ == "__main__":

@@ -265,7 +265,7 @@ class DatasetLoader(OrderedLoader):
                 **loader_options,
             )
         vars(self._loader)["check_worker_number_rationality"] = _say_nothing
-        self._reader: Callable[[], BatchReader | None] = lambda: None
+        self._reader: weakref.ref[BatchReader] | None = None
 
     def _make_order(self, dataset: Any, *sizes: Any) -> SampleOrder:
         return SampleOrder(len(dataset), *sizes)
@@ -287,7 +287,7 @@ class DatasetLoader(OrderedLoader):
         return self._read_on(transforms=False)
 
     def _read_on(self, transforms: bool) -> BatchReader:
-        other = self._reader()
+        other = None if self._reader is None else self._reader()
         if other is None or other.is_over:
             reader = BatchReader(self._loader, self._keys, *self._start(), transforms)
             self._reader = weakref.ref(reader)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from runner.data.collation import is_plain
 from runner.distributed.fork_server import start_fork_server
-from runner.libraries.torchvision import import_torchvision
+from runner.libraries.torchvision import declare_operators, operators_are_declared
 
 MAX_SHARED = 64
 """Tensors of a data set that are put into shared memory, each with an open file; the rest is copied to each worker."""
@@ -69,11 +69,11 @@ class WorkerProcess(ForkServerProcess):
         streams = [DupFd(_descriptor(stream, number)) for number, stream in ((1, sys.stdout), (2, sys.stderr))]
         sharing = torch.multiprocessing.get_sharing_strategy()
         level = logging.getLogger().level
-        return _receive, (dict(os.environ), streams, sharing, level, "torchvision" in sys.modules, _pack(vars(self)))
+        return _receive, (dict(os.environ), streams, sharing, level, operators_are_declared(), _pack(vars(self)))
 
 
 def _receive(
-    environ: dict[str, str], streams: list[Any], sharing: str, level: int, uses_torchvision: bool, packed: bytes
+    environ: dict[str, str], streams: list[Any], sharing: str, level: int, declares: bool, packed: bytes
 ) -> WorkerProcess:
     """Return the process object in the new process, once everything there is as in its parent."""
     for number, stream in enumerate(streams, 1):
@@ -85,8 +85,8 @@ def _receive(
     logging.basicConfig(level=level, format="%(levelname)s: data worker: %(message)s")
     process = WorkerProcess.__new__(WorkerProcess)
     try:
-        if uses_torchvision:
-            import_torchvision()  # a plain import may fail where this does not
+        if declares:
+            declare_operators()  # otherwise a plain import of torchvision fails
         vars(process).update(pickle.loads(packed))
     except Exception as error:
         error.add_note("while a data worker received its data set, whose modules it has to import by name")

@@ -30,10 +30,22 @@ def import_torchvision(name: str = "torchvision") -> ModuleType:
             raise
     for half_loaded in [one for one in sys.modules if one.partition(".")[0] == "torchvision"]:
         del sys.modules[half_loaded]
-    for operator in ("nms", "qnms"):
-        _LIBRARY.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    declare_operators()
     return importlib.import_module(name)
 
 
+def declare_operators() -> None:
+    """Declare the operators that torchvision looks for, in a process in which its own do not load."""
+    for operator in {"nms", "qnms"} - _DECLARED:
+        _LIBRARY.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _DECLARED.add(operator)
+
+
+def operators_are_declared() -> bool:
+    """Return whether torchvision's operators do not load, and stand-ins for them were declared in this process."""
+    return bool(_DECLARED)
+
+
+_DECLARED: set[str] = set()
 # Declarations last as long as the library object that made them.
 _LIBRARY = torch.library.Library("torchvision", "FRAGMENT")

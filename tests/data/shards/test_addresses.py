@@ -174,7 +174,7 @@ def test_the_cache_removes_no_files_of_others(tmp_path: Path):
         os.utime(tmp_path / name, (0, 0))
     cache = ShardCache(str(tmp_path), 1e-6)  # room for one file
     for number in range(3):
-        cache.get(f"{number:032x}", 900, lambda path: path.write_bytes(b"x" * 900) and None)
+        cache.get(f"{number:032x}", 900, lambda path, grow: path.write_bytes(b"x" * 900) and None)
     assert {path.name for path in tmp_path.glob("*.shard")} == {"data.shard", f"{2:032x}.shard"}
     assert all((tmp_path / name).is_file() for name in others)
 

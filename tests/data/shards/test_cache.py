@@ -28,15 +28,16 @@ def test_a_table_that_unpacks_to_more_than_the_cache_is_stopped_while_it_is_writ
 
 def test_a_file_that_grows_makes_room_as_it_is_written(tmp_path: Path):
     cache = ShardCache(str(tmp_path), 100e-6)
-    cache.get("old", 60_000, lambda path, grow: path.write_bytes(bytes(60_000)) and None)
+    old, new = f"{0:032x}", f"{1:032x}"  # as all files of a cache are called
+    cache.get(old, 60_000, lambda path, grow: path.write_bytes(bytes(60_000)) and None)
     seen = []
 
     def make(path: Path, grow: Any) -> None:
         for size in (30_000, 50_000):
             grow(size)
-            seen.append(cache.has("old"))
+            seen.append(cache.has(old))
             path.write_bytes(bytes(size))
 
-    cache.get("new", 15, make)
+    cache.get(new, 15, make)
     assert seen == [True, False]
-    assert cache.has("new")
+    assert cache.has(new)

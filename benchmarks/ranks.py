@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import operations
@@ -34,7 +35,7 @@ from overhead import Clock, print_ratios
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from runner import ClassificationModel, LanguageModel, Trainer, get_global_rank
+from runner import ClassificationModel, LanguageModel, Trainer, get_global_rank, get_world_size
 from runner.models import GPT, MLP
 
 KINDS = ("training", "evaluation", "prediction")
@@ -46,6 +47,11 @@ class Batches(list[tuple[Tensor, ...]]):
     """Batches that are there already."""
 
     equal_targets = True  # which the loop by hand takes for granted, see `runner.data.loaders.OrderedLoader`
+
+    @property
+    def sampler(self) -> SimpleNamespace:
+        """Says, like a `DistributedSampler`, that ranks read different samples, and equally many."""
+        return SimpleNamespace(num_replicas=get_world_size(), rank=get_global_rank())
 
 
 @dataclass(frozen=True)

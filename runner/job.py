@@ -179,7 +179,7 @@ def _config_to_use(config: DictConfig, hydra_config: Any, saved: SavedRun | None
     overrides = list(hydra_config.overrides.task)
     config, dropped = without_replaced(config, overrides, options_of(hydra_config))
     if dropped and hydra_config.mode is RunMode.RUN:
-        print(about_dropped(dropped), file=sys.stderr)
+        print_to_stderr(about_dropped(dropped))
     plain = to_plain(config)
     sweep.check_choice(hydra_config, plain, saved)
     return plain if saved is None else merge_config(saved, plain, overrides)

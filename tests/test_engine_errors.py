@@ -180,6 +180,7 @@ def test_an_error_outside_of_handlers_closes_all_as_well(where: str):
         callbacks=[C("c")],
         model=Model(nn.Linear(3, 2), 2),
         train_dataloader=data(),
+        max_duration="1ep",
         optimizers=lambda params: Optimizer(params, lr=0.1),
     )
     with pytest.raises(ValueError) as raised:

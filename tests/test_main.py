@@ -172,7 +172,7 @@ def test_a_sweep_is_one_folder_and_one_run_a_job(folder: Path, run_app: Any):
     run_app("-m", "seed=0,1", *SHORT, "~callbacks.learning_curves")
     (sweep,) = run_folders(folder, "outputs/sweeps/*/*")
     jobs = {"seed0-mlp-digits", "seed1-mlp-digits"}
-    assert {path.name for path in sweep.iterdir() if path.is_dir()} == {*jobs, "mlflow"}
+    assert {path.name for path in sweep.iterdir() if path.is_dir()} == {*jobs, "mlflow", ".jobs"}
     names = query(folder, "select name, status from runs order by name")
     assert names == [(name, "FINISHED") for name in (*sorted(jobs), "sweep-seed-mlp-digits")]
     assert {value for (value,) in query(folder, "select value from params where key = 'seed'")} == {"0", "1"}

@@ -92,7 +92,7 @@ def test_a_run_leaves_the_files_of_the_table(tmp_path: Path, run_here: Any):
     heads = re.findall(r"^\| (`.+?) \|", section("What a run leaves", PAGES["docs/runs.md"]), re.MULTILINE)
     listed = {Path(name).stem for head in heads for name in re.findall(r"`([\w.]+)", head)}
     found = {path.stem for path in run.iterdir() if not path.name.startswith(".")}
-    assert found - {"git"} == listed - {"git", "mlflow"}
+    assert found - {"git"} == listed - {"git", "mlflow", "replay"}
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"ep1-ba19", "latest"}
 
 

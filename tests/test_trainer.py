@@ -270,7 +270,11 @@ def test_the_events_around_a_training_step_still_happen():
         ({"generater": torch.optim.SGD}, ValueError, "optimizers='generater': the keys must name submodules"),
         ("adam", TypeError, "optimizers='adam': must be an optimizer, or a factory"),
         (lambda params: None, TypeError, "the factory returned a NoneType"),
-        (lambda params: torch.optim.LBFGS(params), TypeError, "optimizers=LBFGS: needs a closure"),
+        (
+            lambda params: torch.optim.LBFGS(params),
+            TypeError,
+            "optimizers=LBFGS: its step computes the loss several times",
+        ),
         (torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1), ValueError, "1 of its parameters are not in the model"),
     ],
 )

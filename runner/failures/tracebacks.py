@@ -95,6 +95,8 @@ def _shortened(stack: traceback.StackSummary) -> traceback.StackSummary:
             frames += calls
         else:
             packages = dict.fromkeys(_package(call.filename) for call in calls)
+            if len(packages) > 1:
+                packages.pop("contextlib", None)  # of whoever uses it
             frames.append(traceback.FrameSummary("", 0, f"{len(calls)} calls in {', '.join(packages)}", line=""))
     if any(not frame.filename for frame in frames):
         first = next(frame for frame in frames if not frame.filename)

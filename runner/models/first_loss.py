@@ -38,12 +38,12 @@ def check_loss(model: Model, loss: Any, name: str, trains: bool) -> None:
         ValueError: the loss has no gradient.
     """
     source = f"{type(model).__name__}.{name}"
-    named = {repr(name): part for name, part in loss.items()} if isinstance(loss, dict) else {}
-    for name, part in (named or {"a loss": loss}).items():
+    named = {repr(entry): part for entry, part in loss.items()} if isinstance(loss, dict) else {}
+    for entry, part in (named or {"a loss": loss}).items():
         if not isinstance(part, Tensor) or part.ndim:
             kind = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"type {type(part).__name__}"
             allowed = "a zero-dimensional tensor, such as losses.mean(), or a dict of such tensors"
-            raise TypeError(f"{source} returned {name} of {kind}: it must be {allowed}")
+            raise TypeError(f"{source} returned {entry} of {kind}: it must be {allowed}")
     if trains and name == "loss" and not total_of(loss).requires_grad:
         remedy = "without no_grad(), detach(), item() or argmax(), and leave parameters that require a gradient"
         raise ValueError(f"{source} returned a loss without a gradient: compute it from the outputs {remedy}")

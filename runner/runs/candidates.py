@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from runner.runs.decision import Samples, pair_values
 from runner.runs.listing import OUTPUTS, SavedFolder, find_runs, read_config
 from runner.runs.result import FOLD, SEED, Result, read_result
 from runner.runs.sweep_jobs import left_out
+from runner.terminal.text import print_to_stderr
 
 TRAINED = (SEED, "model", "data", "folds", "optimizer", "scheduler", "trainer", "algorithms", "vars")
 """Sections of a config that make runs different; the others only observe, or control where they run."""
@@ -164,7 +164,7 @@ def _runs_in(folder: Path) -> Iterator[SavedFolder]:
     others = left_out(folder) if (folder / SWEEP).exists() else []
     if others:
         names = ", ".join(one.name for one in others)
-        print(f"INFO: left out, because they are not what the sweep {folder} asks for: {names}", file=sys.stderr)
+        print_to_stderr(f"INFO: left out, because they are not what the sweep {folder} asks for: {names}")
     yield from (run for run in find_runs(folder) if run.folder not in others)
 
 

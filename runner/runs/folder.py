@@ -6,7 +6,6 @@ import datetime
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from runner.files.whole import read_object, write_whole
 from runner.modes.table import WITHOUT_OUTPUT
 from runner.runs.listing import LOCK, OUTPUTS, RUNS
 from runner.terminal.console import show_path
+from runner.terminal.text import print_to_stderr
 
 LOG = "console.log"  # in the folder of a job of a sweep or of Slurm: what its newest attempt printed
 ATTEMPTS = "attempts"  # folders in it: what earlier attempts printed, by number
@@ -263,10 +263,8 @@ def _is_usable(run: Path, checkpoints: Sequence[Path]) -> bool:
             reasons.append(f"{one.name}: {error}")
         else:
             return True
-    print(
-        f"WARNING: {show_path(run)}: not the latest run, because none of its checkpoints can be read; {reasons[0]}",
-        file=sys.stderr,
-    )
+    why = f"none of its checkpoints can be read; {reasons[0]}"
+    print_to_stderr(f"WARNING: {show_path(run)}: not the latest run, because {why}")
     return False
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from itertools import product
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from runner.config.replaced import about_dropped, without_replaced
 from runner.failures.facts import WrongKey
 from runner.runs.recording import fingerprint
 from runner.runs.rerun import options_of
+from runner.terminal.text import print_to_stderr
 
 ON_THIS_MACHINE = ("basic", "joblib", "submitit_local")
 """Launchers that run jobs on the machine that leads the sweep."""
@@ -62,7 +62,7 @@ def compose_jobs(config: DictConfig, typed: list[Override]) -> list[PlannedJob]:
         own, dropped = without_replaced(own, overrides, options_of(composed.hydra))
         if dropped and dropped not in said:
             said.append(dropped)
-            print(about_dropped(dropped), file=sys.stderr)
+            print_to_stderr(about_dropped(dropped))
         plain = to_plain(own)
         planned.append(PlannedJob([one for one in overrides if key_of(one) in swept], plain))
     HydraConfig.instance().cfg = None

@@ -208,7 +208,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "experiment=no_package_but_model": ("experiment/no_package_but_model: ", "'# @package _global_'"),
     "experiment=no_such_group": ("'override /modell'", "did you mean 'model'"),
     "experiment=no_override": ("model: ", "write 'override /model: ...'"),
-    "experiment=max_epochs": ("trainer.max_epochs: ", "trainer.max_duration=3ep", "~trainer.max_epochs"),
+    "experiment=max_epochs": ("trainer.max_epochs: ", "trainer.max_duration=3ep", "correct it there"),
     "experiment=precision": ("trainer.precision='bf16-mixed': ", "trainer.precision=amp_bf16"),
     "experiment=training": ("training: ", "for training.learning_rate write optimizer.lr=0.1"),
     "experiment=paths": ("paths: ", "+vars.paths"),

@@ -83,7 +83,10 @@ def test_what_fits_passes(fitting: Mapping[str, Any]):
         (section("Plain"), f"group.key.needed: {HERE}.Plain needs this argument; set it with \\+group.key.needed=..."),
         (section("Plain", needed=1, rat=2), "group.key.rat: .* has no such argument; did you mean 'rate'\\? Allowed: "),
         (section("Plain", needed=1, self=2), "group.key.self: .* has no such argument"),
-        (section("Plain", needed="1"), f"group.key.needed='1': {HERE}.Plain takes a whole number$"),
+        (
+            section("Plain", needed="1"),
+            f"group.key.needed='1': {HERE}.Plain takes a whole number; a variable of the environ",
+        ),
         (section("Plain", needed=1.5), "needed=1.5: .* takes a whole number$"),
         (section("Plain", needed=True), "needed=True: .* takes a whole number$"),
         (section("Plain", needed=None), "needed=None: .* takes a whole number$"),

@@ -49,20 +49,20 @@ Digests
 False
 """
 DIFFERENT = """\
-                a         b         c
-status          finished  finished  -
-time            -         -         -
-eval/loss       0.25      0.5       -
-train/loss      0.125     -         -
+                a            b            c
+status          finished     finished     -
+time            -            -            -
+eval/loss       0.25         0.5          -
+train/loss      0.125        -            -
 
 Config, where it differs
-optimizer.lr    0.1       0.2       0.1
-model           -         -         Net?[31m
+optimizer.lr    0.1          0.2          0.1
+model           -            -            Net\\x1b[31m
 
 Environment, where it differs
-ranks           1         2         -
-packages.torch  2.13      2.14      -
-git.patch       none      1 lines   none
+ranks           1            2            -
+packages.torch  2.13         2.14         -
+git.patch       none         1 lines      none
 
 Digests
   a -> b  different: at batch 6, in weights, optimizer; equal to the bit up to

@@ -74,7 +74,7 @@ def test_descriptions_hold_nothing_that_a_terminal_acts_on(tmp_path: Path, run_h
     (tmp_path / "conf" / "model").mkdir(parents=True)
     (tmp_path / "conf" / "model" / "mine.yaml").write_text("# A\x1b[31m\t network.\n")
     monkeypatch.setenv(LINE, "runner model=mi")
-    assert run_here("completion", "candidates", code=0).out == "model=mine\tA?[31m? network\n"
+    assert run_here("completion", "candidates", code=0).out == "model=mine\tA\\x1b[31m\\t network\n"
 
 
 @pytest.fixture

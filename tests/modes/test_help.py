@@ -177,7 +177,7 @@ def test_the_version_is_ours(run_here: Any):
             ["help", "ealry_stopper"],
             "help='ealry_stopper': there is nothing of this name; did you mean 'early_stopper'?",
         ),
-        (["help", "a\x1b[31m"], "help='a?[31m': there is nothing of this name; runner --help lists"),
+        (["help", "a\x1b[31m"], "help='a\\x1b[31m': there is nothing of this name; runner --help lists"),
         (["help", "a", "b"], "help a b: write runner help early_stopper"),
         (["help=os.system"], "help='os.system': there is nothing"),
         (["list", "calbacks"], "list='calbacks': did you mean 'callbacks'?"),

@@ -32,7 +32,7 @@ def test_markdown_is_bold_where_a_verdict_says_so(outputs: Path, run_here: Any):
         "| model | 0.1 | 0.3 |",
         "| --- | ---: | ---: |",
         "| mlp | 0.9000 [0.8937, 0.9062] (8) | 0.9500 [0.9425, 0.9575] (8) |",
-        "| res\\|net_8 | **0.9500 [0.9437, 0.9562]** (8) | 0.9500 [0.9437, 0.9562] (8) |",
+        "| res\\|net_8 | **0.9500 [0.9437, 0.9563]** (8) | 0.9500 [0.9437, 0.9563] (8) |",
     ]
     assert "<!-- model=mlp, optimizer.lr=0.1: outputs/mlp0.1/seed0 outputs/mlp0.1/seed1 " in "\n".join(lines)
 
@@ -47,7 +47,7 @@ def test_names_of_others_stay_within_their_cells_and_comments(tmp_path: Path, ru
 
 def test_latex_is_escaped(outputs: Path, run_here: Any):
     text = run_here("table", "optimizer.lr=0.1", "table.rows=model", "table.format=latex", code=0).out
-    assert "res|net\\_8 & \\textbf{0.9500 [0.9437, 0.9562]} (8) \\\\\n" in text
+    assert "res|net\\_8 & \\textbf{0.9500 [0.9437, 0.9563]} (8) \\\\\n" in text
     assert "\\begin{tabular}{lr}\n\\toprule\nmodel & eval/MulticlassAccuracy \\\\\n\\midrule\n" in text
     assert text.startswith("% eval/MulticlassAccuracy: mean [95 % interval] (runs)")
 

@@ -124,7 +124,7 @@ def test_a_setting_that_diverges_with_some_seeds_is_not_better(outputs: Path, ru
         ({"metrics": {"eval/loss": 0.1}}, "has no finite value for it; its metrics: eval/loss"),
         (
             {"metrics": {"eval/MulticlassAccuracy": 1e200, "\x1b[2J": 0.1}},
-            "has no finite value for it; its metrics: eval/MulticlassAccuracy, ?[2J",
+            "has no finite value for it; its metrics: eval/MulticlassAccuracy, \\x1b[2J",
         ),
         ({"status": "FAILED"}, "verdict='outputs/b': none of its runs has finished (8 failed)"),
     ],

@@ -74,7 +74,7 @@ def test_what_git_cannot_say_in_time_is_told(repository: Path, monkeypatch: pyte
     (repository / "code.py").write_text("a = 2\n")
     (repository / ".git" / "index").write_bytes(b"torn")
     write_record(repository / "run", CONFIG, [])
-    assert "git diff failed, so uncommitted changes are not recorded" in caplog.text
+    assert "git failed, so the commit or uncommitted changes are not recorded" in caplog.text
 
 
 def test_the_environment_says_what_ran_where(repository: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,6 +12,7 @@ from kept_runs import LONGER, QUIET, ROOT, SHORT, folders, foreign_run, weights
 from stores import change, query
 
 from runner.runs.saved_run import find_saved_run, with_latest
+from runner.time import Timestamp
 
 
 def test_what_a_run_was_told_to_do_is_not_taken_from_its_record(tmp_path: Path):
@@ -104,7 +105,8 @@ def test_latest_is_the_run_that_saved_last(tmp_path: Path, monkeypatch: pytest.M
     for age, folder in enumerate(("2026-01-01/10-00-00", "sweeps/2026-01-02/10-00-00/lr0.1", "of the Python API")):
         manifest = tmp_path / "outputs" / folder / "checkpoints" / "ep1-ba3" / "manifest.json"
         manifest.parent.mkdir(parents=True)
-        manifest.touch()
+        content = {"format": 1, "saved_at": 1, "timestamp": Timestamp().state_dict(), "files": {}}
+        manifest.write_text(json.dumps(content))
         os.utime(manifest, (1000 - age, 1000 - age))
     assert with_latest(["-m", "resume=latest", "seed=1"]) == ["-m", "resume=outputs/2026-01-01/10-00-00", "seed=1"]
     assert capsys.readouterr().err == "INFO: resume=latest: outputs/2026-01-01/10-00-00\n"
@@ -117,7 +119,7 @@ def test_latest_is_the_run_that_saved_last(tmp_path: Path, monkeypatch: pytest.M
 def test_latest_stands_for_a_run_in_every_mode(tmp_path: Path, run_app: Any):
     run_app("-m", *SHORT, *QUIET, "seed=0,1")
     (job,) = tmp_path.glob("outputs/sweeps/*/*/seed1-mlp-digits")
-    said = f"INFO: resume=latest: {job.relative_to(tmp_path)}\n"
+    said = f"INFO: resume=latest: {job.relative_to(tmp_path)} (a job of a sweep: there is no other run)\n"
     assert run_app("mode=eval", "resume=latest").stderr.startswith(said)
     done = run_app("resume=latest", LONGER)
     assert done.stderr.startswith(said) and (job / "checkpoints" / "latest").resolve().name == "ep3-ba9"

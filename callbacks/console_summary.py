@@ -16,6 +16,7 @@ from runner.callbacks._run_description import describe_events, describe_run
 from runner.distributed.session import SessionOver
 from runner.failures.exits import is_asked_for
 from runner.failures.facts import facts_of
+from runner.files.printable import printable
 from runner.metric_choice import name_metric
 from runner.terminal.commands import override, show_command
 from runner.terminal.console import describe_time, epoch_number, make_console, print_block, print_title, show_path
@@ -111,8 +112,10 @@ class ConsoleSummary(LoggerDestination):
             return
         console = make_console()
         if state.error is None:
+            from rich.text import Text
+
             for line in self._metric_lines(console.width):
-                console.print(line, soft_wrap=True)
+                console.print(Text.from_ansi(line), soft_wrap=True)  # its heading is bold
         for line in _outcome(state, self._seconds_of(state), self._evaluating):
             console.print(line, soft_wrap=True)
         console.print(f"run      {show_path(state.run_dir)}", soft_wrap=True)
@@ -184,7 +187,7 @@ class ConsoleSummary(LoggerDestination):
         ):
             final = show_number(self._final[key])
             best = where = ""
-            name = "/".join(filter(None, name_metric(key)))
+            name = printable("/".join(filter(None, name_metric(key))))
             if (at := self._best_at.get(key)) is not None:
                 best = show_number(self._best.values[key])
                 where = f"batch {at.batch:,}" if at.batch_in_epoch else f"epoch {at.epoch}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,12 +106,13 @@ def _unsent_runs(tracking_uri: str) -> list[Path]:
     Entries of runs that no longer exist are removed.
     """
     run_dirs = []
-    for entry in [*register_of(tracking_uri).glob("*"), *register_of("").glob("*")]:
-        run_dir = Path(entry.read_text())
-        if _is_run(run_dir):
-            run_dirs.append(run_dir)
-        else:
-            entry.unlink(missing_ok=True)
+    for entry in [one for register in {register_of(tracking_uri), register_of("")} for one in register.glob("*")]:
+        with suppress(FileNotFoundError):  # another process has sent it meanwhile
+            run_dir = Path(entry.read_text())
+            if _is_run(run_dir):
+                run_dirs.append(run_dir)
+            else:
+                entry.unlink()
     spools = [spool for folder in FOLDERS for spool in (Path.cwd() / "outputs").glob(f"{folder}/mlflow/{SPOOL}")]
     return sorted({*run_dirs, *(spool.parents[1] for spool in spools if not _is_sent(spool.parent))})
 

@@ -11,7 +11,6 @@ from runner.config.command_line import LISTS
 from runner.config.docstrings import Definition, find_definition
 from runner.config.nearest import nearest
 from runner.failures.facts import WrongKey
-from runner.files.printable import printable
 from runner.modes.list import describe_group, own_classes
 from runner.modes.subcommands import CONFIG_DIR
 from runner.modes.table import MODES, Mode
@@ -96,7 +95,7 @@ def explain(name: str, own: Path | None = None) -> Iterator[str]:
         names = [*MODES, *GROUPS, *(one.name for one in known), *(key.name for key in top_keys())]
         near = nearest(asked, {*names})
         instead = near if near.startswith("did") else "runner --help lists everything"
-        raise WrongKey("help", f"there is nothing of this name; {instead}", repr(printable(name)))
+        raise WrongKey("help", f"there is nothing of this name; {instead}", repr(name))
     for number, page in enumerate(pages):
         yield from [""] * (number > 0)
         yield from page

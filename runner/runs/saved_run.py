@@ -102,8 +102,8 @@ def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
     if (typed := config_dir(arguments)) is not None and not typed.is_dir():
         raise ValueError(f"{CONFIG_DIR}={str(typed)!r}: no such directory")
     ((key, given),) = found.items()
+    mode = MODES.get(typed_value(arguments, "mode") or "train")
     if is_address(given):
-        mode = MODES.get(typed_value(arguments, "mode") or "train")
         folder = download_run(key, given, keep=key == "resume" and mode is not None and mode.trains)
         return _read(key, without_credentials(given), str(folder), folder, arguments, mirror_of(given))
     if not Path(given).exists():
@@ -124,7 +124,7 @@ def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
         reason = "no record (config.yaml) there" if path.exists() else "no such folder"
         raise ValueError(f"{key}={given!r}: {reason}; give a run's folder or its MLflow id")
     if (run_dir := run_folder_of(given)) is not None and run_dir.is_dir():
-        if not _has_checkpoint(run_dir):
+        if (mode is None or mode.needs_experiment) and not _has_checkpoint(run_dir):
             reason = "holds no run, neither a record (config.yaml) nor a checkpoint"
             raise ValueError(f"{key}={given!r}: {reason}; give a run's folder or its MLflow id")
         check_links(run_dir)

@@ -46,6 +46,7 @@ if "kill-writer" in sys.argv:
 if "kill" in sys.argv:
     os.kill(os.getpid(), signal.SIGKILL)
 destination.close(state, logger)
+destination.post_close()
 logger.close()
 """
 

@@ -74,7 +74,7 @@ def test_what_cannot_be_sent_is_exit_code_1(tmp_path: Path, run_app: Any, free_p
     ("arguments", "part"),
     [
         (("resume=missing",), "missing': nothing was logged to MLflow there"),
-        (("resume=.",), "resume='.': holds no run"),
+        (("resume=.",), "nothing was logged to MLflow there"),
         (("callbacks=none",), "callbacks.mlflow_logger"),
         (("rerun=.",), "rerun='.'"),
     ],

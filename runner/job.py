@@ -44,7 +44,7 @@ from runner.runs.forks import find_fork
 from runner.runs.kept_code import import_from
 from runner.runs.kept_threads import keep_threads
 from runner.runs.recording import Diverged
-from runner.runs.rerun import arguments_to_record, merge_config, options_of, saved_name
+from runner.runs.rerun import arguments_to_record, made_name, merge_config, options_of, saved_name
 from runner.runs.result import Objective, is_unfinished
 from runner.runs.saved_run import SavedRun, from_the_start
 from runner.sweeps import sweep
@@ -124,8 +124,8 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
     """
     run_dir = output_dir(hydra_config)
     with removed_when_refused(run_dir), config_errors():
-        overrides = list(hydra_config.overrides.task)
         plain = _config_to_use(config, hydra_config, saved)
+        overrides = list(hydra_config.overrides.task)
         mode = find_mode(plain["mode"])
         give(mode=mode.name)
         if mode.keeps_folder:  # otherwise no destination is called
@@ -176,13 +176,13 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
 
 def _config_to_use(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> dict[str, Any]:
     """Return a composed config as plain values: without what a typed choice replaces, and merged into a saved run's."""
-    overrides = list(hydra_config.overrides.task)
-    config, dropped = without_replaced(config, overrides, options_of(hydra_config))
+    typed: Any = OmegaConf.to_container(hydra_config.overrides.task)  # a wrong interpolation is an error of its key
+    config, dropped = without_replaced(config, typed, options_of(hydra_config))
     if dropped and hydra_config.mode is RunMode.RUN:
         print_to_stderr(about_dropped(dropped))
     plain = to_plain(config)
     sweep.check_choice(hydra_config, plain, saved)
-    return plain if saved is None else merge_config(saved, plain, overrides)
+    return plain if saved is None else merge_config(saved, plain, list(hydra_config.overrides.task))
 
 
 def output_dir(hydra_config: Any) -> Path:
@@ -259,7 +259,7 @@ def name_run(
     name = config["run_name"]
     if not name:
         chosen = [choices.get(group) or f"own-{group}" for group in ("model", "data")]
-        name = "-".join([run_dir.name, *chosen, run_dir.parent.name])  # lists and charts cut it after 20 characters
+        name = made_name(chosen, run_dir)
     if saved is not None and config["run_name"] == saved.config.get("run_name"):
         name = saved_name(saved, config, run_dir) or name
     return f"{mode.name}-{name}" if mode.uses_weights else str(name)

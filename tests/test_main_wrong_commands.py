@@ -128,7 +128,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "trainer.max_duration=100tok": ("max_duration='100tok'", "num_tokens"),
     # paths
     "resume=missing": ("resume='missing'", "no such folder"),
-    "resume=outputs": ("resume='outputs'", "no complete checkpoint"),
+    "resume=outputs": ("resume='outputs'", "holds no run"),
     "resume=latest": ("resume='latest'", "no run in outputs/ has written a checkpoint"),
     "resume_allow=3": ("resume_allow=3", "a list of keys"),
     "trainer.load_path=missing": ("trainer.load_path='missing'", "no such folder"),
@@ -177,7 +177,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "-m optimizer.lrr=0.1,0.2": ("optimizer.lrr", "did you mean 'lr'"),
     "-m ~data +data._target_=own.load_lost data.batch_size=3 seed=0,1": ("data.batch_size", "+data.batch_size=..."),
     "-m optimizer.momentum=0.9,0 seed=0,1": ("optimizer: Nesterov", "in the job optimizer.momentum=0 seed=0"),
-    "-m resume=outputs seed=0,1": ("resume='outputs'", "no complete checkpoint"),
+    "-m resume=outputs seed=0,1": ("resume='outputs'", "holds no run"),
     # grammar
     "nonsense": ("nonsense", "key=value"),
     "=3": ("=3", "key=value"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,9 @@ from runner.config.nearest import Advice, nearest
 from runner.failures.facts import WrongKey
 from runner.failures.tracebacks import is_of_user
 from runner.libraries.targets import find_in_working_directory, prepare_import
+
+# Hydra logs what it cannot find, before it raises; what is wrong is one message of ours.
+logging.getLogger(hydra.utils.__name__).setLevel(logging.CRITICAL)
 
 _SCALARS: dict[Any, tuple[type, ...]] = {
     NoneType: (NoneType,),

@@ -141,8 +141,9 @@ class Pickler(cloudpickle.Pickler):
     def __init__(self, file: Any) -> None:
         own: dict[type, Any] = {Tensor: self._reduce_tensor, numpy.memmap: _reduce_memmap}
         queues: Any = ForkingPickler(io.BytesIO()).dispatch_table
+        others: Any = super().dispatch_table
         # Before the constructor, which reads it.
-        self.dispatch_table = ChainMap(own, queues, super().dispatch_table)
+        self.dispatch_table = ChainMap(own, queues, others)
         super().__init__(file)
         self._shared = 0
 

@@ -55,8 +55,16 @@ def saved_name(saved: SavedRun, config: Mapping[str, Any], run_dir: Path) -> str
         return saved.run_name
     if saved.is_whole or config["run_name"]:
         return ""
-    chosen = re.sub(r"(-\d+)+$", "", saved.run_name)  # without the date and the time
-    return f"{chosen}-{'-'.join(run_dir.parts[-2:])}" if chosen else ""
+    chosen = re.sub(r"^(\d+-)+|(-\d+)+$", "", saved.run_name)  # without the time and the date
+    return made_name([chosen], run_dir) if chosen else ""
+
+
+def made_name(chosen: Sequence[str], run_dir: Path) -> str:
+    """Return a name made of a run's folder and of what was chosen for it.
+
+    The time comes first, because lists and charts of MLflow cut names after 20 characters.
+    """
+    return "-".join([run_dir.name, *chosen, run_dir.parent.name])
 
 
 def arguments_to_record(saved: SavedRun | None, hydra_config: Any) -> list[str]:

@@ -47,7 +47,7 @@ class Rates(Callback):
     """Counts the batches for the model, and keeps the rate of each."""
 
     def __init__(self) -> None:
-        self.seen: list[float] = []
+        self.seen: list[Any] = []
 
     def after_train_batch(self, state: Any, logger: Any) -> None:
         self.seen.append(state.optimizers[0].param_groups[0]["lr"])

@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,13 @@ ATTACKS: dict[str, tuple[Any, list[str], str]] = {
 
 
 @pytest.fixture
-def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file that exists once the module `own` in the working directory has been imported."""
     (tmp_path / "own.py").write_text("from pathlib import Path\nPath('imported').touch()\ndef Evil(**_): pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    return tmp_path / "imported"
+    yield tmp_path / "imported"
+    sys.modules.pop("own", None)
 
 
 @pytest.mark.parametrize("attack", one_in(4, ATTACKS))
@@ -346,18 +348,25 @@ def test_a_malicious_checkpoint_is_refused_and_nothing_of_it_runs(name: str, tmp
     run_app(*SHORT, *QUIET, "hydra.run.dir=run")
     checkpoint = (tmp_path / "run" / "checkpoints" / "latest").resolve()
     manifest = json.loads((checkpoint / "manifest.json").read_text())
-    commands = [("resume=run", LONGER)]
+    named = f"run/checkpoints/{checkpoint.name}"
+    commands = [(f"resume={named}", LONGER)]
     if name == "model.pt":
-        commands += [("mode=eval", "resume=run"), (*SHORT, *QUIET, "trainer.load_path=run", "hydra.run.dir=other")]
-    for write in (torch.save, lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2))):
+        load = f"trainer.load_path={named}"
+        commands += [("mode=eval", f"resume={named}"), (*SHORT, *QUIET, load, "hydra.run.dir=other")]
+    for reason, write in (
+        ("which could run code, so it is rejected", torch.save),
+        ("was not written by this project", lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2))),
+    ):
         write({"weight": Evil()}, checkpoint / name)
         content = (checkpoint / name).read_bytes()
         manifest["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         (checkpoint / "manifest.json").write_text(json.dumps(manifest))
         for command in commands:
             refused = run_app(*command, exit_code=2)
-            assert refused.stderr.count("error: ") == 1 and "which could run code, so it is rejected" in refused.stderr
+            assert refused.stderr.count("error: ") == 1 and reason in refused.stderr
             assert "Traceback" not in refused.stderr and "weights_only" not in refused.stderr
+    goes_on = run_app("resume=run", LONGER)  # from the checkpoint before it
+    assert f"{checkpoint.name} is not used" in goes_on.stderr and reason in goes_on.stderr
     assert not (tmp_path / "ran").exists() and not (tmp_path / "other").exists()
     (tmp_path / "there").mkdir()
     with contextlib.chdir(tmp_path / "there"):

@@ -105,7 +105,8 @@ def test_latest_is_the_run_that_saved_last(tmp_path: Path, monkeypatch: pytest.M
     for age, folder in enumerate(("2026-01-01/10-00-00", "sweeps/2026-01-02/10-00-00/lr0.1", "of the Python API")):
         manifest = tmp_path / "outputs" / folder / "checkpoints" / "ep1-ba3" / "manifest.json"
         manifest.parent.mkdir(parents=True)
-        content = {"format": 1, "saved_at": 1, "timestamp": Timestamp().state_dict(), "files": {}}
+        files = {"model.pt": {"size": 0, "sha256": ""}}
+        content = {"format": 1, "saved_at": 1, "timestamp": Timestamp().state_dict(), "files": files}
         manifest.write_text(json.dumps(content))
         os.utime(manifest, (1000 - age, 1000 - age))
     assert with_latest(["-m", "resume=latest", "seed=1"]) == ["-m", "resume=outputs/2026-01-01/10-00-00", "seed=1"]

@@ -18,7 +18,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PARTIAL = re.compile(r"\w+\.[0-9a-f]{8}\.(\d+)\.partial(\.raw)?")
 KEPT = ".shard"
 WHOLE = re.compile(rf"[0-9a-f]{{32}}{re.escape(KEPT)}")
-Make = Callable[[Path, Callable[[int], None]], None]
+Make = Callable[[Path, Callable[[int], None]], object]
 """Makes a file at a path, and says before each part how large the file will be with it."""
 
 

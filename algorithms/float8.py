@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
@@ -13,6 +12,7 @@ from torch import nn
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import LAYER_SURGERY, report
 from runner.checks import check_one_of
+from runner.libraries.extras import require
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 CAPABILITY = (8, 9)  # of the first GPUs that multiply in float8
@@ -58,8 +58,7 @@ class Float8(Algorithm):
         check_one_of("recipe", recipe, RECIPES)
         if isinstance(exclude, str):
             raise ValueError(f"exclude={exclude!r}: must be a list of patterns, such as ['*head*']")
-        if importlib.util.find_spec("torchao") is None:
-            raise ImportError("Float8 needs torchao: pip install -e '.[float8]', with the constraints of this project")
+        require("Float8", "float8", "torchao")
         self.recipe = recipe
         self.exclude = exclude
         self.emulate = emulate

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback
-from runner.callbacks._extra import require
 from runner.checks import check_one_of
 from runner.files.values import InnerPath
+from runner.libraries.extras import require
 
 if TYPE_CHECKING:
     from torch import nn

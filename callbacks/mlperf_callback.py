@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from runner import Callback, TimeUnit
 from runner.callbacks import _mlperf
 from runner.callbacks._disk import disk_errors_reported
-from runner.callbacks._extra import require
 from runner.checks import check_one_of, check_whole
 from runner.files.values import Command, InnerPath
 from runner.files.whole import write_whole
+from runner.libraries.extras import require
 from runner.metric_choice import MetricChoice, choose_metric
 
 if TYPE_CHECKING:

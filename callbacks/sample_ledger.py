@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback
 from runner.callbacks._disk import disk_errors_reported
-from runner.callbacks._extra import require
 from runner.callbacks._texts import Bytes, check_tokenizer
 from runner.checks import check_whole
 from runner.files.whole import write_whole
+from runner.libraries.extras import require
 
 if TYPE_CHECKING:
     from torch import Tensor

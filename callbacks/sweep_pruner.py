@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback
-from runner.callbacks._extra import require
 from runner.checks import check_one_of
 from runner.distributed.session import Pruned
 from runner.files.names import RESULT, SWEEP
 from runner.files.whole import read_object
+from runner.libraries.extras import require
 from runner.metric_choice import MetricChoice, choose_metric
 
 if TYPE_CHECKING:

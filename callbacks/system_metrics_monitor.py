@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time
+from runner.libraries.extras import how_to_install
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -79,7 +80,7 @@ class SystemMetricsMonitor(Callback):
         if self._reads_gpu and importlib.util.find_spec("pynvml") is None:
             self._reads_gpu = False
             if get_local_rank() == 0:  # one rank per machine, because machines may differ
-                log.warning("system_metrics_monitor reads no GPU: it needs nvidia-ml-py: pip install -e '.[gpu]'")
+                log.warning("system_metrics_monitor reads no GPU: it needs nvidia-ml-py: %s", how_to_install("gpu"))
         psutil.cpu_percent()  # later calls measure from here
         self._before = time.perf_counter(), _count_bytes()
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination
 from runner.callbacks._event_file import EventFile
-from runner.callbacks._extra import require
 from runner.files.values import InnerPath
+from runner.libraries.extras import require
 
 if TYPE_CHECKING:
     from runner import Logger, Record, State

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination
-from runner.callbacks._extra import require
 from runner.callbacks._wandb_session import Session
 from runner.failures.exits import is_asked_for
 from runner.files.addresses import hidden_everywhere
 from runner.files.values import Address
+from runner.libraries.extras import require
 
 if TYPE_CHECKING:
     from runner import Logger, Record, State

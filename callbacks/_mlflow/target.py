@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from runner.callbacks._extra import require
 from runner.callbacks._mlflow.description import START_KEYS, show_command
 from runner.callbacks._mlflow.spool import SPOOL, is_id, read_entries
 from runner.files.addresses import HIDDEN, has_hidden, hidden_everywhere, without_credentials
 from runner.files.signing import is_signed, sign
 from runner.files.whole import read_object, write_whole
+from runner.libraries.extras import require
 
 FILE = "run.json"
 SQLITE = "sqlite:///"

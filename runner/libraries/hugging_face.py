@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 
 from runner.distributed.ranks import get_global_rank
+from runner.libraries.extras import how_to_install
 
 
 def import_hf(name: str) -> ModuleType:
@@ -24,7 +25,7 @@ def import_hf(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != package:
             raise  # a library that this one needs is missing
-        raise ModuleNotFoundError(f"{package} is not installed here: pip install -e '.[hf]'", name=package) from error
+        raise ModuleNotFoundError(f"{package} is not installed here: {how_to_install('hf')}", name=package) from error
 
 
 @contextmanager

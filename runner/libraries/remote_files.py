@@ -7,6 +7,7 @@ from typing import Any
 
 from runner.failures.facts import wrong_argument
 from runner.files.addresses import without_credentials
+from runner.libraries.extras import how_to_install
 
 LARGEST_LISTING = 50_000_000  # bytes
 
@@ -27,7 +28,7 @@ def check_address(name: str, address: str) -> None:
     try:
         fsspec.get_filesystem_class(protocol)
     except ImportError as error:
-        what = f"{error}; pip install -e '.[remote]' installs it for s3 and https"
+        what = f"{error}; {how_to_install('remote')} installs it for s3 and https"
         raise wrong_argument(name, shown, what, ImportError) from error
     except ValueError as error:
         known = ", ".join(("s3", "gs", "abfs", "sftp", "file"))

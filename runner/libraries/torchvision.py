@@ -8,6 +8,8 @@ from types import ModuleType
 
 import torch
 
+from runner.libraries.extras import how_to_install
+
 
 def import_torchvision(name: str = "torchvision") -> ModuleType:
     """Return ``torchvision``, or one of its modules by its full name.
@@ -23,7 +25,7 @@ def import_torchvision(name: str = "torchvision") -> ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torchvision":
             raise  # a library that torchvision needs is missing
-        message = "torchvision is not installed here: pip install -e '.[vision]'"
+        message = f"torchvision is not installed here: {how_to_install('vision')}"
         raise ModuleNotFoundError(message, name="torchvision") from error
     except RuntimeError as error:
         if "operator torchvision::" not in str(error):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from runner.libraries.extras import how_to_install
 from runner.libraries.torchvision import import_torchvision
 
 
@@ -55,7 +56,7 @@ def timm_model(
 
 def _import_timm() -> Any:
     if find_spec("timm") is None:
-        raise ModuleNotFoundError("timm is not installed here: pip install -e '.[vision]'", name="timm")
+        raise ModuleNotFoundError(f"timm is not installed here: {how_to_install('vision')}", name="timm")
     import_torchvision()  # timm imports it in the ordinary way, which may fail
     import timm  # type: ignore[import-not-found]
 

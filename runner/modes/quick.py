@@ -80,7 +80,9 @@ def own_keys(mode: Mode, arguments: Sequence[str]) -> dict[str, str]:
         is_known = (name in mode.keys and key != name) or (name == mode.name and mode.has_value)
         if not equals or not is_known:
             keys = [mode.name] * mode.has_value + [f"{mode.name}.{own}" for own in mode.keys]
-            raise WrongKey(one, f"mode={mode.name} composes no config and takes no such key; " + nearest(key, keys))
+            raise WrongKey(
+                one, f"mode={mode.name} composes no config and takes no such key; " + nearest(key.lstrip("-"), keys)
+            )
         if (text := unquoted(value)) not in ("", "null"):
             allowed = mode.keys.get(name)
             if isinstance(allowed, tuple) and text not in allowed:

@@ -16,6 +16,7 @@ from runner import ClassificationModel, Evaluator, LanguageModel, Model, Trainer
 from runner.algorithms import EMA
 from runner.callbacks import CheckpointSaver, ExportForInference, InMemoryLogger
 from runner.data import TensorLoader
+from runner.libraries.extras import how_to_install
 from runner.models import GPT
 
 ONNX = pytest.param("onnx", marks=pytest.mark.slow)  # what it has in common with the others is tried with them
@@ -156,7 +157,7 @@ def test_onnx(tmp_path: Path, caplog):
 def test_onnx_says_which_packages_it_needs(monkeypatch):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         monkeypatch.setitem(sys.modules, package, None)  # as if it were not there
-    message = "save_format='onnx' needs onnx, onnxscript, onnxruntime, not installed here: pip install -e '.[export]'"
+    message = f"save_format='onnx' needs onnx, onnxscript, onnxruntime, not installed here: {how_to_install('export')}"
     with pytest.raises(ImportError, match=re.escape(message)):
         ExportForInference("onnx")
 

@@ -19,6 +19,7 @@ from runner import Callback, ClassificationModel, Trainer, save_checkpoint
 from runner.callbacks import CheckpointSaver, InMemoryLogger, MLPerfCallback
 from runner.callbacks.mlperf_callback import BENCHMARKS
 from runner.data import TensorLoader
+from runner.libraries.extras import how_to_install
 
 installed = importlib.util.find_spec("mlperf_logging") is not None
 pytestmark = pytest.mark.skipif(not installed, reason="needs the package mlperf-logging")
@@ -397,6 +398,6 @@ def test_arguments_are_checked(arguments: dict[str, Any]):
 
 def test_without_the_package_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlperf_logging", None)  # as if it were not there
-    message = "MLPerfCallback needs mlperf_logging, not installed here: pip install -e '.[mlperf]'"
+    message = f"MLPerfCallback needs mlperf_logging, not installed here: {how_to_install('mlperf')}"
     with pytest.raises(ImportError, match=re.escape(message)):
         MLPerfCallback("mlperf", 0)

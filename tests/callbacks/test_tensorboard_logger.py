@@ -16,6 +16,7 @@ from logged_runs import make_trainer
 from runner import Record, Timestamp
 from runner.callbacks import CheckpointSaver, InMemoryLogger, TensorBoardLogger
 from runner.callbacks._event_file import MOST_FORMS, EventFile, checksum
+from runner.libraries.extras import how_to_install
 
 installed = importlib.util.find_spec("tensorboard") is not None
 needs_tensorboard = pytest.mark.skipif(not installed, reason="needs the package tensorboard")
@@ -128,7 +129,7 @@ def test_a_run_that_never_begins_leaves_no_folder(tmp_path: Path):
 
 def test_without_tensorboard_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # as if it were not there
-    message = "TensorBoardLogger needs tensorboard, not installed here: pip install -e '.[tensorboard]'"
+    message = f"TensorBoardLogger needs tensorboard, not installed here: {how_to_install('tensorboard')}"
     with pytest.raises(ImportError, match=re.escape(message)):
         TensorBoardLogger()
 

@@ -21,6 +21,7 @@ from python_process import PATIENCE
 
 from runner import LoggerDestination
 from runner.callbacks import CheckpointSaver, InMemoryLogger, WandBLogger
+from runner.libraries.extras import how_to_install
 
 installed = importlib.util.find_spec("wandb") is not None
 pytestmark = pytest.mark.skipif(not installed, reason="needs the package wandb")
@@ -195,6 +196,7 @@ from pathlib import Path
 sys.path[:0] = sys.argv[1:]
 from test_wandb_logger import make_trainer
 from runner.callbacks import WandBLogger
+from runner.libraries.extras import how_to_install
 with make_trainer(Path("run"), WandBLogger(mode="online", close_timeout=5.0)) as trainer:
     began = time.perf_counter()
     trainer.fit()
@@ -261,6 +263,6 @@ def test_arguments_are_checked(arguments: dict[str, Any]):
 
 def test_without_the_package_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not there
-    message = "WandBLogger needs wandb, not installed here: pip install -e '.[wandb]'"
+    message = f"WandBLogger needs wandb, not installed here: {how_to_install('wandb')}"
     with pytest.raises(ImportError, match=re.escape(message)):
         WandBLogger()

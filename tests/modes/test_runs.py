@@ -142,6 +142,7 @@ def test_csv_has_a_column_for_each_metric_and_group(three: Path, run_here: Any):
         (["name='a"], 'runs.where="name=\'a": No closing quotation'),
         (["runs.format=xml"], "runs.format='xml': allowed: csv, json, table"),
         (["runs.limit=-1"], "runs.limit='-1': must be a whole number"),
+        (["--limit", "3"], "--limit: mode=runs composes no config and takes no such key; did you mean 'runs.limit'"),
         (["runs.wher=1"], "runs.wher=1: mode=runs composes no config and takes no such key; did you mean"),
         (["-m"], "-m: mode=runs composes no config"),
     ],

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from runner.checkpoints.files import find_checkpoint, read_file
+from runner.libraries.extras import how_to_install
 from runner.libraries.targets import prepare_import
 from runner.models.hf.model import HFModel
 from runner.models.hf.network import HFNetwork
@@ -246,7 +247,7 @@ def test_wrong_adapters(lora: dict[str, Any], message: str):
 
 def test_adapters_without_peft(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ModuleNotFoundError, match=re.escape("peft is not installed here: pip install -e '.[hf]'")):
+    with pytest.raises(ModuleNotFoundError, match=re.escape(f"peft is not installed here: {how_to_install('hf')}")):
         HFNetwork("bert", pretrained=False, overrides=BERT, lora={"r": 2})
 
 

@@ -1,0 +1,29 @@
+"""Packages that only some features need, and how to install them."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+
+def require(user: str, extra: str | None, *packages: str) -> None:
+    """Check that packages are installed.
+
+    `user` begins the message; `extra` installs the packages, or is None if the project itself depends on them.
+
+    Raises:
+        ImportError: a package is missing; the message says how to install it.
+    """
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f"{user} needs {', '.join(missing)}, not installed here: {how_to_install(extra)}")
+
+
+def how_to_install(extra: str | None) -> str:
+    """Return the command that installs an extra of this project, from the checkout if it is used from one."""
+    what = f"[{extra}]" if extra else ""
+    checkout = Path(__file__).resolve().parents[2]
+    if not (checkout / "pyproject.toml").is_file():
+        return f"pip install 'experiment-runner{what}'"
+    where = "." if checkout == Path.cwd().resolve() else checkout
+    return f"pip install -e '{where}{what}'"

@@ -267,6 +267,9 @@ class DatasetLoader(OrderedLoader):
         vars(self._loader)["check_worker_number_rationality"] = _say_nothing
         self._reader: weakref.ref[BatchReader] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_reader": None}
+
     def _make_order(self, dataset: Any, *sizes: Any) -> SampleOrder:
         return SampleOrder(len(dataset), *sizes)
 

@@ -56,6 +56,7 @@ def test_batches_are_those_of_the_order_on_each_rank(make_loader, shuffle, world
 
 def test_it_goes_to_another_process(make_loader):
     loader = make_loader(10, batch_size=4, shuffle=True)
+    numbers(loader)
     assert numbers(pickle.loads(pickle.dumps(loader))) == numbers(loader)
 
 

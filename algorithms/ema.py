@@ -124,11 +124,6 @@ class EMA(TimedAverage):
 
     epoch_end = batch_end
 
-    def effect_at(self, state: State) -> Any:
-        """Return how the average is updated at this moment, None before `start`; for sweeps that share."""
-        begun = state.progress.elapsed_in(self.start.unit) >= self.start.value
-        return (self.smoothing, state.is_due(self.update_interval)) if begun else None
-
     @contextmanager
     def evaluation_weights(self, state: State) -> Iterator[None]:
         if not self._average or self._swapped:

@@ -83,10 +83,6 @@ class LAWA(TimedAverage, WeightAverage):
         super().load_state_dict(state)
         self._snapshots = deque(state["snapshots"], maxlen=self.window)
 
-    def effect_at(self, state: State) -> Any:
-        """Return how the weights are averaged at this moment, None if they are not; for sweeps that share."""
-        return (self.window, self.bn_batches) if self._averages(state) else None
-
     def _averages(self, state: State) -> bool:
         begun = state.progress.elapsed_in(self.start.unit) >= self.start.value
         return begun and state.is_due(self.update_interval)

@@ -83,12 +83,9 @@ class LayerFreezing(Algorithm):
         if not state.stop_requested:
             self._warn(state)
 
-    def effect_at(self, state: State) -> float:
-        """Return the fraction of layers to freeze at this moment; also for sweeps that share."""
-        return frozen_fraction(state.get_elapsed_duration().value, self.freeze_start, self.freeze_level)
-
     def epoch_end(self, state: State, logger: Logger) -> None:
-        fraction = self.effect_at(state)
+        elapsed = state.get_elapsed_duration().value
+        fraction = frozen_fraction(elapsed, self.freeze_start, self.freeze_level)
         self._count = self._layers_at(state, fraction)
         self._freeze(state)
         logger.log_metrics({"layer_freezing/layers_frozen": self._count, "layer_freezing/percentage_frozen": fraction})

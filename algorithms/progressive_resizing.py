@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 from torch import Tensor
 
@@ -102,11 +101,6 @@ class ProgressiveResizing(Algorithm):
         self.resize_targets = resize_targets
         self.input_key = input_key
         self.target_key = target_key
-
-    def effect_at(self, state: State) -> Any:
-        """Return the size of the next batch, and the method; for sweeps that share."""
-        how = self.mode, self.size_increment, self.resize_targets, self.input_key, self.target_key
-        return how, self._scale_at(state)
 
     def _scale_at(self, state: State) -> float:
         progress = state.get_elapsed_duration().value

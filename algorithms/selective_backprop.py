@@ -117,10 +117,6 @@ class SelectiveBackprop(Algorithm):
     def init(self, state: State, logger: Logger) -> None:
         refuse_alternating_flips(state.algorithms)
 
-    def effect_at(self, state: State) -> Any:
-        """Return how samples of the next batch are selected, None if they are not; for sweeps that share."""
-        return (self.keep, self.scale_factor, self.input_key) if self._selects(state) else None
-
     def _selects(self, state: State) -> bool:
         is_whole = self.interrupt and (state.timestamp.batch + 1) % self.interrupt == 0
         return not is_whole and self.start <= state.get_elapsed_duration().value < self.end

@@ -110,11 +110,6 @@ class SWA(TimedAverage, WeightAverage):
         super().load_state_dict(state)
         self._count = state["count"]
 
-    def effect_at(self, state: State) -> Any:
-        """Return how the weights are averaged at this moment, if they are; for sweeps that share."""
-        arguments = self.swa_lr, self.anneal_steps, self.bn_batches
-        return self.swa_lr is None, arguments if self._averages(state) else None
-
     def _averages(self, state: State) -> bool:
         elapsed = state.progress.elapsed_in
         begun = elapsed(self.start.unit) >= self.start.value

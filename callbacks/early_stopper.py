@@ -76,12 +76,6 @@ class EarlyStopper(MetricStopper):
         if self._evaluated:
             self._judge(state, self._metric.read(state))
 
-    def effect_at(self, state: State) -> Any:
-        """Return the criterion, and the patience once it may end training; for sweeps that share."""
-        may_stop = state.timestamp.count(self.patience.unit) > self.patience.value
-        judged_by = self.monitor, self.dataloader_label, self.comp, self.min_delta, self.patience.unit
-        return judged_by, self.patience.value if may_stop else None
-
     def state_dict(self) -> dict[str, Any]:
         return {"best": self._best, "best_at": self._best_at, "judged_at": self._judged_at}
 

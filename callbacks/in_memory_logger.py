@@ -75,8 +75,6 @@ class InMemoryLogger(LoggerDestination):
         with self._taking:
             self._records += records
 
-    log_past = log_records
-
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         self.tables[name] = {"columns": list(columns), "rows": [list(row) for row in rows], "step": step}
 

@@ -71,14 +71,6 @@ class JSONLinesLogger(LoggerDestination):
 
         self._write([encode_line(_describe(record), _encode) for record in records])
 
-    def log_past(self, records: Sequence[Record]) -> None:
-        """Log what another run logged up to where this one began."""
-        from runner import Timestamp
-
-        if self.path is not None and self.path.exists():
-            self._rewrite(Timestamp())  # an earlier session may have written them
-        self.log_records(records)
-
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         epoch = self._state.timestamp.epoch if self._state is not None else 0
         self._write([_to_line({"table": name, "step": step, "epoch": epoch, "columns": columns, "rows": rows})])

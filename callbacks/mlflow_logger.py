@@ -194,11 +194,6 @@ class MLflowLogger(LoggerDestination):
                     found[f"best/{label}/{name}"] = value
         return found
 
-    def log_past(self, records: Sequence[Record]) -> None:
-        """Log what another run logged up to where this one began."""
-        self._best = BestValues()  # which would otherwise already contain the best values, and not log them
-        self.log_records(records)
-
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         self._append({"table": name, "columns": list(columns), "rows": [list(row) for row in rows]})
 

@@ -59,8 +59,6 @@ class TensorBoardLogger(LoggerDestination):
     def log_records(self, records: Sequence[Record]) -> None:
         self._open().write_metrics(records)
 
-    log_past = log_records
-
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         lines = [columns, ["---"] * len(columns), *rows]
         self._log_text(name, "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines), step)

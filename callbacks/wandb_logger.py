@@ -114,10 +114,6 @@ class WandBLogger(LoggerDestination):
         for record in records:
             self._session.do("log", record.metrics, record.step)
 
-    def log_past(self, records: Sequence[Record]) -> None:
-        """Log what another run logged up to where this one began."""
-        self.log_records(records)
-
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         self._session.do("log_table", [*columns], [[*row] for row in rows], name, step)
 

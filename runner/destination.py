@@ -52,10 +52,6 @@ class LoggerDestination(Callback):
 
     Metrics arrive on a background thread, in order, as Python floats. Everything else arrives on the thread that logs
     it. Destinations are active on rank 0 only, unless `all_ranks` is true.
-
-    A job of a sweep may begin where another one stood (`share=true`). A method `log_past(records)` is then told after
-    FIT_START what that one had logged, and again if the job is resumed from there; a destination whose own state in
-    the checkpoint has it needs none.
     """
 
     all_ranks: bool = False

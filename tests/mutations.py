@@ -1501,56 +1501,6 @@ FAULTS = (
         "return float(np.mean(sums >= observed))",
         "runs/test_decision.py",
     ),
-    # sharing
-    Fault(
-        "sharing: a class of a user is taken to do nothing that matters",
-        "runner/sweeps/sharing/foresight.py",
-        "if not all(_is_ours(one) for one in ([*inner] if is_told else [outer, *inner])):",
-        "if not all(_is_ours(one) for one in inner):",
-        "sweeps/sharing/test_tree.py",
-    ),
-    Fault(
-        "sharing: a batch at whose end jobs differ is shared",
-        "runner/sweeps/sharing/tree.py",
-        "else max(0, now.batch - 1)",
-        "else now.batch",
-        "sweeps/sharing/test_tree.py",
-    ),
-    Fault(
-        "sharing: an algorithm that looks at the length of the run is shared between lengths",
-        "runner/sweeps/sharing/foresight.py",
-        "self._length if looks_at_length(target.__module__) else ",
-        "",
-        "sweeps/sharing/test_tree.py",
-    ),
-    Fault(
-        "sharing: the digests of the common part are left behind",
-        "runner/sweeps/sharing/beginning.py",
-        "if digests is not None and is_rank_zero():",
-        "if False:",
-        "sweeps/sharing/test_nodes.py",
-    ),
-    Fault(
-        "sharing: the best checkpoint of the common part is left behind",
-        "runner/sweeps/sharing/nodes.py",
-        "    if kept.is_dir():\n",
-        "    if False:\n",
-        "sweeps/sharing/test_nodes.py",
-    ),
-    Fault(
-        "sharing: MLflow does not hear of the best values of the common part",
-        "callbacks/mlflow_logger.py",
-        "        self._best = BestValues()  # which",
-        "        # which",
-        "sweeps/sharing/test_nodes.py",
-    ),
-    Fault(
-        "sharing: the checkpoint of a node goes before all have begun",
-        "runner/sweeps/sharing/nodes.py",
-        "        if not _is_needed(shared, one):\n",
-        "        if _is_ready(shared, one):\n",
-        "sweeps/sharing/test_nodes.py",
-    ),
     # pruning
     Fault(
         "pruning: a job that was pruned and revived is pruned again",

@@ -19,11 +19,6 @@ def checkpoint_before(run_dir: Path, batch: int) -> Path | None:
     return next((one for one in newest_first if verify(one) is None), None)
 
 
-def last_saved(run_dir: Path) -> int | None:
-    """Return the batch of the newest checkpoint that a run can be resumed from; None if there is none."""
-    return max((read_time(one).batch for one in _resumable(run_dir)), default=None)
-
-
 def read_time(checkpoint: Path) -> Timestamp:
     """Return the time of training of a checkpoint, the beginning if its manifest cannot be read."""
     try:

@@ -29,7 +29,6 @@ from runner.libraries.targets import find_in_working_directory, prepare_import
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination
     from runner.distributed.launch import Launch
-    from runner.hooks import Callback
     from runner.trainer import Trainer
 
 # Arguments of the Trainer that this file supplies; they may not be set under `trainer`.
@@ -99,12 +98,10 @@ def check(config: Mapping[str, Any]) -> None:
             checkpoint_of(key, path)
 
 
-def build(
-    config: Mapping[str, Any], run_dir: Path, run_name: str, watchers: Mapping[str, Callback] = MappingProxyType({})
-) -> Trainer:
+def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
     """Return the Trainer that a resolved config describes. Call it on all ranks.
 
-    The config has passed `check`; `watchers` are callbacks besides its own, by key.
+    The config has passed `check`.
 
     Raises:
         ValueError, TypeError, ...: a constructor refuses an argument; the facts of the exception name the section.
@@ -121,7 +118,7 @@ def build(
         train_dataloader=train_dataloader,
         eval_dataloader=eval_dataloader,
         resume_path=config.get("resume"),
-        **{**parts, "callbacks": {**parts["callbacks"], **watchers}},
+        **parts,
     )
 
 

@@ -16,7 +16,7 @@ from runner.modes.table import MODE_KEYS, MODES, find_mode
 GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
 OF_THE_COMMAND = (
     *("mode", "resume", "resume_allow", "at", "rerun", "run", "allow_targets", "allow_addresses", "allow_code"),
-    *("skip_finished", "revive", "share"),
+    *("skip_finished", "revive"),
     "output",
     "allow_divergence",
     *MODE_KEYS,
@@ -188,7 +188,7 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
     if config["init_weights"] not in ("in_order", "by_name"):
         reason = Advice("must be in_order (weights are drawn one after another), or by_name (each weight separately)")
         raise WrongKey("init_weights", reason.knowing(allowed=("in_order", "by_name")), repr(config["init_weights"]))
-    for key in ("skip_finished", "share", "allow_divergence", "allow_code"):
+    for key in ("skip_finished", "allow_divergence", "allow_code"):
         if not isinstance(config[key], bool):
             raise WrongKey(key, Advice("must be true or false").knowing(allowed=("true", "false")), repr(config[key]))
     for key, what in (

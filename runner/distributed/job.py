@@ -25,8 +25,6 @@ class Job:
         is_logged_too: whether what goes to `log` is printed as well.
         code: modules of a saved run that are imported instead of the current ones, by path.
         parent: the config of the run that a fork begins from, as that run had it there; empty if it is not a fork.
-        shares: nodes at which this job of a sweep saves its state, so that others can begin there; None if its sweep
-            shares nothing with others, see `runner.sweeps.sharing.nodes`.
         choices: the chosen name of each config group, such as {'model': 'mlp'}; without those whose target was typed.
     """
 
@@ -43,4 +41,3 @@ class Job:
     code: dict[str, str] = field(default_factory=dict)
     parent: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, str] = field(default_factory=dict)
-    shares: list[dict[str, Any]] | None = None

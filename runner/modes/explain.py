@@ -77,8 +77,6 @@ def explain(job: Job) -> None:
     """
     from runner.modes.diagnosis import naming_fault
 
-    if job.config["share"]:
-        return  # the sweep has shown what its jobs share
     wanted = job.config["explain"]["format"]
     # Constructors may print, which must not get between the JSON on standard output.
     with naming_fault(job.config, job.choices), redirect_stdout(sys.stderr):

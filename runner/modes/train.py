@@ -30,7 +30,6 @@ from runner.runs.result import Objective
 from runner.terminal.console import print_failure
 
 if TYPE_CHECKING:
-    from runner.hooks import Callback
     from runner.state import State
     from runner.trainer import Trainer
 
@@ -47,7 +46,7 @@ def train(job: Job) -> Objective:
         with config_errors():
             job = replace(job, config=settled(job.config))
             job = replace(job, config=planted(job))
-            trainer = build.build(job.config, Path(job.run_dir), job.run_name, _watchers(job))
+            trainer = build.build(job.config, Path(job.run_dir), job.run_name)
         # Imports torch, which `build` has imported by now.
         from runner.modes.diagnosis import noting_first_batch, refusing_first_batch
 
@@ -68,14 +67,6 @@ def train(job: Job) -> Objective:
             if not job.config["allow_divergence"]:
                 check_converged(trainer.state, result)
     return result.answer
-
-
-def _watchers(job: Job) -> dict[str, Callback]:
-    if job.shares is None:
-        return {}
-    from runner.sweeps.sharing.beginning import watchers_of  # imports torch
-
-    return watchers_of(job)
 
 
 def settled(config: dict[str, Any]) -> dict[str, Any]:

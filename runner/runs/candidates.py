@@ -139,9 +139,9 @@ def find_candidate(text: str, key: str) -> Candidate:
             raise WrongKey(key, f"no such folder; must be {allowed}; runner runs lists runs", repr(word))
     folders = [path for paths in places.values() for path in paths]
     below = [run for path in folders for run in _runs_in(path)]
-    if not folders:  # the config of a fork is not what the first part of its training had, unless it shares that
+    if not folders:  # the config of a fork is not what the first part of its training had
         known = [(one, one.result) for one in find_runs(Path(OUTPUTS))]
-        below = [one for one, result in known if result is None or not result.parent or result.shares]
+        below = [one for one, result in known if result is None or not result.parent]
     found = choose(below, parse_conditions(shlex.join(conditions), key), key)
     known = {one.folder.resolve(): one for one in found}
     trained = [one for one in known.values() if one.setting("mode") in (None, "train")]

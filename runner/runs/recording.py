@@ -119,7 +119,6 @@ def recording(job: Job) -> Iterator[Result]:
     result = Result("RUNNING", job.run_name, identify(job.config), job.overrides, choices=job.choices)
     result.parent = job.tags.get(PARENT, before.parent if before is not None else "")
     result.forked_at = int(job.tags.get(FORKED_AT, before.forked_at if before is not None else 0))
-    result.shares = job.shares is not None if PARENT in job.tags else before is not None and before.shares
     earlier = result.seconds = before.seconds if before is not None else 0.0
     result.started = before.started if before is not None and before.started else time.time()
     result.told = before.told if before is not None else []

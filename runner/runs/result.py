@@ -58,7 +58,6 @@ class Result:
         tested: checkpoint whose weights were tested after training, or 'last'; None if there was no test.
         parent: folder of the run that this one was forked from; empty if it started from scratch.
         forked_at: the batch of the parent after which it began.
-        shares: whether it equals a run trained alone, as a job of a sweep with `share=true` does.
         batches: batches trained when training ended as it should; 0 until then.
         seconds: time that `fit` and tests took in all sessions that ended, without the building of objects before and
             the wait for MLflow after; of other modes, the time of evaluations or predictions.
@@ -87,7 +86,6 @@ class Result:
     tested: str | None = None
     parent: str = ""
     forked_at: int = 0
-    shares: bool = False
     batches: int = 0
     seconds: float = 0.0
     load: dict[str, float] = field(default_factory=dict)

@@ -29,7 +29,6 @@ from runner.runs.recording import Diverged, identify, identity_in
 from runner.runs.result import Objective, Result, read_result
 from runner.runs.sweep_jobs import claim, drop_claim
 from runner.sweeps.names import name_job
-from runner.sweeps.sharing.nodes import sharing
 from runner.sweeps.sweep import STOP, Sweep
 from runner.terminal.answer import error_object
 from runner.terminal.console import print_failure
@@ -131,8 +130,7 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
                 if not is_new:
                     print(f"== again on {socket.gethostname()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
                     job = _resumed(job)
-                with sharing(sweep.folder, job, (sweep.folder / STOP).exists) as job:
-                    yield job, None
+                yield job, None
     except WrongConfig:
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)

@@ -110,8 +110,6 @@ class Progress:
         if result.status != "REFUSED":
             self._seconds.append(result.seconds)
             parts.append(f"{show_seconds(result.seconds):>8}")
-        if result.shares:
-            parts.append(f"from batch {result.forked_at + 1}")
         if result.status in ("FAILED", "REFUSED"):
             parts.append(without_credentials(result.message.partition("\n")[0]))
         elif (left := self._left()) is not None:

@@ -38,7 +38,6 @@ from runner.sweeps.settings import (
     tabulate_settings,
     without_empty,
 )
-from runner.sweeps.sharing.nodes import remove_nodes
 from runner.sweeps.sweep import Sweep
 from runner.terminal.answer import give
 from runner.terminal.console import make_console, print_block, show_path
@@ -61,8 +60,6 @@ def end_sweep() -> int:
         led.progress.stop()
     results = led.results()
     led.clear_notes()
-    if led.tree and not led.stopped_by and all(map(led.is_over, results)):
-        remove_nodes(led.folder)
     refused = [one for one in results if one.status == "REFUSED"]
     jobs = compare([one for one in results if one.status != "REFUSED"], led)
     settings = group(jobs) if jobs else []

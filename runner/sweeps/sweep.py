@@ -46,7 +46,6 @@ from runner.sweeps.names import name_rest, own_overrides, short_names
 from runner.sweeps.plan import PlannedJob, check_jobs, compose_jobs, is_grid, typed_overrides
 from runner.sweeps.progress import Progress
 from runner.sweeps.search import is_optuna, quieten_optuna, read_directions, resume_study
-from runner.sweeps.sharing.nodes import check_share, offer, plan_sharing, show_tree
 
 if TYPE_CHECKING:
     from runner.destination import LoggerDestination
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 STOP = ".stop"  # a file in the sweep's folder that keeps more jobs from starting
 # Keys that are not part of a sweep's identity.
 _NO_PART = (
-    *("resume_allow", "allow_targets", "allow_addresses", "skip_finished", "share", "revive", "allow_divergence"),
+    *("resume_allow", "allow_targets", "allow_addresses", "skip_finished", "revive", "allow_divergence"),
     *MODE_KEYS,
 )
 
@@ -81,7 +80,6 @@ class Sweep:
         handlers: signal handlers from before the sweep.
         progress: prints a line for each job that ends; None for a mode without results.
         is_ladder: whether it trains sizes at equal compute, see `runner.sweeps.ladder.jobs`.
-        tree: tree of what jobs share, see `runner.sweeps.sharing.tree`; empty without `share=true`.
     """
 
     folder: Path
@@ -99,7 +97,6 @@ class Sweep:
     handlers: dict[int, Any] = field(default_factory=dict)
     progress: Progress | None = None
     is_ladder: bool = False
-    tree: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: str | Path) -> Sweep:
@@ -208,8 +205,6 @@ def begin(config: DictConfig) -> None:
     if config.resume is not None and mode.trains and not is_id(config.resume):
         build.checkpoint_of("resume", config.resume)  # each job continues from there, in its own folder
     prepare_ladder(config)
-    if config.share:
-        check_share(config, mode)
     typed = typed_overrides(config)
     _beginning = config
     folder = Path(config.hydra.sweep.dir).absolute()
@@ -227,7 +222,7 @@ def begin(config: DictConfig) -> None:
         jobs_before = [one for one in led.results() if one.status != "REFUSED"]
         over = [one for one in jobs_before if led.is_over(one)]
         resume_study(config, led.id, over, [one for one in jobs_before if one not in over])
-    jobs = compose_jobs(config, typed) if mode.keeps_folder or config.share else []
+    jobs = compose_jobs(config, typed) if mode.keeps_folder else []
     if mode.keeps_folder:
         if config.resume is None and config.rerun is None:
             check_jobs(jobs, led.launcher)
@@ -237,11 +232,6 @@ def begin(config: DictConfig) -> None:
             destination.log_sweep(SweepSummary(folder, led.id, led.name, "RUNNING"))
         led.progress = Progress(led, [job.overrides for job in jobs], len(jobs) if is_grid(config) else total)
         led.progress.start()
-    if config.share:
-        led.tree = plan_sharing(jobs, led.launcher == "basic")
-        show_tree(led.tree, led.fixed, None if mode.trains else config.explain.format)
-    if mode.trains:
-        offer(folder, led.tree)
     _listen(led)
 
 
@@ -310,8 +300,6 @@ def check_choice(hydra_config: Any, config: Mapping[str, Any], saved: SavedRun |
     """
     if hydra_config.mode is RunMode.MULTIRUN:
         return
-    if config["share"]:
-        raise WrongKey("share", "is for the jobs of a sweep; add -m, and values to sweep over", "true")
     if config["revive"] is not None:
         remedy = "is for rerunning a sweep with -m; resume=<folder of a job> revives a single job"
         raise WrongKey("revive", remedy, repr(config["revive"]))

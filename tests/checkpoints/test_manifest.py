@@ -17,7 +17,7 @@ from tiny_runs import make_trainer
 from runner import Trainer
 from runner.callbacks import CheckpointSaver
 from runner.checkpoints.files import find_checkpoint, verify
-from runner.checkpoints.history import checkpoint_before, last_saved
+from runner.checkpoints.history import checkpoint_before
 from runner.checkpoints.manifest import UnreadableCheckpoint, is_name, read_manifest
 
 
@@ -118,7 +118,6 @@ def test_a_broken_newest_checkpoint_is_skipped_with_one_line(damage: str, run: P
     assert str(newest) in record.getMessage() and len(record.getMessage()) < 400
     before = checkpoint_before(run, 11)
     assert before is not None and before.name == "ba5"
-    assert last_saved(run) in (5, 10)
     with make_trainer(
         run, CheckpointSaver("5ba", filename="ba{batch}"), resume_path=run, max_duration="2ep"
     ) as trainer:

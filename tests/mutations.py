@@ -1686,13 +1686,6 @@ FAULTS = (
         "callbacks/test_crash_bundle.py",
     ),
     Fault(
-        "bisect: whatever has a larger loss is worse",
-        "runner/modes/bisect.py",
-        "worse = decision.is_decided and ",
-        "worse = ",
-        "modes/test_bisect.py",
-    ),
-    Fault(
         "verify: versions of a user's own dependencies are not recorded",
         "runner/runs/record.py",
         'sorted(own - {"runner"})',

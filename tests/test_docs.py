@@ -42,7 +42,7 @@ NOT_FOLLOWED = {
     "sweep=learning_rate seed=0,1,2": "thirty jobs",
     "sweep=ladder": "tests/sweeps/ladder/test_jobs.py",
     "replay crash.zip": "tests/callbacks/test_crash_bundle.py",
-    "runner bisect": "tests/modes/test_bisect.py",
+    "git bisect": "tests/modes/test_bisected.py",
 }
 PROCESSES = ("nproc_per_node", "hydra/launcher", "mode=prove", "HYDRA_FULL_ERROR")
 """Of commands that are run in processes of their own."""

@@ -25,7 +25,10 @@ FORM = json.loads((Path(__file__).resolve().parent.parent / "docs/schemas/output
 QUIET = (*SHORT, "callbacks=none")
 MEDIAN = "callbacks.sweep_pruner.pruner=median"
 CLIPPING = "algorithms.gradient_clipping.clipping_type"
-KEYLESS = ("nonsense", "=3", "--seed=1", "--mutlirun")
+KEYLESS = (
+    *("nonsense", "=3", "--seed=1", "--mutlirun", "--resume x", "version", "my_config.yaml"),
+    "hydra/job_logging=disabled",
+)
 """Wrong commands in which nothing stands where a key would."""
 LOUD = """
 import atexit, os
@@ -152,7 +155,8 @@ def test_a_wrong_command_is_one_object(command: str, run_here: Any, folder: Path
     ],
 )
 def test_an_error_has_facts(command: str, key: str | None, fix: str | None, allowed: str | None, run_here: Any):
-    error = read(run_here(*command.split(), "output=json", code=2))["error"]
+    code = 125 if command.startswith("verdict") else 2
+    error = read(run_here(*command.split(), "output=json", code=code))["error"]
     assert (error["key"], error["fix"]) == (key, fix)
     assert allowed is None or allowed in error["allowed"]
 

@@ -21,7 +21,7 @@ from runner.files.git import git, root_of, submodules
 START_KEYS = (
     *("run_name", "experiment_name", "mode", "resume", "resume_allow", "at", "rerun", "run", "allow_targets"),
     *("allow_code", "allow_addresses", "skip_finished", "allow_divergence", "explain", "predict", "prove"),
-    *("replay", "verify", "bisect", "lr_range", "compare", "init", "output"),
+    *("replay", "verify", "lr_range", "compare", "init", "output"),
 )
 PLUMBING = (
     "trainer",

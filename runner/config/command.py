@@ -25,6 +25,7 @@ from runner.failures.tracebacks import are_whole, raised_by_hydra
 from runner.files.addresses import without_credentials
 from runner.job import Task, follow
 from runner.modes.subcommands import spell_out
+from runner.modes.table import MODES
 from runner.runs.folder import remove_unused
 from runner.runs.recording import Diverged
 from runner.runs.rerun import with_saved_arguments
@@ -99,7 +100,9 @@ def report(error: Exception, saved: SavedRun | None) -> int:
     give(error=error_object(WRONG_CONFIG, str(error), error.at, error.allowed, error.fix))
     if saved is not None and not saved.is_own:
         print_to_stderr(f"the config.yaml of {saved.given!r} was changed, or written by someone else")
-    return WRONG_CONFIG
+    typed = sys.argv[1:]
+    mode = MODES.get(typed_value(typed, "mode") or (typed[0] if typed else ""))  # its name, if it was not spelled out
+    return WRONG_CONFIG if mode is None else mode.code_if_refused
 
 
 def compose_and_run(saved: SavedRun | None) -> int:

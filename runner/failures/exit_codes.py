@@ -8,6 +8,8 @@ DONE = 0
 FAILED = 1
 WRONG_CONFIG = 2
 DIVERGED = 3
+UNTESTABLE = 125
+"""`git bisect run` skips the commit: a mode whose exit code is an answer was refused, so it has none."""
 ENVIRONMENT = 75
 """The machine failed rather than the program, so a retry may succeed; `EX_TEMPFAIL` of sysexits.h."""
 INTERRUPTED = 130
@@ -16,6 +18,7 @@ TERMINATED = 143
 NAMES = {
     FAILED: "failed",
     WRONG_CONFIG: "wrong_config",
+    UNTESTABLE: "wrong_config",
     DIVERGED: "diverged",
     ENVIRONMENT: "environment",
     INTERRUPTED: "interrupted",

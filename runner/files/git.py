@@ -26,13 +26,13 @@ _OFF = {
 _NO_SERVERS = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
 
 
-def git(*arguments: str, folder: str | Path = ".", given: bytes = b"", patience: float | None = PATIENCE) -> bytes:
+def git(*arguments: str, folder: str | Path = ".", given: bytes = b"") -> bytes:
     """Run git in a folder and return what it prints; `given` is its input.
 
     Raises:
         OSError, subprocess.SubprocessError: git is missing, takes too long, or fails, for example without a repository.
     """
-    return _run(arguments, folder, _settings(str(Path(folder).absolute())), given, patience)
+    return _run(arguments, folder, _settings(str(Path(folder).absolute())), given)
 
 
 def diff(*options: str, folder: str | Path = ".") -> bytes:
@@ -70,18 +70,12 @@ def _settings(folder: str) -> dict[str, str]:
     return {**_OFF, **{f"filter.{name}.{key}": value for name in filters(folder) for key, value in off.items()}}
 
 
-def _run(
-    arguments: tuple[str, ...],
-    folder: str | Path,
-    settings: dict[str, str],
-    given: bytes = b"",
-    patience: float | None = PATIENCE,
-) -> bytes:
+def _run(arguments: tuple[str, ...], folder: str | Path, settings: dict[str, str], given: bytes = b"") -> bytes:
     known = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
     environment = {**os.environ, **_NO_SERVERS, "GIT_CONFIG_COUNT": f"{known + len(settings)}"}
     environment.pop("GIT_EXTERNAL_DIFF", None)
     for number, (key, value) in enumerate(settings.items(), known):  # `-c key=value` ends keys at their first "="
         environment |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     command = ["git", "--no-optional-locks", "--no-pager", "-C", str(folder), *arguments]
-    done = subprocess.run(command, input=given, capture_output=True, timeout=patience, check=True, env=environment)
+    done = subprocess.run(command, input=given, capture_output=True, timeout=PATIENCE, check=True, env=environment)
     return done.stdout

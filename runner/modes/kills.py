@@ -119,18 +119,15 @@ def plan_kills(number: int, seed: int, pace: Pace, ranks: int) -> list[PlannedKi
 class Session:
     """A command that trains a run in a separate process, which is killed when this process exits.
 
-    Its output is appended to `log`. After `patience` seconds without a new batch the run counts as hung. Modules are
-    imported from `paths`, by default those of this process.
+    Its output is appended to `log`. After `patience` seconds without a new batch the run counts as hung.
     """
 
-    def __init__(
-        self, arguments: Sequence[str], run_dir: Path, log: Path, patience: float, paths: Sequence[Path] | None = None
-    ) -> None:
+    def __init__(self, arguments: Sequence[str], run_dir: Path, log: Path, patience: float) -> None:
         self.run_dir = run_dir
         self.started = time.monotonic()
         self._patience = patience
         environment = environment_of_user() | {
-            "PYTHONPATH": os.pathsep.join(str(path) or os.getcwd() for path in (paths or sys.path)),
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             PARENT: str(os.getpid()),
         }
         with log.open("a") as file:

@@ -9,7 +9,7 @@ from typing import Any
 from runner import __version__
 from runner.config.nearest import advice_in, nearest
 from runner.distributed.environment import is_rank_zero
-from runner.failures.exit_codes import WRONG_CONFIG
+from runner.failures.exit_codes import DONE, WRONG_CONFIG
 from runner.failures.facts import WrongKey, argument_of
 from runner.modes.subcommands import CONFIG_DIR, spell_out
 from runner.modes.table import MODES, Mode, find_mode
@@ -37,7 +37,7 @@ def answer(arguments: Sequence[str]) -> int | None:
         if is_rank_zero():
             print_to_stderr(f"error: {error}")  # names in it may be from files of others
             give(mode=None if mode is None else mode.name, error=describe_error(error, mode))
-        return 2
+        return WRONG_CONFIG if mode is None else mode.code_if_refused
 
 
 def describe_error(error: Exception, mode: Mode | None) -> dict[str, Any]:
@@ -111,5 +111,5 @@ def _print_version() -> int:
 
 def _run(mode: Mode, typed: Mapping[str, str]) -> int:
     if is_rank_zero():
-        mode.resolve()(typed)
-    return 0
+        return mode.resolve()(typed) or DONE
+    return DONE

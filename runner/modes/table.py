@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from runner.config.foreign import about_foreign
 from runner.config.nearest import nearest
+from runner.failures.exit_codes import UNTESTABLE, WRONG_CONFIG
 from runner.failures.facts import WrongKey
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ class Mode:
         says: a description for lists of modes, in one line.
         example: a command, as it is typed.
         runs: 'module:function' that does a job in this mode. It takes a `Job`, and returns the objective, if any. If a
-            mode composes nothing, the function takes the typed values of its own keys.
+            mode composes nothing, the function takes the typed values of its own keys, and returns the exit code, or
+            None for 0.
         check: 'module:function' that raises if a config cannot be used in this mode; it takes the config.
         keys: the mode's own keys in the config, each with its allowed values or type.
         words: the least and most words that may follow its name, as in `runner init my_project`; None if it is not
@@ -47,6 +49,8 @@ class Mode:
         accepts_any_run: whether the run that `resume=` names may be one that trained nothing.
         trains_again: whether it trains batches of the run that `run=` names again: 'then', with the modules that were
             kept with the run, or 'now', with those of today. Its keys may be typed without its name.
+        judges: whether `git bisect run` can use its exit code: 0 and 1 are answers, and 125, after a refusal, skips the
+            commit.
         needs_experiment: whether the config must describe an experiment that can be built.
         has_objective: whether it returns an objective, by which the jobs of a sweep are compared.
         can_be_swept: whether it may run as a job of a sweep.
@@ -70,6 +74,7 @@ class Mode:
     uses_weights: bool = False
     accepts_any_run: bool = False
     trains_again: Literal["", "then", "now"] = ""
+    judges: bool = False
     needs_experiment: bool = True
     has_objective: bool = False
     can_be_swept: bool = True
@@ -78,6 +83,11 @@ class Mode:
     def keeps_folder(self) -> bool:
         """Whether it leaves the folder of a run."""
         return self.folder == "run"
+
+    @property
+    def code_if_refused(self) -> int:
+        """The exit code after a refusal of its config."""
+        return UNTESTABLE if self.judges else WRONG_CONFIG
 
     def resolve(self) -> Callable[[Any], Objective]:
         """Return the function that does what the mode is for, imported now."""
@@ -186,26 +196,7 @@ _ROWS = (
         word_keys=("run",),
         on_all_ranks=True,
         trains_again="now",
-        can_be_swept=False,
-    ),
-    Mode(
-        "bisect",
-        says="finds the first commit that changes a run, or makes it worse",
-        example="runner bisect RUN good=HEAD~32 bad=HEAD",
-        runs="runner.modes.bisect:bisect",
-        check="runner.modes.bisect:check_bisect",
-        keys={
-            "good": str,
-            "bad": str,
-            "by": ("digests", "metric"),
-            "metric": str,
-            "seeds": int,
-            "batches": int,
-            "patience": int,
-        },
-        words=(1, 1),
-        word_keys=("run",),
-        trains_again="now",
+        judges=True,
         can_be_swept=False,
     ),
     Mode(
@@ -236,6 +227,7 @@ _ROWS = (
         words=(2, 1000),
         composes=False,
         has_value=True,
+        judges=True,
         needs_experiment=False,
     ),
     Mode(

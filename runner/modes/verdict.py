@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runner.failures.exit_codes import DONE, FAILED
 from runner.failures.facts import WrongKey
 from runner.files.printable import printable
 from runner.modes.quick import split_names
@@ -43,7 +44,7 @@ class Comparison:
     verdict: str
 
 
-def show_verdict(typed: Mapping[str, str]) -> None:
+def show_verdict(typed: Mapping[str, str]) -> int:
     """Print whether candidates are better than the first one. A candidate is several runs with different seeds.
 
     A candidate is folders of runs or sweeps, a glob, or conditions as `runner runs` has them, on the runs in `outputs/`
@@ -51,6 +52,9 @@ def show_verdict(typed: Mapping[str, str]) -> None:
     p-value comes from the exact test that flips the signs of their differences; without two pairs, runs are permuted.
     Of several candidates it is corrected by Holm's method. `verdict.metric` names a metric other than the objective.
     Runs that were trained for longer are refused unless `verdict.budget=any`.
+
+    Returns:
+        The exit code: 1 if a candidate is worse than the first one.
 
     Raises:
         ValueError: a candidate is wrong, or cannot be compared.
@@ -68,6 +72,10 @@ def show_verdict(typed: Mapping[str, str]) -> None:
         print(json.dumps(plain(described), indent=1))
     else:
         print("\n".join(_lines(candidates[0], found, metric, lower)))
+    if not any(one.verdict == "worse" for one in found):
+        return DONE
+    give(reason=_answer(_letters(len(found) + 1), found))
+    return FAILED
 
 
 def compare(candidates: Sequence[Candidate], metric: str, lower: bool, allows_budget: bool) -> list[Comparison]:

@@ -132,7 +132,7 @@ def test_a_setting_that_diverges_with_some_seeds_is_not_better(outputs: Path, ru
 )
 def test_what_cannot_be_compared_is_refused_by_name(outputs: Path, run_here: Any, facts: dict[str, Any], said: str):
     write_seeds(outputs / "b", [0.95] * 8, **facts)
-    ended = run_here("verdict", "outputs/a", "outputs/b", code=2)
+    ended = run_here("verdict", "outputs/a", "outputs/b", code=125)
     assert ended.err.startswith("error: ") and said in ended.err and ended.err.count("\n") == 1 and ended.out == ""
 
 
@@ -144,7 +144,7 @@ def test_another_budget_is_compared_on_request(outputs: Path, run_here: Any):
 def test_a_candidate_is_one_setting_unless_both_vary_alike(outputs: Path, run_here: Any):
     for lr in (0.1, 0.3):
         write_seeds(outputs / f"mlp/{lr}", [0.95] * 3, lr=lr, config={"trainer": TRAINER, "model": {"width": 1}})
-    ended = run_here("verdict", "outputs/a", "outputs/mlp", code=2)
+    ended = run_here("verdict", "outputs/a", "outputs/mlp", code=125)
     assert "its runs differ in more than the seed: optimizer.lr is 0.1 and 0.3; choose one setting" in ended.err
     for lr in (0.1, 0.3):
         write_seeds(outputs / f"wide/{lr}", [0.99] * 3, lr=lr, config={"trainer": TRAINER, "model": {"width": 2}})
@@ -166,7 +166,7 @@ def test_a_candidate_is_one_setting_unless_both_vary_alike(outputs: Path, run_he
     ids=str,
 )
 def test_a_wrong_command_is_one_message(outputs: Path, run_here: Any, typed: list[str], said: str):
-    ended = run_here("verdict", *typed, code=2)
+    ended = run_here("verdict", *typed, code=125)
     assert ended.err.startswith(f"error: {said}") and ended.err.count("\n") == 1 and ended.out == ""
 
 

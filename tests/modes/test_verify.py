@@ -170,7 +170,7 @@ def test_a_folder_that_was_edited_is_told_from_code_that_changed(tmp_path: Path,
     assert "changed    the record: you have not made it, or it was edited later" in done
     record.write_text("vars: &v\n  me: *v\n")
     assert (
-        "run='run': its config.yaml cannot be read: more than 100,000 values" in run_here("verify", "run", code=2).err
+        "run='run': its config.yaml cannot be read: more than 100,000 values" in run_here("verify", "run", code=125).err
     )
     kept.unlink()
     os.mkfifo(kept)
@@ -180,7 +180,7 @@ def test_a_folder_that_was_edited_is_told_from_code_that_changed(tmp_path: Path,
 
 def test_a_run_without_digests_says_so(run_here: Any):
     run_here(*SMALL, "callbacks=[checkpoint_saver]", "hydra.run.dir=run", code=0)
-    error = run_here("verify", "run", code=2).err
+    error = run_here("verify", "run", code=125).err
     assert "run='run': has no digests of batches 1 to 50" in error and "+callbacks=state_digest" in error
 
 
@@ -201,7 +201,7 @@ def test_a_pin_is_a_small_file_that_anyone_can_verify(tmp_path: Path, run_here: 
     assert found["batch"] == 1 and any(one.startswith("packages.torch: '1.0' -> ") for one in found["changed"])
     content["config"]["model"]["_target_"] = "os.system"
     pin.write_text(yaml.safe_dump(content, sort_keys=False))
-    assert "os.system" in run_here("verify", "kept/pin.yaml", code=2).err
+    assert "os.system" in run_here("verify", "kept/pin.yaml", code=125).err
 
 
 def test_a_run_without_digests_is_pinned_with_those_of_today(run_here: Any):

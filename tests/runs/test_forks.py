@@ -87,7 +87,7 @@ def test_a_fork_is_no_run_from_the_start(parent: Path, tmp_path: Path, run_here:
     begins = "this run is a fork that begins after batch 7 of its parent; name the parent"
     assert f"replay.batch=7: {begins}" in run_here("replay", "child", "7", code=2).err
     assert f"at=5: {begins}" in run_here("resume=child", "at=ba5", code=2).err
-    assert "a fork has none" in run_here("verify", "child", "pin=x.yaml", code=2).err
+    assert "a fork has none" in run_here("verify", "child", "pin=x.yaml", code=125).err
     run_here("resume=child", "at=ba7", "hydra.run.dir=same", code=0)
     assert lines(tmp_path / "same") == lines(tmp_path / "child")
 

@@ -1,0 +1,92 @@
+"""`git bisect run` with the exit codes of `verify` and `verdict`, in a small repository of a user."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL = ("data.batch_size=200", "trainer.max_duration=1ep", "callbacks=[checkpoint_saver,state_digest]")
+MODEL = ("model=mlp", "model._target_=own.Model", "~model.module", "~model.num_classes")
+OWN = """
+from torch import nn
+
+from runner import ClassificationModel
+
+
+class Model(ClassificationModel):
+    def __init__(self):
+        super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 10)
+
+    def forward(self, batch):
+        return super().forward(batch)
+"""
+CHANGED = OWN.replace("super().forward(batch)", "super().forward(batch) * 1.001")
+WORSE = OWN.replace("super().forward(batch)", "super().forward(batch) * -0.01")
+BROKEN = "this is no Python\n"
+RUNNER = f"{sys.executable} -m runner"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+    done = subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def make_repository(folder: Path, versions: list[str]) -> None:
+    """Commit each version of the model; a comment with the number makes all of them different."""
+    git(folder, "init", "--quiet")
+    (folder / ".gitignore").write_text("run*\noutputs\n__pycache__\n")
+    git(folder, "add", ".gitignore")
+    for number, content in enumerate(versions):
+        (folder / "own.py").write_text(f"# {number}\n{content}")
+        git(folder, "add", "own.py")
+        git(folder, "commit", "--quiet", "-m", f"commit {number}")
+
+
+def first_bad_commit(folder: Path, command: str) -> tuple[str, str]:
+    """Return the subject of the first bad commit, and all that git printed."""
+    git(folder, "bisect", "start", "HEAD", "HEAD~15")
+    printed = git(folder, "bisect", "run", "sh", "-c", command)
+    found = git(folder, "log", "-1", "--format=%s", "refs/bisect/bad")
+    git(folder, "bisect", "reset")
+    return found, printed
+
+
+@pytest.mark.slow
+def test_the_first_commit_that_changes_the_bits(tmp_path: Path, run_app: Any):
+    versions = [OWN] * 10 + [CHANGED] * 6
+    versions[7] = versions[12] = BROKEN
+    make_repository(tmp_path, versions)
+    git(tmp_path, "checkout", "--quiet", "HEAD~15")
+    run_app(*SMALL, *MODEL, "hydra.run.dir=run", "callbacks.state_digest.interval=1ba")
+    assert run_app("verify", "run", "verify.batches=2").returncode == 0
+    git(tmp_path, "checkout", "--quiet", "-")
+    found, printed = first_bad_commit(tmp_path, f"{RUNNER} verify run verify.batches=2")
+    assert found == "commit 10" and "different" in printed
+    assert git(tmp_path, "status", "--short") == ""
+
+
+@pytest.mark.slow
+def test_the_first_commit_that_worsens_the_metric(tmp_path: Path, run_app: Any):
+    make_repository(tmp_path, [OWN] * 6 + [BROKEN] + [OWN] * 2 + [CHANGED] * 3 + [WORSE] * 4)
+    git(tmp_path, "checkout", "--quiet", "HEAD~15")
+    seeds = "seed=0,1,2,3,4,5"
+    run_app(*SMALL, *MODEL, "hydra.run.dir=run")
+    run_app("-m", "rerun=run", seeds, "hydra.sweep.dir=run_good")
+    git(tmp_path, "checkout", "--quiet", "-")
+    probe = f"{RUNNER} -m rerun=run {seeds} hydra.sweep.dir=$sweep || exit 125; {RUNNER} verdict run_good $sweep"
+    found, _ = first_bad_commit(tmp_path, f"sweep=run_$(git rev-parse HEAD); {probe}")
+    assert found == "commit 12"
+
+
+def test_a_commit_that_cannot_be_tested_is_125(tmp_path: Path, run_app: Any):
+    run_app(*SMALL, "model=mlp", "hydra.run.dir=run")
+    missing = run_app("verify", "run", "model.module.no_such_key=1", exit_code=125)
+    assert missing.stderr.startswith("error: ")
+    assert "no such folder" in run_app("verify", "missing", exit_code=125).stderr
+    assert "verdict" in run_app("verdict", "run", exit_code=125).stderr
+    assert run_app("mode=check", "model=missing", exit_code=2).stderr

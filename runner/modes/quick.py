@@ -111,5 +111,6 @@ def _print_version() -> int:
 
 def _run(mode: Mode, typed: Mapping[str, str]) -> int:
     if is_rank_zero():
-        return mode.resolve()(typed) or DONE
+        code = mode.resolve()(typed)
+        return code if isinstance(code, int) else DONE
     return DONE

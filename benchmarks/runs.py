@@ -26,7 +26,7 @@ COMMANDS = {
     "all of them": [],
     "by metric and choice": ["eval/loss<0.5 model=resnet8", "runs.sort=eval/loss"],
     "by a key of the config": ["optimizer.lr>0.02", "runs.sort=-optimizer.lr"],
-    "as JSON": ["runs.format=json"],
+    "as JSON": ["output=json", "runs.limit=0"],
 }
 
 

@@ -20,7 +20,7 @@ from runner.files.git import git, root_of, submodules
 # Keys for how a run was started: runs that differ only in these are the same experiment.
 START_KEYS = (
     *("run_name", "experiment_name", "mode", "resume", "resume_allow", "at", "rerun", "run", "allow_targets"),
-    *("allow_code", "allow_addresses", "skip_finished", "allow_divergence", "explain", "predict", "prove"),
+    *("allow_code", "allow_addresses", "skip_finished", "allow_divergence", "predict", "prove"),
     *("replay", "verify", "lr_range", "compare", "init", "output"),
 )
 PLUMBING = (

@@ -1,6 +1,6 @@
 """`mode=explain`: what runs at which event, in which order and why. Nothing is trained, read or written.
 
-With `explain.format=json` standard output is one JSON object, in a sweep one for each job, with these stable keys:
+With `output=json` the result has these stable keys:
 
 - `hooks`: for each callback, algorithm and destination its `name` (its key in the config), `kind` ('algorithm',
   'callback', 'destination', or 'trainer' for those that are always there), `class`, and `does` (the first line of its
@@ -13,7 +13,6 @@ With `explain.format=json` standard output is one JSON object, in a sweep one fo
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -70,26 +69,21 @@ PLACES_AT_INIT = {
 
 
 def explain(job: Job) -> None:
-    """Print what runs when and why, as a table or as JSON. Rank 0 only.
+    """Print what runs when and why. Rank 0 only.
 
     Raises:
         WrongConfig: an object that the config describes cannot be made.
     """
     from runner.modes.diagnosis import naming_fault
 
-    wanted = job.config["explain"]["format"]
-    # Constructors may print, which must not get between the JSON on standard output.
-    with naming_fault(job.config, job.choices), redirect_stdout(sys.stderr):
+    with naming_fault(job.config, job.choices), redirect_stdout(sys.stderr):  # constructors may print
         explained = timeline(job.config)
     give(result=explained)
-    if wanted == "json":
-        print(json.dumps(explained, indent=1))
-    else:
-        print_tables(title_of(job), explained)
+    print_tables(title_of(job), explained)
 
 
 def timeline(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content printed by `explain.format=json`; the module docstring lists its keys."""
+    """Return the result for `output=json`; the module docstring lists its keys."""
     engine, conflicts = make_engine(config)
     state = engine.state
     everyone: list[Hooks] = [*state.algorithms, *state.callbacks, *state.loggers]
@@ -232,5 +226,5 @@ def print_tables(title: str, explained: Mapping[str, Any]) -> None:
     for key in explained["unchecked"]:
         rows.append(("warning", f"{key} goes into **options, so it may be unused"))
     rows += [("note", "evaluations run between BATCH_END and BATCH_CHECKPOINT or EPOCH_END and EPOCH_CHECKPOINT")]
-    rows += [("note", f"{without_hooks} more events have no hooks; explain.format=json lists them")]
+    rows += [("note", f"{without_hooks} more events have no hooks; output=json lists them")]
     print_block("", rows)

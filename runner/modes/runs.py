@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import datetime
-import json
 import re
 import sys
 from collections import Counter
@@ -28,7 +27,7 @@ HEAD = 14  # characters in a line of a column's head, if its name can be divided
 
 
 def show_runs(typed: Mapping[str, str]) -> None:
-    """Print the runs in `outputs/` that meet conditions: as a table, or all that is known of them as JSON or CSV.
+    """Print the runs in `outputs/` that meet conditions: as a table, or all that is known of them as CSV.
 
     A condition is a name, one of = != < <= > >=, and a value; all of them must hold. The name is a field (status, name,
     folder, started, seconds, objective), a metric (eval/loss), a config group (model=resnet8) or a key of the config
@@ -51,8 +50,6 @@ def show_runs(typed: Mapping[str, str]) -> None:
     give(result={"runs": [describe(run) for run in shown], "matching": len(runs), "all": len(found)})
     if form == "table":
         print("\n".join(_table(shown, depths, conditions, order, len(runs), len(found))))
-    elif form == "json":
-        print(json.dumps([describe(run) for run in shown], indent=1))
     else:
         _write_csv(shown)
 

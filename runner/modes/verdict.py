@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from runner.runs.candidates import (
 )
 from runner.runs.decision import LEVEL, Decision, decide
 from runner.runs.result import FOLD, to_json
-from runner.terminal.answer import give, plain
+from runner.terminal.answer import give
 from runner.terminal.text import Column, draw_table, heading, in_columns
 
 KEY = "verdict"
@@ -66,12 +65,8 @@ def show_verdict(typed: Mapping[str, str]) -> int:
             raise WrongKey(KEY, f"none of its runs has finished ({_describe_missing(one)})", repr(one.name))
     metric, lower = common_metric(candidates, typed.get("metric", ""), f"{KEY}.metric")
     found = compare(candidates, metric, lower, typed.get("budget") == "any")
-    described = _as_json(candidates[0], found, metric, lower)
-    give(result=described)
-    if typed.get("format") == "json":
-        print(json.dumps(plain(described), indent=1))
-    else:
-        print("\n".join(_lines(candidates[0], found, metric, lower)))
+    give(result=_as_json(candidates[0], found, metric, lower))
+    print("\n".join(_lines(candidates[0], found, metric, lower)))
     if not any(one.verdict == "worse" for one in found):
         return DONE
     give(reason=_answer(_letters(len(found) + 1), found))

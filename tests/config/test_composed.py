@@ -23,7 +23,7 @@ def plain(*overrides: str) -> dict[str, Any]:
         return to_plain(compose("config", [*overrides]))
 
 
-@pytest.mark.parametrize("key", ["mode", "allow_targets", "skip_finished", "allow_divergence", "explain", "predict"])
+@pytest.mark.parametrize("key", ["mode", "allow_targets", "skip_finished", "allow_divergence", "predict", "predict"])
 def test_a_key_that_a_run_needs_cannot_be_removed(key: str):
     with pytest.raises(ValueError, match=f"~{key}: a run needs this key"):
         plain(f"~{key}")
@@ -38,8 +38,8 @@ def test_a_recipe_whose_keys_are_not_those_of_the_run_is_refused(group: str):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"explain": {"format": "jsn"}}, "explain.format='jsn': did you mean 'json'"),
-        ({"explain": None}, "explain=None: set its keys: explain.format=..."),
+        ({"predict": {"format": "parqet", "split": "eval"}}, "predict.format='parqet': did you mean 'parquet'"),
+        ({"predict": None}, "predict=None: set its keys: predict.format=..."),
         ({"predict": {"format": "pt", "split": 3}}, "predict.split=3: allowed: eval, test, train"),
         ({"predict": {"formt": "pt"}}, "predict.formt: has no effect; did you mean 'format'"),
         ({"predict": {"format": "pt"}}, "~predict.split: mode=predict needs this key"),

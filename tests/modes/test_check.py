@@ -403,7 +403,7 @@ def test_a_run_to_resume_stays_as_it_is(tmp_path: Path):
     [
         ({"scheduler": {"foo": 1}}, "scheduler.foo: has no effect"),
         ({"scheduler": 3}, "scheduler=3"),
-        ({"explain": {"format": "table", "formt": "json"}}, "explain.formt: has no effect; did you mean 'format'"),
+        ({"predict": {"format": "pt", "split": "eval", "formt": "pt"}}, "predict.formt: has no effect; did you mean"),
         ({"predict": {"format": "pt", "split": "eval", "x": 1}}, "predict.x: has no effect; allowed: format, split"),
     ],
     ids=str,

@@ -51,9 +51,9 @@ def test_a_pipe_gets_all_columns_and_a_narrow_terminal_names_those_left_out(
 
 
 def test_a_metric_has_the_name_that_is_shown_and_the_one_that_is_logged(three: Path, run_here: Any):
-    shown = run_here("runs", "eval/loss<0.3", "runs.sort=-MulticlassAccuracy", "runs.format=json", code=0).out
-    typed = ("loss/eval/total<0.3", "runs.sort=-metrics/eval/MulticlassAccuracy", "runs.format=json")
-    assert run_here("runs", *typed, code=0).out == shown and len(json.loads(shown)) == 2
+    shown = in_json(run_here, "eval/loss<0.3", "runs.sort=-MulticlassAccuracy")
+    assert in_json(run_here, "loss/eval/total<0.3", "runs.sort=-metrics/eval/MulticlassAccuracy") == shown
+    assert len(shown) == 2
 
 
 def test_tables_of_eighty_and_of_sixty_columns(three: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
@@ -95,10 +95,15 @@ and 2 more; runs.limit=0 shows all
     )
 
 
+def in_json(run_here: Any, *typed: str) -> list[dict[str, Any]]:
+    """What `output=json` says of runs."""
+    return json.loads(run_here("runs", *typed, "output=json", code=0).out)["result"]["runs"]
+
+
 def folders(text: str) -> list[str]:
-    """The names of the folders in a table, in JSON or in CSV."""
-    if text.startswith("["):
-        return [Path(one["folder"]).name for one in json.loads(text)]
+    """The names of the folders in a table or in JSON."""
+    if text.startswith("{"):
+        return [Path(one["folder"]).name for one in json.loads(text)["result"]["runs"]]
     return [line.split()[0].rpartition("/")[2] for line in text.splitlines() if "2026-11-23/" in line]
 
 
@@ -119,10 +124,10 @@ def folders(text: str) -> list[str]:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("form", ["table", "json"])
+@pytest.mark.parametrize("form", ["runs.format=table", "output=json"])
 def test_runs_are_filtered_and_sorted(three: Path, run_here: Any, typed: list[str], found: list[str], form: str):
     start = [] if typed[:1] == ["mode=runs"] else ["runs"]
-    assert folders(run_here(*start, *typed, f"runs.format={form}", code=0).out) == found
+    assert folders(run_here(*start, *typed, form, code=0).out) == found
 
 
 def test_csv_has_a_column_for_each_metric_and_group(three: Path, run_here: Any):
@@ -140,7 +145,7 @@ def test_csv_has_a_column_for_each_metric_and_group(three: Path, run_here: Any):
         (["eval/loss<small"], "runs.where='eval/loss<small': < compares numbers"),
         (["eval/loss"], "runs.where='eval/loss': must be name, sign and value without blanks"),
         (["name='a"], 'runs.where="name=\'a": No closing quotation'),
-        (["runs.format=xml"], "runs.format='xml': allowed: csv, json, table"),
+        (["runs.format=xml"], "runs.format='xml': allowed: csv, table"),
         (["runs.limit=-1"], "runs.limit='-1': must be a whole number"),
         (["--limit", "3"], "--limit: mode=runs composes no config and takes no such key; did you mean 'runs.limit'"),
         (["runs.wher=1"], "runs.wher=1: mode=runs composes no config and takes no such key; did you mean"),
@@ -165,7 +170,7 @@ def test_a_run_that_is_cut_off_is_told_from_one_that_trains(tmp_path: Path, run_
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdin is not None
         assert process.stdout.readline() == "locked\n"
-        listed = json.loads(run_here("runs", "runs.format=json", code=0).out)
+        listed = in_json(run_here, "runs.limit=0")
         process.stdin.write("\n")
         process.stdin.flush()
     assert {one["name"]: one["status"] for one in listed} == {"cut": "cut off", "never": "cut off", "busy": "running"}
@@ -204,13 +209,13 @@ def test_what_someone_has_prepared_is_data(tmp_path: Path, run_here: Any):
     loop = write_run(outputs / "loop")
     (loop / "config.yaml").write_text("seed: &a\n  _: *a\n")
     began = time.process_time()
-    for form in ("table", "json", "csv"):
+    for form in ("table", "csv"):
         out = run_here("runs", "seed!=1", "runs.limit=0", f"runs.format={form}", code=0).out
         assert out.isascii() or form == "table"
         assert all(one.isprintable() or one == "\n" for one in out)
         assert max(map(len, out.splitlines())) < 200 or form != "table"
     assert time.process_time() - began < 20
-    listed = json.loads(run_here("runs", "runs.format=json", code=0).out)
+    listed = in_json(run_here, "runs.limit=0")
     status = {Path(one["folder"]).name: one["status"] for one in listed}
     assert {status[name] for name in names} == {"unreadable"} and status["good"] == "finished"
     assert len(listed) == len(names) + 5
@@ -235,5 +240,5 @@ print({"torch", "mlflow", "hydra", "rich"} & set(sys.modules), time.process_time
 
 def test_nothing_there_is_no_error(tmp_path: Path, run_here: Any):
     assert run_here("runs", code=0).out == "0 runs in outputs/\n"
-    assert run_here("runs", "eval/loss<1", "runs.format=json", code=0).out == "[]\n"
+    assert in_json(run_here, "eval/loss<1") == []
     assert list(tmp_path.iterdir()) == []

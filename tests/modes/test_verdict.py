@@ -22,8 +22,8 @@ def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found(run_here: Any, *arguments: str) -> dict[str, Any]:
-    """What `verdict.format=json` says of the last candidate."""
-    return json.loads(run_here("verdict", *arguments, "verdict.format=json", code=0).out)["comparisons"][-1]
+    """What `output=json` says of the last candidate."""
+    return json.loads(run_here("verdict", *arguments, "output=json").out)["result"]["comparisons"][-1]
 
 
 def test_the_screen(outputs: Path, run_here: Any):
@@ -101,8 +101,8 @@ def test_equal_settings_are_seldom_told_apart(tmp_path: Path, run_here: Any):
     names = [f"outputs/s{place}" for place in range(20)]
     for name in names:
         write_seeds(tmp_path / name, draw.normal(0.9, 0.01, 8).tolist())
-    text = run_here("verdict", *names, "verdict.format=json", code=0).out
-    assert {one["verdict"] for one in json.loads(text)["comparisons"]} == {"not decided"}
+    text = run_here("verdict", *names, "output=json", code=0).out
+    assert {one["verdict"] for one in json.loads(text)["result"]["comparisons"]} == {"not decided"}
 
 
 def test_a_setting_that_diverges_with_some_seeds_is_not_better(outputs: Path, run_here: Any):

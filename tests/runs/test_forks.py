@@ -100,7 +100,7 @@ def test_a_fork_of_a_fork_is_shown_below_it(parent: Path, tmp_path: Path, run_he
     (grandchild,) = {*tmp_path.glob("outputs/20*/*")} - {child}
     table = run_here("runs", code=0).out
     assert f"└ ba12 outputs/{grandchild.relative_to(tmp_path / 'outputs')}" in table
-    described = json.loads(run_here("runs", "runs.format=json", code=0).out)
+    described = json.loads(run_here("runs", "output=json", code=0).out)["result"]["runs"]
     assert {(one["parent"], one["forked_at"]) for one in described} == {(str(parent), 4), (str(child), 12)}
 
 

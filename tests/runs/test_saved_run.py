@@ -16,7 +16,7 @@ from runner.time import Timestamp
 
 
 def test_what_a_run_was_told_to_do_is_not_taken_from_its_record(tmp_path: Path):
-    told = ["mode=train", "predict.format=pt", "explain.format=json", "skip_finished=false"]
+    told = ["mode=train", "predict.format=pt", "output=json", "skip_finished=false"]
     saved = find_saved_run([f"rerun={foreign_run(tmp_path / 'run', {}, [*told, 'seed=3'])}"])
     assert saved is not None and saved.overrides == ["seed=3"]
 

@@ -26,7 +26,7 @@ from runner.libraries.torchvision import import_torchvision
 
 NAMES: dict[str, tuple[str, str]] = {
     "torch": ("by hand", "torch"),
-    "ours": ("this runner", "experiment-runner"),
+    "ours": ("this runner", "exactrun"),
     "ignite": ("Ignite", "pytorch-ignite"),
     "accelerate": ("Accelerate", "accelerate"),
     "mmengine": ("mmengine", "mmengine"),

@@ -38,7 +38,7 @@ def _user_key() -> bytes:
         OSError, RuntimeError: there is no home folder, it cannot be written to, or the key in it is too short.
     """
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    path = Path(base) / "experiment-runner" / "key"
+    path = Path(base) / "exactrun" / "key"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".key.{os.getpid()}")

@@ -24,6 +24,6 @@ def how_to_install(extra: str | None) -> str:
     what = f"[{extra}]" if extra else ""
     checkout = Path(__file__).resolve().parents[2]
     if not (checkout / "pyproject.toml").is_file():
-        return f"pip install 'experiment-runner{what}'"
+        return f"pip install 'exactrun{what}'"
     where = "." if checkout == Path.cwd().resolve() else checkout
     return f"pip install -e '{where}{what}'"

@@ -23,7 +23,7 @@ def plain(*overrides: str) -> dict[str, Any]:
         return to_plain(compose("config", [*overrides]))
 
 
-@pytest.mark.parametrize("key", ["mode", "allow_targets", "skip_finished", "allow_divergence", "predict", "predict"])
+@pytest.mark.parametrize("key", ["mode", "allow_targets", "skip_finished", "allow_divergence", "predict"])
 def test_a_key_that_a_run_needs_cannot_be_removed(key: str):
     with pytest.raises(ValueError, match=f"~{key}: a run needs this key"):
         plain(f"~{key}")

@@ -17,7 +17,7 @@ def test_it_installs_from_the_checkout_that_is_used(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     assert extras.how_to_install("hf") == f"pip install -e '{checkout}[hf]'"
     monkeypatch.setattr(extras, "__file__", str(tmp_path / "site-packages" / "runner" / "libraries" / "extras.py"))
-    assert extras.how_to_install("hf") == "pip install 'experiment-runner[hf]'"
+    assert extras.how_to_install("hf") == "pip install 'exactrun[hf]'"
 
 
 def test_what_is_missing_is_named():

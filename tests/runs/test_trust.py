@@ -17,7 +17,7 @@ from runner.runs.trust import SIGNED, is_own
 def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The path of this user's key."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    return tmp_path / "config" / "experiment-runner" / "key"
+    return tmp_path / "config" / "exactrun" / "key"
 
 
 def test_a_key_is_made_once_and_nobody_else_can_read_it(key: Path):

@@ -127,7 +127,7 @@ def load_hf_dataset(  # noqa: D417 (some arguments are described together)
     task: str | None = None,
     context: int = 128,
     eval_tokens: int | None = None,
-    cache: LocalPath | None = "~/.cache/experiment-runner/tokens",
+    cache: LocalPath | None = "~/.cache/exactrun/tokens",
     image_size: int | None = None,
     batch_size: int = 8,
     eval_batch_size: int = 64,

@@ -18,7 +18,7 @@ from runner.data.shards.files import ShardFile, find_shards
 from runner.data.shards.formats import Format
 from runner.failures.facts import wrong_argument
 
-CACHE = "~/.cache/experiment-runner/shards"
+CACHE = "~/.cache/exactrun/shards"
 SHOWN = 16  # samples that a stand-in looks at
 
 MakeDataset = Callable[..., ShardedDataset]

@@ -82,7 +82,7 @@ def load_text_files(
     batch_size: int = 8,
     eval_batch_size: int = 64,
     eval_tokens: int | None = None,
-    cache: LocalPath | None = "~/.cache/experiment-runner/tokens",
+    cache: LocalPath | None = "~/.cache/exactrun/tokens",
     seed: int = 0,
 ) -> tuple[OrderedLoader, ...]:
     """Return a training and an evaluation loader over text files, joined in path order, and perhaps a test loader.

@@ -1,0 +1,97 @@
+"""What `pyproject.toml` declares is what the project imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("runner", "callbacks", "algorithms")
+NAMES = {  # of imports, where they differ from the distribution's name
+    "hydra": "hydra-core",
+    "PIL": "pillow",
+    "pynvml": "nvidia-ml-py",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+    "google_crc32c": "google-crc32c",
+    "mlperf_logging": "mlperf-logging",
+}
+NOT_DECLARED = {
+    "IPython": "is there where a notebook is",
+    "aiohttp": "comes with fsspec[http]",
+}
+NOT_IMPORTED = {
+    "hydra-joblib-launcher": "Hydra loads it",
+    "hydra-submitit-launcher": "Hydra loads it",
+    "onnx": "torch.onnx uses it",
+    "onnxscript": "torch.onnx uses it",
+}
+
+
+def imported() -> dict[str, str]:
+    """The packages of others that the project imports, by name, each with a file that does."""
+    found: dict[str, str] = {}
+    for room in ROOMS:
+        for file in sorted((ROOT / room).rglob("*.py")):
+            name = file.relative_to(ROOT).as_posix()
+            if name.startswith(("runner/callbacks/", "runner/algorithms/", "runner/modes/project/")):
+                continue  # links, and a project that it makes for users
+            for package in packages_in(ast.parse(file.read_text())):
+                if package not in sys.stdlib_module_names and package not in ROOMS:
+                    found.setdefault(package, name)
+    return found
+
+
+def packages_in(tree: ast.AST) -> Iterator[str]:
+    """Names after `import`, and names given to the functions that import or look for a package."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in FINDERS:
+            first = node.args[0] if node.args else None
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                yield first.value.partition(".")[0]
+
+
+FINDERS = ("find_spec", "import_hf", "import_module", "import_torchvision")
+
+
+def declared() -> dict[str, list[str]]:
+    """The distributions that `pyproject.toml` declares, each with the extras that have it; '' for all users."""
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {"": project["dependencies"], **project["optional-dependencies"]}
+    found: dict[str, list[str]] = {}
+    for extra, requirements in extras.items():
+        if extra not in ("test", "docs", "dev"):
+            for requirement in requirements:
+                found.setdefault(re.split(r"[\[<>=!~ ]", requirement)[0].lower(), []).append(extra)
+    return found
+
+
+def test_what_is_imported_is_declared():
+    known = declared()
+    missing = {
+        name: file
+        for name, file in imported().items()
+        if name not in NOT_DECLARED and NAMES.get(name, name).lower() not in known
+    }
+    assert missing == {}
+
+
+def test_what_is_declared_is_imported():
+    used = {NAMES.get(name, name).lower() for name in imported()}
+    assert {name for name in declared() if name not in used and name not in NOT_IMPORTED} == set()
+
+
+def test_the_lists_of_exceptions_hold_nothing_that_is_needless():
+    packages = imported()
+    used = {NAMES.get(name, name).lower() for name in packages}
+    assert {*NOT_DECLARED, *NAMES} <= {*packages}
+    assert used.isdisjoint(NOT_IMPORTED) and {*NOT_IMPORTED} <= {*declared()}

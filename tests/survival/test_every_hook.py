@@ -17,7 +17,7 @@ HOOKS = [
 ]
 # Compiling takes a minute, and what the compiler makes depends on the shapes that came before.
 BY_NAME = [one for one in HOOKS if one[1] not in ("none", "compile")]
-IMAGES = ("model=resnet8", "model.module.width=4", "data=synthetic_images", "data.size=8", "data.channels=1")
+IMAGES = ("model=resnet8", "model.module.width=8", "data=synthetic_images", "data.size=8", "data.channels=1")
 TEXT = ("model=gpt", "model.module.d_model=8", "model.module.dropout=0.1", "data=synthetic_tokens", "data.context=16")
 SMALL = (
     *("data.num_samples=100", "data.batch_size=13", "data.eval_samples=32", "data.eval_batch_size=32"),

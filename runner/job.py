@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -38,7 +38,7 @@ from runner.libraries.importing import importing
 from runner.modes.evaluate import with_saved_weights
 from runner.modes.table import MODES, Mode, find_mode
 from runner.runs import folder as run_folder
-from runner.runs.changes import print_changes, print_changes_of_fork, print_changes_of_rerun
+from runner.runs.changes import changes_of_fork, changes_of_resume, find_changes
 from runner.runs.folder import check_unused, checkpoint_before_restart, owned, removed_when_refused, run_folder_of
 from runner.runs.forks import find_fork
 from runner.runs.kept_code import import_from
@@ -153,9 +153,10 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
         with importing():
             check_in_mode(mode, plain, hydra_config)
         restarted = checkpoint_before_restart(run_dir) if is_single else None
+        differences: list[str] = []
         if restarted is None:
             may_be_over = is_single and resume is not None and is_unfinished(run_dir)
-            print_differences(mode, plain, resume, saved, overrides)
+            differences = [*map(str, find_differences(mode, plain, resume, saved, overrides))]
         else:
             may_be_over = True
             plain["resume"] = restarted
@@ -171,6 +172,7 @@ def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Jo
         code={} if saved is None else saved.code,
         parent={} if saved is None or fork is None else saved.config,
         choices=chosen_names(hydra_config.runtime.choices, overrides),
+        differences=differences,
     )
 
 
@@ -233,20 +235,21 @@ def check_in_mode(mode: Mode, config: Mapping[str, Any], hydra_config: Any) -> N
         check_gpus(build.make_launch(config).processes(), config["trainer"].get("device"))
 
 
-def print_differences(
+def find_differences(
     mode: Mode, config: Mapping[str, Any], resume: str | None, saved: SavedRun | None, overrides: Sequence[str]
-) -> None:
-    """Print how the config of a run that is resumed or rerun differs from its recorded config.
+) -> Iterable[object]:
+    """Return how the config of a run that is resumed, forked or rerun differs from its recorded config.
 
     Raises:
         ValueError: a key differs that must not change when a run is resumed.
     """
     if saved is not None and config["at"] is not None:
-        print_changes_of_fork(resume or saved.given, saved.config, config)
-    elif saved is not None and (config["rerun"] is not None or config["run"] is not None):
-        print_changes_of_rerun(saved.config, config)
-    elif resume is not None and mode.resumes:
-        print_changes(resume, saved.config if saved else None, config, overrides)
+        return changes_of_fork(resume or saved.given, saved.config, config)
+    if saved is not None and (config["rerun"] is not None or config["run"] is not None):
+        return find_changes(saved.config, config)
+    if resume is not None and mode.resumes:
+        return changes_of_resume(resume, saved.config if saved else None, config, overrides)
+    return ()
 
 
 def name_run(
@@ -278,6 +281,9 @@ def run(job: Job) -> Objective:
     """Run a job in its mode, and return the objective of a sweep. Call it on all ranks that take part."""
     import_from(job.code)
     mode = find_mode(job.config["mode"])
+    if is_rank_zero():
+        for difference in job.differences:
+            print_to_stderr(f"INFO: {difference}")  # into the log of a job of a sweep
     threads = keep_threads(job) if mode.trains else job.threads
     with removed_when_refused(Path(job.run_dir)), with_threads(*threads), ExitStack() as stack:
         if mode.on_all_ranks:

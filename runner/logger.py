@@ -137,11 +137,14 @@ class Logger:
     def log_artifact(self, path: str | Path, name: str | None = None) -> None:
         """Log the file at `path`, which must be complete; `name` is a folder in the destination.
 
+        On a rank without a destination nothing happens: the file may be rank 0's, and not be there yet.
+
         Raises:
             ValueError: there is no such file, or the folder leads out of the destination.
         """
-        file = check_file(path, name)
-        self._give(lambda one: one.log_artifact(file, name))
+        if self.destinations:
+            file = check_file(path, name)
+            self._give(lambda one: one.log_artifact(file, name))
 
     def flush(self) -> None:
         """Wait until everything logged so far has reached the destinations; a destination's own call returns at once.

@@ -12,6 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("runner", "callbacks", "algorithms")
+FINDERS = ("find_spec", "import_hf", "import_module", "import_torchvision")
 NAMES = {  # of imports, where they differ from the distribution's name
     "hydra": "hydra-core",
     "PIL": "pillow",
@@ -58,9 +59,6 @@ def packages_in(tree: ast.AST) -> Iterator[str]:
             first = node.args[0] if node.args else None
             if isinstance(first, ast.Constant) and isinstance(first.value, str):
                 yield first.value.partition(".")[0]
-
-
-FINDERS = ("find_spec", "import_hf", "import_module", "import_torchvision")
 
 
 def declared() -> dict[str, list[str]]:

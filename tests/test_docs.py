@@ -43,6 +43,7 @@ NOT_FOLLOWED = {
     "sweep=ladder": "tests/sweeps/ladder/test_jobs.py",
     "replay crash.zip": "tests/callbacks/test_crash_bundle.py",
     "git bisect": "tests/modes/test_bisected.py",
+    "at=ba270": "tests/sweeps/test_forked_jobs.py",
 }
 PROCESSES = ("nproc_per_node", "hydra/launcher", "mode=prove", "HYDRA_FULL_ERROR")
 """Of commands that are run in processes of their own."""

@@ -25,6 +25,7 @@ class Job:
         is_logged_too: whether what goes to `log` is printed as well.
         code: modules of a saved run that are imported instead of the current ones, by path.
         parent: the config of the run that a fork begins from, as that run had it there; empty if it is not a fork.
+        differences: how the config of a run that is resumed, forked or rerun differs from its recorded config.
         choices: the chosen name of each config group, such as {'model': 'mlp'}; without those whose target was typed.
     """
 
@@ -40,4 +41,5 @@ class Job:
     is_logged_too: bool = False
     code: dict[str, str] = field(default_factory=dict)
     parent: dict[str, Any] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
     choices: dict[str, str] = field(default_factory=dict)

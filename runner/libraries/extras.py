@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from pathlib import Path
 
 
@@ -24,6 +25,6 @@ def how_to_install(extra: str | None) -> str:
     what = f"[{extra}]" if extra else ""
     checkout = Path(__file__).resolve().parents[2]
     if not (checkout / "pyproject.toml").is_file():
-        return f"pip install 'exactrun{what}'"
+        return f"pip install {shlex.quote(f'exactrun{what}')}"
     where = "." if checkout == Path.cwd().resolve() else checkout
-    return f"pip install -e '{where}{what}'"
+    return f"pip install -e {shlex.quote(f'{where}{what}')}"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config import build
 from runner.config.errors import config_errors
-from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.failures.facts import WrongKey
 from runner.modes.final_test import check_test_data
@@ -131,8 +130,7 @@ def predict(job: Job) -> None:
             stem = "predictions" if len(loaders) == 1 else f"predictions-{label}"
             path = state.run_dir / f"{stem}.{wanted['format']}"
             samples, order = write_predictions(trainer, loader, path)
-            if is_rank_zero():  # which has written it
-                trainer.logger.log_artifact(path, "predictions")
+            trainer.logger.log_artifact(path, "predictions")
             files.append({"split": label, "path": str(path), "samples": samples})
             written.append((label, f"{samples:,} samples in {order}: {show_path(path)}"))
     give(result={"folder": job.run_dir, "files": files})

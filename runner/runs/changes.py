@@ -16,7 +16,6 @@ from runner.config.nearest import nearest
 from runner.failures.facts import WrongKey
 from runner.files.addresses import hidden_everywhere
 from runner.terminal.console import show_path
-from runner.terminal.text import print_to_stderr
 
 # Keys that change neither the batches nor the mathematics or randomness of a training step. All others do, or may: the
 # model, the data, the optimizer, schedules, algorithms, seeds, and a user's own keys.
@@ -87,10 +86,10 @@ def find_changes(before: Any, after: Any, key: str = "", target: str = "") -> It
             yield from find_changes(before.get(one, ABSENT), after.get(one, ABSENT), path, target)
 
 
-def print_changes(
+def changes_of_resume(
     resume: str, before: Mapping[str, Any] | None, after: Mapping[str, Any], typed: Sequence[str]
-) -> None:
-    """Print what a resumed run does differently from now on.
+) -> Iterator[str]:
+    """Yield what a resumed run does differently from now on.
 
     Without a record, `before=None`, the config of the checkpoint counts, if it has one.
 
@@ -105,29 +104,21 @@ def print_changes(
         trained = None  # the run was interrupted before its first checkpoint
     before = before or trained
     if before:
-        for line in check_changes(resume, before, after, typed):
-            print_to_stderr(f"INFO: {line}")
-    for one in find_changes(trained, before) if trained else ():
-        print_to_stderr(f"INFO: {one}, in the run's record since that checkpoint was saved")
+        yield from check_changes(resume, before, after, typed)
+    for change in find_changes(trained, before) if trained else ():
+        yield f"{change}, in the run's record since that checkpoint was saved"
 
 
-def print_changes_of_rerun(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Print what a rerun does differently from the original run."""
-    for one in find_changes(before, after):
-        print_to_stderr(f"INFO: {one}")
-
-
-def print_changes_of_fork(resume: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Print what a fork does differently from its parent; everything may change but the optimizer.
+def changes_of_fork(resume: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a fork does differently from its parent; everything may change but the optimizer.
 
     Raises:
         ValueError: the optimizer is a different one.
     """
     changes = [*find_changes(before, after)]
     _check_optimizer(changes, resume)
-    print_to_stderr(f"INFO: at={after['at']}: a fork of {show_path(Path(resume))}")
-    for one in changes:
-        print_to_stderr(f"INFO: {one}")
+    yield f"at={after['at']}: a fork of {show_path(Path(resume))}"
+    yield from map(str, changes)
 
 
 def _check_optimizer(changes: Sequence[Change], resume: str) -> None:

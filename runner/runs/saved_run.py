@@ -21,6 +21,7 @@ from runner.config.command_line import config_dir, key_of, typed_value
 from runner.config.composed import OF_THE_COMMAND
 from runner.distributed.environment import kept_over_restarts
 from runner.failures.crash import BUNDLE
+from runner.failures.facts import WrongKey
 from runner.files.addresses import without_credentials
 from runner.files.whole import read_bounded, read_object
 from runner.libraries.targets import find_in_working_directory
@@ -265,7 +266,12 @@ def _check(key: str, folder: Path, configs: Sequence[Any], arguments: Sequence[s
     code = code_to_import(folder, uses_its_code, may_run)
     import_from(code)
     typed = [key_of(one) for one in arguments if not re.match(r"\+(callbacks|algorithms)=", one)]
-    check_arguments(folder, configs, allowed, [mirror, *_allowed("allow_addresses", arguments)], typed)
+    try:
+        check_arguments(folder, configs, allowed, [mirror, *_allowed("allow_addresses", arguments)], typed)
+    except WrongKey as error:  # a target that there is not
+        if error.key in typed:
+            raise
+        raise ValueError(f"{show_path(folder / 'config.yaml')}: {error}") from error
     check_credentials(folder, configs[0], typed)
     return code
 

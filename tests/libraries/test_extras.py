@@ -13,7 +13,7 @@ def test_it_installs_from_the_checkout_that_is_used(tmp_path: Path, monkeypatch:
     checkout = Path(__file__).resolve().parents[2]
     monkeypatch.chdir(checkout)
     assert extras.how_to_install("hf") == "pip install -e '.[hf]'"
-    assert extras.how_to_install(None) == "pip install -e '.'"
+    assert extras.how_to_install(None) == "pip install -e ."
     monkeypatch.chdir(tmp_path)
     assert extras.how_to_install("hf") == f"pip install -e '{checkout}[hf]'"
     monkeypatch.setattr(extras, "__file__", str(tmp_path / "site-packages" / "runner" / "libraries" / "extras.py"))

@@ -9,7 +9,7 @@ FAILED = 1
 WRONG_CONFIG = 2
 DIVERGED = 3
 UNTESTABLE = 125
-"""`git bisect run` skips the commit: a mode whose exit code is an answer was refused, so it has none."""
+"""`verify` or `verdict` was refused, so there is no answer: `git bisect run` skips the commit."""
 ENVIRONMENT = 75
 """The machine failed rather than the program, so a retry may succeed; `EX_TEMPFAIL` of sysexits.h."""
 INTERRUPTED = 130

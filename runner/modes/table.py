@@ -49,8 +49,8 @@ class Mode:
         accepts_any_run: whether the run that `resume=` names may be one that trained nothing.
         trains_again: whether it trains batches of the run that `run=` names again: 'then', with the modules that were
             kept with the run, or 'now', with those of today. Its keys may be typed without its name.
-        judges: whether `git bisect run` can use its exit code: 0 and 1 are answers, and 125, after a refusal, skips the
-            commit.
+        judges: whether its exit code is an answer for `git bisect run`: 0 good, 1 bad, and 125 after a refusal, to skip
+            the commit.
         needs_experiment: whether the config must describe an experiment that can be built.
         has_objective: whether it returns an objective, by which the jobs of a sweep are compared.
         can_be_swept: whether it may run as a job of a sweep.

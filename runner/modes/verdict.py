@@ -53,21 +53,30 @@ def show_verdict(typed: Mapping[str, str]) -> int:
     Runs that were trained for longer are refused unless `verdict.budget=any`.
 
     Returns:
-        The exit code: 1 if a candidate is worse than the first one.
+        The exit code: 1 if a candidate is worse than the first one, or has runs that diverged and the first one has
+        none.
 
     Raises:
         ValueError: a candidate is wrong, or cannot be compared.
     """
     names = parse_names(typed.get(KEY, ""))
     candidates = [find_candidate(name, KEY) for name in names]
-    for one in candidates:
-        if not one.runs:
-            raise WrongKey(KEY, f"none of its runs has finished ({_describe_missing(one)})", repr(one.name))
+    first, *others = candidates
+    diverged = [] if "diverged" in first.missing else [one for one in others if "diverged" in one.missing]
+    for candidate in candidates:
+        if not candidate.runs and candidate not in diverged:
+            reason = f"none of its runs has finished ({_describe_missing(candidate)})"
+            raise WrongKey(KEY, reason, repr(candidate.name))
+    if lost := [candidate.name for candidate in diverged if not candidate.runs]:
+        reason = f"worse: all runs of {printable(' and '.join(lost))} diverged"
+        print(reason)
+        give(reason=reason)
+        return FAILED
     metric, lower = common_metric(candidates, typed.get("metric", ""), f"{KEY}.metric")
     found = compare(candidates, metric, lower, typed.get("budget") == "any")
-    give(result=_as_json(candidates[0], found, metric, lower))
-    print("\n".join(_lines(candidates[0], found, metric, lower)))
-    if not any(one.verdict == "worse" for one in found):
+    give(result=_as_json(first, found, metric, lower))
+    print("\n".join(_lines(first, found, metric, lower)))
+    if not diverged and not any(comparison.verdict == "worse" for comparison in found):
         return DONE
     give(reason=_answer(_letters(len(found) + 1), found))
     return FAILED

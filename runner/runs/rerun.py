@@ -60,7 +60,7 @@ def saved_name(saved: SavedRun, config: Mapping[str, Any], run_dir: Path) -> str
 
 
 def made_name(chosen: Sequence[str], run_dir: Path) -> str:
-    """Return a name made of a run's folder and of what was chosen for it.
+    """Return the default name of a run, from the names in `chosen`, such as model and data, and its folder.
 
     The time comes first, because lists and charts of MLflow cut names after 20 characters.
     """

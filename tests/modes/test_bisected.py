@@ -26,6 +26,7 @@ class Model(ClassificationModel):
 """
 CHANGED = OWN.replace("super().forward(batch)", "super().forward(batch) * 1.001")
 WORSE = OWN.replace("super().forward(batch)", "super().forward(batch) * -0.01")
+DIVERGING = OWN.replace("super().forward(batch)", "super().forward(batch) * float('nan')")
 BROKEN = "this is no Python\n"
 RUNNER = f"{sys.executable} -m runner"
 
@@ -71,8 +72,9 @@ def test_the_first_commit_that_changes_the_bits(tmp_path: Path, run_app: Any):
 
 
 @pytest.mark.slow
-def test_the_first_commit_that_worsens_the_metric(tmp_path: Path, run_app: Any):
-    make_repository(tmp_path, [OWN] * 6 + [BROKEN] + [OWN] * 2 + [CHANGED] * 3 + [WORSE] * 4)
+@pytest.mark.parametrize("worse", [WORSE, DIVERGING], ids=["worse", "diverging"])
+def test_the_first_commit_that_worsens_the_metric(worse: str, tmp_path: Path, run_app: Any):
+    make_repository(tmp_path, [OWN] * 6 + [BROKEN] + [OWN] * 2 + [CHANGED] * 3 + [worse] * 4)
     git(tmp_path, "checkout", "--quiet", "HEAD~15")
     seeds = "seed=0,1,2,3,4,5"
     run_app(*SMALL, *MODEL, "hydra.run.dir=run")

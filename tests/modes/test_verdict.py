@@ -109,8 +109,18 @@ def test_a_setting_that_diverges_with_some_seeds_is_not_better(outputs: Path, ru
     write_seeds(outputs / "b", [0.95] * 7)
     write_run(outputs / "b/seed7", status="DIVERGED", seed=7)
     assert found(run_here, "outputs/a", "outputs/b")["verdict"] == "not decided"
-    said = run_here("verdict", "outputs/a", "outputs/b", code=0).out
+    said = run_here("verdict", "outputs/a", "outputs/b", code=1).out
     assert "left out  B: 1 diverged" in said and "has runs that diverged" in said
+    assert run_here("verdict", "outputs/b", "outputs/a").code == 0
+
+
+def test_the_exit_code_says_whether_a_candidate_is_worse(outputs: Path, run_here: Any):
+    write_seeds(outputs / "b", [0.80] * 8)
+    assert run_here("verdict", "outputs/a", "outputs/b", code=1).out.startswith("B is worse than A\n")
+    assert run_here("verdict", "outputs/b", "outputs/a", code=0).out.startswith("B is better than A\n")
+    write_seeds(outputs / "c", [0.95] * 8, status="DIVERGED")
+    assert run_here("verdict", "outputs/a", "outputs/c", code=1).out == "worse: all runs of outputs/c diverged\n"
+    assert "none of its runs has finished (8 diverged)" in run_here("verdict", "outputs/c", "outputs/a", code=125).err
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,7 @@ def forgetful(tmp_path: Path) -> Iterator[Path]:
             del sys.modules[name]
 
 
+@pytest.mark.timeout(1200)  # a page is up to forty commands
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[] if one in FAST else pytest.mark.slow) for one in FOLLOWED])
 def test_a_page_can_be_followed(name: str, forgetful: Path, run_here: Any):
     for step in steps(PAGES[name]):

@@ -30,7 +30,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "alibi": ("max_sequence_length=16",),
     "augmix": NORMALIZED,
     "blurpool": ("min_channels=1",),
-    "early_stopper": ("min_delta=0.2", "patience=7ba"),
+    "early_stopper": ("min_delta=1.0", "patience=7ba"),
     "ema": ("half_life=3ba",),
     "image_visualizer": ("interval=3ba",),
     "factorize": ("min_channels=8",),
@@ -45,7 +45,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "stochastic_depth": ("target_block=BasicBlock", "drop_rate=0.5"),
     "swa": ("update_interval=2ba",),
     "system_metrics_monitor": ("interval=2ba",),
-    "threshold_stopper": ("threshold=2.0",),
+    "threshold_stopper": ("threshold=1.75",),
     "torch_profiler": ("skip_first=1", "active=2"),
     "trivial_augment": NORMALIZED,
 }

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from runner import Algorithm, Logger, State, stream_seed
 from runner.algorithms._batch import Key, class_probabilities, get_item, with_item
+from runner.distributed.ranks import get_data_parallel_size
+from runner.models.target_mean import TargetMean, read_loss
 
 
 def draw_partners(num_samples: int, seed: int) -> Tensor:
@@ -52,6 +54,13 @@ class Mixing(Algorithm, ABC):
             raise ValueError(
                 "interpolate_loss=True: this is for losses that accept only class indices, but LabelSmoothing turns "
                 "targets into probabilities; set interpolate_loss=False, or remove LabelSmoothing"
+            )
+        splits = get_data_parallel_size() > 1 or state.grad_accum > 1 or state.microbatch_size is not None
+        mean = read_loss(getattr(state.unwrapped_model, "loss_fn", None))
+        if isinstance(mean, TargetMean) and mean.weighs and splits:
+            raise ValueError(
+                f"loss_fn={mean.loss_fn!r}: with {type(self).__name__}, class weights or an ignore_index give another "
+                "gradient for each split of the batch; train with one rank and without microbatches, or without them"
             )
 
     def before_train_batch(self, state: State, logger: Logger) -> None:

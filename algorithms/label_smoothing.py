@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from runner import Algorithm, LanguageModel, Logger, Model, State
 from runner.algorithms._batch import Key, class_probabilities, get_item, with_item
 from runner.models.supervised import SupervisedModel
+from runner.models.target_mean import TargetMean, read_loss
 
 
 def smooth_labels(targets: Tensor, logits: Tensor, smoothing: float = 0.1) -> Tensor:
@@ -61,11 +62,11 @@ class LabelSmoothing(Algorithm):
         self.target_key = target_key
         self.class_dim = class_dim
         self._original: Any = None
-        self._smooths_itself = False
+        self._loss_fn: Any = None
 
     def init(self, state: State, logger: Logger) -> None:
         model = state.unwrapped_model
-        self._smooths_itself = calls_cross_entropy(model, self.target_key, self.class_dim)
+        self._loss_fn = find_cross_entropy(model, self.target_key, self.class_dim)
         if self.class_dim is None:
             self.class_dim = -1 if isinstance(model, LanguageModel) else 1
 
@@ -78,8 +79,9 @@ class LabelSmoothing(Algorithm):
         targets = get_item(state.microbatch, self.target_key)
         dim = self.class_dim
         logits = state.outputs.movedim(dim, 1)
-        if self._smooths_itself and targets.shape == logits.shape[:1] + logits.shape[2:]:
-            self._set_loss(state, partial(F.cross_entropy, label_smoothing=self.smoothing))
+        if self._loss_fn is not None and targets.shape == logits.shape[:1] + logits.shape[2:]:
+            # Past nn.Module, which looks for parameters and modules first.
+            vars(state.unwrapped_model)["loss_fn"] = _smoothed(state.unwrapped_model, self._loss_fn, self.smoothing)
             return
         if targets.shape == state.outputs.shape:
             targets = targets.movedim(dim, 1)
@@ -92,27 +94,37 @@ class LabelSmoothing(Algorithm):
         self.close(state, logger)
 
     def close(self, state: State, logger: Logger) -> None:
-        if self._smooths_itself:
-            self._set_loss(state, F.cross_entropy)
-
-    def _set_loss(self, state: State, function: Callable[..., Tensor]) -> None:
-        vars(state.unwrapped_model)["loss_fn"] = (
-            function  # past nn.Module, which looks for parameters and modules first
-        )
+        if isinstance(self._loss_fn, nn.Module):  # which nn.Module finds again
+            vars(state.unwrapped_model).pop("loss_fn", None)
+        elif self._loss_fn is not None:
+            vars(state.unwrapped_model)["loss_fn"] = self._loss_fn
 
 
-def calls_cross_entropy(model: Model, target_key: Key, class_dim: int | None) -> bool:
-    """Return whether the loss of a model is torch's own cross entropy of the targets that are to be smoothed.
+def find_cross_entropy(model: Model, target_key: Key, class_dim: int | None) -> Any:
+    """Return the loss function of a model if torch can smooth it: its cross entropy of the targets; otherwise None.
 
     Args:
         model: the model whose loss is smoothed.
         target_key: index or name of the targets in a batch.
         class_dim: dimension of the logits that holds the classes; None for the usual one.
     """
-    if class_dim is not None or getattr(model, "loss_fn", None) is not F.cross_entropy:
-        return False
+    loss_fn = getattr(model, "loss_fn", None)
+    if class_dim is not None:
+        return None
     if isinstance(model, LanguageModel):
-        return type(model).loss is LanguageModel.loss and target_key == 1
-    return (
-        isinstance(model, SupervisedModel) and type(model).loss is SupervisedModel.loss and target_key == model.targets
-    )
+        is_used = type(model).loss is LanguageModel.loss and target_key == 1 and loss_fn is F.cross_entropy
+        return loss_fn if is_used else None
+    if not isinstance(model, SupervisedModel) or type(model).loss is not SupervisedModel.loss:
+        return None
+    mean = read_loss(loss_fn)
+    can_smooth = isinstance(mean, TargetMean) and mean.smoothed(0.0) is not None
+    return loss_fn if can_smooth and target_key == model.targets else None
+
+
+def _smoothed(model: Model, loss_fn: Any, smoothing: float) -> Callable[..., Tensor]:
+    """Return a loss function with label smoothing, which divides by what the model's `loss_weight` counts."""
+    if isinstance(model, LanguageModel) or model.loss_averages == "samples":
+        return partial(F.cross_entropy, label_smoothing=smoothing)
+    smoothed = TargetMean(loss_fn, F.cross_entropy).smoothed(smoothing)
+    assert smoothed is not None
+    return smoothed

@@ -56,6 +56,20 @@ class TargetMean:
             return counts.sum()
         return (weight.to(target.device)[target.where(counts, 0).long()] * counts).sum()
 
+    @property
+    def weighs(self) -> bool:
+        """Whether classes have weights, or one is left out under a number other than torch's default."""
+        options = self._options()
+        return options.get("weight") is not None or options.get("ignore_index", -100) != -100
+
+    def smoothed(self, smoothing: float) -> TargetMean | None:
+        """Return the same mean with torch's own label smoothing; None if torch cannot smooth it, or does already."""
+        options = self._options()
+        if self._function is not F.cross_entropy or options.get("label_smoothing"):
+            return None
+        options["label_smoothing"] = smoothing
+        return TargetMean(partial(F.cross_entropy, **options), F.cross_entropy)
+
     def _options(self) -> dict[str, Any]:
         options = _options_of(self.loss_fn)  # read each time, as a module's class weights move with it
         return {name: options[name] for name in _OPTIONS if name in options}

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runner import Callback, ClassificationModel, SupervisedModel, Trainer
+from runner.algorithms import CutMix, LabelSmoothing, MixUp
 from runner.data import TensorLoader
 from runner.models.target_mean import TargetMean, read_loss
 
@@ -138,3 +139,32 @@ def test_models_say_what_their_loss_averages_over():
     assert Overridden(network, nn.CrossEntropyLoss()).loss_averages == "unknown"
     assert Declared(network, nn.CrossEntropyLoss()).loss_averages == "weights"
     assert Overridden(network, nn.CrossEntropyLoss()).loss_weight((torch.ones(5, 3), torch.ones(5))) == 5
+
+
+@pytest.mark.parametrize("split", [{}, {"grad_accum": 3}, {"microbatch_size": 1}], ids=str)
+@pytest.mark.parametrize("weight", [None, WEIGHTS + 0.1], ids=["void", "class weights"])
+@pytest.mark.parametrize("is_module", [True, False])
+def test_label_smoothing_is_torchs_for_void_and_weights_in_any_split(
+    weight: Tensor | None, is_module: bool, split: dict[str, Any]
+):
+    options: dict[str, Any] = {"weight": weight, "ignore_index": VOID}
+    loss_fn = nn.CrossEntropyLoss(**options) if is_module else partial(F.cross_entropy, **options)
+    model = SupervisedModel(seeded(lambda: nn.Conv2d(3, 3, 1)), loss_fn)
+    inputs, targets = images()
+    whole = F.cross_entropy(model.module(inputs), targets, **options, label_smoothing=0.2)
+    expected = torch.autograd.grad(whole, list(model.module.parameters()))
+    gradient, loss = train(model, (inputs, targets), 3, algorithms=LabelSmoothing(0.2), **split)
+    torch.testing.assert_close(gradient, [*expected], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(loss, loss_fn(model.module(inputs), targets).detach(), rtol=1e-12, atol=1e-14)
+    assert model.loss_fn is loss_fn
+
+
+@pytest.mark.parametrize("mixing", [MixUp, CutMix])
+def test_mixing_with_class_weights_is_refused_where_batches_are_split(mixing: Callable[[], Any]):
+    data = torch.randn(8, 3, 4, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2, 1, 2])
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(48, 3)).double()
+    weighted = ClassificationModel(flat, 3, loss_fn=nn.CrossEntropyLoss(weight=WEIGHTS))
+    with pytest.raises(ValueError, match=r"class weights or an ignore_index give another gradient for each split"):
+        train(weighted, data, 8, algorithms=mixing(), grad_accum=2)
+    train(weighted, data, 8, algorithms=mixing())
+    train(ClassificationModel(flat, 3, loss_fn=nn.CrossEntropyLoss()), data, 8, algorithms=mixing(), grad_accum=2)

@@ -3,6 +3,10 @@
 This file knows nothing about runs. All functions are pure, and draw from generators with fixed seeds: the same numbers
 give the same answer. The two values of a pair share everything except what is compared, such as runs with one seed.
 
+`scipy.stats` gives the same p-values, and the tests compare with it. But it takes 0.9 s to import and is much slower:
+for two samples of ten values, 2 s instead of 3 ms. Its BCa interval is not expanded, and it draws resamples where there
+are few enough to enumerate.
+
 Sources:
     Sign-flip and permutation tests: Fisher, The Design of Experiments, 1935; Pitman, Significance tests which may be
     applied to samples from any populations, 1937. Drawn at random, p is (1 + count) / (1 + draws): Phipson and Smyth,

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from runner import Algorithm, Interval, Logger, State, Time, TimeUnit, get_global_rank, get_world_size
 from runner.batch import to_device
 from runner.checks import check_whole
 from runner.distributed.sharding import is_sharded, like, local
 from runner.model import in_eval_mode
+from runner.models.beginning import BATCH_NORMS
 from runner.optim.scheduled_rates import ScheduledRates
 from runner.randomness import ForwardStream
 from runner.time import convert
@@ -142,7 +142,7 @@ class WeightAverage(Algorithm):
         self.bn_batches = bn_batches
         self._parameters: dict[str, nn.Parameter] = {}
         self._average: dict[str, Tensor] = {}
-        self._norms: list[_BatchNorm] = []
+        self._norms: list[Any] = []
         self._statistics: list[Tensor] = []
         self._estimated_at: tuple[int | float, ...] = ()  # iteration, epoch, batch
         self._swapped = False
@@ -156,7 +156,7 @@ class WeightAverage(Algorithm):
                 raise ValueError(f"the saved average belongs to another model, which has {differing}")
             self._parameters = {name: parameters[name] for name in self._average}
             self._average = self._placed(self._average)
-        norms = [one for one in model.modules() if isinstance(one, _BatchNorm) and one.running_mean is not None]
+        norms = [one for one in model.modules() if isinstance(one, BATCH_NORMS) and one.running_mean is not None]
         self._norms = norms if self.bn_batches else []
 
     def fit_start(self, state: State, logger: Logger) -> None:
@@ -227,7 +227,7 @@ class WeightAverage(Algorithm):
 
 
 @torch.no_grad()
-def estimate_statistics(state: State, norms: Sequence[_BatchNorm], num_batches: int) -> None:
+def estimate_statistics(state: State, norms: Sequence[Any], num_batches: int) -> None:
     """Set the running statistics of batch norm layers to their mean over the first training batches of this rank.
 
     A batch that would make the statistics NaN or infinite is skipped. At most `num_batches` are used; an epoch may have

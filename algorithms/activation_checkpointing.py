@@ -54,14 +54,14 @@ def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], Abstract
 @contextmanager
 def _buffers_kept(module: nn.Module) -> Iterator[None]:
     """Replace buffers with copies within the context, because running statistics must not see a batch twice."""
-    owners = [(one, name, buffer) for one in module.modules() for name, buffer in one._buffers.items()]
+    owners = [(one, *named) for one in module.modules() for named in one.named_buffers(recurse=False)]
     for owner, name, buffer in owners:
-        owner._buffers[name] = None if buffer is None else buffer.clone()
+        setattr(owner, name, buffer.clone())
     try:
         yield
     finally:
         for owner, name, buffer in owners:
-            owner._buffers[name] = buffer
+            setattr(owner, name, buffer)
 
 
 class ActivationCheckpointing(Algorithm):

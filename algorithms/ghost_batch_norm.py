@@ -6,11 +6,11 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import operate
 from runner.checks import check_whole
+from runner.models.beginning import BATCH_NORMS
 
 
 def normalize_in_chunks(norm: nn.Module, inputs: Tensor, size: int) -> Tensor:
@@ -82,4 +82,4 @@ class GhostBatchNorm(Algorithm):
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+    return isinstance(module, BATCH_NORMS) and not isinstance(module, nn.SyncBatchNorm)

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import LAYER_SURGERY, operate
-from runner.batch import tensors
+from runner.batch import map_tensors, tensors
 
 
 class _Constant(nn.Module):
@@ -38,7 +37,7 @@ class _Constant(nn.Module):
         if self._module:
             with torch.no_grad():
                 outputs = self._module.pop().eval()(*args, **kwargs)
-            self._outputs = tree_map_only(Tensor, lambda one: torch.empty_like(one, device="meta"), outputs)
+            self._outputs = map_tensors(outputs, lambda one: torch.empty_like(one, device="meta"))
             self._inputs = shape
 
         def fill(like: Tensor) -> Tensor:
@@ -47,7 +46,7 @@ class _Constant(nn.Module):
             filled = self.value[0].expand((*shape[:common], *like.shape[common:])).clone()
             return filled if like.is_floating_point() else filled.to(like.dtype)
 
-        return tree_map_only(Tensor, fill, self._outputs)
+        return map_tensors(self._outputs, fill)
 
 
 class NoOpModel(Algorithm):

@@ -16,14 +16,13 @@ if __name__ == "__main__" and not sys.flags.safe_path and sys.path[:1] == [os.ge
     if os.path.dirname(os.path.dirname(os.path.abspath(__file__))) == os.getcwd():  # a checkout that is not installed
         sys.path.append(os.getcwd())
 
-import atexit
-import threading
 from typing import NoReturn
 
 from runner.device.memory import grow_segments
 from runner.distributed.slurm import requeue_if_asked
 from runner.distributed.threads import wait_briefly
 from runner.failures.exit_codes import INTERRUPTED
+from runner.libraries.ending import end_process
 from runner.modes.quick import answer
 from runner.terminal.answer import answered
 from runner.terminal.output import lasting_output
@@ -44,11 +43,7 @@ def _run() -> int:
 
 
 def command() -> NoReturn:
-    """Run the command line and end the process.
-
-    Threads are joined, exit handlers run and output is flushed, as when Python exits. The teardown of the interpreter
-    is skipped: with torch loaded it takes half a second, and threads of torch's process groups can abort the process.
-    """
+    """Run the command line and end the process."""
     wait_briefly()
     grow_segments()
     with lasting_output():
@@ -57,11 +52,7 @@ def command() -> NoReturn:
         except KeyboardInterrupt:  # while the runner was imported
             code = INTERRUPTED
         requeue_if_asked()
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
+        end_process(code)
 
 
 if __name__ == "__main__":

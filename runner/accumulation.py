@@ -13,9 +13,9 @@ import torch
 
 from runner.batch import split
 from runner.device.attempts import NOT_AGAIN, is_out_of_memory, remember, shapes_of
-from runner.device.backward import backward
 from runner.device.memory import bytes_in_use
 from runner.distributed.collectives import any_rank, largest
+from runner.libraries.backward import backward
 from runner.loss import Share, detach, fractions, root_gradient, total_of, weighted_sum
 from runner.run import Accumulate, Run
 from runner.state import State

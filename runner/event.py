@@ -106,9 +106,10 @@ class Event(StrEnum):
     def _missing_(cls, value: object) -> Event:
         name = str(value).lower()
         name = ALIASES.get(name, name)
-        if name in cls._value2member_map_:
+        known = [event.value for event in cls]
+        if name in known:
             return cls(name)
-        near = difflib.get_close_matches(name, [*cls._value2member_map_, *ALIASES], n=1, cutoff=0.0)[0]
+        near = difflib.get_close_matches(name, [*known, *ALIASES], n=1, cutoff=0.0)[0]
         raise ValueError(f"unknown event {value!r}; did you mean {near!r}? runner.Event lists all of them")
 
 

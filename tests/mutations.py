@@ -1056,14 +1056,14 @@ FAULTS = (
         "runner/optim/param_groups.py",
         "    spare_compiler()\n",
         "",
-        "optim/test_unwrapped_step.py",
+        "libraries/test_optimizers.py",
     ),
     Fault(
         "the step of an optimizer imports torch's compiler",
-        "runner/optim/unwrapped_step.py",
+        "runner/libraries/optimizers.py",
         'getattr(inner, "__code__", None) is _GRAD_MODE',
         "False",
-        "optim/test_unwrapped_step.py",
+        "libraries/test_optimizers.py",
     ),
     Fault(
         "an event for TensorBoard keeps values of the record before",
@@ -1074,10 +1074,10 @@ FAULTS = (
     ),
     Fault(
         "the hooks of an optimizer are left out",
-        "runner/optim/unwrapped_step.py",
+        "runner/libraries/optimizers.py",
         '        or getattr(optimizer, "_optimizer_step_pre_hooks", True)\n',
         "",
-        "optim/test_unwrapped_step.py",
+        "libraries/test_optimizers.py",
     ),
     Fault(
         "a module of torchmetrics comes without its package",
@@ -1247,17 +1247,17 @@ FAULTS = (
     ),
     Fault(
         "a backward pass imports SymPy",
-        "runner/device/backward.py",
+        "runner/libraries/backward.py",
         "type(loss) is Tensor and _runs_as_expected()",
         "False",
-        "device/test_backward.py",
+        "libraries/test_backward.py",
     ),
     Fault(
         "another torch, without a private name of optimizers, cannot be used",
-        "runner/optim/unwrapped_step.py",
+        "runner/libraries/optimizers.py",
         "except (ImportError, AttributeError):",
         "except ImportError:",
-        "optim/test_unwrapped_step.py",
+        "libraries/test_optimizers.py",
     ),
     Fault(
         "dispatch: destinations come last at INIT",

@@ -14,6 +14,7 @@ from hydra.types import HydraContext, TaskFunction
 
 from runner.config.catalogue import CONF
 from runner.config.hydra_versions import initialized
+from runner.libraries.shortcuts import is_taken
 
 # Options, and the keys through which a config may say that there are many jobs, or have Hydra call something.
 _FOR_HYDRA = re.compile(r"-|[+~]*hydra(=|[./](mode|searchpath|callbacks)\b)")
@@ -25,7 +26,7 @@ def is_one_job(arguments: Sequence[str]) -> bool:
     Hydra 1.3 composes the config an extra time to find out, which takes a fifth of a second. Our own `conf/` sets
     nothing that decides it, so what is typed does.
     """
-    return not any(map(_FOR_HYDRA.match, arguments))
+    return is_taken("composing") and not any(map(_FOR_HYDRA.match, arguments))
 
 
 def run_one_job(task: TaskFunction, arguments: Sequence[str]) -> None:

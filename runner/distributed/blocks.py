@@ -50,8 +50,9 @@ def find_units(model: nn.Module) -> dict[str, nn.Module]:
 
 def wraps_one(module: nn.Module) -> bool:
     """Return whether a module holds only one other module, and is not one of torch's containers."""
-    return len(module._modules) == 1 and not module._parameters and not isinstance(module, CONTAINERS)
+    inside = [*module.children(), *module.parameters(recurse=False)]
+    return len(inside) == 1 and isinstance(inside[0], nn.Module) and not isinstance(module, CONTAINERS)
 
 
 def _is_block(module: nn.Module) -> bool:
-    return bool(module._modules) and not wraps_one(module) and not isinstance(module, CONTAINERS)
+    return bool([*module.children()]) and not wraps_one(module) and not isinstance(module, CONTAINERS)

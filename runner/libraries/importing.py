@@ -6,6 +6,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from runner.libraries.shortcuts import is_taken
+
 
 @contextmanager
 def importing() -> Iterator[None]:
@@ -15,6 +17,9 @@ def importing() -> Iterator[None]:
     of them takes up to a tenth of a second. Only the first block of a process spares objects for good, or it would keep
     the garbage of the jobs before it.
     """
+    if not is_taken("collector"):
+        yield
+        return
     enabled = gc.isenabled()
     gc.disable()
     try:

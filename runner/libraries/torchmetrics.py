@@ -11,6 +11,7 @@ from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
 
+from runner.libraries.shortcuts import is_taken
 from runner.libraries.torchvision import import_torchvision
 
 
@@ -40,6 +41,8 @@ def import_metric() -> Any:
     Until then, the package in ``sys.modules`` has not executed its own code. Matplotlib, which the class imports for
     plots of itself, waits as well.
     """
+    if not is_taken("torchmetrics"):
+        return import_torchmetrics().Metric
     spec = find_spec("torchmetrics") if "torchmetrics" not in sys.modules else None
     if spec is not None:
         package = module_from_spec(spec)
@@ -80,6 +83,9 @@ def _lean() -> Iterator[None]:
     """Let modules that torchmetrics imports and seldom needs wait, while it is imported in the body."""
     if find_spec("torchvision") is not None:
         import_torchvision()
+    if not is_taken("torchmetrics"):
+        yield
+        return
     # torchmetrics patches the module only where this name is missing.
     stand_ins: dict[str, dict[str, Any]] = {"scipy.signal": {"hamming": None}}
     if (spec := find_spec("transformers")) is not None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from runner.distributed.ranks import get_data_parallel_size, get_global_rank
 from runner.optim.freezing import listed
 from runner.state import State
 
 log = logging.getLogger("runner")
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def begin_training(state: State) -> None:
@@ -55,6 +56,6 @@ def count_split_norms(state: State, splits: bool) -> int:
         chunk = getattr(module, "ghost_batch_size", 0)
         if chunk and size and size % chunk == 0:
             chunked |= {*module.modules()}
-    norms = [one for one in state.unwrapped_model.modules() if isinstance(one, _BatchNorm) and one.training]
+    norms = [one for one in state.unwrapped_model.modules() if isinstance(one, BATCH_NORMS) and one.training]
     split = [one for one in norms if splits or (ranks > 1 and not isinstance(one, nn.SyncBatchNorm))]
     return len([one for one in split if one not in chunked])

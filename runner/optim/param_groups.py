@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.checks import check_whole
-from runner.optim.unwrapped_step import spare_compiler
+from runner.libraries.optimizers import spare_compiler
 
 OptimizerFactory = Callable[[Any], Optimizer]
 """Called with a list of parameters, or with the model itself if its first argument is named `model`."""

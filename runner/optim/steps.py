@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from runner.distributed.gradients import all_reduce_gradients
 from runner.distributed.ranks import get_world_size
-from runner.optim.unwrapped_step import step
+from runner.libraries.optimizers import step
 
 if TYPE_CHECKING:
     from runner.state import State

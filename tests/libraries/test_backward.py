@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import graph
 
-from runner.device import backward as module
+from runner.libraries import backward as module
 
 
 @pytest.fixture

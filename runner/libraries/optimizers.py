@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from runner.libraries.shortcuts import is_taken
+
 _WRAPPER: Any = None
 _GRAD_MODE: Any = None
 try:
@@ -22,7 +24,8 @@ try:
         _use_grad_for_differentiable,
     )
 
-    _WRAPPER = Optimizer.profile_hook_step(print).__code__  # type: ignore[attr-defined]
+    if is_taken("optimizer"):
+        _WRAPPER = Optimizer.profile_hook_step(print).__code__  # type: ignore[attr-defined]
     _GRAD_MODE = _use_grad_for_differentiable(print).__code__  # type: ignore[attr-defined]
 except (ImportError, AttributeError):
     pass
@@ -64,6 +67,8 @@ def spare_compiler() -> None:
     that is done at an attribute of each function, which is set here for the whole process: a compiled function
     that calls one of these methods then compiles it too. If torch looks elsewhere, it imports the compiler as usual.
     """
+    if not is_taken("compiler"):
+        return
     for name in _NOT_COMPILED:
         function = getattr(getattr(Optimizer, name), "__wrapped__", None)
         if function is not None:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd import graph
 
+from runner.libraries.shortcuts import is_taken
+
 
 def backward(loss: Tensor, gradient: Tensor) -> None:
     """Do what `loss.backward(gradient)` does, given a gradient of the shape and dtype of the loss."""
@@ -30,7 +32,9 @@ def _run(loss: Tensor, gradient: Tensor) -> None:
 
 @cache
 def _runs_as_expected() -> bool:
-    """Return whether this version of torch has the private function, and it takes these arguments."""
+    """Return whether the shortcut is taken: this torch has the private function, and it takes these arguments."""
+    if not is_taken("backward"):
+        return False
     weight = torch.ones((), requires_grad=True)
     try:
         _run(2 * weight, torch.ones(()))

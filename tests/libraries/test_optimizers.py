@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from runner.optim import unwrapped_step
-from runner.optim.unwrapped_step import step
+from runner.libraries import optimizers
+from runner.libraries.optimizers import step
 
 
 def make(kind: Any, **arguments: Any) -> tuple[nn.Parameter, torch.optim.Optimizer]:
@@ -75,7 +75,7 @@ def test_an_optimizer_is_made_stepped_saved_and_loaded_without_the_compiler(kind
     code = (
         "import sys, torch\n"
         "from runner.optim.factories import make_optimizers\n"
-        "from runner.optim.unwrapped_step import step\n"
+        "from runner.libraries.optimizers import step\n"
         "model = torch.nn.Linear(2, 2)\n"
         f"(optimizer,) = make_optimizers(torch.optim.{kind}, model)\n"
         "model(torch.ones(2)).sum().backward()\n"
@@ -103,7 +103,7 @@ def test_another_torch_steps_as_it_does_itself(name: str, monkeypatch: pytest.Mo
     with monkeypatch.context() as missing:
         owner, _, last = name.rpartition(".")
         missing.delattr(pkgutil.resolve_name(owner), last)
-        other = runpy.run_path(unwrapped_step.__file__)
+        other = runpy.run_path(optimizers.__file__)
     (plain, by_torch), (ours, optimizer) = make(torch.optim.SGD), make(torch.optim.SGD)
     by_torch.step()
     other["step"](optimizer)
@@ -114,7 +114,7 @@ def test_the_compiler_of_another_torch_is_left_alone(monkeypatch: pytest.MonkeyP
     plain = torch.optim.Optimizer.state_dict.__wrapped__  # type: ignore[attr-defined]
     monkeypatch.setattr(torch.optim.Optimizer, "state_dict", plain)
     before = dict(vars(plain))
-    unwrapped_step.spare_compiler()
+    optimizers.spare_compiler()
     assert vars(plain) == before and make(torch.optim.SGD)[1].state_dict()["param_groups"]
 
 

@@ -1,0 +1,65 @@
+"""Without the shortcuts around other libraries, everything is the same, only slower."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from runner.libraries.shortcuts import NAMES, is_taken
+
+ROOT = Path(__file__).resolve().parents[2]
+OF_THE_CORE = (
+    *("test_engine.py", "test_engine_errors.py", "test_loop.py", "test_loop_batch.py", "test_loop_evaluation.py"),
+    *("test_accumulation.py", "test_trainer.py", "test_main.py", "checkpoints/test_resume.py", "optim/test_steps.py"),
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("", NAMES),
+        ("0", NAMES),
+        ("1", ()),
+        ("true", ()),
+        ("backward,bakward", ()),
+        ("backward,exit", tuple(name for name in NAMES if name not in ("backward", "exit"))),
+    ],
+)
+def test_the_variable_takes_the_public_way_of_all_or_some(
+    given: str, taken: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RUNNER_PUBLIC_ONLY", given)
+    assert tuple(filter(is_taken, NAMES)) == taken
+
+
+def test_the_table_of_shortcuts_names_them_all():
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("\n## Shortcuts\n")[2].partition("\n## ")[0]
+    assert [row.split("`")[1] for row in section.splitlines() if row.startswith("| `")] == list(NAMES)
+
+
+@pytest.mark.slow
+def test_weights_are_the_same_to_the_bit_without_them(tmp_path: Path):
+    weights = []
+    for given in ("0", "1"):
+        folder = tmp_path / given
+        command = [sys.executable, "-m", "runner", "trainer.max_duration=12ba", f"hydra.run.dir={folder}"]
+        env = os.environ | {"RUNNER_PUBLIC_ONLY": given}
+        subprocess.run([*command, "~callbacks.mlflow_logger"], cwd=tmp_path, env=env, check=True)
+        weights.append(torch.load(folder / "checkpoints/latest/model.pt", weights_only=True))
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_core_passes_its_tests_without_them():
+    files = [str(ROOT / "tests" / name) for name in OF_THE_CORE]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *files]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"RUNNER_PUBLIC_ONLY": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-20_000:]

@@ -20,7 +20,7 @@ from runner.failures.facts import RankFailed
 from runner.time import Time, TimeUnit
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 PARTING = 5.0  # maximum seconds that rank 0 waits for others to learn that there are no more jobs
 MOST_PER_CORE = 16  # processes; more is most likely a typing error, and would bring the machine to a halt

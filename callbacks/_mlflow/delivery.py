@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-import requests
-
 from runner.callbacks._mlflow.description import origin_tags
+from runner.callbacks._mlflow.failures import Deleted, explain, print_trace
 from runner.callbacks._mlflow.spool import (
     SPOOL,
     Sent,
@@ -28,7 +26,7 @@ from runner.callbacks._mlflow.spool import (
     write_sent,
 )
 from runner.callbacks._mlflow.target import address_for_mlflow
-from runner.files.addresses import without_credentials, without_those_of
+from runner.files.addresses import without_those_of
 from runner.files.lock import lock_file
 
 if TYPE_CHECKING:
@@ -44,34 +42,6 @@ LOCK_PATIENCE = 60.0  # seconds that a finished run waits for the writer of an e
 FILES = {"artifact", "text", "table", "images", "model"}  # entries that go to the artifact store, a separate store
 
 Report = Callable[[dict[str, Any]], None]
-
-
-def print_trace(tracking_uri: str = "") -> None:
-    """Print the trace of the current exception to stderr, without credentials such as those of the address."""
-    print(without_those_of(tracking_uri, traceback.format_exc()), file=sys.stderr, flush=True)
-
-
-class Deleted(Exception):
-    """Raised for a run or experiment that was deleted in MLflow and accepts no data until it is restored.
-
-    Its data stay in the register of unsent runs until then.
-    """
-
-
-def explain(error: Exception, tracking_uri: str) -> str:
-    """Return what went wrong in one line, without the HTTP client's layers if the server was not reached."""
-    chain: list[BaseException] = [error]
-    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
-        chain.append(inner)
-    store = without_credentials(tracking_uri)
-    if any(isinstance(one, requests.ConnectionError) for one in chain):
-        reasons = [one.strerror for one in chain if isinstance(one, OSError) and one.strerror]
-        return f"{store} cannot be reached ({reasons[-1] if reasons else 'the connection broke off'})"
-    if any(isinstance(one, requests.Timeout) for one in chain):
-        return f"{store} does not answer"
-    if isinstance(error, Deleted):
-        return str(error)
-    return f"{type(error).__name__}: {' '.join(without_those_of(tracking_uri, str(error)).split())[:500]}"
 
 
 class Delivery:

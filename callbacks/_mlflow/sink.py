@@ -20,7 +20,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, Experiment, InputTag, Metric, Param, Run, RunTag
 from mlflow.store.artifact.artifact_repo import verify_artifact_path
 
-from runner.callbacks._mlflow.delivery import Deleted
+from runner.callbacks._mlflow.failures import Deleted
 from runner.callbacks._mlflow.spool import FILES, IMAGES, is_id
 from runner.callbacks._mlflow.view import SHARED_VIEW, add_to_view
 from runner.terminal.text import shortened

@@ -13,7 +13,7 @@ import requests
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from runner.callbacks._mlflow.delivery import explain
+from runner.callbacks._mlflow.failures import explain
 from runner.callbacks._mlflow.sink import TAG_LENGTH, refuse_deleted
 from runner.callbacks._mlflow.spool import is_id
 from runner.callbacks._mlflow.target import address_for_mlflow, database_of, sqlite_uri

@@ -18,7 +18,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from runner.callbacks._mlflow.delivery import Delivery, Report, print_trace
+from runner.callbacks._mlflow.delivery import Delivery, Report
+from runner.callbacks._mlflow.failures import print_trace
 from runner.callbacks._mlflow.spool import SPOOL, open_log
 from runner.callbacks._mlflow.target import read_target, resolve_uri, set_environment, with_credentials
 from runner.distributed.signals import HANDLED

@@ -165,7 +165,9 @@ def _describe(
     from runner.pictures.samples import make_captions, show_text, to_classes
 
     samples = noted.samples
-    first, targets, *_ = *(values for values in tensors(inputs) if values.ndim), None, None
+    parts = [values for values in tensors(inputs) if values.ndim]
+    first = parts[0] if parts else None
+    targets = parts[1] if len(parts) > 1 else None
     outputs = _joined(noted.outputs)
     classes = {"target": to_classes(targets, len(samples)), "prediction": to_classes(outputs, len(samples))}
     about = make_captions(classes) or [""] * len(samples)

@@ -48,7 +48,7 @@ def compose(arguments: Iterable[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     from runner.config.command_line import merge_repeated
-    from runner.config.hydra_versions import initialized
+    from runner.config.composing import initialized
 
     overrides = merge_repeated([*arguments, "callbacks=none", "trainer.eval_interval=0", "trainer.device=cpu"])
     with initialized(CONF):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from runner.models.sample_losses import worst_samples
+
 History = dict[str, Tensor]
 """`epochs` in which the sample was seen; `total` and `last` loss; for classes also the last `prediction` and `label`,
 the epoch in which it was first `learned` (from 1; 0: never), and how often it was `forgotten`."""
@@ -68,6 +70,5 @@ def find_suspects(history: History, share: float) -> Tensor:
         share: share of the samples to return, in (0, 1].
     """
     count = max(1, round(share * len(history["epochs"])))
-    scores = mean_losses(history).masked_fill(history["epochs"] == 0, -torch.inf)
-    order = scores.argsort(descending=True, stable=True)[:count]
+    order = worst_samples(mean_losses(history).masked_fill(history["epochs"] == 0, -torch.inf), count)
     return order[history["epochs"][order] > 0]

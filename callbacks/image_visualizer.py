@@ -79,24 +79,24 @@ class ImageVisualizer(Callback):
             self._log(state, logger, state.batch, "Images/Eval" if label == "eval" else f"Images/{label}")
 
     def _log(self, state: State, logger: Logger, batch: Any, name: str) -> None:
-        from runner.callbacks._pictures import read_together, to_classes, to_pictures, with_masks
+        from runner.callbacks._pictures import read_together, with_masks
+        from runner.pictures.samples import are_images, make_captions, to_classes, to_pictures
 
         images = _pick(batch, self.input_key, "input_key")
-        channels = images.shape[-1 if self.channels_last else 1] if images.ndim == 4 else 0
-        if channels not in (1, 3):
+        if not are_images(images, self.channels_last):
             layout = "(N, H, W, C)" if self.channels_last else "(N, C, H, W)"
             self._give_up(f"a batch of shape {tuple(images.shape)} is not {layout} with C 1 or 3")
             return
         images = images[: self.num_images]
-        images = images if self.channels_last else images.permute(0, 2, 3, 1)
-        targets = to_classes(_pick(batch, self.target_key, "target_key"), images)
-        predictions = to_classes(getattr(state, "outputs", None), images)
+        targets = to_classes(_pick(batch, self.target_key, "target_key"), len(images))
+        predictions = to_classes(getattr(state, "outputs", None), len(images))
         pixels, *classes = read_together([images, targets, predictions])  # the intended host-device sync
-        pictures = to_pictures(pixels)
+        pictures = to_pictures(pixels, self.channels_last)
         if self.mode == "input":
-            logger.log_images(pictures, name, captions=_captions(*classes))
+            captions = make_captions(dict(zip(("target", "prediction"), classes, strict=True)))
+            logger.log_images(pictures, name, captions=captions or None)
             return
-        masks = [one for one in classes if one is not None and one.shape == pixels.shape[:3]]
+        masks = [one for one in classes if one is not None and one.shape == pictures.shape[:3]]
         if masks:
             logger.log_images(with_masks(pictures, masks), name)
         else:
@@ -105,19 +105,6 @@ class ImageVisualizer(Callback):
     def _give_up(self, reason: str) -> None:
         log.warning("image_visualizer logs nothing: %s", reason)
         self._works = False
-
-
-def _captions(targets: Any, predictions: Any) -> list[str] | None:
-    """Return a caption for each image, or None if neither targets nor predictions are one number per image."""
-    named = {"target": targets, "prediction": predictions}
-    found = {name: values for name, values in named.items() if values is not None and values.ndim == 1}
-    columns = [[f"{name} {_short(value)}" for value in values.tolist()] for name, values in found.items()]
-    return [", ".join(parts) for parts in zip(*columns, strict=True)] or None
-
-
-def _short(value: float) -> str:
-    """Return a score with four digits, or a class number in full."""
-    return f"{value:.4g}" if isinstance(value, float) else f"{value:d}"
 
 
 def _pick(batch: Any, key: int | str, name: str) -> Any:

@@ -193,6 +193,7 @@ class SampleLedger(Callback):
         import torch
 
         from runner.callbacks._sample_history import find_suspects, mean_losses
+        from runner.pictures.samples import find_images, make_captions, to_pictures
 
         history = self._history
         of_classes = ("label", "prediction", "learned", "forgotten") if self._predicts else ()
@@ -209,10 +210,9 @@ class SampleLedger(Callback):
         loader: Any = state.train_dataloader
         if len(shown) and hasattr(loader, "pick"):
             batch = loader.pick(shown)
-            captions = [
-                _caption(*one) for one in zip(*(rows[name] for name in ("sample", *of_classes[:2])), strict=True)
-            ]
-            if (pictures := _pictures(batch)) is not None:
+            if (images := find_images(batch)) is not None:
+                captions = make_captions({name: rows[name] for name in of_classes[:2]}, rows["sample"])
+                pictures = to_pictures(images)
                 logger.log_images(pictures, f"{self.config_key}/suspects", captions=captions[: len(shown)])
             elif (texts := _texts(batch, self.tokenizer)) is not None:
                 rows["text"] = texts + [""] * (len(named) - len(texts))
@@ -257,19 +257,6 @@ def _as_parquet(columns: dict[str, Tensor]) -> bytes:
     sink = pyarrow.BufferOutputStream()
     write_table(pyarrow.table({name: column.numpy() for name, column in columns.items()}), sink)
     return sink.getvalue().to_pybytes()
-
-
-def _caption(sample: int, label: int | None = None, prediction: int | None = None) -> str:
-    return f"sample {sample}" + ("" if label is None else f": label {label}, prediction {prediction}")
-
-
-def _pictures(batch: Any) -> Any:
-    """Return the first images of a batch as pictures (N, H, W, C), uint8; None if there are none."""
-    from runner.batch import tensors
-    from runner.callbacks._pictures import to_pictures
-
-    found = next((one for one in tensors(batch) if one.ndim == 4 and one.shape[1] in (1, 3)), None)
-    return None if found is None else to_pictures(found.permute(0, 2, 3, 1).float().cpu().numpy())
 
 
 def _texts(batch: Any, tokenizer: Any) -> list[str] | None:

@@ -30,7 +30,8 @@ def check_images(images: Any, name: str, captions: Sequence[str] | None) -> np.n
             captions, or the name is no text.
     """
     _check_text(name)
-    shape, dtype = getattr(images, "shape", None), getattr(images, "dtype", None)
+    shape = getattr(images, "shape", None)
+    dtype = getattr(images, "dtype", None)
     value = repr(images) if shape is None or dtype is None else f"{dtype} of shape {tuple(shape)}"
     try:
         array = np.asarray(images)

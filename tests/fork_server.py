@@ -114,7 +114,7 @@ def warm_up_hydra() -> None:
     from omegaconf import OmegaConf
 
     from runner.config import foreign
-    from runner.config.hydra_versions import initialized
+    from runner.config.composing import initialized
 
     conf = Path(__file__).resolve().parents[1] / "conf"
     for file in conf.rglob("*.yaml"):

@@ -13,8 +13,8 @@ from hydra import compose
 from runner import Callback, Trainer
 from runner.config import build
 from runner.config.composed import to_plain
+from runner.config.composing import initialized
 from runner.config.errors import WrongConfig
-from runner.config.hydra_versions import initialized
 from runner.modes.checking import dry_run
 from runner.precision import Precision
 

@@ -20,7 +20,7 @@ from tiers import one_in
 from runner import State
 from runner.config import build
 from runner.config.composed import to_plain
-from runner.config.hydra_versions import initialized
+from runner.config.composing import initialized
 from runner.hooks import Hooks
 from runner.libraries.foreign_hooks import HOOKS_HERE
 

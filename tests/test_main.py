@@ -16,8 +16,6 @@ from main_runs import SHORT, query, run_folders
 from python_process import PATIENCE, start_python
 from stores import change
 
-from runner.config.hydra_versions import BASE
-
 STEPS = list(range(1, 7))
 
 
@@ -167,7 +165,6 @@ def test_resume_goes_on_in_the_same_folder_and_the_same_mlflow_run(story: Any, t
     assert config["data"]["batch_size"] == 400 and config["trainer"]["max_duration"] == "3ep"
 
 
-@pytest.mark.skipif(not BASE, reason="Hydra 1.4.0rc3 itself fails where a sweep removes a key")
 def test_a_sweep_is_one_folder_and_one_run_a_job(folder: Path, run_app: Any):
     run_app("-m", "seed=0,1", *SHORT, "~callbacks.learning_curves")
     (sweep,) = run_folders(folder, "outputs/sweeps/*/*")

@@ -16,7 +16,7 @@ from tiers import one_in
 from runner.config import build
 from runner.config.command_line import check_options, typed_value
 from runner.config.composed import to_plain
-from runner.config.hydra_versions import initialized
+from runner.config.composing import initialized
 from runner.modes.quick import own_keys
 from runner.modes.subcommands import spell_out
 from runner.modes.table import MODES

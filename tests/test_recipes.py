@@ -15,7 +15,7 @@ from tiny_tokenizer import TEXT, make_tokenizer
 
 from runner.config import build
 from runner.config.composed import to_plain
-from runner.config.hydra_versions import initialized
+from runner.config.composing import initialized
 from runner.libraries.hugging_face import import_hf
 from runner.modes.checking import dry_run
 

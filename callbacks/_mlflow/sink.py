@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 import tempfile
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -344,7 +345,7 @@ def add_caption(image: Image, caption: str) -> Image:
 
     factor = max(1, -(-CAPTION_WIDTH // image.width))
     image = image.convert("RGB").resize((image.width * factor, image.height * factor), Resampling.NEAREST)
-    lines = [caption[start : start + LINE_LENGTH] for start in range(0, len(caption), LINE_LENGTH)]
+    lines = textwrap.wrap(caption, LINE_LENGTH)
     canvas = new("RGB", (image.width, image.height + LINE_HEIGHT * len(lines) + 4), "white")
     canvas.paste(image)
     ImageDraw.Draw(canvas).multiline_text((2, image.height + 2), "\n".join(lines), fill="black")

@@ -57,7 +57,8 @@ def read_manifest(path: Path) -> Manifest:
             for name, facts in content["files"].items()
         }
         weights = {"model.pt": files["model.pt"]}  # first
-        time, saved = read_time(content["timestamp"]), number(content["saved_at"])
+        time = read_time(content["timestamp"])
+        saved = number(content["saved_at"])
         return Manifest(time, saved, {**weights, **files}, content.get("save"))
     except (UnreadableCheckpoint, FileNotFoundError):
         raise

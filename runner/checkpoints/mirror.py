@@ -117,11 +117,13 @@ class Mirror:
         try:
             with self._remote.open(self._at(OWNER), "rb") as file:
                 mark = json.loads(file.read(LARGEST_INDEX))
-            known, names = str(mark["run"]), [str(name) for name in mark["checkpoints"]]
+            known = str(mark["run"])
+            names = [str(name) for name in mark["checkpoints"]]
         except FileNotFoundError:
             if self._remote.exists(self._path) and self._remote.ls(self._path, detail=False):
                 raise FileExistsError("it holds files that no run has uploaded; choose another run_name=") from None
-            known, names = owner, []
+            known = owner
+            names = []
         except (TypeError, LookupError, ValueError, RecursionError) as error:
             raise ValueError(f"its {OWNER} cannot be read ({error})") from None
         if known != owner and not overwrite:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -17,7 +18,6 @@ from runner.budget import check_budget
 from runner.config.composed import check_keys, optimizer_sections, section_of, targets
 from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig
 from runner.config.foreign import about_foreign_value
-from runner.config.hydra_versions import any_target, full_key
 from runner.config.nearest import Advice
 from runner.config.short_steps import use_one_thread_if_short
 from runner.config.signatures import check_null, check_signature, locate
@@ -216,7 +216,7 @@ def make(path: str, section: Any, **supplied: Any) -> Any:
     if section is None or "_target_" not in section:
         return None
     find_in_working_directory(section)
-    with _naming(path, section, supplied.get("config", {})), any_target():
+    with _naming(path, section, supplied.get("config", {})):
         for _, inner in targets(section):  # on other ranks than 0 nothing has been checked, and so imported, before
             prepare_import(str(inner["_target_"]))
         if supplied:
@@ -246,10 +246,10 @@ def _naming(path: str, section: Mapping[str, Any], config: Mapping[str, Any] = M
     except Exception as error:
         cause = error
         failed = path
-        inner = full_key(error)
-        if isinstance(error, InstantiationException) and isinstance(error.__cause__, Exception):
-            cause = error.__cause__
-        failed = f"{path}.{inner}" if inner else path
+        if isinstance(error, InstantiationException):
+            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+            inner = re.search(r"^full_key: (.+)$", str(error), re.MULTILINE)  # that of the target, inside the section
+            failed = f"{path}.{inner[1]}" if inner else path
         if not isinstance(cause, CONFIG_ERRORS) and path != "trainer":  # the Trainer runs hooks; its bugs stay bugs
             failure = ConstructorFailed(f"{type(cause).__name__}: {cause}".removesuffix(": "))
             failure.__cause__ = cause

@@ -9,8 +9,8 @@ import hydra
 
 from runner.config.catalogue import CONF
 from runner.config.command_line import check_options, check_spaces, keys_first, merge_repeated, only_typed, typed_value
+from runner.config.composing import VERSION_BASE
 from runner.config.errors import WrongConfig, config_errors
-from runner.config.hydra_versions import BASE, any_target
 from runner.config.one_job import is_one_job, run_one_job
 from runner.config.own_conf import find_own_conf
 from runner.config.sources import check_encoding
@@ -113,8 +113,7 @@ def compose_and_run(saved: SavedRun | None) -> int:
             if is_one_job(sys.argv[1:]):
                 run_one_job(task, sys.argv[1:])
             else:
-                with any_target():
-                    hydra.main(config_path=str(CONF), config_name="config", **BASE)(task)()
+                hydra.main(version_base=VERSION_BASE, config_path=str(CONF), config_name="config")(task)()
     except SweepRefused as refused:
         raise refused.error from refused.error.__cause__
     except Exception as error:

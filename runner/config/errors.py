@@ -143,7 +143,7 @@ def explain(error: Exception, overrides: Sequence[str], conf: Path) -> Explanati
 def _reason_of_omegaconf(error: OmegaConfBaseException) -> str:
     """Return the first line of a message, without the prefix that only says that a resolver raised the exception.
 
-    OmegaConf 2.3 keeps a resolver's exception only as text in its own message, after the name of the exception's class.
+    OmegaConf keeps a resolver's exception only as text in its own message, after the name of the exception's class.
     The text of an OSError begins with the error number.
     """
     if isinstance(error, MissingMandatoryValue):
@@ -157,7 +157,7 @@ def _reason_of_omegaconf(error: OmegaConfBaseException) -> str:
 def _with_override_before_a_list(error: AssertionError) -> str | None:
     """Return the file whose defaults have an override before a list, or None if Hydra failed for another reason.
 
-    Hydra 1.3 fails an assertion here instead of reporting the file, so the file comes from the traceback's frames.
+    Hydra fails an assertion here instead of reporting the file, so the file comes from the traceback's frames.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if frames[-1].f_globals["__name__"] != "hydra.core.default_element":

@@ -13,7 +13,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import HydraContext, TaskFunction
 
 from runner.config.catalogue import CONF
-from runner.config.hydra_versions import initialized
+from runner.config.composing import initialized
 from runner.libraries.shortcuts import is_taken
 
 # Options, and the keys through which a config may say that there are many jobs, or have Hydra call something.
@@ -23,7 +23,7 @@ _FOR_HYDRA = re.compile(r"-|[+~]*hydra(=|[./](mode|searchpath|callbacks)\b)")
 def is_one_job(arguments: Sequence[str]) -> bool:
     """Return whether a command runs one job and needs nothing else from Hydra.
 
-    Hydra 1.3 composes the config an extra time to find out, which takes a fifth of a second. Our own `conf/` sets
+    Hydra composes the config an extra time to find out, which takes a fifth of a second. Our own `conf/` sets
     nothing that decides it, so what is typed does.
     """
     return is_taken("composing") and not any(map(_FOR_HYDRA.match, arguments))

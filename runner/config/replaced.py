@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config.catalogue import CONF, chosen_in, default_choices
 from runner.config.command_line import LISTS, key_of, search_path
-from runner.config.hydra_versions import initialized
+from runner.config.composing import initialized
 from runner.config.sources import recipes_of
 
 SINGLE = ("model", "data", "optimizer", "scheduler")

@@ -15,8 +15,8 @@ from omegaconf import OmegaConf
 from runner.config.catalogue import GROUPS, choices, default_choices, top_keys
 from runner.config.command_line import LISTS, OPTIONS, config_dir, key_of, search_path
 from runner.config.composed import about_unknown
+from runner.config.composing import initialized
 from runner.config.foreign import about_foreign, about_foreign_value
-from runner.config.hydra_versions import initialized
 from runner.config.nearest import Advice, nearest
 from runner.modes.table import MODES
 
@@ -34,10 +34,8 @@ MOST_MEANT = 3  # keys that one message suggests
 # Hydra raises the same class without attributes in all of these cases; only the beginning of its message differs.
 NO_SUCH_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'")
 KEY_EXISTS = re.compile(r"Could not append to config\. An item is already at '([^']+)'")
-NO_SUCH_GROUP = re.compile(  # the file, and the group
-    r"In '([^']+)': (?:Could not override|Invalid Defaults List override) '/?([^':]+)"
-)
-OVERRIDE_FIRST = re.compile(r"In ([^:]+): Override '.*' is defined before")  # Hydra 1.4; 1.3 fails an assertion
+NO_SUCH_GROUP = re.compile(r"In '([^']+)': Could not override '([^']+)'")  # the file, and the group
+OVERRIDE_FIRST = re.compile(r"In ([^:]+): Override '.*' is defined before")  # before a list, an assertion fails
 IN_SEARCH_SPACE = re.compile(r"[+~]+hydra\.sweeper\.params\b")
 CHOSEN_TWICE = re.compile(r"Multiple values for ([\w/]+)")
 LIST_FOR_SECTION = re.compile(r"Error merging override (?!hydra\.)([^=]+)=\[")
@@ -98,7 +96,7 @@ def _as_advice(text: str) -> Advice:
 
 
 def is_empty_choice(error: Exception) -> bool:
-    """Return whether a group was set to null or a number, for which Hydra 1.3 raises a plain ValueError."""
+    """Return whether a group was set to null or a number, for which Hydra raises a plain ValueError."""
     return isinstance(error, ValueError) and str(error).startswith("Config group override must be a string or a list")
 
 
@@ -208,8 +206,8 @@ def _about_override_in_file(file: str, group: str, conf: Path) -> str:
 
 
 def about_override_first(file: str) -> str:
-    """Return a message about a file whose defaults have an override before a list."""
-    return f"{file}: its defaults contain an override before a list; put overrides last"
+    """Return a message about a file whose defaults do not end with their overrides."""
+    return f"{file}: its defaults contain an override before another entry; put overrides last"
 
 
 def _meant(name: str, groups: Sequence[str]) -> Advice:

@@ -90,7 +90,8 @@ class _Watch(threading.Thread):
             used = _cpu_time(self._main) if self._counts_cpu else 0.0
             place = _times(), [(frame.f_code, frame.f_lasti) for frame in frames[: _waits_at(frames) + 1]]
             if place != seen or used - cpu > BUSY * poll:
-                seen, since = place, now
+                seen = place
+                since = now
                 if is_reported:
                     self._report("")
                 is_reported = False

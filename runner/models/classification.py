@@ -48,10 +48,8 @@ class ClassificationModel(SupervisedModel):
         if num_classes < 2:
             raise wrong_argument("num_classes", num_classes, "a classifier needs at least 2 classes")
         if loss_fn is None:
-            self._mean, self._averages = (
-                None,
-                "samples",
-            )  # as all of them count, ranks need not ask each other how many do
+            self._mean = None
+            self._averages = "samples"  # as all of them count, ranks need not ask each other how many do
         self.num_classes = num_classes
         self._has_own_metrics = metrics is not None
 

@@ -1,7 +1,8 @@
-"""The loss of each sample of a batch, computed with the model's own loss."""
+"""The loss of each sample of a batch, computed with the model's own loss, and the samples whose loss is highest."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,3 +30,11 @@ def sample_losses(model: Model, outputs: Any, batch: Any) -> Tensor:
         return total_of(model.loss(*alone))
 
     return torch.func.vmap(loss_of_one)(outputs, batch)
+
+
+def worst_samples(losses: Sequence[float] | Tensor, count: int) -> Tensor:
+    """Return the places of the highest losses (N,), highest first and NaN before all: int64 `(min(count, N),)`.
+
+    Of equal losses, the earlier comes first.
+    """
+    return torch.as_tensor(losses, dtype=torch.float64).argsort(descending=True, stable=True)[:count]

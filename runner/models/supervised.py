@@ -86,7 +86,8 @@ class SupervisedModel(Model):
             is_alike = target.ndim == outputs.ndim and target.shape == outputs.shape
             if is_alike and not (target.is_floating_point() or target.is_complex()):
                 positional = [target.to(outputs.dtype)]
-        mean, loss_fn = self._mean, self.loss_fn
+        mean = self._mean
+        loss_fn = self.loss_fn
         if mean is not None and mean.loss_fn is loss_fn:  # no algorithm has put another in its place
             return mean(outputs, *positional, **named)
         return loss_fn(outputs, *positional, **named)

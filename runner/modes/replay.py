@@ -122,27 +122,16 @@ def _failing_as(crash: Mapping[str, Any], noted: ReplayedBatch) -> Iterator[None
 
 
 def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, begun: int) -> None:
-    from runner.modes.retraining.worst_samples import describe_target, inputs_and_targets, show_text
+    from runner.models.sample_losses import worst_samples
 
     asked = job.config["replay"]
     run = Path(job.config["run"])
     batch = noted.batch
     equal, digests = compare_digests(run, trainer.state.run_dir, begun, batch)
-    inputs, targets = inputs_and_targets(_joined(noted.microbatches))
-    outputs = _joined(noted.outputs)
-    worst = sorted(noted.samples, key=lambda one: -one.loss)[: asked["worst"]]
-    decode = _decoder(job.config["data"])
-    described = [
-        {
-            "index": one.index,
-            "loss": one.loss,
-            "is": describe_target(targets, outputs, one.place),
-            "text": show_text(inputs, one.place, decode),
-        }
-        for one in worst
-    ]
-    places = [one.place for one in worst]
-    picture = _draw(inputs, places, described, _picture_file(job, batch), f"batch {batch} of {run.name}")
+    inputs = _joined(noted.microbatches)
+    places = worst_samples(noted.losses, asked["worst"]).tolist()
+    worst, captions = _describe(noted, inputs, places, _decoder(job.config["data"]))
+    picture = _draw(inputs, places, captions, _picture_file(job, batch), f"batch {batch} of {run.name}")
     if asked["to"]:
         _write(Path(asked["to"]), noted)
     give(
@@ -153,8 +142,8 @@ def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, begun: int) -> Non
             "from_batch": begun,
             "equal": equal,
             "loss": noted.loss,
-            "samples": [one._asdict() for one in noted.samples],
-            "worst": described,
+            "samples": [sample._asdict() for sample in noted.samples],
+            "worst": worst,
             "gradients": noted.gradients,
             "activations": noted.activations,
             "algorithms": [one._asdict() for one in noted.acts],
@@ -162,9 +151,37 @@ def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, begun: int) -> Non
             "tensors": asked["to"] or None,
         }
     )
+    lines = ["; ".join(filter(None, (text, sample["text"]))) for text, sample in zip(captions, worst, strict=True)]
     files = [("picture", show_path(Path(picture)))] if picture else []
     files += [("tensors", show_path(Path(asked["to"])))] if asked["to"] else []
-    print_block("", [digests, *_rows(noted, described), *files])
+    print_block("", [digests, *_rows(noted, lines), *files])
+
+
+def _describe(
+    noted: ReplayedBatch, inputs: Any, places: list[int], decode: Callable[[list[int]], str] | None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return what is known about samples at some places of the batch, for programs, and their captions."""
+    from runner.batch import tensors
+    from runner.pictures.samples import make_captions, show_text, to_classes
+
+    samples = noted.samples
+    parts = [values for values in tensors(inputs) if values.ndim]
+    first = parts[0] if parts else None
+    targets = parts[1] if len(parts) > 1 else None
+    outputs = _joined(noted.outputs)
+    classes = {"target": to_classes(targets, len(samples)), "prediction": to_classes(outputs, len(samples))}
+    about = make_captions(classes) or [""] * len(samples)
+    captions = make_captions({"loss": noted.losses, **classes}, [sample.index for sample in samples])
+    described = [
+        {
+            "index": samples[place].index,
+            "loss": samples[place].loss,
+            "is": about[place],
+            "text": show_text(first, place, decode),
+        }
+        for place in places
+    ]
+    return described, [captions[place] for place in places]
 
 
 def compare_digests(run: Path, again: Path, begun: int, batch: int) -> tuple[bool | None, tuple[str, str]]:
@@ -190,7 +207,7 @@ def compare_digests(run: Path, again: Path, begun: int, batch: int) -> tuple[boo
     return False, ("warning digests", f"{what}different at batch {found.batch}, in {', '.join(found.parts)}")
 
 
-def _rows(noted: ReplayedBatch, worst: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+def _rows(noted: ReplayedBatch, worst: list[str]) -> Iterator[tuple[str, str]]:
     """Yield the lines about a batch, as labels and texts."""
     rates = ", ".join(dict.fromkeys(f"{one:.6g}" for one in noted.rates))
     yield "loss", f"{noted.loss:.6g}, in epoch {noted.epoch + 1}, at the learning rate {rates}"
@@ -202,10 +219,8 @@ def _rows(noted: ReplayedBatch, worst: list[dict[str, Any]]) -> Iterator[tuple[s
         yield "samples", f"{', '.join(map(str, known[:_MORE]))}{more}"
     if noted.no_losses:
         yield "worst", f"the loss of a sample is not known: {noted.no_losses}"
-    for place, one in enumerate(worst):
-        index = "?" if one["index"] is None else one["index"]
-        about = "; ".join(text for text in (one["is"], one["text"]) if text)
-        yield "worst" if place == 0 else "", f"sample {index}: loss {one['loss']:.4g}{about and f', {about}'}"
+    for place, text in enumerate(worst):
+        yield "worst" if place == 0 else "", text
     if noted.gradients:
         total = sum(one * one for one in noted.gradients.values()) ** 0.5
         yield "gradients", f"norm {total:.4g}; {_largest(noted.gradients)}"
@@ -254,15 +269,15 @@ def _picture_file(job: Job, batch: int) -> str:
     return str((Path() if is_unpacked else Path(job.config["run"])) / "replay" / f"ba{batch}" / name)
 
 
-def _draw(inputs: Any, places: list[int], worst: list[dict[str, Any]], path: str, title: str) -> str | None:
+def _draw(inputs: Any, places: list[int], captions: list[str], path: str, title: str) -> str | None:
     """Write a picture of the worst samples if they are images, and return its path."""
-    from runner.modes.retraining.worst_samples import draw_images, is_image
+    from runner.pictures.samples import draw_images, find_images
 
-    if not (path and places and is_image(inputs)):
+    images = find_images(inputs)
+    if not (path and places) or images is None:
         return None
-    captions = [f"sample {one['index']}, loss {one['loss']:.3g}\n{one['is']}" for one in worst]
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(Path(path), draw_images(inputs[places], captions, title, Path(path).suffix[1:]))
+    write_whole(Path(path), draw_images(images[places], captions, title, Path(path).suffix[1:]))
     return path
 
 

@@ -29,6 +29,7 @@ def check_closure(optimizer: Optimizer, model: Any) -> None:
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     needs = closure is not None and closure.default is inspect.Parameter.empty
     if needs and not getattr(model, "manual_optimization", True):  # a plain module only tries a factory out
-        name, kind = type(optimizer).__name__, type(model).__name__
+        name = type(optimizer).__name__
+        kind = type(model).__name__
         reason = f"its step computes the loss several times. Add this to a subclass of {kind}, and train on one rank"
         raise TypeError(f"optimizers={name}: {reason}:{TRAINING_STEP}")

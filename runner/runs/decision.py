@@ -193,11 +193,13 @@ def bootstrap(*samples: np.ndarray) -> tuple[float, float] | None:
     influence = np.concatenate(
         [sign * (sample - sample.mean()) / len(sample) for sign, sample in zip(signs, samples, strict=True)]
     )
-    second, third = float(np.sum(influence**2)), float(np.sum(influence**3))
+    second = float(np.sum(influence**2))
+    third = float(np.sum(influence**3))
     tolerance = ROUNDING * (abs(estimate) + math.sqrt(second))
     if second <= tolerance**2:
         return estimate, estimate
-    resampled, chances = np.zeros(1), np.ones(1)
+    resampled = np.zeros(1)
+    chances = np.ones(1)
     if math.prod(math.comb(2 * size - 1, size) for size in sizes) <= MOST_RESAMPLES:
         for sign, sample in zip(signs, samples, strict=True):
             means, likely = _enumerate_means(sample)

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from runner.checkpoints.manifest import MANIFEST, UnreadableCheckpoint, read_manifest
 from runner.config.errors import WrongConfig
-from runner.config.hydra_versions import add_resolver
 from runner.distributed.environment import is_rank_zero, kept_over_restarts
 from runner.files.lock import PATIENCE, lock_file
 from runner.files.names import RESULT, SWEEP
@@ -37,7 +38,7 @@ _made: list[Path] = []  # folders that this process has made since the last clea
 
 def register_resolver() -> None:
     """Register `${run_folder:base,mode}`, which names a new folder for each config."""
-    add_resolver("run_folder", _run_folder)
+    OmegaConf.register_new_resolver("run_folder", _run_folder, use_cache=True, replace=True)
 
 
 def _run_folder(base: str, mode: str) -> str:

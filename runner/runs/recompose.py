@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from runner.budget import unmeasured
 from runner.config.catalogue import CONF
 from runner.config.command_line import config_dir, search_path, typed_value
-from runner.config.hydra_versions import initialized
+from runner.config.composing import initialized
 from runner.config.replaced import without_replaced
 from runner.runs.changes import find_changes
 from runner.terminal.console import show_path

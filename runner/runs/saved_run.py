@@ -315,7 +315,8 @@ def _read_record(folder: Path, named: str) -> tuple[dict[str, Any], list[Any], d
     """Return the config, the overrides and the environment that a run has recorded in a folder."""
     names = ("config.yaml", "overrides.yaml", "environment.json")
     config, overrides, environment = (_read_yaml(folder / name, named) for name in names)
-    overrides, environment = overrides or [], environment or {}
+    overrides = overrides or []
+    environment = environment or {}
     if not (isinstance(config, dict) and isinstance(overrides, list) and isinstance(environment, dict)):
         raise ValueError(f"{named}: {folder / 'config.yaml'} is not the record of a run")
     return config, overrides, environment

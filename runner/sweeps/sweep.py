@@ -24,7 +24,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config import build
 from runner.config.errors import WrongConfig, config_errors
-from runner.config.hydra_versions import add_resolver
 from runner.config.nearest import nearest
 from runner.destination import SweepSummary
 from runner.distributed.launch import check_launcher
@@ -315,7 +314,7 @@ def check_choice(hydra_config: Any, config: Mapping[str, Any], saved: SavedRun |
 
 def register_resolver() -> None:
     """Register `${sweep_folder:base}`, which names the sweep's folder."""
-    add_resolver("sweep_folder", _find_folder)
+    OmegaConf.register_new_resolver("sweep_folder", _find_folder, use_cache=True, replace=True)
 
 
 _beginning: DictConfig | None = None  # config of the sweep that starts in this process

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 from python_process import PATIENCE, wait_until
-from remote_filesystems import Faulty, Gate, faulty
 from saver_runs import fit, make_trainer, saved
 
 from runner import Callback
@@ -20,10 +21,58 @@ from runner.callbacks import CheckpointSaver
 from runner.checkpoints.mirror import Mirror
 
 
+class Faulty(MemoryFileSystem):
+    """A file system whose uploads do what `fault` does first: raise, wait, or return other content to store.
+
+    Attributes:
+        store: its files, apart from those of `memory://`.
+        fault: called with the path and the content of each file that is uploaded.
+        uploads: how many files were uploaded, or tried to be.
+    """
+
+    protocol = "faulty"
+    store: dict[str, Any] = {}  # noqa: RUF012  (as the base has it)
+    pseudo_dirs = [""]  # noqa: RUF012
+    fault: Callable[[str, bytes], bytes] = staticmethod(lambda path, content: content)
+    uploads = 0
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> str:
+        path = str(path).removeprefix("faulty://")
+        return "/" + path.strip("/") if path.strip("/") else ""
+
+    def put_file(self, lpath: Any, rpath: Any, **_: Any) -> None:
+        type(self).uploads += 1
+        with open(lpath, "rb") as file:
+            content = file.read()
+        self.pipe_file(rpath, type(self).fault(rpath, content))
+
+
 @pytest.fixture
 def remote() -> Iterator[type[Faulty]]:
-    with faulty() as kind:
-        yield kind
+    """A new, empty file system at `faulty://`, sound until its `fault` is set."""
+    kind = type("Faulty", (Faulty,), {"store": {}, "pseudo_dirs": [""], "uploads": 0})
+    fsspec.register_implementation("faulty", kind, clobber=True)
+    yield kind
+
+
+class Gate:
+    """A fault that hangs until it is opened.
+
+    Attributes:
+        reached: set once an upload hangs.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.reached = threading.Event()
+        self.open = threading.Event()
+
+    def __call__(self, path: str, content: bytes) -> bytes:
+        if path.endswith(self.name):
+            self.reached.set()
+            self.open.wait(PATIENCE)
+        return content
 
 
 def mirroring(**arguments: Any) -> CheckpointSaver:

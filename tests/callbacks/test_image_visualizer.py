@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from runner import Algorithm, Callback, ClassificationModel, Evaluator, LanguageModel, Model, Trainer
 from runner.callbacks import ImageVisualizer, InMemoryLogger
-from runner.callbacks._pictures import GAP, palette, to_pictures, with_masks
+from runner.callbacks._pictures import GAP, palette, with_masks
+from runner.pictures.samples import to_pictures
 
 
 class Brightest(nn.Module):
@@ -126,30 +127,12 @@ def test_masks_lie_beside_the_image():
     pictures = logged["images"]
     assert pictures.shape == (2, 5, 18 + 2 * GAP, 3)
     panels = [pictures[:, :, start : start + 6].astype(int) for start in (0, 6 + GAP, 12 + 2 * GAP)]
-    np.testing.assert_array_equal(panels[0], to_pictures(images.permute(0, 2, 3, 1).numpy()))
+    np.testing.assert_array_equal(panels[0], to_pictures(images))
     colored = [(panel != panels[0]).any(axis=-1) for panel in panels[1:]]
     np.testing.assert_array_equal(colored[0], mask.numpy() == 1)
     np.testing.assert_array_equal(colored[1], images[:, 0].numpy() > 0.5)
     half = panels[0][1, 2, 0] // 2 + palette(3)[2].astype(int) // 2
     np.testing.assert_array_equal(panels[2][1, 2, 0], half)
-
-
-def test_brightness():
-    generator = np.random.default_rng(0)
-    normalized = generator.normal(size=(2, 4, 4, 3)).astype(np.float32)
-    normalized[1] *= 100
-    pictures = to_pictures(normalized)
-    assert pictures.min(axis=(1, 2, 3)).tolist() == [0, 0]
-    assert pictures.max(axis=(1, 2, 3)).tolist() == [255, 255]
-    order = np.argsort(normalized[0].ravel())
-    assert (np.diff(pictures[0].ravel()[order].astype(int)) >= 0).all()
-    dark = np.full((1, 2, 2, 1), 0.2, dtype=np.float32)
-    assert to_pictures(dark).tolist() == np.full((1, 2, 2, 1), 51).tolist()
-    assert to_pictures(5 * dark + 1).max() == 0  # nothing to stretch
-    assert to_pictures(np.full((1, 1, 1, 1), 7, dtype=np.uint8)).item() == 7
-    assert to_pictures(np.array([np.nan, -1.0, 1.0, np.inf], dtype=np.float32).reshape(1, 2, 2, 1)).tolist() == [
-        [[[128], [0]], [[255], [128]]]
-    ]
 
 
 def test_colors_of_classes_differ_and_stay():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from runner.algorithms import InfoBatch, LabelSmoothing, MixUp, SeqLengthWarmup
 from runner.callbacks import InMemoryLogger, SampleLedger
 from runner.callbacks._sample_history import add_epoch, find_suspects, mean_losses, new_history
 from runner.data import DatasetLoader, TensorLoader
+from runner.models.sample_losses import worst_samples
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -106,6 +108,12 @@ def test_learned_is_the_first_right_epoch_and_forgotten_counts_each_loss_of_it()
     assert history["epochs"].tolist() == [4, 4, 2]
     assert mean_losses(history).tolist() == [1.0, 2.0, 3.0]
     assert find_suspects(history, 0.6).tolist() == [2, 1]
+
+
+def test_worst_samples_have_the_highest_losses_and_nan_comes_first():
+    assert worst_samples([1.0, math.nan, 3.0, math.inf, 3.0], 4).tolist() == [1, 3, 2, 4]
+    assert worst_samples(torch.tensor([0.5, 2.0]), 8).tolist() == [1, 0]
+    assert worst_samples([], 3).tolist() == []
 
 
 def test_samples_never_seen_are_no_suspects():

@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 from runner import Callback
 from runner.config import build
 from runner.config.composed import targets
+from runner.config.composing import initialized
 from runner.config.errors import ConstructorFailed
-from runner.config.hydra_versions import initialized
 from runner.failures.facts import facts_of
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

@@ -9,7 +9,7 @@ import pytest
 from hydra import compose
 
 from runner.config.composed import check_keys, to_plain
-from runner.config.hydra_versions import initialized
+from runner.config.composing import initialized
 from runner.runs import folder as run_folder
 from runner.sweeps import sweep
 

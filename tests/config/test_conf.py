@@ -17,7 +17,7 @@ from runner import Trainer
 from runner.config import build
 from runner.config.command_line import merge_repeated
 from runner.config.composed import KEYS, targets
-from runner.config.hydra_versions import initialized
+from runner.config.composing import initialized
 from runner.runs.folder import register_resolver
 from runner.trainer import Trainer as TrainerClass
 

@@ -14,8 +14,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from tiers import one_in
 
+from runner.config.composing import initialized
 from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig, config_errors, explain
-from runner.config.hydra_versions import add_resolver, initialized
 from runner.config.signatures import NoSuchArgument
 from runner.config.suggestions import _compose_without, _usual, about_replaced
 from runner.event import Event
@@ -277,7 +277,7 @@ def test_an_error_of_a_resolver_is_told_without_it(tmp_path: Path):
     def fails(path: str) -> Any:
         return Path(path).read_text()
 
-    add_resolver("fails", fails)
+    OmegaConf.register_new_resolver("fails", fails)
     try:
         with pytest.raises(CONFIG_ERRORS) as raised:
             OmegaConf.to_container(OmegaConf.create({"a": f"${{fails:{tmp_path}/missing}}"}), resolve=True)

@@ -24,9 +24,9 @@ from runner.config.command_line import (
     search_path,
 )
 from runner.config.composed import to_plain
+from runner.config.composing import initialized
 from runner.config.errors import WrongConfig, config_errors
 from runner.config.foreign import _table, about_foreign
-from runner.config.hydra_versions import initialized
 from runner.modes.subcommands import spell_out
 from runner.modes.table import MODES
 from runner.runs.folder import register_resolver

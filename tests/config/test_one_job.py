@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from runner.config.catalogue import CONF
-from runner.config.hydra_versions import BASE, any_target, initialized
+from runner.config.composing import VERSION_BASE, initialized
 from runner.config.one_job import is_one_job, run_one_job
 
 pytestmark = pytest.mark.usefixtures("own_logging")
@@ -49,13 +49,11 @@ def test_the_config_is_that_of_hydra_s_own_main(
 
     def keep(config: Any) -> None:
         its_hydra: Any = OmegaConf.to_container(HydraConfig.instance().cfg, resolve=True)
-        its_hydra["hydra"]["overrides"].pop("hydra")  # 1.4 adds no mode
         found.append((OmegaConf.to_container(config, resolve=True), its_hydra))
 
     run_one_job(keep, typed)
     monkeypatch.setattr(sys, "argv", ["runner", *typed])
-    with any_target():
-        hydra.main(config_path=str(CONF), config_name="config", **BASE)(keep)()
+    hydra.main(version_base=VERSION_BASE, config_path=str(CONF), config_name="config")(keep)()
     assert found[0] == found[1]
 
 
@@ -71,7 +69,6 @@ def test_a_mode_that_is_typed_is_what_hydra_makes_of_it(run_here: Any):
     assert "seed=1" in run_here("hydra.mode=MULTIRUN", "seed=0,1", *CHECK, code=0).out
 
 
-@pytest.mark.skipif(not BASE, reason="Hydra 1.4 reads it from config.yaml and the command line only")
 def test_a_mode_in_a_file_of_the_user_is_what_hydra_makes_of_it(tmp_path: Path, run_here: Any):
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     (tmp_path / "conf" / "experiment" / "mine.yaml").write_text("# @package _global_\nhydra: {mode: MULTIRUN}\n")

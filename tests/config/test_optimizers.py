@@ -19,7 +19,7 @@ from runner.algorithms import ReduceOnPlateau
 from runner.checkpoints.snapshot import save_checkpoint
 from runner.config import build
 from runner.config.composed import to_plain
-from runner.config.hydra_versions import initialized
+from runner.config.composing import initialized
 from runner.data import TensorLoader
 from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.runs.optimizer_changes import change_optimizers

@@ -12,7 +12,7 @@ from main_runs import SHORT, run_folders
 from omegaconf import OmegaConf
 
 from runner.config.catalogue import CONF
-from runner.config.hydra_versions import initialized
+from runner.config.composing import initialized
 from runner.config.replaced import without_replaced
 
 

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from runner import Callback, ClassificationModel, Model
 from runner.config import build
 from runner.config.composed import to_plain
+from runner.config.composing import initialized
 from runner.config.errors import WrongConfig
-from runner.config.hydra_versions import initialized
 from runner.data import faked_by
 from runner.event import Event
 from runner.modes.check import report

@@ -15,7 +15,7 @@ from python_process import run_python
 from runner import Algorithm, Callback, ClassificationModel
 from runner.config import build
 from runner.config.composed import to_plain
-from runner.config.hydra_versions import initialized
+from runner.config.composing import initialized
 from runner.destination import LoggerDestination
 from runner.event import Event
 from runner.modes.explain import print_tables, timeline

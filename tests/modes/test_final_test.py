@@ -19,8 +19,8 @@ from runner.algorithms import EMA
 from runner.callbacks import CheckpointSaver, InMemoryLogger
 from runner.config import build
 from runner.config.composed import to_plain
+from runner.config.composing import initialized
 from runner.config.errors import WrongConfig
-from runner.config.hydra_versions import initialized
 from runner.data import TensorLoader
 from runner.evaluator import with_test
 from runner.modes.checking import dry_run

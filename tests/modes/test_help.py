@@ -19,7 +19,7 @@ from runner.config import build
 from runner.config.catalogue import CONF, GROUPS, choices, top_keys
 from runner.config.command_line import merge_repeated
 from runner.config.composed import to_plain
-from runner.config.hydra_versions import initialized
+from runner.config.composing import initialized
 from runner.modes.help import explain, overview
 from runner.modes.table import MODES
 

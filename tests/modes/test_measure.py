@@ -15,7 +15,7 @@ from hydra import compose
 from runner.budget import Budget
 from runner.config import build
 from runner.config.composed import to_plain
-from runner.config.hydra_versions import initialized
+from runner.config.composing import initialized
 from runner.failures.facts import WrongKey
 from runner.modes import measure
 from runner.modes.measure import Pace, settle_budget

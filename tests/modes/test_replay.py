@@ -16,7 +16,6 @@ import runner
 from runner.checkpoints.digest import read_digests
 from runner.checkpoints.history import checkpoint_before
 from runner.modes.replay import check_replay
-from runner.modes.retraining.worst_samples import describe_target, draw_images, is_image, show_text
 from runner.runs.past import record_of
 
 QUIET = ("callbacks=[checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
@@ -217,16 +216,6 @@ def test_a_replay_that_differs_says_so(tmp_path: Path, run_here: Any, finished: 
     assert found["equal"] is False
     (tmp_path / "run" / "digests.jsonl").unlink()
     assert replayed(run_here, "run", 6, "replay.picture=''")["equal"] is None
-
-
-def test_texts_and_pictures_of_samples():
-    tokens = torch.tensor([[*b"hello  you"], [*b"somethings"]])
-    assert show_text(tokens, 0) == "hello you" and show_text(tokens + 300, 0).startswith("404 401")
-    assert show_text(torch.zeros(2, 3), 0) == "" and show_text(None, 0) == ""
-    assert is_image(torch.zeros(2, 3, 4, 4)) and not is_image(torch.zeros(2, 2, 4, 4)) and not is_image(None)
-    assert draw_images(torch.rand(5, 3, 4, 4), ["$x"] * 5, "t", "png").startswith(b"\x89PNG")
-    assert describe_target(torch.tensor([3, 4]), torch.eye(5)[:2], 1) == "target 4, predicted 1"
-    assert describe_target(None, None, 0) == "" == describe_target(torch.zeros(2, 3, 4), {}, 0)
 
 
 def test_a_loss_that_reads_values_is_measured_sample_by_sample(tmp_path: Path, run_here: Any):

@@ -18,8 +18,8 @@ import runner
 from runner import Callback, ClassificationModel, Logger, State, Trainer
 from runner.checkpoints.files import find_checkpoint
 from runner.checkpoints.snapshot import read_file
+from runner.config.composing import VERSION_BASE
 from runner.config.errors import WrongConfig
-from runner.config.hydra_versions import BASE
 
 SHORT = ("model=mlp", "trainer.max_duration=6ba", "callbacks=checkpoint_saver")
 
@@ -136,7 +136,7 @@ def test_loading_leaves_another_program_of_hydra_as_it_is(folder: Path):
         trainer.save_checkpoint(trainer.state.run_dir / "checkpoints" / "last")
     (folder / "app").mkdir()
     (folder / "app" / "main.yaml").write_text("rate: 0.1\n")
-    with hydra.initialize_config_dir(str(folder / "app"), job_name="mine", **BASE):
+    with hydra.initialize_config_dir(str(folder / "app"), job_name="mine", version_base=VERSION_BASE):
         runner.load(str(trainer.state.run_dir))
         assert hydra.compose("main", ["rate=0.2"]) == {"rate": 0.2}
         assert JobRuntime.instance().get("name") == "mine"

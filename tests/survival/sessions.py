@@ -26,7 +26,7 @@ from runner.callbacks import CheckpointSaver, EarlyStopper, JSONLinesLogger
 from runner.checkpoints.files import find_checkpoint
 from runner.config.build import build
 from runner.config.composed import to_plain
-from runner.config.hydra_versions import initialized
+from runner.config.composing import initialized
 from runner.data import TensorLoader
 from runner.data.images.digits import load_digits
 from runner.schedulers import cosine_annealing

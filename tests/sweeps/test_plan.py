@@ -13,8 +13,8 @@ from torch import nn
 
 from runner import Callback, ClassificationModel
 from runner.config.composed import to_plain
+from runner.config.composing import initialized
 from runner.config.errors import WrongConfig
-from runner.config.hydra_versions import initialized
 from runner.sweeps.plan import PlannedJob, _check_all, check_jobs, name_job_in
 
 CONF = Path(__file__).resolve().parent.parent.parent / "conf"

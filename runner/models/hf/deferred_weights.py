@@ -15,7 +15,8 @@ from runner.distributed.deferred import defer
 from runner.distributed.saved_tensor import Piece, SavedTensor
 from runner.libraries.hugging_face import import_hf
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 
 
 def defer_weights(network: Any, name: str, revision: str | None) -> dict[str, list[Any]]:

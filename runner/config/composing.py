@@ -1,0 +1,37 @@
+"""Composing configs with Hydra, whose state is global, in any thread and inside any program."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import JobRuntime
+from hydra.version import VersionBase
+
+VERSION_BASE = "1.3"  # Hydra's own defaults of that version
+
+_composing = threading.RLock()  # Hydra's state is one for all threads
+
+
+@contextmanager
+def initialized(conf: str | Path, job_name: str = "app") -> Iterator[None]:
+    """Let `hydra.compose` read a folder of config groups within the context, one thread at a time.
+
+    Hydra's state is put back afterwards, as a run or another program of Hydra may be using it.
+    """
+    with _composing:
+        outer = GlobalHydra.instance().hydra
+        base = VersionBase.instance().version_base
+        name = JobRuntime.instance().get("name")
+        GlobalHydra.instance().clear()
+        try:
+            with hydra.initialize_config_dir(str(conf), job_name=job_name, version_base=VERSION_BASE):
+                yield
+        finally:
+            JobRuntime.instance().set("name", name)
+            VersionBase.instance().version_base = base
+            GlobalHydra.instance().hydra = outer

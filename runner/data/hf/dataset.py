@@ -31,6 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from runner.checks import check_whole, refuse_if
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.hf.columns import Columns, class_names, fake_batches, holds_texts, is_text, largest_label, undecoded
 from runner.data.hf.splits import Part, Source, Splits, check_text, describe, load_parts, load_split
@@ -237,16 +238,14 @@ def _check_columns(
     context: int,
 ) -> _Columns:
     """Check the arguments that say what a sample is, before anything is read, and return them."""
-    if image_size is not None and image_size < 1:
-        raise ValueError(f"image_size={image_size!r}: must be at least 1 pixel")
+    check_whole("image_size", image_size, 1, "a number of pixels", none="images as they are")
     read = [] if inputs is None else [inputs] if isinstance(inputs, str) else [*inputs]
     if bool(text) == bool(read) or (text and targets) or (read and not targets and task is None):
         raise ValueError(
             f"text={text!r}, inputs={inputs!r}, targets={targets!r}: give text, a column for language modelling, or "
             "both inputs and targets"
         )
-    if len(read) > 2:
-        raise ValueError(f"inputs={read!r}: must be one column, or two columns of texts")
+    refuse_if(len(read) > 2, "inputs", read, "must be one column, or two columns of texts")
     task = TASKS[0] if text else check_task(task, read, targets, classes, tokenizer)
     return _Columns(text, read, targets, classes, tokenizer, image_size, task, context)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from runner.checks import check_one_of
+from runner.checks import check_one_of, refuse_if
 from runner.data.hf.columns import Columns, holds_texts, is_text
 from runner.data.text.tokenizer import load_pretrained_tokenizer
 from runner.failures.facts import wrong_argument
@@ -236,8 +236,7 @@ def check_task(
         raise wrong_argument("targets", targets, f"task={task!r} predicts tokens of the inputs; leave targets out")
     if task not in UNLABELLED and targets is None:
         raise wrong_argument("targets", None, f"task={task!r} needs a column of targets beside inputs")
-    if task not in NAMED and classes is not None:
-        raise wrong_argument("classes", [*classes], f"task={task!r} has none; leave it out")
+    refuse_if(task not in NAMED and classes is not None, "classes", classes, f"task={task!r} has none; leave it out")
     if task in ("token_classification", "seq2seq_lm") and len(inputs) > 1:
         raise wrong_argument("inputs", [*inputs], f"task={task!r} takes one column; give one")
     if task != TASKS[0] and tokenizer is None:
@@ -252,15 +251,13 @@ def check_columns(features: Mapping[str, Any], task: str, inputs: Sequence[str],
     words = task == "token_classification"
     kind = "lists of words" if words else "texts"
     for key, column in (*(("inputs", one) for one in inputs), *([("targets", targets)] if targets else [])):
-        if column not in features:
-            raise wrong_argument(key, column, f"no such column; the columns are {', '.join(features)}")
+        refuse_if(column not in features, key, column, f"no such column; the columns are {', '.join(features)}")
         feature = features[column]
         fits = holds_texts(feature) if words else is_text(feature)
         if words and key == "targets":
             kind = "lists of classes"
             fits = hasattr(feature, "feature")
-        if not fits:
-            raise wrong_argument(key, column, f"task={task!r} needs a column of {kind}; this one holds {feature}")
+        refuse_if(not fits, key, column, f"task={task!r} needs a column of {kind}; this one holds {feature}")
 
 
 def text_columns(features: Mapping[str, Any], inputs: Sequence[str], tokenizer: str | None) -> bool:
@@ -271,8 +268,7 @@ def text_columns(features: Mapping[str, Any], inputs: Sequence[str], tokenizer: 
             for texts or given for something else.
     """
     for column in inputs:
-        if column not in features:
-            raise wrong_argument("inputs", column, f"no such column; the columns are {', '.join(features)}")
+        refuse_if(column not in features, "inputs", column, f"no such column; the columns are {', '.join(features)}")
     holding = [column for column in inputs if is_text(features[column])]
     if len(inputs) > 1 and len(holding) < len(inputs):
         other = next(one for one in inputs if one not in holding)

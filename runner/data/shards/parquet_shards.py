@@ -11,6 +11,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from runner.checks import check_whole
 from runner.data.fake import data_function
 from runner.data.hf.columns import checked_whole, image_tensor
 from runner.data.images.imagefolder import normalized
@@ -50,8 +51,7 @@ class ParquetShards(ShardArguments):
     image_size: int | None = None
 
     def open(self) -> tuple[list[ShardedDataset], Transform | None]:
-        if self.image_size is not None and self.image_size < 1:
-            raise wrong_argument("image_size", self.image_size, "must be at least 1 pixel")
+        check_whole("image_size", self.image_size, 1, "a number of pixels", none="images as they are")
         columns = {"inputs": self.inputs, "targets": self.targets}
         numbers = None if self.classes is None else {name: number for number, name in enumerate(self.classes)}
         decode = partial(decode_table, columns=columns, classes=numbers, image_size=self.image_size)

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runner.checks import check_number
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import OrderedLoader
 from runner.data.text.packing import document_ends, end_token, packed_loaders, split_ends
@@ -140,8 +141,8 @@ def _check(
         raise ValueError(f"test_share={test_share!r}: give a share of the training text or test_path, not both")
     if eval_path is None:
         check_eval_share(eval_share, test_share)
-    elif not 0 <= test_share < 1:
-        raise ValueError(f"test_share={test_share!r}: must be at least 0 and below 1")
+    else:
+        check_number("test_share", test_share, "[0, 1)")
     return [*([eval_share] if eval_path is None else []), *([test_share] if test_share else [])]
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
+from runner.checks import check_counts, check_number, refuse_if
 from runner.data.fake import FakeLoader
 from runner.data.loaders import OrderedLoader, TensorLoader
 
@@ -36,16 +37,13 @@ def check_windows(sizes: WindowSizes) -> None:
     Raises:
         ValueError: one of the sizes is out of range.
     """
-    for name in ("context", "batch_size", "eval_batch_size"):
-        if sizes[name] < 1:
-            raise ValueError(f"{name}={sizes[name]!r}: must be at least 1")
+    check_counts(context=sizes["context"], batch_size=sizes["batch_size"], eval_batch_size=sizes["eval_batch_size"])
     check_eval_limit("eval_tokens", sizes["eval_tokens"], sizes["context"], "tokens")
 
 
 def check_eval_share(eval_share: float, test_share: float = 0.0) -> None:
     """Raise ValueError for shares of the training data that leave nothing to train or to evaluate on."""
-    if not 0 < eval_share < 1:
-        raise ValueError(f"eval_share={eval_share!r}: must be above 0 and below 1")
+    check_number("eval_share", eval_share, "(0, 1)")
     if not 0 <= test_share < 1 - eval_share:
         raise ValueError(f"test_share={test_share!r}: must be at least 0, and below 1 together with eval_share")
 
@@ -64,8 +62,7 @@ def count_windows(size: int, context: int, unit: str = "tokens") -> int:
     Raises:
         ValueError: the text is too short for a single window.
     """
-    if size <= context:
-        raise ValueError(f"context={context!r}: must be shorter than the text, which has {size} {unit}; lower it")
+    refuse_if(size <= context, "context", context, f"must be shorter than the text, which has {size} {unit}; lower it")
     return (size - 1) // context
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from runner.checks import check_whole
 from runner.failures.facts import wrong_argument
 from runner.files.values import HubName, Kernel, KernelOptions
 from runner.models.hf.adapters import add_adapters
@@ -67,9 +68,7 @@ class HFNetwork(nn.Module):
         check_task(task)
         if not isinstance(name, str) or not name:
             raise wrong_argument("name", name, "must be a name on the Hub, such as 'gpt2', or a folder")
-        if num_labels is not None and num_labels < 1:
-            allowed = "must be at least 1, or None for the value in the model's config"
-            raise wrong_argument("num_labels", num_labels, allowed)
+        check_whole("num_labels", num_labels, 1, none="the value in the model's config")
         if revision is not None and is_local(name):
             reason = f"belongs to a model on the Hub, but name={name!r} is a folder; leave revision out"
             raise wrong_argument("revision", revision, reason)

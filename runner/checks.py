@@ -107,7 +107,19 @@ def check_one_of(name: str, value: Any, allowed: Collection[str | None]) -> None
         near = longer or ([nearest] if ratios[nearest] >= 0.5 else [])
         question = f"; did you mean {near[0]!r}?" if near else ""
         reason = f"must be one of {', '.join(map(repr, allowed))}{question}"
-        raise wrong_argument(name, value, reason, allowed=tuple(map(str, allowed)), meant="".join(near[:1]))
+        listed = tuple("null" if other is None else other for other in allowed)
+        raise wrong_argument(name, value, reason, allowed=listed, meant="".join(near[:1]))
+
+
+def check_flag(name: str, value: Any, none: str) -> None:
+    """Check that an argument is True, False or None; `none` says what None does.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    refuse_if(
+        value is not None and not isinstance(value, bool), name, value, f"must be True, False, or None, which {none}"
+    )
 
 
 def check_list(name: str, value: Any, what: str = "names") -> None:

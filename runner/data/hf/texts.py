@@ -115,13 +115,11 @@ class Encoder:
         self._task = task
         self._numbers = None if classes is None else {name: number for number, name in enumerate(classes)}
         remedy = "in Python and save it with save_pretrained, or choose another tokenizer"
-        if self._tokenizer.pad_token_id is None:
-            reason = f"has no padding token, which batches of texts need; set its pad_token {remedy}"
-            raise wrong_argument("tokenizer", tokenizer, reason)
+        reason = f"has no padding token, which batches of texts need; set its pad_token {remedy}"
+        refuse_if(self._tokenizer.pad_token_id is None, "tokenizer", tokenizer, reason)
         if task == "masked_lm":
-            if self._tokenizer.mask_token_id is None:
-                reason = f"has no mask token, which task='masked_lm' needs; set its mask_token {remedy}"
-                raise wrong_argument("tokenizer", tokenizer, reason)
+            reason = f"has no mask token, which task='masked_lm' needs; set its mask_token {remedy}"
+            refuse_if(self._tokenizer.mask_token_id is None, "tokenizer", tokenizer, reason)
             collator = import_hf("transformers").DataCollatorForLanguageModeling
             self._mask = collator(self._tokenizer).torch_mask_tokens
         if task == "token_classification" and not self._tokenizer.is_fast:
@@ -239,10 +237,8 @@ def check_task(
     refuse_if(task not in NAMED and classes is not None, "classes", classes, f"task={task!r} has none; leave it out")
     if task in ("token_classification", "seq2seq_lm") and len(inputs) > 1:
         raise wrong_argument("inputs", [*inputs], f"task={task!r} takes one column; give one")
-    if task != TASKS[0] and tokenizer is None:
-        raise wrong_argument(
-            "tokenizer", None, f"task={task!r} needs a folder, or a name on the Hub: that of the model"
-        )
+    reason = f"task={task!r} needs a folder, or a name on the Hub: that of the model"
+    refuse_if(task != TASKS[0] and tokenizer is None, "tokenizer", None, reason)
     return task
 
 

@@ -10,7 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from runner.checks import check_counts, check_whole
+from runner.checks import check_counts, check_whole, refuse_if
 from runner.data.archive import check_source, fetch_archive, find_missing
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import TensorLoader
@@ -115,9 +115,8 @@ def _check(url: str | None, md5: str | None, batch_size: int, eval_batch_size: i
 
 
 def _check_eval_samples(eval_samples: int, num_train: int) -> None:
-    if not 0 <= eval_samples < num_train:
-        allowed = f"must be 0, to evaluate on the test images, or at most {num_train - 1} of the training images"
-        raise ValueError(f"eval_samples={eval_samples!r}: {allowed}")
+    allowed = f"must be 0, to evaluate on the test images, or at most {num_train - 1} of the training images"
+    refuse_if(not 0 <= eval_samples < num_train, "eval_samples", eval_samples, allowed)
 
 
 def _is_missing(path: str, url: str | None) -> bool:

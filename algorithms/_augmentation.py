@@ -16,7 +16,7 @@ from torch import Tensor
 from runner import Algorithm, Logger, State, stream_seed
 from runner.algorithms._batch import Key, get_images, get_item, with_item
 from runner.algorithms._first_batch import first_batch
-from runner.checks import check_range
+from runner.checks import check_number, refuse_if
 
 MAX_SEVERITY = 10.0
 TOLERANCE = 0.2
@@ -33,11 +33,10 @@ class Augmentation(Algorithm, ABC):
     """Base of algorithms that augment each training image separately; a subclass defines `augment`."""
 
     def __init__(self, severity: float, mean: PerChannel, std: PerChannel, input_key: Key) -> None:
-        check_range("severity", severity, 0, MAX_SEVERITY, above=True)
+        check_number("severity", severity, f"(0, {MAX_SEVERITY}]")
         self.mean = torch.as_tensor(mean, dtype=torch.float64).reshape(-1)
         self.std = torch.as_tensor(std, dtype=torch.float64).reshape(-1)
-        if not (self.std > 0).all():
-            raise ValueError(f"std={std!r}: must be a number above 0, or one per channel")
+        refuse_if(not (self.std > 0).all(), "std", std, "must be a number above 0, or one per channel")
         self.severity = severity
         self.input_key = input_key
         self._is_checked = False

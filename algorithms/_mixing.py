@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runner import Algorithm, Logger, State, stream_seed
 from runner.algorithms._batch import Key, class_probabilities, get_item, with_item
+from runner.checks import check_number
 from runner.distributed.ranks import get_data_parallel_size
 from runner.models.target_mean import TargetMean, read_loss
 
@@ -31,8 +32,7 @@ class Mixing(Algorithm, ABC):
     conflicts_with = ("MixUp", "CutMix")
 
     def __init__(self, alpha: float, interpolate_loss: bool, input_key: Key, target_key: Key) -> None:
-        if not alpha > 0:
-            raise ValueError(f"alpha={alpha!r}: must be a number above 0")
+        check_number("alpha", alpha, "(0, inf]")
         self.alpha = alpha
         self.interpolate_loss = interpolate_loss
         self.input_key = input_key

@@ -15,7 +15,7 @@ from runner.algorithms._first_batch import first_batch
 from runner.algorithms._gpt import Kept, drop_positions
 from runner.algorithms._sequences import cut_into_pieces
 from runner.algorithms._surgery import operate
-from runner.checks import check_range, check_whole
+from runner.checks import check_number, check_whole
 from runner.models import GPT
 from runner.models.gpt import CausalAttention
 
@@ -111,7 +111,7 @@ class ALiBi(Algorithm):
         allow_no_match: bool = False,
     ) -> None:
         check_whole("max_sequence_length", max_sequence_length, 1)
-        check_range("train_sequence_length_scaling", train_sequence_length_scaling, 0, 1, above=True)
+        check_number("train_sequence_length_scaling", train_sequence_length_scaling, "(0, 1]")
         self.max_sequence_length = max_sequence_length
         self.train_sequence_length_scaling = train_sequence_length_scaling
         self.input_key = input_key

@@ -9,7 +9,7 @@ from torch import Tensor
 from runner.algorithms._augmentation import MAX_SEVERITY, Augmentation, PerChannel
 from runner.algorithms._batch import Key
 from runner.algorithms._image_operations import CORE, apply_each
-from runner.checks import check_whole
+from runner.checks import check_number, check_whole
 
 MAX_DEPTH = 3  # largest number of operations in a chain whose depth is drawn
 
@@ -93,8 +93,7 @@ class AugMix(Augmentation):
         if depth != -1:
             check_whole("depth", depth, 1)
         check_whole("width", width, 1)
-        if not alpha > 0:
-            raise ValueError(f"alpha={alpha!r}: must be a number above 0")
+        check_number("alpha", alpha, "(0, inf]")
         self.depth = depth
         self.width = width
         self.alpha = alpha

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from runner import Algorithm, Logger, State, stream_seed
 from runner.algorithms._batch import Key, get_item, with_item
+from runner.checks import check_one_of, check_whole
 
 FLIPS = (None, "random", "alternating")
 
@@ -60,10 +61,8 @@ class BatchAugment(Algorithm):
     """
 
     def __init__(self, pad: int = 1, flip: str | None = None, input_key: Key = 0) -> None:
-        if isinstance(pad, bool) or not isinstance(pad, int) or pad < 0:
-            raise ValueError(f"pad={pad!r}: must be a whole number of pixels, at least 0")
-        if flip not in FLIPS:
-            raise ValueError(f"flip={flip!r}: must be None, 'random' or 'alternating'")
+        check_whole("pad", pad, 0, "a whole number of pixels")
+        check_one_of("flip", flip, FLIPS)
         self.pad = pad
         self.flip = flip
         self.input_key = input_key

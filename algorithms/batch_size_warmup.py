@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._batch import AUGMENTATIONS, pick_samples, refuse_alternating_flips
-from runner.checks import check_range
+from runner.checks import check_number
 
 
 def scheduled_size(progress: float, start: float, duration: float, whole: int) -> int:
@@ -45,8 +45,8 @@ class BatchSizeWarmup(Algorithm):
     runs_before = ("SelectiveBackprop", *AUGMENTATIONS)
 
     def __init__(self, start: float = 0.25, duration: float = 0.3) -> None:
-        check_range("start", start, 0, 1, above=True)
-        check_range("duration", duration, 0, 1)
+        check_number("start", start, "(0, 1]")
+        check_number("duration", duration, "[0, 1]")
         self.start = start
         self.duration = duration
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from runner import Algorithm, Logger, State, stream_seed
 from runner.algorithms._batch import Key, get_images, with_item
-from runner.checks import check_range
+from runner.checks import check_numbers
 
 
 def draw_kept(length: int, share: float, generator: torch.Generator) -> Tensor:
@@ -54,8 +54,7 @@ class ColOut(Algorithm):
     """
 
     def __init__(self, p_row: float = 0.15, p_col: float = 0.15, input_key: Key = 0) -> None:
-        check_range("p_row", p_row, 0, 1)
-        check_range("p_col", p_col, 0, 1)
+        check_numbers("[0, 1]", p_row=p_row, p_col=p_col)
         self.p_row = p_row
         self.p_col = p_col
         self.input_key = input_key

@@ -8,7 +8,7 @@ from torch import Tensor
 from runner import Algorithm, Logger, State, stream_seed
 from runner.algorithms._batch import Key, get_images, with_item
 from runner.algorithms._boxes import cover, draw_boxes
-from runner.checks import check_range, check_whole
+from runner.checks import check_number, check_whole
 
 
 def cut_out(images: Tensor, holes: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class CutOut(Algorithm):
         self, num_holes: int = 1, length: float = 0.5, uniform_sampling: bool = False, input_key: Key = 0
     ) -> None:
         check_whole("num_holes", num_holes, 1)
-        check_range("length", length, 0, 1, above=True)
+        check_number("length", length, "(0, 1]")
         self.num_holes = num_holes
         self.length = length
         self.uniform_sampling = uniform_sampling

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from runner import Algorithm, Logger, State
-from runner.checks import check_whole
+from runner.checks import check_one_of, check_whole
 from runner.distributed.sharding import is_sharded
 
 FORMATS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -57,8 +57,7 @@ class DDP(Algorithm):
         compress: str | None = None,
     ) -> None:
         check_whole("bucket_cap_mb", bucket_cap_mb, 1, "a number of MiB")
-        if compress not in FORMATS:
-            raise ValueError(f"compress={compress!r}: must be None, 'bf16' or 'fp16'")
+        check_one_of("compress", compress, FORMATS)
         if static_graph and find_unused_parameters:
             raise ValueError("find_unused_parameters=True: does nothing with static_graph=True; leave one of them out")
         self.bucket_cap_mb = bucket_cap_mb

@@ -12,6 +12,7 @@ from torch import Tensor
 from runner import Interval, Logger, State, Time, TimeUnit, get_global_rank
 from runner.algorithms._averaging import TimedAverage, copy_all, count_updates, log, move_towards, swapped_in, wide_copy
 from runner.checkpoints.weights import names_of_observers
+from runner.checks import check_number
 from runner.distributed.sharding import like
 
 
@@ -76,8 +77,7 @@ class EMA(TimedAverage):
             raise ValueError(
                 f"half_life={half_life!r} and smoothing={smoothing!r}: give exactly one, with the other set to None"
             )
-        if smoothing is not None and not 0 <= smoothing < 1:
-            raise ValueError(f"smoothing={smoothing!r}: must be a number from 0 to below 1")
+        check_number("smoothing", smoothing, "[0, 1)", none="a half_life")
         life = None if half_life is None else _parse("half_life", half_life)
         if update_interval is None:
             update_interval = Time(1, TimeUnit.BATCH if life is None else life.unit)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import operate, resolve_width
-from runner.checks import check_whole
+from runner.checks import check_counts
 
 
 def factorize(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -106,8 +106,7 @@ class Factorize(Algorithm):
     ) -> None:
         if not (factorize_convs or factorize_linears):
             raise ValueError("factorize_convs=False and factorize_linears=False: one of them must be True")
-        check_whole("min_channels", min_channels, 1)
-        check_whole("min_features", min_features, 1)
+        check_counts(min_channels=min_channels, min_features=min_features)
         resolve_width("latent_channels", latent_channels, 1)
         resolve_width("latent_features", latent_features, 1)
         self.factorize_convs = factorize_convs

@@ -11,7 +11,7 @@ from torch import nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import LAYER_SURGERY, report
-from runner.checks import check_one_of
+from runner.checks import check_list, check_one_of
 from runner.libraries.extras import require
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
@@ -56,8 +56,7 @@ class Float8(Algorithm):
 
     def __init__(self, recipe: str = "tensorwise", exclude: Sequence[str] = ("*head*",), emulate: bool = False) -> None:
         check_one_of("recipe", recipe, RECIPES)
-        if isinstance(exclude, str):
-            raise ValueError(f"exclude={exclude!r}: must be a list of patterns, such as ['*head*']")
+        check_list("exclude", exclude, "patterns")
         require("Float8", "float8", "torchao")
         self.recipe = recipe
         self.exclude = exclude

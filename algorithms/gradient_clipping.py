@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
-from runner.checks import check_one_of
+from runner.checks import check_number, check_one_of
 from runner.device.numbers import make_plain, numbers_of
 from runner.distributed.sharding import added_up
 
@@ -82,8 +82,7 @@ class GradientClipping(Algorithm):
 
     def __init__(self, clipping_type: str = "norm", clipping_threshold: float = 1.0) -> None:
         check_one_of("clipping_type", clipping_type, TYPES)
-        if not clipping_threshold > 0:
-            raise ValueError(f"clipping_threshold={clipping_threshold!r}: must be a number above 0")
+        check_number("clipping_threshold", clipping_threshold, "(0, inf]")
         self.clipping_type = clipping_type
         self.clipping_threshold = clipping_threshold
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State, TimeUnit, stream_seed
 from runner.algorithms._surgery import operate
-from runner.checks import check_whole
+from runner.checks import check_counts, check_number, refuse_if
 
 
 def draw_masks(sigma: int, units: int, p: float, seed: int) -> Tensor:
@@ -107,12 +107,9 @@ class GyroDropout(Algorithm):
     """
 
     def __init__(self, p: float = 0.5, sigma: int = 256, tau: int = 16, allow_no_match: bool = False) -> None:
-        if not 0 <= p < 1:
-            raise ValueError(f"p={p!r}: must be a probability from 0 to below 1")
-        check_whole("sigma", sigma, 1)
-        check_whole("tau", tau, 1)
-        if tau > sigma:
-            raise ValueError(f"tau={tau!r}: must not be above sigma={sigma!r}")
+        check_number("p", p, "[0, 1)", "a probability")
+        check_counts(sigma=sigma, tau=tau)
+        refuse_if(tau > sigma, "tau", tau, f"must not be above sigma={sigma!r}")
         self.p = p
         self.sigma = sigma
         self.tau = tau

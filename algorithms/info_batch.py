@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runner import Algorithm, Logger, State, stream_seed
 from runner.algorithms._batch import AUGMENTATIONS, pick_samples, refuse_alternating_flips
-from runner.checks import check_range
+from runner.checks import check_numbers, refuse_if
 from runner.data.order import SampleOrder
 from runner.distributed.collectives import all_reduce_sum
 from runner.models.sample_losses import sample_losses
@@ -62,10 +62,8 @@ class InfoBatch(Algorithm):
     conflicts_with = ("MixUp", "CutMix", "SelectiveBackprop", "BatchSizeWarmup")
 
     def __init__(self, prune: float = 0.5, delta: float = 0.875) -> None:
-        check_range("prune", prune, 0, 1)
-        if prune == 1:
-            raise ValueError(f"prune={prune!r}: must be below 1, so that kept samples can compensate for dropped ones")
-        check_range("delta", delta, 0, 1)
+        check_numbers("[0, 1]", prune=prune, delta=delta)
+        refuse_if(prune == 1, "prune", prune, "must be below 1, so that kept samples can compensate for dropped ones")
         self.prune = prune
         self.delta = delta
         self._scores = torch.empty(0)

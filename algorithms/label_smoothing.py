@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from runner import Algorithm, LanguageModel, Logger, Model, State
 from runner.algorithms._batch import Key, class_probabilities, get_item, with_item
+from runner.checks import check_number
 from runner.models.supervised import SupervisedModel
 from runner.models.target_mean import TargetMean, read_loss
 
@@ -56,8 +57,7 @@ class LabelSmoothing(Algorithm):
     runs_after = ("MixUp", "CutMix")
 
     def __init__(self, smoothing: float = 0.1, target_key: Key = 1, class_dim: int | None = None) -> None:
-        if not 0 <= smoothing <= 1:
-            raise ValueError(f"smoothing={smoothing!r}: must be a number from 0 to 1")
+        check_number("smoothing", smoothing, "[0, 1]")
         self.smoothing = smoothing
         self.target_key = target_key
         self.class_dim = class_dim

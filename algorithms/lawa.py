@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner import Interval, Logger, State, Time
+from runner import Logger, State, Time
 from runner.algorithms._averaging import TimedAverage, WeightAverage, wide_copy
-from runner.checks import check_whole
+from runner.checks import check_whole, parse_interval
 
 
 def mean_of(snapshots: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -56,9 +56,7 @@ class LAWA(TimedAverage, WeightAverage):
         super().__init__(bn_batches)
         check_whole("window", window, 1)
         self.window = window
-        self.update_interval = Interval(update_interval, "update_interval")
-        if not self.update_interval.time.value:
-            raise ValueError(f"update_interval={update_interval!r}: must be above 0")
+        self.update_interval = parse_interval("update_interval", update_interval, "1ep")
         self.start = Time.parse(start, "start")
         self._snapshots: deque[dict[str, Tensor]] = deque(maxlen=window)
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from runner import Algorithm, Logger, State, TimeUnit, get_global_rank
+from runner.checks import check_number
 
 log = logging.getLogger("runner")
 
@@ -54,10 +55,8 @@ class LayerFreezing(Algorithm):
     """
 
     def __init__(self, freeze_start: float = 0.5, freeze_level: float = 1.0) -> None:
-        if not 0 <= freeze_start < 1:
-            raise ValueError(f"freeze_start={freeze_start!r}: must be a number from 0 to below 1")
-        if not 0 <= freeze_level <= 1:
-            raise ValueError(f"freeze_level={freeze_level!r}: must be a number from 0 to 1")
+        check_number("freeze_start", freeze_start, "[0, 1)")
+        check_number("freeze_level", freeze_level, "[0, 1]")
         self.freeze_start = freeze_start
         self.freeze_level = freeze_level
         self._count = 0

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import operate
+from runner.checks import check_number
 
 
 def softcap(logits: Tensor, cap: float) -> Tensor:
@@ -59,8 +60,7 @@ class LogitSoftcap(Algorithm):
     runs_before = ("Factorize",)
 
     def __init__(self, cap: float = 30.0, head: str = "*head", allow_no_match: bool = False) -> None:
-        if isinstance(cap, bool) or not cap > 0:
-            raise ValueError(f"cap={cap!r}: must be a number above 0")
+        check_number("cap", cap, "(0, inf]")
         self.cap = cap
         self.head = head
         self.allow_no_match = allow_no_match

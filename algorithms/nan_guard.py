@@ -14,7 +14,7 @@ from torch.nn.utils import get_total_norm
 
 from runner import Algorithm, Interval, Logger, State, Time, get_global_rank, get_world_size
 from runner.algorithms._snapshot import KeptBuffers, roll_back, take_snapshot
-from runner.checks import check_one_of, check_whole
+from runner.checks import check_one_of, check_whole, refuse_if
 from runner.device.numbers import numbers_of
 from runner.distributed.sharding import local, whole
 from runner.failures.facts import divergence
@@ -84,10 +84,8 @@ class NaNGuard(Algorithm):
         check_whole("max_consecutive", max_consecutive, 1)
         self.policy = policy
         self.snapshot_interval = Interval(snapshot_interval, "snapshot_interval")
-        if not self.snapshot_interval.time.value:
-            raise ValueError(
-                f"snapshot_interval={snapshot_interval!r}: must be above 0; for no snapshots, use policy='skip'"
-            )
+        reason = "must be above 0; for no snapshots, use policy='skip'"
+        refuse_if(not self.snapshot_interval.time.value, "snapshot_interval", snapshot_interval, reason)
         self.max_consecutive = max_consecutive
         self._skipped = 0
         self._in_a_row = 0

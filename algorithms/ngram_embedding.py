@@ -83,9 +83,7 @@ class NGramEmbedding(Algorithm):
 
     def __init__(self, max_n: int = 3, table_size: int = 16384, allow_no_match: bool = False) -> None:
         check_whole("max_n", max_n, 2)
-        check_whole("table_size", table_size, 1)
-        if table_size > 2**31:
-            raise ValueError(f"table_size={table_size!r}: must be at most {2**31}")
+        check_whole("table_size", table_size, 1, most=2**31)
         self.max_n = max_n
         self.table_size = table_size
         self.allow_no_match = allow_no_match

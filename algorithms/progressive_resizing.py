@@ -8,7 +8,7 @@ from torch import Tensor
 
 from runner import Algorithm, Logger, State, stream_seed
 from runner.algorithms._batch import Key, get_images, get_item, resize, with_item
-from runner.checks import check_range, check_whole
+from runner.checks import check_number, check_numbers, check_one_of, check_whole, refuse_if
 
 MODES = ("resize", "crop")
 
@@ -82,16 +82,11 @@ class ProgressiveResizing(Algorithm):
         input_key: Key = 0,
         target_key: Key = 1,
     ) -> None:
-        if mode not in MODES:
-            raise ValueError(f"mode={mode!r}: must be 'resize' or 'crop'")
-        check_range("initial_scale", initial_scale, 0, 1, above=True)
-        check_range("finetune_fraction", finetune_fraction, 0, 1)
-        check_range("delay_fraction", delay_fraction, 0, 1)
-        if finetune_fraction + delay_fraction > 1:
-            raise ValueError(
-                f"delay_fraction={delay_fraction!r}: must be at most 1 together with "
-                f"finetune_fraction={finetune_fraction!r}"
-            )
+        check_one_of("mode", mode, MODES)
+        check_number("initial_scale", initial_scale, "(0, 1]")
+        check_numbers("[0, 1]", finetune_fraction=finetune_fraction, delay_fraction=delay_fraction)
+        both = f"must be at most 1 together with finetune_fraction={finetune_fraction!r}"
+        refuse_if(finetune_fraction + delay_fraction > 1, "delay_fraction", delay_fraction, both)
         check_whole("size_increment", size_increment, 1)
         self.mode = mode
         self.initial_scale = initial_scale

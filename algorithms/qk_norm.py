@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import operate
+from runner.checks import check_number
 
 
 def normalize(x: Tensor, scale: Tensor | None, eps: float) -> Tensor:
@@ -67,8 +68,7 @@ class QKNorm(Algorithm):
     """
 
     def __init__(self, learned_scale: bool = True, eps: float = 1e-6, allow_no_match: bool = False) -> None:
-        if isinstance(eps, bool) or not eps > 0:
-            raise ValueError(f"eps={eps!r}: must be a number above 0")
+        check_number("eps", eps, "(0, inf]")
         self.learned_scale = learned_scale
         self.eps = eps
         self.allow_no_match = allow_no_match

@@ -8,6 +8,7 @@ from typing import Any
 
 from runner import Algorithm, Logger, State, Time, Timestamp, TimeUnit, get_global_rank
 from runner.algorithms._averaging import keep_base_rates, set_rates
+from runner.checks import check_number, check_numbers, check_one_of
 from runner.metric_choice import MetricChoice, choose_metric
 from runner.schedulers import time_axis
 
@@ -84,18 +85,11 @@ class ReduceOnPlateau(Algorithm):
         minimum: float = 0.0,
         eps: float = 1e-8,
     ) -> None:
-        if mode not in (None, "min", "max"):
-            raise ValueError(f"mode={mode!r}: must be 'min', 'max', or None, which decides by the metric")
-        if not 0 < factor < 1:
-            raise ValueError(f"factor={factor!r}: must be above 0 and below 1")
-        if not 0 <= threshold < math.inf:
-            raise ValueError(f"threshold={threshold!r}: must be a finite number of at least 0")
-        if threshold_mode not in ("rel", "abs"):
-            raise ValueError(f"threshold_mode={threshold_mode!r}: must be 'rel' or 'abs'")
-        if not 0 <= minimum <= 1:
-            raise ValueError(f"minimum={minimum!r}: must be a multiplier from 0 to 1")
-        if not 0 <= eps < math.inf:
-            raise ValueError(f"eps={eps!r}: must be a finite learning rate of at least 0")
+        check_one_of("mode", mode, (None, "min", "max"))
+        check_number("factor", factor, "(0, 1)")
+        check_numbers("[0, inf)", threshold=threshold, eps=eps)
+        check_one_of("threshold_mode", threshold_mode, ("rel", "abs"))
+        check_number("minimum", minimum, "[0, 1]", "a multiplier")
         self.monitor = monitor
         self.mode = mode
         self.factor = factor

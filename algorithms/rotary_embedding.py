@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from runner import Algorithm, Logger, State
 from runner.algorithms._gpt import Kept, drop_positions
 from runner.algorithms._surgery import operate
+from runner.checks import check_number
 from runner.models import GPT
 from runner.models.gpt import Attention
 
@@ -86,8 +87,7 @@ class RotaryEmbedding(Algorithm):
     conflicts_with = ("ALiBi",)
 
     def __init__(self, base: float = 10000.0, allow_no_match: bool = False) -> None:
-        if isinstance(base, bool) or not base > 1:
-            raise ValueError(f"base={base!r}: must be a number above 1")
+        check_number("base", base, "(1, inf]")
         self.base = base
         self.allow_no_match = allow_no_match
 

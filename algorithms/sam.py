@@ -12,7 +12,7 @@ from runner import Algorithm, Event, Logger, State
 from runner.algorithms._averaging import copy_all
 from runner.algorithms._snapshot import KeptBuffers
 from runner.batch import split
-from runner.checks import check_whole
+from runner.checks import check_numbers, check_whole
 from runner.distributed.sharding import is_sharded
 from runner.engine import overrides
 from runner.loss import fractions, root_gradient, total_of
@@ -64,9 +64,7 @@ class SAM(Algorithm):
     runs_after = ("CutMix", "GradientClipping", "LayerFreezing", "MixUp", "NaNGuard", "SWA", "ScheduleFree")
 
     def __init__(self, rho: float = 0.05, epsilon: float = 1e-12, interval: int = 1) -> None:
-        for name, value in {"rho": rho, "epsilon": epsilon}.items():
-            if not value > 0:
-                raise ValueError(f"{name}={value!r}: must be a number above 0")
+        check_numbers("(0, inf]", rho=rho, epsilon=epsilon)
         check_whole("interval", interval, 1)
         self.rho = rho
         self.epsilon = epsilon

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from runner import Logger, State, Time, get_global_rank
 from runner.algorithms._averaging import WeightAverage, copy_all, keep_base_rates, move_towards, set_rates, wide_copy
+from runner.checks import check_number
 from runner.distributed.sharding import local
 from runner.schedulers import constant
 
@@ -82,8 +83,7 @@ class ScheduleFree(WeightAverage):
 
     def __init__(self, beta: float = 0.9, warmup: str | Time = "0ba", bn_batches: int = 10) -> None:
         super().__init__(bn_batches)
-        if not 0 <= beta < 1:
-            raise ValueError(f"beta={beta!r}: must be a number from 0 to below 1")
+        check_number("beta", beta, "[0, 1)")
         self.beta = beta
         self.warmup = Time.parse(warmup, "warmup")
         self._base: dict[str, Tensor] = {}

@@ -18,7 +18,7 @@ from runner.algorithms._batch import (
     resize,
     with_item,
 )
-from runner.checks import check_range, check_whole
+from runner.checks import check_number, check_numbers, check_whole
 from runner.distributed.collectives import broadcast_buffers
 from runner.model import in_eval_mode
 from runner.models.sample_losses import sample_losses
@@ -102,10 +102,9 @@ class SelectiveBackprop(Algorithm):
         interrupt: int = 2,
         input_key: Key = 0,
     ) -> None:
-        check_range("start", start, 0, 1)
-        check_range("end", end, start, 1, above=True)
-        check_range("keep", keep, 0, 1, above=True)
-        check_range("scale_factor", scale_factor, 0, 1, above=True)
+        check_number("start", start, "[0, 1]")
+        check_number("end", end, f"({start}, 1]")
+        check_numbers("(0, 1]", keep=keep, scale_factor=scale_factor)
         check_whole("interrupt", interrupt, 0)
         self.start = start
         self.end = end

@@ -10,7 +10,7 @@ from runner.algorithms._batch import Key, get_item
 from runner.algorithms._first_batch import first_batch
 from runner.algorithms._sequences import cut_into_pieces
 from runner.batch import map_tensors
-from runner.checks import check_range, check_whole
+from runner.checks import check_counts, check_number, refuse_if
 
 
 def scheduled_length(progress: float, duration: float, shortest: int, longest: int, step: int) -> int:
@@ -78,14 +78,10 @@ class SeqLengthWarmup(Algorithm):
         truncate: bool = True,
         input_key: Key = 0,
     ) -> None:
-        check_range("duration", duration, 0, 1)
-        check_whole("min_seq_length", min_seq_length, 1)
-        check_whole("max_seq_length", max_seq_length, 1)
-        check_whole("step_size", step_size, 1)
-        if max_seq_length < min_seq_length:
-            raise ValueError(
-                f"max_seq_length={max_seq_length!r}: must be at least min_seq_length={min_seq_length!r}, in tokens"
-            )
+        check_number("duration", duration, "[0, 1]")
+        check_counts(min_seq_length=min_seq_length, max_seq_length=max_seq_length, step_size=step_size)
+        reason = f"must be at least min_seq_length={min_seq_length!r}, in tokens"
+        refuse_if(max_seq_length < min_seq_length, "max_seq_length", max_seq_length, reason)
         self.duration = duration
         self.min_seq_length = min_seq_length
         self.max_seq_length = max_seq_length

@@ -14,7 +14,7 @@ from torch.nn.utils import get_total_norm
 
 from runner import Algorithm, Logger, State, get_global_rank, get_world_size
 from runner.algorithms._snapshot import roll_back, take_snapshot
-from runner.checks import check_range, check_whole
+from runner.checks import check_counts, check_number, check_whole
 from runner.device.numbers import numbers_of
 from runner.distributed.sharding import is_sharded, like, whole
 from runner.failures.facts import divergence
@@ -85,9 +85,8 @@ class SpikeGuard(Algorithm):
 
     def __init__(self, window: int = 64, interval: int = 16, threshold: float = 12.0, limit: int = 5) -> None:
         check_whole("window", window, 8)
-        check_whole("interval", interval, 1)
-        check_range("threshold", threshold, 0, float("inf"), above=True)
-        check_whole("limit", limit, 1)
+        check_counts(interval=interval, limit=limit)
+        check_number("threshold", threshold, "(0, inf]")
         self.window = window
         self.interval = interval
         self.threshold = threshold

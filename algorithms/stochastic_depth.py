@@ -8,7 +8,7 @@ from torch import nn
 from runner import Algorithm, Logger, State, Time, stream_seed
 from runner.algorithms._stochastic_block import DISTRIBUTIONS, METHODS, StochasticBlock, draw_kept, drop_rates
 from runner.algorithms._surgery import LAYER_SURGERY, operate
-from runner.checks import check_one_of
+from runner.checks import check_number, check_one_of
 from runner.model import in_eval_mode
 
 
@@ -52,8 +52,7 @@ class StochasticDepth(Algorithm):
         allow_no_match: bool = False,
     ) -> None:
         check_one_of("method", method, METHODS)
-        if not 0 <= drop_rate <= 1:
-            raise ValueError(f"drop_rate={drop_rate!r}: must be a probability from 0 to 1")
+        check_number("drop_rate", drop_rate, "[0, 1]", "a probability")
         check_one_of("drop_distribution", drop_distribution, DISTRIBUTIONS)
         self.target_block = target_block
         self.method = method

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner import Interval, Logger, State, Time
+from runner import Logger, State, Time
 from runner.algorithms._averaging import (
     TimedAverage,
     WeightAverage,
@@ -13,7 +13,7 @@ from runner.algorithms._averaging import (
     set_rates,
     wide_copy,
 )
-from runner.checks import check_whole
+from runner.checks import check_number, check_whole, parse_interval
 
 
 def annealed(rate: float, swa_lr: float, progress: float) -> float:
@@ -71,11 +71,8 @@ class SWA(TimedAverage, WeightAverage):
         self.end = Time.parse(end, "end")
         if self.start.unit is self.end.unit and self.end.value < self.start.value:
             raise ValueError(f"end={str(self.end)!r}: must not be before start={str(self.start)!r}")
-        self.update_interval = Interval(update_interval, "update_interval")
-        if not self.update_interval.time.value:
-            raise ValueError(f"update_interval={update_interval!r}: must be above 0")
-        if swa_lr is not None and not swa_lr >= 0:
-            raise ValueError(f"swa_lr={swa_lr!r}: must be None or a number of at least 0")
+        self.update_interval = parse_interval("update_interval", update_interval, "1ep")
+        check_number("swa_lr", swa_lr, "[0, inf]", none="the scheduled rates")
         check_whole("anneal_steps", anneal_steps, 0)
         self.swa_lr = swa_lr
         self.anneal_steps = anneal_steps

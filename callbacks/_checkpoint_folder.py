@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Timestamp
 from runner.checkpoints.manifest import is_name
+from runner.checks import check_inner_path
 from runner.files.addresses import without_credentials
 
 if TYPE_CHECKING:
@@ -144,8 +145,7 @@ def check_names(folder: str, filename: str) -> None:
         ValueError: `folder` is outside the run's folder, where a resume would not look, or `filename` has an unknown
             field or is not a valid name.
     """
-    if Path(folder).is_absolute() or ".." in Path(folder).parts:
-        raise ValueError(f"folder={folder!r}: must be a path inside the run's folder, such as 'checkpoints'")
+    check_inner_path("folder", folder or ".", "checkpoints")
     try:
         name = filename.format(**Timestamp()._asdict())
     except (KeyError, IndexError, ValueError):

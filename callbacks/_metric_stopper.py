@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from runner import Callback
+from runner.checks import check_one_of
 from runner.metric_choice import MetricChoice, choose_metric
 
 if TYPE_CHECKING:
@@ -16,8 +17,7 @@ class MetricStopper(Callback, ABC):
     """Finds its metric at FIT_START, and checks there whether a resumed run had already stopped."""
 
     def __init__(self, monitor: str, dataloader_label: str, comp: str | None) -> None:
-        if comp not in (None, "gt", "lt"):
-            raise ValueError(f"comp={comp!r}: must be 'gt', 'lt' or None")
+        check_one_of("comp", comp, (None, "gt", "lt"))
         self.monitor = monitor
         self.dataloader_label = dataloader_label
         self.comp = comp

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import runner
 from runner.callbacks._disk import disk_errors_reported
+from runner.checks import check_inner_path, refuse_if
 
 if TYPE_CHECKING:
     from runner import State
@@ -45,10 +46,8 @@ def check_names(root_folder: str, submitter: str, system_name: str | None, cache
     Raises:
         ValueError: a name cannot be used for a file, or the command is empty.
     """
-    if not root_folder or Path(root_folder).is_absolute() or ".." in Path(root_folder).parts:
-        raise ValueError(f"root_folder={root_folder!r}: must be a path inside the run's folder, such as 'mlperf'")
-    if not submitter:
-        raise ValueError(f"submitter={submitter!r}: must be a name")
+    check_inner_path("root_folder", root_folder, "mlperf")
+    refuse_if(not submitter, "submitter", submitter, "must be a name")
     if system_name is not None and not re.fullmatch(r"[\w.+-]+", system_name):
         raise ValueError(f"system_name={system_name!r}: must be the name of a file, of letters, digits and . + - _")
     if cache_clear_cmd is not None and not cache_clear_cmd.strip():

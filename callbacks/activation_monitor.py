@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Time, TimeUnit
 from runner.callbacks._thinning import next_measurement
+from runner.checks import check_list
 from runner.time import convert
 
 if TYPE_CHECKING:
@@ -47,10 +48,7 @@ class ActivationMonitor(Callback):
         self, interval: str | int | Time | None = None, ignore_module_types: Sequence[str] | None = None
     ) -> None:
         self.interval = None if interval is None else _parse(interval)
-        if isinstance(ignore_module_types, str):
-            raise ValueError(
-                f"ignore_module_types={ignore_module_types!r}: must be a list of names, ['{ignore_module_types}']"
-            )
+        check_list("ignore_module_types", ignore_module_types)
         self.ignore_module_types = ignore_module_types
         self._interval = (1, 1)  # in batches, as a fraction of whole numbers
         self._due = 0  # the next batch to measure, counted from 1

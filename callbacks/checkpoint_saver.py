@@ -11,6 +11,7 @@ from runner import Callback, Interval, Time, Timestamp
 from runner.callbacks._checkpoint_folder import CheckpointFolder, check_alone, check_names
 from runner.callbacks._mirror_uploads import MirrorUploads
 from runner.callbacks._soundness import find_fault
+from runner.checks import check_flag, check_number, check_one_of, check_whole, refuse_if
 from runner.files.addresses import without_credentials
 from runner.files.values import Address, InnerPath
 from runner.libraries.remote_files import check_address
@@ -84,19 +85,14 @@ class CheckpointSaver(Callback):
         mirror: Address | None = None,
         mirror_timeout: float = 300.0,
     ) -> None:
-        if keep < 1 and keep != -1:
-            raise ValueError(f"keep={keep!r}: must be at least 1, or -1 for all")
-        if mode not in (None, "min", "max"):
-            raise ValueError(f"mode={mode!r}: must be 'min', 'max' or None")
-        if keep_best < 1:
-            raise ValueError(f"keep_best={keep_best!r}: must be at least 1")
-        if sharded not in (None, True, False):
-            raise ValueError(f"sharded={sharded!r}: must be True, False, or None to decide by the memory of rank 0")
+        refuse_if(keep < 1 and keep != -1, "keep", keep, "must be at least 1, or -1 for all")
+        check_one_of("mode", mode, (None, "min", "max"))
+        check_whole("keep_best", keep_best, 1)
+        check_flag("sharded", sharded, "decides by the memory of rank 0")
         check_names(folder, filename)
         if mirror is not None:
             check_address("mirror", mirror)
-        if mirror_timeout < 0:
-            raise ValueError(f"mirror_timeout={mirror_timeout!r}: must be a number of seconds, 0 or more")
+        check_number("mirror_timeout", mirror_timeout, "[0, inf]", "a number of seconds")
         self.interval = Interval(save_interval, "save_interval")
         self.folder = folder
         self.filename = filename

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Event
 from runner.callbacks._disk import disk_errors_reported
+from runner.checks import check_number
 from runner.failures.crash import BATCH, BUNDLE, FACTS, describe_crash
 from runner.failures.facts import RankFailed, facts_of
 from runner.files.names import RESULT
@@ -51,8 +52,7 @@ class CrashBundle(Callback):
     """
 
     def __init__(self, max_size: float = 500.0) -> None:
-        if not max_size > 0:
-            raise ValueError(f"max_size={max_size!r}: must be a number of megabytes above 0")
+        check_number("max_size", max_size, "(0, inf]", "a number of megabytes")
         self.max_size = max_size
 
     def close(self, state: State, logger: Logger) -> None:

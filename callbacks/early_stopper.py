@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 from typing import TYPE_CHECKING, Any
 
 from runner import Time, TimeUnit
 from runner.callbacks._metric_stopper import MetricStopper
+from runner.checks import check_number
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -46,8 +46,7 @@ class EarlyStopper(MetricStopper):
         patience: str | int | Time = "1ep",
     ) -> None:
         super().__init__(monitor, dataloader_label, comp)
-        if isinstance(min_delta, bool) or not isinstance(min_delta, int | float) or not math.isfinite(min_delta):
-            raise ValueError(f"min_delta={min_delta!r}: must be a finite number, in the metric's unit")
+        check_number("min_delta", min_delta, "(-inf, inf)")
         self.min_delta = abs(min_delta)
         self.patience = Time.parse_or_epochs(patience, "patience")
         if self.patience.unit not in UNITS:

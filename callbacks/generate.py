@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time
 from runner.callbacks._texts import Bytes, check_tokenizer
-from runner.checks import check_whole
+from runner.checks import check_number, check_whole
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -56,10 +56,8 @@ class Generate(Callback):
         if isinstance(prompts, str) or not prompts or not all(isinstance(one, str) and one for one in prompts):
             raise ValueError(f"prompts={prompts!r}: must be a list of texts, at least one and none of them empty")
         check_whole("max_new_tokens", max_new_tokens, 1)
-        if top_k is not None:
-            check_whole("top_k", top_k, 1)
-        if not temperature >= 0:
-            raise ValueError(f"temperature={temperature!r}: must be at least 0; 0 always takes the most likely token")
+        check_whole("top_k", top_k, 1, none="all tokens")
+        check_number("temperature", temperature, "[0, inf]")
         check_tokenizer(tokenizer)
         self.prompts = list(prompts)
         self.interval = Interval(interval)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination
+from runner.checks import check_inner_path
 from runner.files.values import InnerPath
 from runner.libraries.extras import require
 
@@ -34,8 +35,7 @@ class JSONLinesLogger(LoggerDestination):
     """
 
     def __init__(self, filename: InnerPath = "metrics.jsonl") -> None:
-        if not filename or Path(filename).is_absolute() or ".." in Path(filename).parts:
-            raise ValueError(f"filename={filename!r}: must be a path inside the run's folder, such as 'metrics.jsonl'")
+        check_inner_path("filename", filename, "metrics.jsonl")
         require("JSONLinesLogger", None, "orjson")
         self.filename = filename
         self.path: Path | None = None

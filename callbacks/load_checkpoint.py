@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner import Callback
+from runner.checks import check_list, check_one_of
 from runner.files.values import LocalPath
 
 if TYPE_CHECKING:
@@ -49,10 +50,8 @@ class LoadCheckpoint(Callback):
     ) -> None:
         if not isinstance(checkpoint, str | Path):
             raise ValueError(f"checkpoint={checkpoint!r}: must be a run's folder, or a checkpoint's")
-        if isinstance(ignore_keys, str):
-            raise ValueError(f"ignore_keys={ignore_keys!r}: must be a list of patterns, ['{ignore_keys}']")
-        if event not in EVENTS:
-            raise ValueError(f"event={event!r}: must be {' or '.join(map(repr, EVENTS))}")
+        check_list("ignore_keys", ignore_keys, "patterns")
+        check_one_of("event", event, EVENTS)
         self.checkpoint = checkpoint
         self.strict = strict
         self.ignore_keys = list(ignore_keys or ())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback
 from runner.callbacks._clock import SAMPLING
+from runner.checks import check_whole
 
 if TYPE_CHECKING:
     import torch
@@ -68,10 +69,7 @@ class MemoryMonitor(Callback):
                 f"memory_keys={memory_keys!r}: must map statistics to names, such as {example}, or be None"
             )
         interval = dist_aggregate_batch_interval
-        if interval is not None and (isinstance(interval, bool) or not isinstance(interval, int) or interval < 1):
-            raise ValueError(
-                f"dist_aggregate_batch_interval={interval!r}: must be a number of batches, at least 1, or None"
-            )
+        check_whole("dist_aggregate_batch_interval", interval, 1, "a number of batches", none="no comparison")
         self.memory_keys = memory_keys
         self.dist_aggregate_batch_interval = interval
         self._read: Callable[[], dict[str, float]] = dict

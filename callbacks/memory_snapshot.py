@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner import Callback, Interval, Time
+from runner import Callback, Time
 from runner.callbacks import _memory_history
-from runner.checks import check_whole
+from runner.checks import check_whole, parse_interval
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -31,9 +31,7 @@ class MemorySnapshot(Callback):
     """
 
     def __init__(self, interval: str | int | Time = "100ba", max_entries: int = 100_000, keep: int = 3) -> None:
-        self.interval = Interval(interval)
-        if not self.interval.time.value:
-            raise ValueError(f"interval={interval!r}: must be a time above 0, such as '100ba' or '1ep'")
+        self.interval = parse_interval("interval", interval, "100ba")
         if isinstance(keep, bool) or not isinstance(keep, int) or (keep < 1 and keep != -1):
             raise ValueError(f"keep={keep!r}: must be a number of files, at least 1, or -1 for all")
         check_whole("max_entries", max_entries, 1)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback, TimeUnit
 from runner.callbacks import _mlperf
 from runner.callbacks._disk import disk_errors_reported
-from runner.checks import check_one_of, check_whole
+from runner.checks import check_number, check_one_of, check_whole
 from runner.files.values import Command, InnerPath
 from runner.files.whole import write_whole
 from runner.libraries.extras import require
@@ -76,11 +75,9 @@ class MLPerfCallback(Callback):
         check_one_of("division", division, ("open",))
         check_one_of("status", status, _mlperf.STATUSES)
         check_whole("index", index, 0)
-        if host_processors_per_node is not None:
-            check_whole("host_processors_per_node", host_processors_per_node, 1)
+        check_whole("host_processors_per_node", host_processors_per_node, 1, none="what the system reports")
         _mlperf.check_names(root_folder, submitter, system_name, cache_clear_cmd)
-        if isinstance(target, bool) or not isinstance(target, int | float) or not math.isfinite(target):
-            raise ValueError(f"target={target!r}: must be a finite number, in the metric's unit")
+        check_number("target", target, "(-inf, inf)")
         if metric_label == "train":
             raise ValueError(f"metric_label={metric_label!r}: must be the label of an evaluator, such as 'eval'")
         require("MLPerfCallback", "mlperf", "mlperf_logging")

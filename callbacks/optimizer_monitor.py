@@ -45,8 +45,7 @@ class OptimizerMonitor(Callback):
     """
 
     def __init__(self, log_optimizer_metrics: bool = True, batch_log_interval: int | None = None) -> None:
-        if batch_log_interval is not None:
-            check_whole("batch_log_interval", batch_log_interval, 1, "a number of batches")
+        check_whole("batch_log_interval", batch_log_interval, 1, "a number of batches", none="10, and 100 later on")
         self.log_optimizer_metrics = log_optimizer_metrics
         self.batch_log_interval = batch_log_interval
         self._due = 0  # the next batch to measure, counted from 1

@@ -24,6 +24,7 @@ from runner.callbacks._progress_columns import (
     show_part,
 )
 from runner.callbacks._remaining import batches_in_run, known_progress
+from runner.checks import check_numbers
 from runner.terminal.console import epoch_number, make_console
 from runner.terminal.live_line import is_interactive, live_line, repeated
 from runner.terminal.text import show_clock, show_number
@@ -53,9 +54,7 @@ class ProgressBar(LoggerDestination):
     """
 
     def __init__(self, refresh_interval: float = 0.25, line_interval: float = 30.0) -> None:
-        for name, value in (("refresh_interval", refresh_interval), ("line_interval", line_interval)):
-            if not value > 0:
-                raise ValueError(f"{name}={value!r}: must be a number of seconds above 0")
+        check_numbers("(0, inf]", "a number of seconds", refresh_interval=refresh_interval, line_interval=line_interval)
         self.refresh_interval = refresh_interval
         self.line_interval = line_interval
         self._state: State

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from runner import Callback
 from runner.callbacks._disk import disk_errors_reported
 from runner.callbacks._texts import Bytes, check_tokenizer
-from runner.checks import check_whole
+from runner.checks import check_number, check_whole
 from runner.files.whole import write_whole
 from runner.libraries.extras import require
 
@@ -56,8 +56,7 @@ class SampleLedger(Callback):
     """
 
     def __init__(self, suspects: float = 0.02, num_shown: int = 16, tokenizer: Any = None) -> None:
-        if isinstance(suspects, bool) or not 0 < suspects <= 1:
-            raise ValueError(f"suspects={suspects!r}: must be a share of the samples, above 0 and at most 1")
+        check_number("suspects", suspects, "(0, 1]", "a share of the samples")
         check_whole("num_shown", num_shown, 0)
         check_tokenizer(tokenizer)
         require("SampleLedger", None, "pyarrow")

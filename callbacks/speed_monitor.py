@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from runner import Callback
 from runner.callbacks._clock import SAMPLING, DeviceStopwatch, seconds_in, wait_and_read_clock
 from runner.callbacks._peak_flops import find_peak
-from runner.checks import check_whole
+from runner.checks import check_number, check_whole
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -52,8 +52,7 @@ class SpeedMonitor(Callback):
         self, window_size: int = 100, gpu_flops_available: float | None = None, time_unit: str = "hours"
     ) -> None:
         check_whole("window_size", window_size, 1, "a number of batches")
-        if gpu_flops_available is not None and not gpu_flops_available > 0:
-            raise ValueError(f"gpu_flops_available={gpu_flops_available!r}: must be above 0, or None to look it up")
+        check_number("gpu_flops_available", gpu_flops_available, "(0, inf]", none="that of the GPU's data sheet")
         self.window_size = window_size
         self.gpu_flops_available = gpu_flops_available
         self.time_unit = time_unit

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback
-from runner.checks import check_one_of
+from runner.checks import check_one_of, refuse_if
 from runner.distributed.session import Pruned
 from runner.files.names import RESULT, SWEEP
 from runner.files.whole import read_object
@@ -157,10 +157,8 @@ class SweepPruner(Callback):
 def _make(pruner: Any, options: Mapping[str, Any]) -> Any:
     """Return the Optuna pruner given by a name and its arguments, or by a config."""
     if not isinstance(pruner, str):
-        if options or not hasattr(pruner, "prune"):
-            raise ValueError(
-                f"pruner={pruner!r}: must be one of {', '.join(PRUNERS)}, or an Optuna pruner without options"
-            )
+        reason = f"must be one of {', '.join(PRUNERS)}, or an Optuna pruner without options"
+        refuse_if(options or not hasattr(pruner, "prune"), "pruner", pruner, reason)
         return pruner
     check_one_of("pruner", pruner, PRUNERS)
     from runner.callbacks._pruning_study import make_pruner

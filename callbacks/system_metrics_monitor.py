@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from runner import Callback, Interval, Time
+from runner import Callback, Time
+from runner.checks import parse_interval
 from runner.libraries.extras import how_to_install
 
 if TYPE_CHECKING:
@@ -56,9 +57,7 @@ class SystemMetricsMonitor(Callback):
     """
 
     def __init__(self, interval: str | int | Time = "10s") -> None:
-        self.interval = Interval(interval)
-        if not self.interval.time.value:
-            raise ValueError(f"interval={interval!r}: must be a time above 0, such as '10s' or '100ba'")
+        self.interval = parse_interval("interval", interval, "10s")
         self._keys: list[tuple[list[str], list[str]]] = []  # for each rank: keys of its machine, and of its GPU
         self._reads_gpu = False
         self._before: tuple[float, list[float]] = (0.0, [])  # clock in seconds; bytes read, written, sent, received

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination
 from runner.callbacks._event_file import EventFile
+from runner.checks import check_inner_path
 from runner.files.values import InnerPath
 from runner.libraries.extras import require
 
@@ -33,8 +34,7 @@ class TensorBoardLogger(LoggerDestination):
     """
 
     def __init__(self, folder: InnerPath = "tensorboard") -> None:
-        if not folder or Path(folder).is_absolute() or ".." in Path(folder).parts:
-            raise ValueError(f"folder={folder!r}: must be a path inside the run's folder, such as 'tensorboard'")
+        check_inner_path("folder", folder, "tensorboard")
         require("TensorBoardLogger", "tensorboard", "tensorboard", "google_crc32c")
         self.folder = folder
         self.path: Path | None = None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 from typing import TYPE_CHECKING
 
 from runner.callbacks._metric_stopper import MetricStopper
+from runner.checks import check_number
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -43,8 +43,7 @@ class ThresholdStopper(MetricStopper):
         stop_on_batch: bool = False,
     ) -> None:
         super().__init__(monitor, dataloader_label, comp)
-        if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
-            raise ValueError(f"threshold={threshold!r}: must be a finite number, in the metric's unit")
+        check_number("threshold", threshold, "(-inf, inf)")
         if stop_on_batch and dataloader_label != "train":
             raise ValueError(
                 f"stop_on_batch={stop_on_batch!r}: only metrics of training are known after each batch; "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from runner import Callback, Event
 from runner.callbacks._disk import disk_errors_reported
 from runner.callbacks._torch_profile import TorchProfile, is_profiled, write_profile
-from runner.checks import check_whole
+from runner.checks import check_whole, refuse_if
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -116,8 +116,7 @@ class TorchProfiler(Callback):
 
     def _refuse_others(self, state: State) -> None:
         keys = [one.config_key for one in state.callbacks if isinstance(one, TorchProfiler)]
-        if len(keys) > 1:
-            raise ValueError(f"callbacks={keys!r}: must be a single TorchProfiler; its `repeat` gives more cycles")
+        refuse_if(len(keys) > 1, "callbacks", keys, "must be a single TorchProfiler; its `repeat` gives more cycles")
 
     def _begin_cycle(self, state: State, logger: Logger) -> None:
         """Start the profiler where the warm-up of a cycle begins."""

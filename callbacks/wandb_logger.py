@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination
 from runner.callbacks._wandb_session import Session
+from runner.checks import check_list, check_number, check_one_of
 from runner.failures.exits import is_asked_for
 from runner.files.addresses import hidden_everywhere
 from runner.files.values import Address
@@ -56,12 +57,9 @@ class WandBLogger(LoggerDestination):
         close_timeout: float = 60.0,
     ) -> None:
         self.mode = os.environ.get("WANDB_MODE") or "offline" if mode is None else mode
-        if self.mode not in MODES:
-            raise ValueError(f"mode={self.mode!r}: must be 'offline', 'online' or None, which is $WANDB_MODE")
-        if isinstance(close_timeout, bool) or not isinstance(close_timeout, int | float) or not close_timeout > 0:
-            raise ValueError(f"close_timeout={close_timeout!r}: must be a number of seconds above 0")
-        if isinstance(tags, str):
-            raise ValueError(f"tags={tags!r}: must be a list of names")
+        check_one_of("mode", self.mode, MODES)
+        check_number("close_timeout", close_timeout, "(0, inf]", "a number of seconds")
+        check_list("tags", tags)
         require("WandBLogger", "wandb", "wandb")
         self.project = project or os.environ.get("WANDB_PROJECT") or "runner"
         self._options = {"name": name, "entity": entity, "group": group, "tags": [*tags]}

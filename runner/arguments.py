@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from runner.checks import check_session, check_subset, refuse_one_shot
+from runner.checks import check_session, check_subset, check_whole, refuse_one_shot
 from runner.destination import LoggerDestination
 from runner.distributed.collectives import pick_device
 from runner.distributed.ranks import get_global_rank, get_world_size
@@ -166,8 +166,7 @@ def check_seed(seed: int) -> int:
     Raises:
         ValueError: the seed is not an int, or is negative.
     """
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"seed={seed!r}: must be a whole number of at least 0")
+    check_whole("seed", seed, 0)
     return seed
 
 
@@ -191,10 +190,9 @@ def check_microbatches(grad_accum: int, microbatch_size: int | str | None) -> No
     Raises:
         ValueError: a number is not a positive int, or both ways of splitting are given.
     """
-    if not isinstance(grad_accum, int) or isinstance(grad_accum, bool) or grad_accum < 1:
-        raise ValueError(f"grad_accum={grad_accum!r}: must be an int of at least 1")
-    if microbatch_size not in (None, "auto") and (not isinstance(microbatch_size, int) or microbatch_size < 1):
-        raise ValueError(f"microbatch_size={microbatch_size!r}: must be an int of at least 1, 'auto', or None")
+    check_whole("grad_accum", grad_accum, 1)
+    if microbatch_size != "auto":
+        check_whole("microbatch_size", microbatch_size, 1, "'auto' or a whole number", none="whole batches")
     if microbatch_size is not None and grad_accum > 1:
         raise ValueError(f"grad_accum={grad_accum!r} and microbatch_size={microbatch_size!r} cannot be combined")
 

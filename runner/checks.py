@@ -7,6 +7,8 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from runner.failures.facts import wrong_argument
@@ -17,46 +19,139 @@ log = logging.getLogger("runner")
 MANY = 10_000  # batches of an evaluation or prediction after which a loader without a length may have no end
 
 
-def check_whole(name: str, value: int, least: int, what: str = "a whole number") -> None:
-    """Check that an argument is a whole number and not too small.
-
-    `what` describes the argument in the message, such as 'a number of batches'.
-
-    Raises:
-        ValueError: the value is not a whole number, or is too small.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise wrong_argument(name, value, f"must be {what}, at least {least}")
+def refuse_if(wrong: Any, name: str, value: Any, reason: str, kind: type[Exception] = ValueError) -> None:
+    """Raise an exception with the message `name=value: reason` if an argument is wrong."""
+    if wrong:
+        raise wrong_argument(name, value, reason, kind)
 
 
-def check_range(name: str, value: float, low: float, high: float, above: bool = False) -> None:
-    """Check that an argument is a number in a range.
+def check_whole(
+    name: str, value: Any, least: int, what: str = "a whole number", none: str = "", most: float = math.inf
+) -> None:
+    """Check that an argument is a whole number in a range.
 
-    Both ends are allowed; with `above`, the lower end is not.
+    `what` describes the argument in the message, such as 'a number of batches', and `none` what None stands for;
+    without it None is not allowed.
 
     Raises:
-        ValueError: `value` is not a number in the range.
+        ValueError: the value is not a whole number, too small or too large.
     """
-    if isinstance(value, bool) or not low <= value <= high or (above and value == low):
-        least = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
-        raise wrong_argument(name, value, f"must be a number {least}")
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not (is_whole and least <= value <= most) and not (value is None and none):
+        span = f", at least {least}" if most == math.inf else f" from {least} to {most}"
+        raise wrong_argument(name, value, f"must be {what}{span}{_or_none(none)}")
 
 
-def check_one_of(name: str, value: Any, allowed: Collection[str]) -> None:
-    """Check that an argument is one of several names.
+def check_counts(**values: Any) -> None:
+    """Check that arguments, given by name, are whole numbers of at least 1.
+
+    Raises:
+        ValueError: one is not.
+    """
+    for name, value in values.items():
+        check_whole(name, value, 1)
+
+
+def check_number(name: str, value: Any, interval: str, what: str = "a number", none: str = "") -> None:
+    """Check that an argument is a number in an interval.
+
+    `interval` is `'[0, 1)'` for numbers from 0 to below 1; `'(0, inf)'` are finite numbers above 0, and `'(0, inf]'`
+    has infinity too. `what` and `none` are as in `check_whole`.
+
+    Raises:
+        ValueError: the value is not a number in the interval.
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    excluded = [end for end, bracket in ((low, interval[0]), (high, interval[-1])) if bracket in "()"]
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not (is_number and low <= float(value) <= high and value not in excluded) and not (value is None and none):
+        raise wrong_argument(name, value, f"must be {_in_words(interval, what)}{_or_none(none)}")
+
+
+def check_numbers(interval: str, what: str = "a number", **values: Any) -> None:
+    """Check that arguments, given by name, are numbers in an interval, as `check_number` does.
+
+    Raises:
+        ValueError: one is not.
+    """
+    for name, value in values.items():
+        check_number(name, value, interval, what)
+
+
+def _in_words(interval: str, what: str) -> str:
+    low, high = interval[1:-1].split(", ")
+    if high == "inf":
+        what = what.replace("a ", "a finite ", 1) if interval.endswith(")") else what
+        return what if low == "-inf" else f"{what} above {low}" if interval[0] == "(" else f"{what}, at least {low}"
+    if interval[0] == "(":
+        return f"{what} above {low} and {'below' if interval[-1] == ')' else 'at most'} {high}"
+    return f"{what} from {low} to {'below ' if interval[-1] == ')' else ''}{high}"
+
+
+def _or_none(meaning: str) -> str:
+    return f", or None for {meaning}" if meaning else ""
+
+
+def check_one_of(name: str, value: Any, allowed: Collection[str | None]) -> None:
+    """Check that an argument is one of several names, or None where that is among them.
 
     Raises:
         ValueError: it is none of them; the message and the facts list them.
     """
     if value not in allowed:
+        names = [other for other in allowed if other is not None]
         typed = str(value).lower()
-        longer = [one for one in allowed if typed and typed in one.lower()]
-        ratios = {one: difflib.SequenceMatcher(None, one, typed).ratio() for one in allowed}
-        nearest = max(allowed, key=ratios.__getitem__)  # of several that are equally near, the first
+        longer = [other for other in names if typed and typed in other.lower()]
+        ratios = {other: difflib.SequenceMatcher(None, other, typed).ratio() for other in names}
+        nearest = max(names, key=ratios.__getitem__)  # of several that are equally near, the first
         near = longer or ([nearest] if ratios[nearest] >= 0.5 else [])
         question = f"; did you mean {near[0]!r}?" if near else ""
         reason = f"must be one of {', '.join(map(repr, allowed))}{question}"
-        raise wrong_argument(name, value, reason, allowed=tuple(allowed), meant="".join(near[:1]))
+        listed = tuple("null" if other is None else other for other in allowed)
+        raise wrong_argument(name, value, reason, allowed=listed, meant="".join(near[:1]))
+
+
+def check_flag(name: str, value: Any, none: str) -> None:
+    """Check that an argument is True, False or None; `none` says what None does.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    refuse_if(
+        value is not None and not isinstance(value, bool), name, value, f"must be True, False, or None, which {none}"
+    )
+
+
+def check_list(name: str, value: Any, what: str = "names") -> None:
+    """Check that an argument is not a single text, where several may be given.
+
+    Raises:
+        ValueError: it is a text.
+    """
+    refuse_if(isinstance(value, str), name, value, f"must be a list of {what}, [{value!r}]")
+
+
+def check_inner_path(name: str, value: str, example: str) -> None:
+    """Check that an argument is a path that stays inside the run's folder.
+
+    Raises:
+        ValueError: it is empty or absolute, or contains '..'.
+    """
+    path = Path(value)
+    leaves = not value or path.is_absolute() or ".." in path.parts
+    refuse_if(leaves, name, value, f"must be a path inside the run's folder, such as {example!r}")
+
+
+def parse_interval(name: str, value: int | str | Time, example: str) -> Interval:
+    """Return an interval that is not 0, which would mean never.
+
+    Raises:
+        TypeError: the value is neither a string, an int nor a `Time`.
+        ValueError: it is not a time, or is 0.
+    """
+    interval = Interval(value, name)
+    refuse_if(not interval.time.value, name, value, f"must be a time above 0, such as {example!r}")
+    return interval
 
 
 def check_subset(name: str, value: int | None) -> int | None:
@@ -65,8 +160,7 @@ def check_subset(name: str, value: int | None) -> int | None:
     Raises:
         ValueError: the value is neither None nor an int of at least 1.
     """
-    if value is not None and (type(value) is not int or value < 1):
-        raise wrong_argument(name, value, "must be at least 1, or None for all")
+    check_whole(name, value, 1, none="all")
     return value
 
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.checks import check_function, check_subset
+from runner.checks import check_function, check_list, check_subset
 from runner.time import Interval, Time
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ class Evaluator:
         if not label or label in ("train", "predict") or "/" in label:
             raise ValueError(f"label={label!r}: must be a name without '/', other than 'train' and 'predict'")
         check_subset("subset_num_batches", subset_num_batches)
-        if isinstance(metric_names, str):
-            raise ValueError(f"metric_names={metric_names!r}: must be a list of names, ['{metric_names}']")
+        check_list("metric_names", metric_names)
         self.label = label
         self.dataloader = dataloader
         self.metric_names = None if metric_names is None else list(metric_names)

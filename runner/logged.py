@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from runner.checks import refuse_if
+
 
 def as_step(step: Any) -> int:
     """Return a number of batches, at which something is logged, as an int.
@@ -65,8 +67,7 @@ def check_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str
 
 
 def _check_text(name: Any) -> None:
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"name={name!r}: must be a text, under which this is logged")
+    refuse_if(not isinstance(name, str) or not name, "name", name, "must be a text, under which this is logged")
 
 
 def check_named(name: str, values: Mapping[str, Any]) -> None:

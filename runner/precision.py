@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from runner.batch import map_tensors
-from runner.checks import check_one_of
+from runner.checks import check_one_of, refuse_if
 
 
 class Precision(StrEnum):
@@ -29,8 +29,7 @@ class Precision(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> None:
-        if "fp8" in str(value).lower():
-            raise ValueError(f"precision={value!r}: choose 'amp_bf16', and add the algorithm Float8")
+        refuse_if("fp8" in str(value).lower(), "precision", value, "choose 'amp_bf16', and add the algorithm Float8")
         check_one_of("precision", value, [*map(str, cls)])
 
     def check(self, device: torch.device) -> None:

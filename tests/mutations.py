@@ -123,7 +123,7 @@ FAULTS = (
     Fault(
         "programs: of one of several names nobody is told the others",
         "runner/checks.py",
-        'raise wrong_argument(name, value, reason, allowed=tuple(allowed), meant="".join(near[:1]))',
+        'raise wrong_argument(name, value, reason, allowed=listed, meant="".join(near[:1]))',
         "raise wrong_argument(name, value, reason)",
         "test_programs.py",
     ),

@@ -36,9 +36,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"iteration_length": "4ba"}, "iteration_length='4ba': must be in epochs"),
     ({"iteration_length": 0}, "iteration_length=0: must be in epochs and more than 0"),
     ({"precision": "fp61"}, "precision='fp61': must be one of 'fp32'"),
-    ({"grad_accum": 0}, "grad_accum=0: must be an int of at least 1"),
-    ({"grad_accum": True}, "grad_accum=True: must be an int"),
-    ({"microbatch_size": 0}, "microbatch_size=0: must be an int of at least 1, 'auto', or None"),
+    ({"grad_accum": 0}, "grad_accum=0: must be a whole number, at least 1"),
+    ({"grad_accum": True}, "grad_accum=True: must be a whole number"),
+    ({"microbatch_size": 0}, "microbatch_size=0: must be 'auto' or a whole number, at least 1, or None"),
     ({"microbatch_size": "big"}, "microbatch_size='big'"),
     ({"microbatch_size": 2, "grad_accum": 2}, "grad_accum=2 and microbatch_size=2 cannot be combined"),
     ({"device": "gpu"}, "device='gpu': must be 'auto', 'cpu'"),
@@ -56,9 +56,9 @@ def test_a_wrong_argument_is_an_error_before_there_is_anything_and_in_the_traine
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "1", True, None])
 def test_a_seed_is_a_whole_number(seed):
-    with pytest.raises(ValueError, match=f"seed={seed!r}: must be a whole number of at least 0"):
+    with pytest.raises(ValueError, match=f"seed={seed!r}: must be a whole number, at least 0"):
         check_arguments(seed=seed)
-    with pytest.raises(ValueError, match=f"seed={seed!r}: must be a whole number of at least 0"):
+    with pytest.raises(ValueError, match=f"seed={seed!r}: must be a whole number, at least 0"):
         make_trainer(seed=seed)
 
 

@@ -19,7 +19,7 @@ LOADER = [torch.zeros(2, 3)]
         ({"label": "train"}, "label='train': must be a name without '/', other than 'train' and 'predict'"),
         ({"label": "predict"}, "label='predict'"),
         ({"label": "a/b"}, "label='a/b'"),
-        ({"label": "a", "subset_num_batches": 0}, "subset_num_batches=0: must be at least 1, or None"),
+        ({"label": "a", "subset_num_batches": 0}, "subset_num_batches=0: must be a whole number, at least 1, or None"),
         (
             {"label": "a", "metric_names": "Accuracy"},
             r"metric_names='Accuracy': must be a list of names, \['Accuracy'\]",

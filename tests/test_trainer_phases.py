@@ -69,7 +69,9 @@ def test_a_run_resumed_within_a_subset_sees_the_same_batches(make: Callable[[], 
 
 @pytest.mark.parametrize("wrong", [0, -1, True, "3", 2.0])
 def test_a_wrong_subset_is_refused(wrong: Any):
-    with pytest.raises(ValueError, match=f"train_subset_num_batches={wrong!r}: must be at least 1, or None for all"):
+    with pytest.raises(
+        ValueError, match=f"train_subset_num_batches={wrong!r}: must be a whole number, at least 1, or None for all"
+    ):
         make_trainer(train_subset_num_batches=wrong)
     with make_trainer() as trainer, pytest.raises(ValueError, match=f"^subset_num_batches={wrong!r}: must be"):
         trainer.predict(make_data(), subset_num_batches=wrong)
@@ -146,7 +148,7 @@ def test_a_rule_and_a_subset_come_from_the_config(tmp_path: Path, run_here: Any)
     run_here(*arguments, code=0)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [line.split('"step":')[1].split(",")[0] for line in lines if "loss/eval/total" in line] == ["2", "6"]
-    assert "must be at least 1" in run_here("trainer.train_subset_num_batches=0", code=2).err
+    assert "must be a whole number, at least 1" in run_here("trainer.train_subset_num_batches=0", code=2).err
     assert run_here("+trainer.eval_interval._target_=my_rules.Att", code=2).err.startswith("error: trainer.eval_int")
 
 

@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from runner.callbacks._mlflow.description import START_KEYS, show_command
 from runner.callbacks._mlflow.spool import SPOOL, is_id, read_entries
+from runner.checks import check_number, check_one_of
 from runner.files.addresses import HIDDEN, has_hidden, hidden_everywhere, without_credentials
 from runner.files.signing import is_signed, sign
 from runner.files.whole import read_object, write_whole
@@ -99,10 +100,8 @@ def check_arguments(close_timeout: float, system_metrics_interval: float) -> Non
         ImportError: the package orjson is missing.
     """
     require("MLflowLogger", None, "orjson")
-    if close_timeout < 0:
-        raise ValueError(f"close_timeout={close_timeout!r}: must be a number of seconds, 0 or more")
-    if system_metrics_interval <= 0:
-        raise ValueError(f"system_metrics_interval={system_metrics_interval!r}: must be a number of seconds above 0")
+    check_number("close_timeout", close_timeout, "[0, inf]", "a number of seconds")
+    check_number("system_metrics_interval", system_metrics_interval, "(0, inf]", "a number of seconds")
 
 
 def check_model(log_model: str | None, register_model: str | None) -> None:
@@ -111,8 +110,7 @@ def check_model(log_model: str | None, register_model: str | None) -> None:
     Raises:
         ValueError: there is no such choice, the name is not one that MLflow takes, or there is no model to register.
     """
-    if log_model not in (None, "last", "best"):
-        raise ValueError(f"log_model={log_model!r}: must be 'last', 'best' or None")
+    check_one_of("log_model", log_model, (None, "last", "best"))
     if register_model is not None and log_model is None:
         raise ValueError(f"register_model={register_model!r}: no model is logged; add log_model=last or best")
     if register_model is not None and (not register_model.strip() or re.search("[/:]", register_model)):

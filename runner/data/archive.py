@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from runner.checks import refuse_if
 from runner.files.lock import PATIENCE, alone, size_of
 from runner.files.tar import PlainTarInfo
 from runner.files.whole import sync_file
@@ -101,8 +102,7 @@ def _fetch(url: str, md5: str | None, folder: Path, members: Sequence[str], by_h
         scratch = Path(name)
         archive = scratch / "archive"
         found = _download(url, archive, folder, by_hand)
-        if md5 is not None and found != md5.lower():
-            raise ValueError(f"md5={md5!r}: the file from {url} has {found!r}; {by_hand}")
+        refuse_if(md5 is not None and found != md5.lower(), "md5", md5, f"the file from {url} has {found!r}; {by_hand}")
         try:
             files = _unpack(archive, scratch, members)
         except BROKEN as error:

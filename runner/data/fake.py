@@ -9,12 +9,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, get_type_hints
 
 from runner.data.loaders import OrderedLoader
 from runner.data.order import SampleOrder
 
 Load = TypeVar("Load", bound=Callable[..., Any])
+Loaders = TypeVar("Loaders", covariant=True)
+P = ParamSpec("P")
+
+
+class DataArguments(Protocol[Loaders]):
+    """The arguments of a data function, which make its loaders and their stand-ins."""
+
+    def load(self) -> Loaders:
+        """Return the loaders."""
+        ...
+
+    def fake(self) -> tuple[FakeLoader, ...]:
+        """Return loaders of the same lengths, with made-up batches."""
+        ...
 
 
 class FakeLoader(OrderedLoader):
@@ -60,3 +74,25 @@ def faked_by(fake: Callable[..., Any]) -> Callable[[Load], Load]:
         return load
 
     return mark
+
+
+def data_function(name: str, arguments: Callable[P, DataArguments[Loaders]]) -> Callable[P, Loaders]:
+    """Return a data function with the arguments and the docstring of a dataclass, and its stand-in.
+
+    Functions with many arguments in common declare them once, in a dataclass that theirs inherit from.
+    """
+
+    def load(*args: P.args, **kwargs: P.kwargs) -> Loaders:
+        return arguments(*args, **kwargs).load()
+
+    def fake(*args: P.args, **kwargs: P.kwargs) -> tuple[FakeLoader, ...]:
+        return arguments(*args, **kwargs).fake()
+
+    hints = get_type_hints(arguments, include_extras=True)
+    signature = inspect.signature(arguments)
+    parameters = [one.replace(annotation=hints[key]) for key, one in signature.parameters.items()]
+    about = {"__name__": name, "__qualname__": name, "__module__": arguments.__module__, "__doc__": arguments.__doc__}
+    about["__annotations__"] = {key: hints[key] for key in signature.parameters}
+    for key, value in (*about.items(), ("__signature__", signature.replace(parameters=parameters)), ("fake", fake)):
+        setattr(load, key, value)
+    return load

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+from runner.checks import check_whole
 from runner.data.fake import FakeLoader
 from runner.data.loaders import DatasetLoader, OrderedLoader, TensorLoader
 from runner.randomness import stream_seed
@@ -33,12 +34,9 @@ class Folds:
     """
 
     def __init__(self, held_out: int, count: int = 5, stratified: bool = False, seed: int = 0) -> None:
-        if count < 2:
-            raise ValueError(f"count={count!r}: must be at least 2")
-        if not 0 <= held_out < count:
-            raise ValueError(f"held_out={held_out!r}: must be between 0 and {count - 1}, as count={count!r}")
-        if seed < 0:
-            raise ValueError(f"seed={seed!r}: must be at least 0")
+        check_whole("count", count, 2)
+        check_whole("held_out", held_out, 0, most=count - 1)
+        check_whole("seed", seed, 0)
         self.held_out = held_out
         self.count = count
         self.stratified = stratified

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from runner.checks import check_whole
 from runner.data.order import SampleOrder
 from runner.data.picking import pick_batches
 from runner.data.seeded_batches import SeededBatches, Transform
@@ -73,12 +74,8 @@ class OrderedLoader(ABC):
         Raises:
             ValueError: the epoch or the batch is out of range.
         """
-        if epoch < 0:
-            raise ValueError(f"epoch={epoch!r}: must be at least 0")
-        if not 0 <= batch <= len(self.order):
-            raise ValueError(
-                f"batch={batch!r}: must be between 0 and {len(self.order)}, the number of batches an epoch"
-            )
+        check_whole("epoch", epoch, 0)
+        check_whole("batch", batch, 0, "a number of batches", most=len(self.order))
         self._next = (epoch, batch)
 
     def first(self, count: int) -> Iterator[Any]:
@@ -236,8 +233,7 @@ class DatasetLoader(OrderedLoader):
             hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         ):
             raise TypeError(f"dataset={dataset!r}: must have a length and be indexed by sample: dataset[i]")
-        if num_workers < 0:
-            raise ValueError(f"num_workers={num_workers!r}: must be at least 0, which reads in this process")
+        check_whole("num_workers", num_workers, 0, "a number of processes")
         decided = {"sampler", "batch_sampler", "generator", "in_order"} & loader_options.keys()
         if decided:
             raise TypeError(f"{', '.join(sorted(decided))}: only shuffle and seed determine the order of samples")

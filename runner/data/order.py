@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runner.checks import refuse_if
 from runner.randomness import stream_seed
 
 
@@ -55,8 +56,7 @@ class SampleOrder:
         _require_int("seed", seed, 0)
         _require_int("world_size", world_size, 1)
         _require_int("rank", rank, 0)
-        if rank >= world_size:
-            raise ValueError(f"rank={rank!r}: must be less than world_size={world_size!r}: ranks count from 0")
+        refuse_if(rank >= world_size, "rank", rank, f"must be less than world_size={world_size!r}: ranks count from 0")
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.drop_last = drop_last

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from runner.checks import refuse_if
 from runner.distributed.shares import Reading
 
 
@@ -23,8 +24,7 @@ class _Wrapper:
 
     def __init__(self, loader: Iterable[Any]) -> None:
         kind = type(loader).__name__
-        if not hasattr(loader, "__iter__"):
-            raise TypeError(f"loader={loader!r}: must be iterable, yielding batches")
+        refuse_if(not hasattr(loader, "__iter__"), "loader", loader, "must be iterable, yielding batches", TypeError)
         if hasattr(loader, "order") or hasattr(loader, "ranks_read"):
             raise ValueError(f"loader={kind}: already declares what ranks read; leave out {type(self).__name__}")
         self.loader = loader

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from runner.checks import check_flag, check_number, check_whole, refuse_if
 from runner.distributed import slurm
 from runner.distributed.environment import PARENT
 from runner.distributed.job import Job
@@ -51,23 +52,13 @@ class Launch:
     requeue: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.nproc_per_node != "auto" and not _is_count(self.nproc_per_node):
-            raise ValueError(
-                f"nproc_per_node={self.nproc_per_node!r}: must be a whole number of at least 1, or 'auto', "
-                "as many as there are GPUs"
-            )
-        if self.threads is not None and not _is_count(self.threads):
-            raise ValueError(
-                f"threads={self.threads!r}: must be a whole number of at least 1, or null for a share of the cores"
-            )
-        if type(self.grace) not in (int, float) or not self.grace > 0:
-            raise ValueError(f"grace={self.grace!r}: must be a number of seconds above 0")
+        if self.nproc_per_node != "auto":
+            check_whole("nproc_per_node", self.nproc_per_node, 1, "'auto', for all GPUs, or a whole number")
+        check_whole("threads", self.threads, 1, none="a share of the cores")
+        check_number("grace", self.grace, "(0, inf]", "a number of seconds")
         if not self.patience_seconds > 0:
             raise ValueError(f"patience={self.patience!r}: must be a time above 0, such as '10m', or null for no limit")
-        if self.requeue is not None and not isinstance(self.requeue, bool):
-            raise ValueError(
-                f"requeue={self.requeue!r}: must be true, false, or null, which is true in submitit's jobs"
-            )
+        check_flag("requeue", self.requeue, "requeues submitit's jobs")
 
     @property
     def patience_seconds(self) -> float:
@@ -93,11 +84,8 @@ class Launch:
         asked = self.nproc_per_node
         if "RANK" in os.environ:
             started = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
-            if asked not in (1, "auto", started):
-                raise ValueError(
-                    f"launch.nproc_per_node={asked!r}: torchrun or srun has started {started} on this machine; "
-                    "leave this key out, or run without them"
-                )
+            reason = f"torchrun or srun has started {started} on this machine; leave this key out, or run without them"
+            refuse_if(asked not in (1, "auto", started), "launch.nproc_per_node", asked, reason)
             return started
         if asked == "auto":
             import torch
@@ -110,10 +98,6 @@ class Launch:
                 "the usual choice is one per GPU, or two or four in total"
             )
         return int(asked)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 1
 
 
 def check_launcher(name: str) -> None:
@@ -135,10 +119,8 @@ def check_gpus(processes: int, device: str) -> None:
     Raises:
         ValueError: there are fewer GPUs than processes, or the device names one GPU for all processes.
     """
-    if processes > 1 and str(device).startswith("cuda:"):
-        raise ValueError(
-            f"trainer.device={device!r}: each of {processes} processes needs its own GPU; give 'auto' or 'cuda'"
-        )
+    reason = f"each of {processes} processes needs its own GPU; give 'auto' or 'cuda'"
+    refuse_if(processes > 1 and str(device).startswith("cuda:"), "trainer.device", device, reason)
     if processes > 1 and device in ("auto", "cuda"):
         import torch
 

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runner.checks import check_one_of, check_whole, refuse_if
 from runner.distributed.blocks import find_units
 from runner.distributed.collectives import replicate
 from runner.distributed.deferred import Draw, deferred, fill, free
@@ -66,16 +67,11 @@ class Layout:
     tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
-        if self.parallel not in PARALLEL:
-            allowed = "must be 'ddp' (each rank has all weights) or 'fsdp' (each rank has a part of them)"
-            raise ValueError(f"parallel={self.parallel!r}: {allowed}")
-        if self.gather_dtype not in GATHER_DTYPES:
-            raise ValueError(f"gather_dtype={self.gather_dtype!r}: must be 'bfloat16', or None for the weights' own")
-        if self.shard_size is not None and (type(self.shard_size) is not int or self.shard_size < 2):
-            raise ValueError(f"shard_size={self.shard_size!r}: must be a number of ranks, at least 2, or None for all")
-        if type(self.tensor_parallel) is not int or self.tensor_parallel < 1:
-            allowed = "must be a number of ranks that split each layer, or 1"
-            raise ValueError(f"tensor_parallel={self.tensor_parallel!r}: {allowed}")
+        allowed = "must be 'ddp' (each rank has all weights) or 'fsdp' (each rank has a part of them)"
+        refuse_if(self.parallel not in PARALLEL, "parallel", self.parallel, allowed)
+        check_one_of("gather_dtype", self.gather_dtype, GATHER_DTYPES)
+        check_whole("shard_size", self.shard_size, 2, "a number of ranks", none="all")
+        check_whole("tensor_parallel", self.tensor_parallel, 1, "a number of ranks")
         for name in ("shard_size", "gather_dtype"):
             if self.parallel == "ddp" and getattr(self, name) is not None:
                 raise ValueError(f"{name}={getattr(self, name)!r}: does nothing with parallel='ddp'; set 'fsdp'")
@@ -89,8 +85,7 @@ class Layout:
         if ranks == 1:
             return
         rows, rest = divmod(ranks, self.tensor_parallel)
-        if rest:
-            raise ValueError(f"tensor_parallel={self.tensor_parallel!r}: must divide the {ranks} ranks")
+        refuse_if(rest, "tensor_parallel", self.tensor_parallel, f"must divide the {ranks} ranks")
         if self.shard_size is not None and rows % self.shard_size:
             those = f"{ranks} ranks" if rows == ranks else f"{rows} ranks that see different samples"
             raise ValueError(f"shard_size={self.shard_size!r}: must divide the {those}, or be None for all")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from runner.checks import refuse_if
 from runner.failures.facts import wrong_argument
 from runner.files.addresses import without_credentials
 from runner.libraries.extras import how_to_install
@@ -23,8 +24,7 @@ def check_address(name: str, address: str) -> None:
 
     shown = without_credentials(address)
     protocol, mark, path = address.partition("://")
-    if not mark or not path:
-        raise wrong_argument(name, shown, "must be an address, such as s3://bucket/runs or file:///shared/runs")
+    refuse_if(not mark or not path, name, shown, "must be an address, such as s3://bucket/runs or file:///shared/runs")
     try:
         fsspec.get_filesystem_class(protocol)
     except ImportError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runner.failures.facts import wrong_argument
+from runner.checks import check_whole
 from runner.models.entries import Entries
 from runner.models.supervised import SupervisedModel
 
@@ -45,8 +45,7 @@ class ClassificationModel(SupervisedModel):
         targets: int | str = 1,
     ) -> None:
         super().__init__(module, F.cross_entropy if loss_fn is None else loss_fn, metrics, inputs, targets)
-        if num_classes < 2:
-            raise wrong_argument("num_classes", num_classes, "a classifier needs at least 2 classes")
+        check_whole("num_classes", num_classes, 2)
         if loss_fn is None:
             self._mean = None
             self._averages = "samples"  # as all of them count, ranks need not ask each other how many do

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from runner.checks import refuse_if
 from runner.failures.facts import wrong_argument
 
 Key = int | str
@@ -23,9 +24,8 @@ def check_entries(name: str, entries: Any) -> Any:
     """
     listed = entries.values() if isinstance(entries, Mapping) else [entries] if _is_key(entries) else entries
     works = isinstance(listed, Sequence | type({}.values())) and len(listed) > 0 and all(map(_is_key, listed))
-    if not works:
-        allowed = "a position or key of the batch, such as 0 or 'image', a list of them, or a mapping {argument: key}"
-        raise wrong_argument(name, entries, f"must be {allowed}")
+    allowed = "a position or key of the batch, such as 0 or 'image', a list of them, or a mapping {argument: key}"
+    refuse_if(not works, name, entries, f"must be {allowed}")
     return entries
 
 

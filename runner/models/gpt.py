@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runner.checks import check_one_of
+from runner.checks import check_counts, check_number, check_one_of, refuse_if
 
 
 class ReLUSquared(nn.Module):
@@ -190,14 +190,9 @@ class GPT(nn.Module):
         zero_init: bool = False,
     ) -> None:
         super().__init__()
-        sizes = {"vocab_size": vocab_size, "context": context, "d_model": d_model}
-        for name, value in (sizes | {"n_layers": n_layers, "n_heads": n_heads}).items():
-            if value < 1:
-                raise ValueError(f"{name}={value!r}: must be at least 1")
-        if d_model % n_heads:
-            raise ValueError(f"d_model={d_model!r}: must be a multiple of n_heads={n_heads!r}")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout={dropout!r}: must be a probability in [0, 1)")
+        check_counts(vocab_size=vocab_size, context=context, d_model=d_model, n_layers=n_layers, n_heads=n_heads)
+        refuse_if(d_model % n_heads, "d_model", d_model, f"must be a multiple of n_heads={n_heads!r}")
+        check_number("dropout", dropout, "[0, 1)", "a probability")
         check_one_of("norm", norm, NORMS)
         check_one_of("activation", activation, ACTIVATIONS)
         self.context = context

@@ -7,6 +7,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from runner.checks import check_counts, check_number, refuse_if
+
 
 class MLP(nn.Module):
     """Linear layers with ReLU, and dropout if asked for, between them.
@@ -23,13 +25,9 @@ class MLP(nn.Module):
 
     def __init__(self, in_features: int, hidden: Sequence[int], num_classes: int, dropout: float = 0.0) -> None:
         super().__init__()
-        for name, value in {"in_features": in_features, "num_classes": num_classes}.items():
-            if value < 1:
-                raise ValueError(f"{name}={value!r}: must be at least 1")
-        if any(width < 1 for width in hidden):
-            raise ValueError(f"hidden={list(hidden)!r}: each width must be at least 1")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout={dropout!r}: must be a probability in [0, 1)")
+        check_counts(in_features=in_features, num_classes=num_classes)
+        refuse_if(any(width < 1 for width in hidden), "hidden", list(hidden), "each width must be at least 1")
+        check_number("dropout", dropout, "[0, 1)", "a probability")
         widths = [in_features, *hidden]
         self.layers = nn.Sequential()
         for fan_in, fan_out in pairwise(widths):

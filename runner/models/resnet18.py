@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from runner.checks import check_counts
 from runner.models.resnet8 import BasicBlock, flops_of_residual_network
 
 WIDTHS = (64, 128, 256, 512)  # channels of the four stages, two blocks each
@@ -29,9 +30,7 @@ class ResNet18(nn.Module):
 
     def __init__(self, in_channels: int = 3, num_classes: int = 10, small_images: bool = True) -> None:
         super().__init__()
-        for name, value in {"in_channels": in_channels, "num_classes": num_classes}.items():
-            if value < 1:
-                raise ValueError(f"{name}={value!r}: must be at least 1")
+        check_counts(in_channels=in_channels, num_classes=num_classes)
         kernel, stride = (3, 1) if small_images else (7, 2)
         stem: list[nn.Module] = [
             nn.Conv2d(in_channels, WIDTHS[0], kernel, stride=stride, padding=kernel // 2, bias=False),

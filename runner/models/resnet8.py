@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from runner.checks import check_counts
+
 
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions with batch norm and a shortcut around them: ``relu(norm(conv(relu(norm(conv(x))))) + x)``.
@@ -54,9 +56,7 @@ class ResNet8(nn.Module):
 
     def __init__(self, in_channels: int = 1, num_classes: int = 10, width: int = 16) -> None:
         super().__init__()
-        for name, value in {"in_channels": in_channels, "num_classes": num_classes, "width": width}.items():
-            if value < 1:
-                raise ValueError(f"{name}={value!r}: must be at least 1")
+        check_counts(in_channels=in_channels, num_classes=num_classes, width=width)
         self.stem = nn.Sequential(
             nn.Conv2d(in_channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
         )

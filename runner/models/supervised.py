@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from runner.checks import refuse_if
 from runner.failures.facts import wrong_argument
 from runner.model import Model
 from runner.models.entries import Entries, Key, check_entries, pick, pick_entry, pick_value
@@ -55,9 +56,8 @@ class SupervisedModel(Model):
         super().__init__()
         if not isinstance(module, nn.Module):
             raise wrong_argument("module", module, "must be an nn.Module, such as nn.Linear(4, 1)", TypeError)
-        if not callable(loss_fn) or isinstance(loss_fn, type):
-            allowed = "must be a function of (outputs, targets), such as nn.MSELoss() or nn.functional.mse_loss"
-            raise wrong_argument("loss_fn", loss_fn, allowed, TypeError)
+        allowed = "must be a function of (outputs, targets), such as nn.MSELoss() or nn.functional.mse_loss"
+        refuse_if(not callable(loss_fn) or isinstance(loss_fn, type), "loss_fn", loss_fn, allowed, TypeError)
         self.module = module
         self.loss_fn = loss_fn
         mean = read_loss(loss_fn)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from runner.checks import check_counts
 from runner.libraries.extras import how_to_install
 from runner.libraries.torchvision import import_torchvision
 
@@ -34,9 +35,7 @@ def timm_model(
         ValueError: a number is below 1, or timm does not have the model or pretrained weights of it.
         OSError: the weights cannot be downloaded.
     """
-    for key, value in {"num_classes": num_classes, "in_channels": in_channels}.items():
-        if value < 1:
-            raise ValueError(f"{key}={value!r}: must be at least 1")
+    check_counts(num_classes=num_classes, in_channels=in_channels)
     timm = _import_timm()
     _check_name(timm, name, pretrained)
     # mode=check makes models without memory behind their weights, and has no use for their values.

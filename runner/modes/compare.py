@@ -12,6 +12,7 @@ from typing import Any
 
 from runner.checkpoints.digest import FILE as DIGESTS
 from runner.checkpoints.digest import first_difference, read_digests
+from runner.checks import refuse_if
 from runner.config import build
 from runner.config.composed import check_keys
 from runner.config.errors import config_errors
@@ -139,10 +140,8 @@ def _compare_digests(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], bo
 
 def _read_names(given: Any) -> list[Any]:
     """Return the runs that the key `compare` names."""
-    if not isinstance(given, list) or len(given) < 2:
-        raise ValueError(
-            f"compare={given!r}: give two or more runs, by folder or MLflow id: runner compare RUN_A RUN_B"
-        )
+    reason = "give two or more runs, by folder or MLflow id: runner compare RUN_A RUN_B"
+    refuse_if(not isinstance(given, list) or len(given) < 2, "compare", given, reason)
     return given
 
 
@@ -156,8 +155,7 @@ def _folder_of(given: str, config: Mapping[str, Any]) -> Path:
     if not path.exists() and is_id(given):
         found = [run for one in build.make_destinations(config) if (run := one.find_run(given, None)) is not None]
         path = found[0] if found else path
-    if not path.exists():
-        raise ValueError(f"compare={given!r}: no such folder; runner runs lists those in outputs/")
+    refuse_if(not path.exists(), "compare", given, "no such folder; runner runs lists those in outputs/")
     if not any((path / name).exists() for name in (RESULT, CONFIG, DIGESTS)):
         raise ValueError(f"compare={given!r}: has no {RESULT}, {CONFIG} or {DIGESTS}, so it is not the folder of a run")
     return path.absolute()

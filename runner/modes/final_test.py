@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.checks import refuse_if
 from runner.metric_choice import short_name
 from runner.runs.result import objectives_of
 
@@ -28,10 +29,8 @@ def check_test(state: State, config: Mapping[str, Any]) -> None:
     test = config["test"]
     untested = {one.label for one in _tests(state)} if test is None else ()
     for objective in objectives_of(config["objective"]):
-        if short_name(objective).partition("/")[0] in untested:
-            raise ValueError(
-                f"objective={objective!r}: test data is evaluated only with test=best or test=last; add one"
-            )
+        reason = "test data is evaluated only with test=best or test=last; add one"
+        refuse_if(short_name(objective).partition("/")[0] in untested, "objective", objective, reason)
     if test is not None:
         check_test_data(state, test)
     if test != "best":

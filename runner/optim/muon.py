@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.checks import check_one_of, check_whole
+from runner.checks import check_list, check_number, check_numbers, check_one_of, check_whole, refuse_if
 from runner.distributed.sharding import like, whole
 from runner.optim.param_groups import is_steppable
 
@@ -105,18 +105,13 @@ class Muon(Optimizer):
         rest_weight_decay: float = 0.0,
         fused: bool | None = None,
     ) -> None:
-        for name, value in {"lr": lr, "weight_decay": weight_decay, "rest_lr": rest_lr}.items():
-            if not value >= 0:
-                raise ValueError(f"{name}={value!r}: must be a number of at least 0")
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum={momentum!r}: must be a number from 0 to below 1")
+        check_numbers("[0, inf]", lr=lr, weight_decay=weight_decay, rest_lr=rest_lr)
+        check_number("momentum", momentum, "[0, 1)")
         check_whole("ns_steps", ns_steps, 1)
-        if isinstance(exclude, str):
-            raise ValueError(f"exclude={exclude!r}: must be a list of patterns, [{exclude!r}]")
+        check_list("exclude", exclude, "patterns")
         check_one_of("rest", rest, RESTS)
         matrices, others = split_parameters(model, exclude)
-        if not matrices:
-            raise ValueError(f"exclude={[*exclude]!r}: leaves no matrix to Muon; exclude less, or use only {rest!r}")
+        refuse_if(not matrices, "exclude", [*exclude], f"leaves no matrix to Muon; exclude less, or use only {rest!r}")
         group = {"lr": lr, "momentum": momentum, "ns_steps": ns_steps, "weight_decay": weight_decay}
         super().__init__([{"params": matrices, **group}], {})
         self._rest: Optimizer | None = None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hydra import compose
 from omegaconf import open_dict
 
+from runner.checks import check_whole
 from runner.config import build
 from runner.config.catalogue import CONF
 from runner.config.command_line import merge_repeated, search_path
@@ -192,8 +193,7 @@ def replay(run: str | Path, batch: int, allow_targets: Sequence[str] = ()) -> Tr
     """
     from runner.modes.retraining.standing import stand_before
 
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise ValueError(f"batch={batch!r}: must be the number of a batch, counted from 1")
+    check_whole("batch", batch, 1, "the number of a batch")
     arguments = ["mode=replay", override("run", str(run)), f"replay.batch={batch}", *_allowing(allow_targets)]
     saved = find_saved_run(with_latest(arguments))
     if saved is None or saved.run_dir is None:

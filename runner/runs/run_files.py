@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from runner.checkpoints.digest import FILE as DIGESTS
+from runner.checks import refuse_if
 from runner.failures.crash import BATCH, BUNDLE, FACTS
 from runner.files.signing import sign
 from runner.files.whole import read_bounded, write_whole
@@ -92,8 +93,7 @@ def _unpack_bundle(path: Path, folder: Path) -> None:
             is_plain = stat.S_IFMT(one.external_attr >> 16) in (0, stat.S_IFREG) and not one.flag_bits & 1
             if not is_plain or not _NAMES.fullmatch(one.filename) or names.count(one.filename) > 1:
                 raise ValueError(f"run={str(path)!r}: holds {one.filename!r}, which does not belong in a crash.zip")
-        if "config.yaml" not in names:
-            raise ValueError(f"run={str(path)!r}: contains no run; a run that fails leaves a {BUNDLE}")
+        refuse_if("config.yaml" not in names, "run", str(path), f"contains no run; a run that fails leaves a {BUNDLE}")
         for one in entries:
             target = folder / one.filename
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -103,7 +103,7 @@ def test_it_does_nothing_in_a_single_process(train):
     ("arguments", "message"),
     [
         ({"bucket_cap_mb": 0}, "bucket_cap_mb=0"),
-        ({"compress": "fp8"}, "compress='fp8': must be None, 'bf16' or 'fp16'"),
+        ({"compress": "fp8"}, "compress='fp8': must be one of None, 'bf16', 'fp16'"),
         (
             {"static_graph": True, "find_unused_parameters": True},
             "find_unused_parameters=True: does nothing with static_graph=True",

@@ -196,13 +196,13 @@ def test_two_ranks_reduce_together(run_ranks: Any, tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mode": "lt"}, "mode='lt': must be 'min', 'max', or None"),
-        ({"factor": 1.0}, "factor=1.0: must be above 0 and below 1"),
+        ({"mode": "lt"}, "mode='lt': must be one of None, 'min', 'max'"),
+        ({"factor": 1.0}, "factor=1.0: must be a number above 0 and below 1"),
         ({"patience": "1h"}, "patience='3600sec': must be in ep, ba, sp, tok or dur"),
         ({"cooldown": "soon"}, "cooldown='soon' is not a time"),
         ({"threshold": -1}, "threshold=-1: must be"),
-        ({"threshold_mode": "relative"}, "threshold_mode='relative': must be 'rel' or 'abs'"),
-        ({"eps": -1e-8}, "eps=-1e-08: must be a finite learning rate of at least 0"),
+        ({"threshold_mode": "relative"}, "threshold_mode='relative': must be one of 'rel', 'abs'"),
+        ({"eps": -1e-8}, "eps=-1e-08: must be a finite number, at least 0"),
         ({"minimum": 2}, "minimum=2: must be a multiplier from 0 to 1"),
         ({"monitor": "los"}, "monitor='los' is not a metric of this run; there are 'eval/loss'"),
     ],

@@ -157,7 +157,7 @@ def test_an_entry_names_no_model_outside_the_runs_folder(folder: Path, name: str
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"log_model": "first"}, "log_model='first': must be 'last', 'best' or None"),
+        ({"log_model": "first"}, "log_model='first': must be one of None, 'last', 'best'"),
         ({"register_model": "toy"}, "register_model='toy': no model is logged; add log_model=last or best"),
         ({"log_model": "last", "register_model": "a/b"}, "register_model='a/b': must be a name without '/' and ':'"),
     ],

@@ -104,9 +104,9 @@ def test_made_up_data_have_the_sizes_of_a_fold():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"held_out": 5}, "held_out=5: must be between 0 and 4"),
-        ({"held_out": -1}, "held_out=-1: must be between"),
-        ({"held_out": 0, "count": 1}, "count=1: must be at least 2"),
+        ({"held_out": 5}, "held_out=5: must be a whole number from 0 to 4"),
+        ({"held_out": -1}, "held_out=-1: must be a whole number from"),
+        ({"held_out": 0, "count": 1}, "count=1: must be a whole number, at least 2"),
         ({"held_out": 0, "seed": -1}, "seed=-1"),
     ],
 )

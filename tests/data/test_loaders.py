@@ -83,7 +83,9 @@ def test_an_abandoned_epoch_is_followed_by_the_next(make_loader):
 
 @pytest.mark.parametrize(("epoch", "batch"), [(-1, 0), (0, -1), (0, 5)])
 def test_positions_that_do_not_exist_are_errors(make_loader, epoch, batch):
-    with pytest.raises(ValueError, match=f"epoch={epoch}" if epoch < 0 else f"batch={batch}: must be between 0 and 4"):
+    with pytest.raises(
+        ValueError, match=f"epoch={epoch}" if epoch < 0 else f"batch={batch}: must be a number of batches from 0 to 4"
+    ):
         make_loader(11, batch_size=3, shuffle=True).seek(epoch, batch)
 
 
@@ -353,7 +355,7 @@ def test_what_is_no_map_style_data_set_is_refused():
 
 
 def test_a_negative_number_of_workers_is_refused():
-    with pytest.raises(ValueError, match="^num_workers=-1: must be at least 0"):
+    with pytest.raises(ValueError, match="^num_workers=-1: must be a number of processes, at least 0"):
         DatasetLoader(range(3), batch_size=1, shuffle=False, num_workers=-1)
 
 

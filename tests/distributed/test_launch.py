@@ -249,13 +249,15 @@ def test_what_does_not_go_with_torchrun_is_refused(tmp_path: Path, arguments: tu
 
 @pytest.mark.parametrize("count", [0, -1, "x", 1.5, 3.0, True, None])
 def test_a_number_of_processes_is_checked(count: Any):
-    with pytest.raises(ValueError, match=f"nproc_per_node={count!r}: must be a whole number of at least 1, or 'auto'"):
+    with pytest.raises(
+        ValueError, match=f"nproc_per_node={count!r}: must be 'auto', for all GPUs, or a whole number, at least 1"
+    ):
         Launch(nproc_per_node=count)
 
 
 @pytest.mark.parametrize("count", [0, -1, "x", 1.5, 3.0, True])
 def test_a_number_of_threads_is_checked(count: Any):
-    with pytest.raises(ValueError, match=f"threads={count!r}: must be a whole number of at least 1, or null"):
+    with pytest.raises(ValueError, match=f"threads={count!r}: must be a whole number, at least 1, or None"):
         Launch(threads=count)
 
 

@@ -39,7 +39,7 @@ def gpt(**sizes: Any) -> Model:
         ({"parallel": "fsdpp"}, "parallel='fsdpp': must be 'ddp' .* or 'fsdp'"),
         ({"parallel": "fsdp", "shard_size": 1}, "shard_size=1: must be a number of ranks, at least 2, or None"),
         ({"parallel": "fsdp", "shard_size": 2.0}, "shard_size=2.0: must be"),
-        ({"parallel": "fsdp", "gather_dtype": "fp8"}, "gather_dtype='fp8': must be 'bfloat16', or None"),
+        ({"parallel": "fsdp", "gather_dtype": "fp8"}, "gather_dtype='fp8': must be one of None, 'bfloat16'"),
         ({"shard_size": 2}, "shard_size=2: does nothing with parallel='ddp'"),
         ({"gather_dtype": "bfloat16"}, "gather_dtype='bfloat16': does nothing with parallel='ddp'"),
     ],
@@ -418,7 +418,10 @@ def test_a_sharded_run_is_resumed_evaluated_and_compared_like_any_other(run_app,
     ("arguments", "said"),
     [
         (("trainer.parallel=fsdpp",), "trainer.parallel='fsdpp': must be 'ddp'"),
-        (("trainer.parallel=fsdp", "trainer.gather_dtype=half"), "trainer.gather_dtype='half': must be 'bfloat16'"),
+        (
+            ("trainer.parallel=fsdp", "trainer.gather_dtype=half"),
+            "trainer.gather_dtype='half': must be one of None, 'bfloat16'",
+        ),
         (("trainer.shard_size=2",), "trainer.shard_size=2: does nothing with parallel='ddp'"),
         (
             ("mode=check", "trainer.parallel=fsdp", "trainer.shard_size=3", "launch.nproc_per_node=4"),

@@ -175,7 +175,7 @@ def test_outside_slurm_a_run_warns_that_nothing_requeues_it(
 
 
 def test_requeue_is_checked():
-    with pytest.raises(ValueError, match="requeue='yes': must be true, false, or null"):
+    with pytest.raises(ValueError, match="requeue='yes': must be True, False, or None"):
         Launch(requeue="yes")  # type: ignore[arg-type]
 
 

@@ -49,7 +49,7 @@ def llama(kind: str = "llama", **overrides: Any) -> Model:
 @pytest.mark.parametrize(
     ("arguments", "ranks", "said"),
     [
-        ({"tensor_parallel": 0}, 4, "tensor_parallel=0: must be a number of ranks that split each layer, or 1"),
+        ({"tensor_parallel": 0}, 4, "tensor_parallel=0: must be a number of ranks, at least 1"),
         ({"tensor_parallel": 2.0}, 4, "tensor_parallel=2.0: must be"),
         ({"tensor_parallel": 3}, 4, "tensor_parallel=3: must divide the 4 ranks"),
         ({**TWO, "parallel": "fsdp", "shard_size": 4}, 4, "shard_size=4: must divide the 2 ranks that see different"),

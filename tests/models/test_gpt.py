@@ -196,10 +196,10 @@ def test_dropout_works_in_training_only():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"vocab_size": 0}, "vocab_size=0: must be at least 1"),
-        ({"n_layers": 0}, "n_layers=0: must be at least 1"),
+        ({"vocab_size": 0}, "vocab_size=0: must be a whole number, at least 1"),
+        ({"n_layers": 0}, "n_layers=0: must be a whole number, at least 1"),
         ({"n_heads": 3}, "d_model=64: must be a multiple of n_heads=3"),
-        ({"dropout": 1.0}, r"dropout=1.0: must be a probability in \[0, 1\)"),
+        ({"dropout": 1.0}, "dropout=1.0: must be a probability from 0 to below 1"),
         ({"norm": "rms"}, "norm='rms': must be one of 'layer_norm', 'rms_norm'"),
         ({"activation": "relu"}, "activation='relu': must be one of 'gelu', 'relu_squared'"),
     ],

@@ -36,7 +36,7 @@ def test_dropout_works_in_training_only():
     [
         ({"hidden": [4, 0]}, r"hidden=\[4, 0\].*at least 1"),
         ({"in_features": 0}, "in_features=0.*at least 1"),
-        ({"dropout": 1.0}, r"dropout=1.0: must be a probability in \[0, 1\)"),
+        ({"dropout": 1.0}, "dropout=1.0: must be a probability from 0 to below 1"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

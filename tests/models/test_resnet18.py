@@ -79,7 +79,7 @@ def test_signals_neither_vanish_nor_explode_at_the_start():
 @pytest.mark.parametrize("argument", [{"in_channels": 0}, {"num_classes": -1}], ids=str)
 def test_wrong_arguments_are_named(argument: dict[str, Any]):
     ((name, value),) = argument.items()
-    with pytest.raises(ValueError, match=f"{name}={value}: must be at least 1"):
+    with pytest.raises(ValueError, match=f"{name}={value}: must be a whole number, at least 1"):
         ResNet18(**argument)
 
 

@@ -51,5 +51,5 @@ def test_the_logits_are_linear_in_the_mean_over_positions():
 @pytest.mark.parametrize("argument", [{"in_channels": 0}, {"num_classes": 0}, {"width": -2}], ids=str)
 def test_wrong_arguments_are_named(argument):
     ((name, value),) = argument.items()
-    with pytest.raises(ValueError, match=f"{name}={value}: must be at least 1"):
+    with pytest.raises(ValueError, match=f"{name}={value}: must be a whole number, at least 1"):
         ResNet8(**argument)

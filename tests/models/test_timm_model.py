@@ -95,8 +95,8 @@ def test_without_a_network_what_to_do_is_one_sentence(make_cached: Any):
             r"name='resnet18\.best': timm has no such weights; choose among resnet18\.a1_in1k, ",
         ),
         ({"name": "botnet50ts_256", "pretrained": True}, "pretrained=True: timm has no weights for botnet50ts_256"),
-        ({"num_classes": 0}, "num_classes=0: must be at least 1"),
-        ({"in_channels": -3}, "in_channels=-3: must be at least 1"),
+        ({"num_classes": 0}, "num_classes=0: must be a whole number, at least 1"),
+        ({"in_channels": -3}, "in_channels=-3: must be a whole number, at least 1"),
     ],
     ids=str,
 )

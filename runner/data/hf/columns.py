@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from runner.checks import refuse_if
 from runner.data.images.decoding import open_image
 from runner.data.images.imagefolder import normalized
 from runner.files.printable import printable
@@ -143,16 +144,14 @@ def class_names(parts: Sequence[Any], targets: str, classes: Sequence[str] | Non
     """
     feature = parts[0].features.get(targets)
     if not is_text(feature) and not holds_texts(feature):
-        if classes is not None:
-            raise ValueError(f"classes={list(classes)!r}: is for targets that are texts; leave it out")
+        refuse_if(classes is not None, "classes", classes, "is for targets that are texts; leave it out")
         return None
     compute = import_hf("pyarrow.compute")
     columns = [rows.data.column(targets) for rows in parts]
     if holds_texts(feature):
         columns = [compute.list_flatten(one) for one in columns]
     found = {name for column in columns for name in compute.unique(column).to_pylist()}
-    if None in found:
-        raise ValueError(f"targets={targets!r}: some rows have no value; fill them in, or leave the rows out")
+    refuse_if(None in found, "targets", targets, "some rows have no value; fill them in, or leave the rows out")
     if classes is None:
         return sorted(found)
     if unknown := sorted(found - {*classes}):

@@ -28,10 +28,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from runner.data.fake import FakeLoader, faked_by
+from runner.checks import check_whole, refuse_if
+from runner.data.fake import FakeLoader, data_function
 from runner.data.hf.columns import Columns, class_names, fake_batches, holds_texts, is_text, largest_label, undecoded
 from runner.data.hf.splits import Part, Source, Splits, check_text, describe, load_parts, load_split
 from runner.data.hf.texts import NAMED, TASKS, Encoder, Texts, check_columns, check_task, text_columns
@@ -47,93 +49,8 @@ from runner.libraries.hugging_face import bars_on_terminals
 log = logging.getLogger("runner")
 
 
-def _fake(
-    name: str,
-    config: str | None,
-    data_files: Any,
-    data_dir: str | None,
-    split: str,
-    eval_split: str | None,
-    eval_share: float,
-    test_split: str | None,
-    text: str | None,
-    pack_documents: bool,
-    cache: str | None,
-    batch_size: int,
-    eval_batch_size: int,
-    eval_tokens: int | None,
-    num_workers: int,
-    seed: int,
-    **columns_given: Any,
-) -> tuple[FakeLoader, ...]:
-    columns = _check_columns(text, **columns_given)
-    sizes = WindowSizes(
-        context=columns.context, batch_size=batch_size, eval_batch_size=eval_batch_size, eval_tokens=eval_tokens
-    )
-    source = Source(name, config, data_files, data_dir)
-    splits = Splits(split, eval_split, test_split)
-    encoder = _check_rest(splits, columns, sizes, eval_share, pack_documents)
-    with bars_on_terminals("datasets", "huggingface_hub"):
-        features, counts, row_sizes = describe(source, splits, eval_share, text)
-        if text is not None:
-            check_text(features, text)
-            size = 1 if columns.tokenizer is None else BYTES_PER_TOKEN
-            totals = (count * mean / size for count, mean in zip(counts, row_sizes, strict=True))
-            tokens = [max(round(one), 2 * columns.context) for one in totals]
-            return fake_window_loaders(tokens, encoder.vocab_size, sizes, pack_documents)
-        make = _fake_samples(features, columns, source, splits)
-    train, *others = counts
-    return FakeLoader(make, train, batch_size), *(FakeLoader(make, one, eval_batch_size) for one in others)
-
-
-def _fake_samples(features: Mapping[str, Any], columns: _Columns, source: Source, splits: Splits) -> Any:
-    """Return ``make(n)`` -> a batch of n samples that look like those of `_data_sets`."""
-
-    def first() -> Mapping[str, Any]:
-        return undecoded(load_split(source, "split", splits.split))[0]
-
-    is_text_data = _is_text_data(features, columns)
-    feature = features.get(str(columns.targets))
-    names = columns.classes
-    if columns.task in NAMED and (names is not None or is_text(feature) or holds_texts(feature)):
-        parts = [load_split(source, key, one) for key, one in splits._asdict().items() if one is not None]
-        names = _classes(parts, columns)
-    whole = {"targets": str(columns.targets)}
-    if not is_text_data:
-        return fake_batches(features, {"inputs": columns.inputs[0], **whole}, columns.image_size, first, names)
-    encode = Encoder(str(columns.tokenizer), columns.context, columns.task)
-    if columns.task != TASKS[0]:
-        return encode.fake(len(columns.inputs), largest_label(feature, names))
-    make_labels = fake_batches(features, whole, None, first, names)
-    return encode.fake(len(columns.inputs), lambda samples: make_labels(samples)[0])
-
-
-@faked_by(_fake)
-def load_hf_dataset(  # noqa: D417 (some arguments are described together)
-    name: HubName = "Salesforce/wikitext",
-    config: str | None = None,
-    data_files: LocalPath | Sequence[LocalPath] | Mapping[str, Any] | None = None,
-    data_dir: LocalPath | None = None,
-    split: str = "train",
-    eval_split: str | None = "validation",
-    eval_share: float = 0.1,
-    test_split: str | None = None,
-    text: str | None = None,
-    inputs: str | Sequence[str] | None = None,
-    targets: str | None = None,
-    classes: Sequence[str] | None = None,
-    tokenizer: HubName | None = None,
-    pack_documents: bool = False,
-    task: str | None = None,
-    context: int = 128,
-    eval_tokens: int | None = None,
-    cache: LocalPath | None = "~/.cache/exactrun/tokens",
-    image_size: int | None = None,
-    batch_size: int = 8,
-    eval_batch_size: int = 64,
-    num_workers: int = 2,
-    seed: int = 0,
-) -> tuple[OrderedLoader, ...]:
+@dataclass(frozen=True)
+class HFDataset(WindowSizes):
     """Return a training, an evaluation and perhaps a test loader; the top of this file describes their batches.
 
     Args:
@@ -160,63 +77,99 @@ def load_hf_dataset(  # noqa: D417 (some arguments are described together)
     Raises:
         OSError, ModuleNotFoundError, ValueError: data or a library cannot be found, or an argument does not fit them.
     """
-    sizes = WindowSizes(
-        context=context, batch_size=batch_size, eval_batch_size=eval_batch_size, eval_tokens=eval_tokens
-    )
-    columns = _check_columns(text, inputs, targets, classes, tokenizer, image_size, task, context)
-    source = Source(name, config, data_files, data_dir)
-    splits = Splits(split, eval_split, test_split)
-    return _load(source, splits, columns, sizes, eval_share, pack_documents, cache, num_workers, seed)
+
+    name: HubName = "Salesforce/wikitext"
+    config: str | None = None
+    data_files: LocalPath | Sequence[LocalPath] | Mapping[str, Any] | None = None
+    data_dir: LocalPath | None = None
+    split: str = "train"
+    eval_split: str | None = "validation"
+    eval_share: float = 0.1
+    test_split: str | None = None
+    text: str | None = None
+    inputs: str | Sequence[str] | None = None
+    targets: str | None = None
+    classes: Sequence[str] | None = None
+    tokenizer: HubName | None = None
+    pack_documents: bool = False
+    task: str | None = None
+    cache: LocalPath | None = "~/.cache/exactrun/tokens"
+    image_size: int | None = None
+    num_workers: int = 2
+    seed: int = 0
+
+    def load(self) -> tuple[OrderedLoader, ...]:
+        """Return the loaders."""
+        columns, source, splits, encoder = self._check()
+        with bars_on_terminals("datasets", "huggingface_hub"):
+            parts = load_parts(source, splits, self.eval_share, self.seed)
+            if self.text is not None:
+                tokens = [_tokenize(part, self.text, encoder, self.cache) for part in parts]
+                if not self.pack_documents:
+                    return window_loaders(tokens, self.seed, self)
+                ends = [document_ends(part, end_token(encoder)) for part in tokens]
+                key = [encoder.identity, self.text, [part.identity for part in parts]]
+                return packed_loaders(tokens, ends, self, TokenCache(self.cache), key, self.seed)
+            train, *others = _data_sets(parts, columns)
+        shared: dict[str, Any] = {"seed": self.seed, "num_workers": self.num_workers, "collate_fn": train.stack}
+        if isinstance(train, Columns):
+            shared["transform"] = train.normalize  # in training on a GPU it runs there
+        return (
+            DatasetLoader(train, self.batch_size, shuffle=True, **shared),
+            *(DatasetLoader(part, self.eval_batch_size, shuffle=False, **shared) for part in others),
+        )
+
+    def fake(self) -> tuple[FakeLoader, ...]:
+        """Return stand-ins for the loaders, made from the descriptions of the data."""
+        columns, source, splits, encoder = self._check()
+        with bars_on_terminals("datasets", "huggingface_hub"):
+            features, counts, row_sizes = describe(source, splits, self.eval_share, self.text)
+            if self.text is not None:
+                check_text(features, self.text)
+                size = 1 if self.tokenizer is None else BYTES_PER_TOKEN
+                totals = (count * mean / size for count, mean in zip(counts, row_sizes, strict=True))
+                tokens = [max(round(total), 2 * self.context) for total in totals]
+                return fake_window_loaders(tokens, encoder.vocab_size, self, self.pack_documents)
+            make = _fake_samples(features, columns, source, splits)
+        train, *others = counts
+        return FakeLoader(make, train, self.batch_size), *(
+            FakeLoader(make, one, self.eval_batch_size) for one in others
+        )
+
+    def _check(self) -> tuple[_Columns, Source, Splits, Tokenizer]:
+        """Check the arguments before anything is read; the tokenizer is that of text to continue."""
+        columns = self._columns()
+        check_windows(self)
+        if self.eval_split is None:
+            check_eval_share(self.eval_share)
+        encoder = load_tokenizer(None if self.text is None else self.tokenizer)
+        if self.pack_documents:
+            end_token(encoder)
+        source = Source(self.name, self.config, self.data_files, self.data_dir)
+        return columns, source, Splits(self.split, self.eval_split, self.test_split), encoder
+
+    def _columns(self) -> _Columns:
+        """Check the arguments that say what a sample is, and return them."""
+        check_whole("image_size", self.image_size, 1, "a number of pixels", none="images as they are")
+        given = self.inputs
+        read = [] if given is None else [given] if isinstance(given, str) else [*given]
+        fits = (self.targets or self.task is not None) if read else not self.targets
+        if bool(self.text) == bool(read) or not fits:
+            raise ValueError(
+                f"text={self.text!r}, inputs={given!r}, targets={self.targets!r}: give text, a column for language "
+                "modelling, or both inputs and targets"
+            )
+        refuse_if(len(read) > 2, "inputs", read, "must be one column, or two columns of texts")
+        task = TASKS[0] if self.text else check_task(self.task, read, self.targets, self.classes, self.tokenizer)
+        return _Columns(read, self.targets, self.classes, self.tokenizer, self.image_size, task, self.context)
 
 
-def _load(
-    source: Source,
-    splits: Splits,
-    columns: _Columns,
-    sizes: WindowSizes,
-    eval_share: float,
-    pack_documents: bool,
-    cache: str | None,
-    num_workers: int,
-    seed: int,
-) -> tuple[OrderedLoader, ...]:
-    encoder = _check_rest(splits, columns, sizes, eval_share, pack_documents)
-    with bars_on_terminals("datasets", "huggingface_hub"):
-        parts = load_parts(source, splits, eval_share, seed)
-        if (text := columns.text) is not None:
-            tokens = [_tokenize(part, text, encoder, cache) for part in parts]
-            if not pack_documents:
-                return window_loaders(tokens, seed, sizes)
-            ends = [document_ends(one, end_token(encoder)) for one in tokens]
-            key = [encoder.identity, text, [part.identity for part in parts]]
-            return packed_loaders(tokens, ends, sizes, TokenCache(cache), key, seed)
-        train, *others = _data_sets(parts, columns)
-    shared: dict[str, Any] = {"seed": seed, "num_workers": num_workers, "collate_fn": train.stack}
-    if isinstance(train, Columns):
-        shared["transform"] = train.normalize  # in training on a GPU it runs there
-    return (
-        DatasetLoader(train, sizes["batch_size"], shuffle=True, **shared),
-        *(DatasetLoader(one, sizes["eval_batch_size"], shuffle=False, **shared) for one in others),
-    )
-
-
-def _check_rest(
-    splits: Splits, columns: _Columns, sizes: WindowSizes, eval_share: float, pack_documents: bool
-) -> Tokenizer:
-    """Check the arguments that do not say what a sample is, and return the tokenizer of text to continue."""
-    check_windows(sizes)
-    if splits.eval_split is None:
-        check_eval_share(eval_share)
-    encoder = load_tokenizer(None if columns.text is None else columns.tokenizer)
-    if pack_documents:
-        end_token(encoder)
-    return encoder
+load_hf_dataset = data_function("load_hf_dataset", HFDataset)
 
 
 class _Columns(NamedTuple):
-    """The arguments of `load_hf_dataset` that say what a sample is; `text` is None, or `inputs` is empty."""
+    """What a sample is; of a language model on `text`, `inputs` is empty."""
 
-    text: str | None
     inputs: list[str]
     targets: str | None
     classes: Sequence[str] | None
@@ -226,29 +179,26 @@ class _Columns(NamedTuple):
     context: int
 
 
-def _check_columns(
-    text: str | None,
-    inputs: str | Sequence[str] | None,
-    targets: str | None,
-    classes: Sequence[str] | None,
-    tokenizer: str | None,
-    image_size: int | None,
-    task: str | None,
-    context: int,
-) -> _Columns:
-    """Check the arguments that say what a sample is, before anything is read, and return them."""
-    if image_size is not None and image_size < 1:
-        raise ValueError(f"image_size={image_size!r}: must be at least 1 pixel")
-    read = [] if inputs is None else [inputs] if isinstance(inputs, str) else [*inputs]
-    if bool(text) == bool(read) or (text and targets) or (read and not targets and task is None):
-        raise ValueError(
-            f"text={text!r}, inputs={inputs!r}, targets={targets!r}: give text, a column for language modelling, or "
-            "both inputs and targets"
-        )
-    if len(read) > 2:
-        raise ValueError(f"inputs={read!r}: must be one column, or two columns of texts")
-    task = TASKS[0] if text else check_task(task, read, targets, classes, tokenizer)
-    return _Columns(text, read, targets, classes, tokenizer, image_size, task, context)
+def _fake_samples(features: Mapping[str, Any], columns: _Columns, source: Source, splits: Splits) -> Any:
+    """Return ``make(n)`` -> a batch of n samples that look like those of `_data_sets`."""
+
+    def first() -> Mapping[str, Any]:
+        return undecoded(load_split(source, "split", splits.split))[0]
+
+    is_text_data = _is_text_data(features, columns)
+    feature = features.get(str(columns.targets))
+    names = columns.classes
+    if columns.task in NAMED and (names is not None or is_text(feature) or holds_texts(feature)):
+        parts = [load_split(source, key, one) for key, one in splits._asdict().items() if one is not None]
+        names = _classes(parts, columns)
+    whole = {"targets": str(columns.targets)}
+    if not is_text_data:
+        return fake_batches(features, {"inputs": columns.inputs[0], **whole}, columns.image_size, first, names)
+    encode = Encoder(str(columns.tokenizer), columns.context, columns.task)
+    if columns.task != TASKS[0]:
+        return encode.fake(len(columns.inputs), largest_label(feature, names))
+    make_labels = fake_batches(features, whole, None, first, names)
+    return encode.fake(len(columns.inputs), lambda samples: make_labels(samples)[0])
 
 
 def _classes(parts: Sequence[Any], columns: _Columns) -> list[str] | None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from runner.checks import refuse_if
 from runner.data.text.token_cache import state_of
 from runner.libraries.hugging_face import import_hf
 from runner.randomness import stream_seed
@@ -67,8 +68,7 @@ def _divide(part: Part, eval_share: float, seed: int) -> Iterator[Part]:
 
 
 def _count_evaluated(rows: int, eval_share: float) -> int:
-    if rows < 2:
-        raise ValueError(f"eval_share={eval_share!r}: the split has {rows} rows, too few to hold some out")
+    refuse_if(rows < 2, "eval_share", eval_share, f"the split has {rows} rows, too few to hold some out")
     return min(rows - 1, max(1, round(rows * eval_share)))
 
 
@@ -165,7 +165,6 @@ def _mean_length(texts: Any) -> float:
 
 def check_text(features: Mapping[str, Any], text: str) -> None:
     """Raise ValueError if the column `text` does not exist or holds no texts."""
-    if text not in features:
-        raise ValueError(f"text={text!r}: no such column; the columns are {', '.join(features)}")
+    refuse_if(text not in features, "text", text, f"no such column; the columns are {', '.join(features)}")
     if getattr(features[text], "dtype", None) not in ("string", "large_string"):
         raise ValueError(f"text={text!r}: must be a column of texts; this one holds {features[text]}")

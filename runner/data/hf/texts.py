@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from runner.checks import check_one_of
+from runner.checks import check_one_of, refuse_if
 from runner.data.hf.columns import Columns, holds_texts, is_text
 from runner.data.text.tokenizer import load_pretrained_tokenizer
 from runner.failures.facts import wrong_argument
@@ -115,13 +115,11 @@ class Encoder:
         self._task = task
         self._numbers = None if classes is None else {name: number for number, name in enumerate(classes)}
         remedy = "in Python and save it with save_pretrained, or choose another tokenizer"
-        if self._tokenizer.pad_token_id is None:
-            reason = f"has no padding token, which batches of texts need; set its pad_token {remedy}"
-            raise wrong_argument("tokenizer", tokenizer, reason)
+        reason = f"has no padding token, which batches of texts need; set its pad_token {remedy}"
+        refuse_if(self._tokenizer.pad_token_id is None, "tokenizer", tokenizer, reason)
         if task == "masked_lm":
-            if self._tokenizer.mask_token_id is None:
-                reason = f"has no mask token, which task='masked_lm' needs; set its mask_token {remedy}"
-                raise wrong_argument("tokenizer", tokenizer, reason)
+            reason = f"has no mask token, which task='masked_lm' needs; set its mask_token {remedy}"
+            refuse_if(self._tokenizer.mask_token_id is None, "tokenizer", tokenizer, reason)
             collator = import_hf("transformers").DataCollatorForLanguageModeling
             self._mask = collator(self._tokenizer).torch_mask_tokens
         if task == "token_classification" and not self._tokenizer.is_fast:
@@ -236,14 +234,11 @@ def check_task(
         raise wrong_argument("targets", targets, f"task={task!r} predicts tokens of the inputs; leave targets out")
     if task not in UNLABELLED and targets is None:
         raise wrong_argument("targets", None, f"task={task!r} needs a column of targets beside inputs")
-    if task not in NAMED and classes is not None:
-        raise wrong_argument("classes", [*classes], f"task={task!r} has none; leave it out")
+    refuse_if(task not in NAMED and classes is not None, "classes", classes, f"task={task!r} has none; leave it out")
     if task in ("token_classification", "seq2seq_lm") and len(inputs) > 1:
         raise wrong_argument("inputs", [*inputs], f"task={task!r} takes one column; give one")
-    if task != TASKS[0] and tokenizer is None:
-        raise wrong_argument(
-            "tokenizer", None, f"task={task!r} needs a folder, or a name on the Hub: that of the model"
-        )
+    reason = f"task={task!r} needs a folder, or a name on the Hub: that of the model"
+    refuse_if(task != TASKS[0] and tokenizer is None, "tokenizer", None, reason)
     return task
 
 
@@ -252,15 +247,13 @@ def check_columns(features: Mapping[str, Any], task: str, inputs: Sequence[str],
     words = task == "token_classification"
     kind = "lists of words" if words else "texts"
     for key, column in (*(("inputs", one) for one in inputs), *([("targets", targets)] if targets else [])):
-        if column not in features:
-            raise wrong_argument(key, column, f"no such column; the columns are {', '.join(features)}")
+        refuse_if(column not in features, key, column, f"no such column; the columns are {', '.join(features)}")
         feature = features[column]
         fits = holds_texts(feature) if words else is_text(feature)
         if words and key == "targets":
             kind = "lists of classes"
             fits = hasattr(feature, "feature")
-        if not fits:
-            raise wrong_argument(key, column, f"task={task!r} needs a column of {kind}; this one holds {feature}")
+        refuse_if(not fits, key, column, f"task={task!r} needs a column of {kind}; this one holds {feature}")
 
 
 def text_columns(features: Mapping[str, Any], inputs: Sequence[str], tokenizer: str | None) -> bool:
@@ -271,8 +264,7 @@ def text_columns(features: Mapping[str, Any], inputs: Sequence[str], tokenizer: 
             for texts or given for something else.
     """
     for column in inputs:
-        if column not in features:
-            raise wrong_argument("inputs", column, f"no such column; the columns are {', '.join(features)}")
+        refuse_if(column not in features, "inputs", column, f"no such column; the columns are {', '.join(features)}")
     holding = [column for column in inputs if is_text(features[column])]
     if len(inputs) > 1 and len(holding) < len(inputs):
         other = next(one for one in inputs if one not in holding)

@@ -10,6 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from runner.checks import check_counts, check_whole, refuse_if
 from runner.data.archive import check_source, fetch_archive, find_missing
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import TensorLoader
@@ -109,17 +110,13 @@ def load_cifar10(
 
 def _check(url: str | None, md5: str | None, batch_size: int, eval_batch_size: int, seed: int) -> None:
     check_source(url, md5)
-    for name, value in {"batch_size": batch_size, "eval_batch_size": eval_batch_size}.items():
-        if value < 1:
-            raise ValueError(f"{name}={value!r}: must be at least 1")
-    if seed < 0:
-        raise ValueError(f"seed={seed!r}: must be at least 0")
+    check_counts(batch_size=batch_size, eval_batch_size=eval_batch_size)
+    check_whole("seed", seed, 0)
 
 
 def _check_eval_samples(eval_samples: int, num_train: int) -> None:
-    if not 0 <= eval_samples < num_train:
-        allowed = f"must be 0, to evaluate on the test images, or at most {num_train - 1} of the training images"
-        raise ValueError(f"eval_samples={eval_samples!r}: {allowed}")
+    allowed = f"must be 0, to evaluate on the test images, or at most {num_train - 1} of the training images"
+    refuse_if(not 0 <= eval_samples < num_train, "eval_samples", eval_samples, allowed)
 
 
 def _is_missing(path: str, url: str | None) -> bool:

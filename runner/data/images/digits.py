@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runner.checks import check_whole
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import TensorLoader
 
@@ -68,8 +69,7 @@ def load_digits(
 
 
 def _check(test_samples: int) -> None:
-    if not 0 <= test_samples < NUM_EVAL:
-        raise ValueError(f"test_samples={test_samples!r}: must be 0 for no test data, or at most {NUM_EVAL - 1}")
+    check_whole("test_samples", test_samples, 0, most=NUM_EVAL - 1)
 
 
 def _read_digits() -> NDArray[numpy.float32]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from runner.checks import check_counts
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.images.decoding import SUFFIXES, find_images, is_hidden, open_image
 from runner.data.loaders import DatasetLoader
@@ -166,9 +167,7 @@ def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
 
 def check_image_sizes(image_size: int, eval_image_size: int) -> None:
     """Raise ValueError for a size below 1 pixel."""
-    for name, value in {"image_size": image_size, "eval_image_size": eval_image_size}.items():
-        if value < 1:
-            raise ValueError(f"{name}={value!r}: must be at least 1 pixel")
+    check_counts(image_size=image_size, eval_image_size=eval_image_size)
 
 
 def _classes_in(folder: Path) -> list[Path]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runner.checks import check_counts, check_number, check_whole
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import TensorLoader
 from runner.randomness import stream_seed
@@ -93,11 +94,7 @@ def _check(
     eval_samples: int,
     test_samples: int,
 ) -> None:
-    numbers = {"num_samples": num_samples, "num_classes": num_classes, "channels": channels, "size": size}
-    for name, value in (numbers | {"eval_samples": eval_samples}).items():
-        if value < 1:
-            raise ValueError(f"{name}={value!r}: must be at least 1")
-    if test_samples < 0:
-        raise ValueError(f"test_samples={test_samples!r}: must be at least 0, which means no test data")
-    if noise < 0:
-        raise ValueError(f"noise={noise!r}: must be at least 0")
+    check_counts(num_samples=num_samples, eval_samples=eval_samples)
+    check_counts(num_classes=num_classes, channels=channels, size=size)
+    check_whole("test_samples", test_samples, 0)
+    check_number("noise", noise, "[0, inf]")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from runner.checks import check_number
 from runner.failures.facts import wrong_argument
 from runner.files.lock import PATIENCE, alone, size_of
 
@@ -42,8 +43,7 @@ class ShardCache:
     """
 
     def __init__(self, folder: str, gigabytes: float) -> None:
-        if not gigabytes > 0:
-            raise wrong_argument("cache_gb", gigabytes, "must be above 0")
+        check_number("cache_gb", gigabytes, "(0, inf]")
         self.folder = Path(folder).expanduser().absolute()
         self.limit = round(gigabytes * 1e9)
         self._given = folder

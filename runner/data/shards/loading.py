@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,32 +19,32 @@ from runner.data.shards.dataset import ShardedDataset, ShardLoader
 from runner.data.shards.files import ShardFile, find_shards
 from runner.data.shards.formats import Format
 from runner.failures.facts import wrong_argument
+from runner.files.values import LocalPath
 
-CACHE = "~/.cache/exactrun/shards"
 SHOWN = 16  # samples that a stand-in looks at
 
+Paths = LocalPath | Sequence[LocalPath]
 MakeDataset = Callable[..., ShardedDataset]
 """``make(files, form, cache, mixed, key=...)`` -> the samples of some shards."""
 
 
-class ShardOptions(NamedTuple):
-    """The arguments that all data in shards share; `load_parquet_shards` describes them."""
+@dataclass(frozen=True)
+class ShardArguments(ABC):
+    """The arguments that all data in shards share.
 
-    path: str | Sequence[str]
-    eval_path: str | Sequence[str] | None
-    eval_shards: int
-    test_path: str | Sequence[str] | None
-    shuffle_shards: int
-    cache_dir: str
-    cache_gb: float
-    batch_size: int
-    eval_batch_size: int
-    num_workers: int
-    seed: int
-
-
-def open_shards(options: ShardOptions, form: Format, make: MakeDataset) -> list[ShardedDataset]:
-    """Return the samples to train and to evaluate on and, if there are shards of them, to test on.
+    Args:
+        path: a file, a folder, a pattern with `*`, numbers as in `train-{000..127}.parquet`, or a list of these, here
+            or at an address with a protocol of fsspec, such as s3://, gs:// and https://.
+        eval_path: shards to evaluate on; None: the last of `path`.
+        eval_shards: how many of `path` are for evaluation without an `eval_path`, at least 1.
+        test_path: shards to test on; None: no test loader.
+        shuffle_shards: shards whose samples are mixed at a time, at least 1.
+        cache_dir: folder for what was fetched and decoded, which processes and runs share.
+        cache_gb: maximum size of the cache, in units of 10^9 bytes; the least recently used shards are evicted.
+        batch_size: samples in a training batch, all ranks together.
+        eval_batch_size: samples in an evaluation or test batch, all ranks together.
+        num_workers: processes that read on each rank; 0 reads in this process.
+        seed: seed of the order.
 
     Raises:
         FileNotFoundError: there are no shards.
@@ -51,57 +53,73 @@ def open_shards(options: ShardOptions, form: Format, make: MakeDataset) -> list[
         OSError: the folder of the cache cannot be written to.
         ValueError: an argument is out of range; a shard is torn, empty, or unlike the others.
     """
-    check_whole("shuffle_shards", options.shuffle_shards, 1)
-    check_whole("eval_shards", options.eval_shards, 1)
-    given = {"path": options.path, "eval_path": options.eval_path, "test_path": options.test_path}
-    found = {key: find_shards(one, form.suffixes, key) for key, one in given.items() if one is not None}
-    cache = ShardCache(options.cache_dir, options.cache_gb)
-    if options.eval_path is None:
-        train = found["path"][: -options.eval_shards]
-        kept = found["path"][-options.eval_shards :]
-        if not train:
-            reason = f"there are {len(kept)} shards in total, so none is left to train on; set eval_path, or add shards"
-            raise wrong_argument("eval_shards", options.eval_shards, reason)
-        found = {"path": train, "eval_path": kept, **{key: one for key, one in found.items() if key == "test_path"}}
-    _refuse_shared(found)
-    return [make(files, form, cache, options.shuffle_shards, key=key) for key, files in found.items()]
 
+    path: Paths
+    eval_path: Paths | None = None
+    eval_shards: int = 1
+    test_path: Paths | None = None
+    _: KW_ONLY
+    shuffle_shards: int = 8
+    cache_dir: LocalPath = "~/.cache/exactrun/shards"
+    cache_gb: float = 50.0
+    batch_size: int = 64
+    eval_batch_size: int = 64
+    num_workers: int = 2
+    seed: int = 0
 
-def shard_loaders(
-    parts: Sequence[ShardedDataset], options: ShardOptions, transform: Transform | None = None
-) -> tuple[ShardLoader, ...]:
-    """Return a training, an evaluation and perhaps a test loader for the result of `open_shards`."""
-    train, *others = parts
-    shared: dict[str, Any] = {"num_workers": options.num_workers, "transform": transform}
-    return (
-        ShardLoader(train, options.batch_size, shuffle=True, seed=options.seed, **shared),
-        *(ShardLoader(one, options.eval_batch_size, shuffle=False, **shared) for one in others),
-    )
+    @abstractmethod
+    def open(self) -> tuple[list[ShardedDataset], Transform | None]:
+        """Return the samples, see `open_shards`, and what is done with their batches on the host or the device."""
 
+    def open_shards(self, form: Format, make: MakeDataset) -> list[ShardedDataset]:
+        """Return the samples to train and to evaluate on and, if there are shards of them, to test on."""
+        check_whole("shuffle_shards", self.shuffle_shards, 1)
+        check_whole("eval_shards", self.eval_shards, 1)
+        given = {"path": self.path, "eval_path": self.eval_path, "test_path": self.test_path}
+        found = {key: find_shards(paths, form.suffixes, key) for key, paths in given.items() if paths is not None}
+        cache = ShardCache(self.cache_dir, self.cache_gb)
+        if self.eval_path is None:
+            train = found["path"][: -self.eval_shards]
+            kept = found["path"][-self.eval_shards :]
+            if not train:
+                reason = (
+                    f"there are {len(kept)} shards in total, so none is left to train on; set eval_path, or add shards"
+                )
+                raise wrong_argument("eval_shards", self.eval_shards, reason)
+            found = {**found, "path": train, "eval_path": kept}
+        order = [key for key in given if key in found]
+        _refuse_shared(found)
+        return [make(found[key], form, cache, self.shuffle_shards, key=key) for key in order]
 
-def fake_shard_loaders(
-    parts: Sequence[ShardedDataset], options: ShardOptions, transform: Transform | None = None
-) -> tuple[FakeLoader, ...]:
-    """Return stand-ins for the loaders of `shard_loaders`, made from the first samples, with the largest whole numbers.
+    def load(self) -> tuple[ShardLoader, ...]:
+        """Return a training, an evaluation and perhaps a test loader."""
+        (train, *others), transform = self.open()
+        shared: dict[str, Any] = {"num_workers": self.num_workers, "transform": transform}
+        return (
+            ShardLoader(train, self.batch_size, shuffle=True, seed=self.seed, **shared),
+            *(ShardLoader(part, self.eval_batch_size, shuffle=False, **shared) for part in others),
+        )
 
-    Of data at an address they fetch one shard.
-    """
-    alone = options._replace(num_workers=0)
-    (loader,) = shard_loaders(parts[:1], alone, transform)
-    batch = loader.pick(torch.arange(min(SHOWN, len(parts[0]))))
+    def fake(self) -> tuple[FakeLoader, ...]:
+        """Return stand-ins for the loaders, made from the first samples, with the largest whole numbers.
 
-    def make(samples: int) -> Any:
-        def like(tensor: Tensor) -> Tensor:
-            one = tensor[:1] if tensor.is_floating_point() else tensor.max().expand(1, *tensor.shape[1:])
-            return one.expand(samples, *tensor.shape[1:]).clone()
+        Of data at an address they fetch one shard.
+        """
+        (train, *others), transform = self.open()
+        loader = ShardLoader(train, self.batch_size, shuffle=True, seed=self.seed, transform=transform)
+        batch = loader.pick(torch.arange(min(SHOWN, len(train))))
 
-        return map_tensors(batch, like)
+        def make(samples: int) -> Any:
+            def like(tensor: Tensor) -> Tensor:
+                one = tensor[:1] if tensor.is_floating_point() else tensor.max().expand(1, *tensor.shape[1:])
+                return one.expand(samples, *tensor.shape[1:]).clone()
 
-    train, *others = parts
-    return (
-        FakeLoader(make, len(train), options.batch_size),
-        *(FakeLoader(make, len(one), options.eval_batch_size) for one in others),
-    )
+            return map_tensors(batch, like)
+
+        return (
+            FakeLoader(make, len(train), self.batch_size),
+            *(FakeLoader(make, len(part), self.eval_batch_size) for part in others),
+        )
 
 
 def _refuse_shared(found: dict[str, list[ShardFile]]) -> None:

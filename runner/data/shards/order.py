@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runner.checks import check_whole
 from runner.data.order import SampleOrder
 from runner.randomness import stream_seed
 
@@ -118,8 +119,7 @@ class BlockOrder(SampleOrder):
     def _global_indices(self, epoch: int, first: int, size: int) -> Tensor:
         """Return the samples at some positions of an epoch's order, ascending."""
         stop = min(first + size, self.num_samples)
-        if epoch < 0:
-            raise ValueError(f"epoch={epoch!r}: must be at least 0")
+        check_whole("epoch", epoch, 0)
         if not self.shuffle:
             return torch.arange(first, stop)
         _, ends = self._plan(epoch)

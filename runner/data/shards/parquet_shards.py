@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -10,43 +11,20 @@ import numpy
 import torch
 from torch import Tensor
 
-from runner.data.fake import FakeLoader, faked_by
+from runner.checks import check_whole
+from runner.data.fake import data_function
 from runner.data.hf.columns import checked_whole, image_tensor
 from runner.data.images.imagefolder import normalized
 from runner.data.seeded_batches import Transform
-from runner.data.shards.dataset import BatchedShards, ShardedDataset, ShardLoader
+from runner.data.shards.dataset import BatchedShards, ShardedDataset
 from runner.data.shards.formats import Tables
-from runner.data.shards.loading import CACHE, ShardOptions, fake_shard_loaders, open_shards, shard_loaders
+from runner.data.shards.loading import Paths, ShardArguments
 from runner.failures.facts import wrong_argument
-from runner.files.values import LocalPath
 from runner.libraries.hugging_face import import_hf
 
 
-def _fake(
-    inputs: str, targets: str, classes: Sequence[str] | None, image_size: int | None, **shared: Any
-) -> tuple[FakeLoader, ...]:
-    options = ShardOptions(**shared)
-    return fake_shard_loaders(*_open(inputs, targets, classes, image_size, options))
-
-
-@faked_by(_fake)
-def load_parquet_shards(
-    path: LocalPath | Sequence[LocalPath] = "data/shards/*.parquet",
-    eval_path: LocalPath | Sequence[LocalPath] | None = None,
-    eval_shards: int = 1,
-    test_path: LocalPath | Sequence[LocalPath] | None = None,
-    inputs: str = "inputs",
-    targets: str = "targets",
-    classes: Sequence[str] | None = None,
-    image_size: int | None = None,
-    shuffle_shards: int = 8,
-    cache_dir: LocalPath = CACHE,
-    cache_gb: float = 50.0,
-    batch_size: int = 64,
-    eval_batch_size: int = 64,
-    num_workers: int = 2,
-    seed: int = 0,
-) -> tuple[ShardLoader, ...]:
+@dataclass(frozen=True)
+class ParquetShards(ShardArguments):
     """Return a training, an evaluation and perhaps a test loader over files of parquet or arrow, here or at addresses.
 
     Batches are `(inputs, targets)`: whole numbers and truth values become int64, other numbers float32, both `(N,)`;
@@ -56,56 +34,35 @@ def load_parquet_shards(
     into memory. The order is a `BlockOrder`: shards should hold samples of all kinds.
 
     Args:
-        path: a file, a folder, a pattern with `*`, numbers as in `train-{000..127}.parquet`, or a list of these, here
-            or at an address with a protocol of fsspec, such as s3://, gs:// and https://.
-        eval_path: shards to evaluate on; None: the last of `path`.
-        eval_shards: how many of `path` are for evaluation without an `eval_path`, at least 1.
-        test_path: shards to test on; None: no test loader.
         inputs: a column of numbers, of lists of equal length, or of images.
         targets: a column of the same kinds, or of names of classes.
         classes: all class names in order, if targets are names.
         image_size: height and width of images, in pixels; None leaves them as they are.
-        shuffle_shards: shards whose samples are mixed at a time, at least 1.
-        cache_dir: folder for what was fetched and decoded, which processes and runs share.
-        cache_gb: maximum size of the cache, in units of 10^9 bytes; the least recently used shards are evicted.
-        batch_size: samples in a training batch, all ranks together.
-        eval_batch_size: samples in an evaluation or test batch, all ranks together.
-        num_workers: processes that read on each rank; 0 reads in this process.
-        seed: seed of the order.
 
-    Raises:
-        OSError, ImportError, ValueError: see `open_shards`; or a column does not become tensors.
+    For the other arguments and the exceptions see `ShardArguments`. A ValueError is also raised if a column does not
+    become tensors.
     """
-    options = ShardOptions(
-        path,
-        eval_path,
-        eval_shards,
-        test_path,
-        shuffle_shards,
-        cache_dir,
-        cache_gb,
-        batch_size,
-        eval_batch_size,
-        num_workers,
-        seed,
-    )
-    return shard_loaders(*_open(inputs, targets, classes, image_size, options))
+
+    path: Paths = "data/shards/*.parquet"
+    _: KW_ONLY
+    inputs: str = "inputs"
+    targets: str = "targets"
+    classes: Sequence[str] | None = None
+    image_size: int | None = None
+
+    def open(self) -> tuple[list[ShardedDataset], Transform | None]:
+        check_whole("image_size", self.image_size, 1, "a number of pixels", none="images as they are")
+        columns = {"inputs": self.inputs, "targets": self.targets}
+        numbers = None if self.classes is None else {name: number for number, name in enumerate(self.classes)}
+        decode = partial(decode_table, columns=columns, classes=numbers, image_size=self.image_size)
+        join = import_hf("pyarrow").concat_tables
+        make = partial(BatchedShards, join=join, decode=decode, columns=[*columns.values()])
+        parts = self.open_shards(Tables([*columns.values()]), make)
+        has_images = any("binary" in parts[0].columns[column] for column in columns.values())
+        return parts, _normalize if has_images else None
 
 
-def _open(
-    inputs: str, targets: str, classes: Sequence[str] | None, image_size: int | None, options: ShardOptions
-) -> tuple[list[ShardedDataset], ShardOptions, Transform | None]:
-    """Return the samples, the options, and the function that converts images to float32, on the host or the device."""
-    if image_size is not None and image_size < 1:
-        raise wrong_argument("image_size", image_size, "must be at least 1 pixel")
-    columns = {"inputs": inputs, "targets": targets}
-    numbers = None if classes is None else {name: number for number, name in enumerate(classes)}
-    decode = partial(decode_table, columns=columns, classes=numbers, image_size=image_size)
-    join = import_hf("pyarrow").concat_tables
-    make = partial(BatchedShards, join=join, decode=decode, columns=[*columns.values()])
-    parts = open_shards(options, Tables([*columns.values()]), make)
-    has_images = any("binary" in parts[0].columns[one] for one in columns.values())
-    return parts, options, _normalize if has_images else None
+load_parquet_shards = data_function("load_parquet_shards", ParquetShards)
 
 
 def _normalize(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

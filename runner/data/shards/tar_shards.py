@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
@@ -13,44 +13,22 @@ import numpy
 import torch
 from torch import Tensor
 
-from runner.data.fake import FakeLoader, faked_by
+from runner.data.fake import data_function
 from runner.data.hf.columns import checked_whole
 from runner.data.images.decoding import SUFFIXES, open_image
 from runner.data.images.imagefolder import check_image_sizes, image_transforms, normalize
-from runner.data.shards.dataset import ShardedDataset, ShardLoader
+from runner.data.seeded_batches import Transform
+from runner.data.shards.dataset import ShardedDataset
 from runner.data.shards.formats import Tars
-from runner.data.shards.loading import CACHE, ShardOptions, fake_shard_loaders, open_shards, shard_loaders
+from runner.data.shards.loading import Paths, ShardArguments
 from runner.failures.facts import wrong_argument
 from runner.files.printable import printable
-from runner.files.values import LocalPath
 
 NUMBERS = (".cls", ".index", ".json")
 
 
-def _fake(inputs: str, targets: str, image_size: int, eval_image_size: int, **shared: Any) -> tuple[FakeLoader, ...]:
-    options = ShardOptions(**shared)
-    parts, transform = _open(inputs, targets, image_size, eval_image_size, options)
-    return fake_shard_loaders(parts, options, transform)
-
-
-@faked_by(_fake)
-def load_tar_shards(  # noqa: D417 (the others are described elsewhere)
-    path: LocalPath | Sequence[LocalPath] = "data/shards/*.tar",
-    eval_path: LocalPath | Sequence[LocalPath] | None = None,
-    eval_shards: int = 1,
-    test_path: LocalPath | Sequence[LocalPath] | None = None,
-    inputs: str = "jpg",
-    targets: str = "cls",
-    image_size: int = 224,
-    eval_image_size: int = 224,
-    shuffle_shards: int = 8,
-    cache_dir: LocalPath = CACHE,
-    cache_gb: float = 50.0,
-    batch_size: int = 256,
-    eval_batch_size: int = 256,
-    num_workers: int = 8,
-    seed: int = 0,
-) -> tuple[ShardLoader, ...]:
+@dataclass(frozen=True)
+class TarShards(ShardArguments):
     """Return a training, an evaluation and perhaps a test loader over tar files, here or at addresses.
 
     A sample is all files in a row whose names are equal up to the first dot, and the rest of a name is a field:
@@ -67,45 +45,38 @@ def load_tar_shards(  # noqa: D417 (the others are described elsewhere)
         image_size: height and width of training images, in pixels.
         eval_image_size: height and width of evaluation and test images, in pixels.
 
-    For the other arguments see `load_parquet_shards`.
-
-    Raises:
-        OSError, ImportError, ValueError: see `open_shards`; or a size is below 1, or a field cannot be decoded.
+    For the other arguments and the exceptions see `ShardArguments`. A ValueError is also raised if a size is below 1,
+    or a field cannot be decoded.
     """
-    options = ShardOptions(
-        path,
-        eval_path,
-        eval_shards,
-        test_path,
-        shuffle_shards,
-        cache_dir,
-        cache_gb,
-        batch_size,
-        eval_batch_size,
-        num_workers,
-        seed,
-    )
-    parts, transform = _open(inputs, targets, image_size, eval_image_size, options)
-    return shard_loaders(parts, options, transform)
+
+    path: Paths = "data/shards/*.tar"
+    _: KW_ONLY
+    inputs: str = "jpg"
+    targets: str = "cls"
+    image_size: int = 224
+    eval_image_size: int = 224
+    batch_size: int = 256
+    eval_batch_size: int = 256
+    num_workers: int = 8
+
+    def open(self) -> tuple[list[ShardedDataset], Transform | None]:
+        check_image_sizes(self.image_size, self.eval_image_size)
+        is_image = _suffix(self.inputs) in SUFFIXES
+        for key, field, is_known in (("inputs", self.inputs, is_image), ("targets", self.targets, False)):
+            if not is_known and _suffix(field) not in (".npy", *NUMBERS):
+                known = ", ".join(one[1:] for one in (*(sorted(SUFFIXES) if key == "inputs" else ()), ".npy", *NUMBERS))
+                raise wrong_argument(key, field, f"must be a field that ends with one of {known}")
+        random_part, center = image_transforms(self.image_size, self.eval_image_size) if is_image else (None, None)
+
+        def make(*args: Any, key: str) -> ShardedDataset:
+            image = random_part if key == "path" else center
+            decode = partial(decode_sample, inputs=self.inputs, targets=self.targets, image=image)
+            return ShardedDataset(*args, decode=decode, columns=(self.inputs, self.targets), key=key)
+
+        return self.open_shards(Tars(), make), normalize if is_image else None
 
 
-def _open(
-    inputs: str, targets: str, image_size: int, eval_image_size: int, options: ShardOptions
-) -> tuple[list[ShardedDataset], Any]:
-    check_image_sizes(image_size, eval_image_size)
-    is_image = _suffix(inputs) in SUFFIXES
-    for key, field, is_known in (("inputs", inputs, is_image), ("targets", targets, False)):
-        if not is_known and _suffix(field) not in (".npy", *NUMBERS):
-            known = ", ".join(one[1:] for one in (*(sorted(SUFFIXES) if key == "inputs" else ()), ".npy", *NUMBERS))
-            raise wrong_argument(key, field, f"must be a field that ends with one of {known}")
-    random_part, center = image_transforms(image_size, eval_image_size) if is_image else (None, None)
-
-    def make(*args: Any, key: str) -> ShardedDataset:
-        image = random_part if key == "path" else center
-        decode = partial(decode_sample, inputs=inputs, targets=targets, image=image)
-        return ShardedDataset(*args, decode=decode, columns=(inputs, targets), key=key)
-
-    return open_shards(options, Tars(), make), normalize if is_image else None
+load_tar_shards = data_function("load_tar_shards", TarShards)
 
 
 def decode_sample(sample: tuple[str, dict[str, bytes]], inputs: str, targets: str, image: Any) -> tuple[Any, Any]:

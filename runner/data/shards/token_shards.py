@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
 from runner.checks import check_whole
-from runner.data.fake import FakeLoader, faked_by
-from runner.data.shards.dataset import BatchedShards, ShardedDataset, ShardLoader
+from runner.data.fake import data_function
+from runner.data.seeded_batches import Transform
+from runner.data.shards.dataset import BatchedShards, ShardedDataset
 from runner.data.shards.formats import Tokens
-from runner.data.shards.loading import CACHE, ShardOptions, fake_shard_loaders, open_shards, shard_loaders
+from runner.data.shards.loading import Paths, ShardArguments
 from runner.data.text.windows import next_token
-from runner.files.values import LocalPath
 
 
-def _fake(context: int, **shared: Any) -> tuple[FakeLoader, ...]:
-    options = ShardOptions(**shared)
-    return fake_shard_loaders(_open(context, options), options, next_token)
-
-
-@faked_by(_fake)
-def load_token_shards(  # noqa: D417 (the others are described elsewhere)
-    path: LocalPath | Sequence[LocalPath] = "data/tokens",
-    eval_path: LocalPath | Sequence[LocalPath] | None = None,
-    eval_shards: int = 1,
-    test_path: LocalPath | Sequence[LocalPath] | None = None,
-    context: int = 128,
-    shuffle_shards: int = 8,
-    cache_dir: LocalPath = CACHE,
-    cache_gb: float = 50.0,
-    batch_size: int = 8,
-    eval_batch_size: int = 64,
-    num_workers: int = 2,
-    seed: int = 0,
-) -> tuple[ShardLoader, ...]:
+@dataclass(frozen=True)
+class TokenShards(ShardArguments):
     """Return a training, an evaluation and perhaps a test loader over files of tokens, here or at addresses.
 
     A shard is a file of plain numbers in the byte order of this machine, whose name ends with their type: `.uint8`,
@@ -49,27 +30,18 @@ def load_token_shards(  # noqa: D417 (the others are described elsewhere)
     Args:
         context: window length, in tokens.
 
-    For the other arguments see `load_parquet_shards`.
-
-    Raises:
-        OSError, ImportError, ValueError: the shards cannot be opened, see `open_shards`.
+    For the other arguments and the exceptions see `ShardArguments`.
     """
-    options = ShardOptions(
-        path,
-        eval_path,
-        eval_shards,
-        test_path,
-        shuffle_shards,
-        cache_dir,
-        cache_gb,
-        batch_size,
-        eval_batch_size,
-        num_workers,
-        seed,
-    )
-    return shard_loaders(_open(context, options), options, next_token)
+
+    path: Paths = "data/tokens"
+    _: KW_ONLY
+    context: int = 128
+    batch_size: int = 8
+
+    def open(self) -> tuple[list[ShardedDataset], Transform]:
+        check_whole("context", self.context, 1)
+        make = partial(BatchedShards, join=torch.cat, columns=["tokens"])
+        return self.open_shards(Tokens(self.context), make), next_token
 
 
-def _open(context: int, options: ShardOptions) -> list[ShardedDataset]:
-    check_whole("context", context, 1)
-    return open_shards(options, Tokens(context), partial(BatchedShards, join=torch.cat, columns=["tokens"]))
+load_token_shards = data_function("load_token_shards", TokenShards)

@@ -163,15 +163,15 @@ def packed_loaders(
     Raises:
         ValueError: a part has no document of two tokens.
     """
-    context = sizes["context"]
+    context = sizes.context
     train, *others = (
         PackedWindows(tokens, one, context, cache, [key, use, len(tokens)])
         for tokens, one, use in zip(parts, ends, PARTS, strict=False)
     )
-    if (limit := sizes["eval_tokens"]) is not None and len(others[0]) > limit // context:
+    if (limit := sizes.eval_tokens) is not None and len(others[0]) > limit // context:
         count = limit // context
         others[0].keep([one * len(others[0]) // count for one in range(count)])
     return (
-        DatasetLoader(train, sizes["batch_size"], shuffle=True, seed=seed),
-        *(DatasetLoader(one, sizes["eval_batch_size"], shuffle=False) for one in others),
+        DatasetLoader(train, sizes.batch_size, shuffle=True, seed=seed),
+        *(DatasetLoader(one, sizes.eval_batch_size, shuffle=False) for one in others),
     )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runner.checks import check_whole
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import TensorLoader
 from runner.data.text.windows import check_eval_limit, count_windows, cut_windows, next_token, spread_windows
@@ -76,8 +77,7 @@ def load_stdlib_text(
 
 def _check(context: int, eval_bytes: int, test_bytes: int) -> list[int]:
     """Check the arguments, and return the limits of the texts that are kept for evaluation and, if asked, testing."""
-    if context < 1:
-        raise ValueError(f"context={context!r}: must be at least 1 byte")
+    check_whole("context", context, 1, "a number of bytes")
     check_eval_limit("eval_bytes", eval_bytes, context, "bytes")
     if test_bytes:
         check_eval_limit("test_bytes", test_bytes, context, "bytes")

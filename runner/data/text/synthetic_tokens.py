@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runner.checks import check_counts, check_whole
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import TensorLoader
 from runner.randomness import stream_seed
@@ -113,10 +114,6 @@ def entropy_rate(transitions: Tensor) -> float:
 def _check(
     num_samples: int = 1, context: int = 1, eval_samples: int = 1, vocab_size: int = 2, test_samples: int = 0
 ) -> None:
-    for name, value in {"num_samples": num_samples, "context": context, "eval_samples": eval_samples}.items():
-        if value < 1:
-            raise ValueError(f"{name}={value!r}: must be at least 1")
-    if test_samples < 0:
-        raise ValueError(f"test_samples={test_samples!r}: must be at least 0, which means no test data")
-    if vocab_size < 2:
-        raise ValueError(f"vocab_size={vocab_size!r}: must be at least 2")
+    check_counts(num_samples=num_samples, context=context, eval_samples=eval_samples)
+    check_whole("test_samples", test_samples, 0)
+    check_whole("vocab_size", vocab_size, 2)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -20,7 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner.data.fake import FakeLoader, faked_by
+from runner.checks import check_number
+from runner.data.fake import FakeLoader, data_function
 from runner.data.loaders import OrderedLoader
 from runner.data.text.packing import document_ends, end_token, packed_loaders, split_ends
 from runner.data.text.token_cache import TokenCache, state_of
@@ -33,6 +35,7 @@ from runner.data.text.windows import (
     split_tokens,
     window_loaders,
 )
+from runner.failures.facts import wrong_argument
 from runner.files.values import HubName, LocalPath
 
 PIECE = 1 << 18  # characters of a file to tokenize at a time
@@ -40,51 +43,8 @@ Part = TypeVar("Part")
 LINE_END = re.compile(r"(?<=\S)\n(?=\S)")
 
 
-def _fake(
-    path: str,
-    pattern: str,
-    eval_path: str | None,
-    eval_share: float,
-    test_path: str | None,
-    test_share: float,
-    tokenizer: str | None,
-    pack_documents: bool,
-    cache: str | None,
-    seed: int,
-    **sizes: Any,
-) -> tuple[FakeLoader, ...]:
-    shares = _check(WindowSizes(**sizes), eval_path, eval_share, test_path, test_share)
-    files = _list_files(path, pattern, eval_path, test_path)
-    encoder = load_tokenizer(tokenizer)
-
-    def count(files: list[Path]) -> int:
-        size = sum(file.stat().st_size for file in files)
-        if tokenizer is None:
-            return size
-        kept = TokenCache(cache).size(_key(files, encoder), encoder.dtype)
-        return max(size // BYTES_PER_TOKEN, 4 * sizes["context"]) if kept is None else kept
-
-    counts = _in_order(split_tokens(count(files[0]), shares), [count(one) for one in files[1:]], eval_path)
-    return fake_window_loaders(counts, encoder.vocab_size, WindowSizes(**sizes), pack_documents)
-
-
-@faked_by(_fake)
-def load_text_files(
-    path: LocalPath = "data/text",
-    pattern: str = "**/*.txt",
-    eval_path: LocalPath | None = None,
-    eval_share: float = 0.1,
-    test_path: LocalPath | None = None,
-    test_share: float = 0.0,
-    tokenizer: HubName | None = None,
-    pack_documents: bool = False,
-    context: int = 128,
-    batch_size: int = 8,
-    eval_batch_size: int = 64,
-    eval_tokens: int | None = None,
-    cache: LocalPath | None = "~/.cache/exactrun/tokens",
-    seed: int = 0,
-) -> tuple[OrderedLoader, ...]:
+@dataclass(frozen=True)
+class TextFiles(WindowSizes):
     """Return a training and an evaluation loader over text files, joined in path order, and perhaps a test loader.
 
     Batches are ``(inputs, targets)``, both int64 ``(N, context)`` in [0, size of the vocabulary); the targets are the
@@ -101,12 +61,10 @@ def load_text_files(
         test_share: share of the tokens that is kept for testing, the last ones; 0 keeps none.
         tokenizer: a folder, or a name on the Hub, for transformers' AutoTokenizer; None takes the bytes.
         pack_documents: whether windows hold whole files that do not attend to each other, see `PackedWindows`.
-        context: window length, in tokens.
-        batch_size: windows in a training batch, all ranks together.
-        eval_batch_size: windows in an evaluation batch, all ranks together.
-        eval_tokens: tokens that are evaluated at most, in windows spread evenly over the text; None evaluates all.
         cache: a folder in which tokens are kept; None tokenizes at each start, on each rank.
         seed: seed of the order of the training windows.
+
+    For the other arguments see `WindowSizes`.
 
     Raises:
         ModuleNotFoundError: a tokenizer is asked for, and transformers is not installed.
@@ -115,34 +73,64 @@ def load_text_files(
         ValueError: a number is out of range, a text is shorter than a window, a file for evaluation is trained on too,
             or a file for a tokenizer is not UTF-8.
     """
-    sizes = WindowSizes(
-        context=context, batch_size=batch_size, eval_batch_size=eval_batch_size, eval_tokens=eval_tokens
-    )
-    shares = _check(sizes, eval_path, eval_share, test_path, test_share)
-    files = _list_files(path, pattern, eval_path, test_path)
-    encoder = load_tokenizer(tokenizer)
-    texts = [_read(one, encoder, cache) for one in files]
-    counts = split_tokens(len(texts[0]), shares)
-    parts = _in_order(texts[0].split(counts), texts[1:], eval_path)
-    if not pack_documents:
-        return window_loaders(parts, seed, sizes)
-    first, *others = (_ends(*one, encoder) for one in zip(texts, files, strict=True))
-    ends = _in_order(split_ends(first, counts), others, eval_path)
-    return packed_loaders(parts, ends, sizes, TokenCache(cache), [[_key(one, encoder) for one in files], counts], seed)
+
+    path: LocalPath = "data/text"
+    pattern: str = "**/*.txt"
+    eval_path: LocalPath | None = None
+    eval_share: float = 0.1
+    test_path: LocalPath | None = None
+    test_share: float = 0.0
+    tokenizer: HubName | None = None
+    pack_documents: bool = False
+    cache: LocalPath | None = "~/.cache/exactrun/tokens"
+    seed: int = 0
+
+    def load(self) -> tuple[OrderedLoader, ...]:
+        """Return the loaders."""
+        shares, files, encoder = self._open()
+        texts = [_read(paths, encoder, self.cache) for paths in files]
+        counts = split_tokens(len(texts[0]), shares)
+        parts = _in_order(texts[0].split(counts), texts[1:], self.eval_path)
+        if not self.pack_documents:
+            return window_loaders(parts, self.seed, self)
+        first, *others = (_ends(*pair, encoder) for pair in zip(texts, files, strict=True))
+        ends = _in_order(split_ends(first, counts), others, self.eval_path)
+        key = [[_key(paths, encoder) for paths in files], counts]
+        return packed_loaders(parts, ends, self, TokenCache(self.cache), key, self.seed)
+
+    def fake(self) -> tuple[FakeLoader, ...]:
+        """Return stand-ins for the loaders, of which the sizes of files tell how long they are."""
+        shares, files, encoder = self._open()
+
+        def count(paths: list[Path]) -> int:
+            size = sum(path.stat().st_size for path in paths)
+            if self.tokenizer is None:
+                return size
+            kept = TokenCache(self.cache).size(_key(paths, encoder), encoder.dtype)
+            return max(size // BYTES_PER_TOKEN, 4 * self.context) if kept is None else kept
+
+        counts = _in_order(split_tokens(count(files[0]), shares), map(count, files[1:]), self.eval_path)
+        return fake_window_loaders(counts, encoder.vocab_size, self, self.pack_documents)
+
+    def _open(self) -> tuple[list[float], list[list[Path]], Tokenizer]:
+        """Check the arguments; return the shares kept for evaluation and testing, the files and the tokenizer."""
+        check_windows(self)
+        if self.test_path is not None and self.test_share:
+            reason = "give a share of the training text or test_path, not both"
+            raise wrong_argument("test_share", self.test_share, reason)
+        if self.eval_path is None:
+            check_eval_share(self.eval_share, self.test_share)
+        else:
+            check_number("test_share", self.test_share, "[0, 1)")
+        shares = [
+            *([self.eval_share] if self.eval_path is None else []),
+            *([self.test_share] if self.test_share else []),
+        ]
+        files = _list_files(self.path, self.pattern, self.eval_path, self.test_path)
+        return shares, files, load_tokenizer(self.tokenizer)
 
 
-def _check(
-    sizes: WindowSizes, eval_path: str | None, eval_share: float, test_path: str | None, test_share: float
-) -> list[float]:
-    """Check the arguments, and return the shares of the training text that are kept for evaluation and for testing."""
-    check_windows(sizes)
-    if test_path is not None and test_share:
-        raise ValueError(f"test_share={test_share!r}: give a share of the training text or test_path, not both")
-    if eval_path is None:
-        check_eval_share(eval_share, test_share)
-    elif not 0 <= test_share < 1:
-        raise ValueError(f"test_share={test_share!r}: must be at least 0 and below 1")
-    return [*([eval_share] if eval_path is None else []), *([test_share] if test_share else [])]
+load_text_files = data_function("load_text_files", TextFiles)
 
 
 def _in_order(kept: Iterable[Part], others: Iterable[Part], eval_path: str | None) -> list[Part]:

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypedDict
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from runner.checks import check_counts, check_number, refuse_if
 from runner.data.fake import FakeLoader
 from runner.data.loaders import OrderedLoader, TensorLoader
 
 RESIDENT_BYTES = 1 << 30  # of tokens that are moved to the device as a whole, at most
 
 
-class WindowSizes(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class WindowSizes:
     """The arguments that say how tokens become batches.
 
-    Attributes:
+    Args:
         context: window length, in tokens.
         batch_size: windows in a training batch, all ranks together.
         eval_batch_size: windows in an evaluation batch, all ranks together.
-        eval_tokens: tokens that are evaluated at most; None evaluates all.
+        eval_tokens: tokens that are evaluated at most, in windows spread evenly over the text; None evaluates all.
     """
 
-    context: int
-    batch_size: int
-    eval_batch_size: int
-    eval_tokens: int | None
+    context: int = 128
+    batch_size: int = 8
+    eval_batch_size: int = 64
+    eval_tokens: int | None = None
 
 
 def check_windows(sizes: WindowSizes) -> None:
@@ -36,16 +39,13 @@ def check_windows(sizes: WindowSizes) -> None:
     Raises:
         ValueError: one of the sizes is out of range.
     """
-    for name in ("context", "batch_size", "eval_batch_size"):
-        if sizes[name] < 1:
-            raise ValueError(f"{name}={sizes[name]!r}: must be at least 1")
-    check_eval_limit("eval_tokens", sizes["eval_tokens"], sizes["context"], "tokens")
+    check_counts(context=sizes.context, batch_size=sizes.batch_size, eval_batch_size=sizes.eval_batch_size)
+    check_eval_limit("eval_tokens", sizes.eval_tokens, sizes.context, "tokens")
 
 
 def check_eval_share(eval_share: float, test_share: float = 0.0) -> None:
     """Raise ValueError for shares of the training data that leave nothing to train or to evaluate on."""
-    if not 0 < eval_share < 1:
-        raise ValueError(f"eval_share={eval_share!r}: must be above 0 and below 1")
+    check_number("eval_share", eval_share, "(0, 1)")
     if not 0 <= test_share < 1 - eval_share:
         raise ValueError(f"test_share={test_share!r}: must be at least 0, and below 1 together with eval_share")
 
@@ -64,8 +64,7 @@ def count_windows(size: int, context: int, unit: str = "tokens") -> int:
     Raises:
         ValueError: the text is too short for a single window.
     """
-    if size <= context:
-        raise ValueError(f"context={context!r}: must be shorter than the text, which has {size} {unit}; lower it")
+    refuse_if(size <= context, "context", context, f"must be shorter than the text, which has {size} {unit}; lower it")
     return (size - 1) // context
 
 
@@ -114,16 +113,16 @@ def window_loaders(parts: Iterable[Tensor], seed: int, sizes: WindowSizes) -> tu
         ValueError: a part is shorter than a window, or the seed is below 0.
     """
     train, *others = (
-        cut_windows(tokens, sizes["context"], f"tokens to {use} on") for tokens, use in zip(parts, PARTS, strict=False)
+        cut_windows(tokens, sizes.context, f"tokens to {use} on") for tokens, use in zip(parts, PARTS, strict=False)
     )
-    others[0] = spread_windows(others[0], sizes["eval_tokens"])
+    others[0] = spread_windows(others[0], sizes.eval_tokens)
 
     def loader(windows: Tensor, **options: Any) -> TensorLoader:
         return TensorLoader(windows, transform=next_token, resident=windows.nbytes <= RESIDENT_BYTES, **options)
 
     return (
-        loader(train, batch_size=sizes["batch_size"], shuffle=True, seed=seed),
-        *(loader(windows, batch_size=sizes["eval_batch_size"], shuffle=False) for windows in others),
+        loader(train, batch_size=sizes.batch_size, shuffle=True, seed=seed),
+        *(loader(windows, batch_size=sizes.eval_batch_size, shuffle=False) for windows in others),
     )
 
 
@@ -137,8 +136,8 @@ def fake_window_loaders(
     Raises:
         ValueError: a part is shorter than a window.
     """
-    context = sizes["context"]
-    limit = sizes["eval_tokens"]
+    context = sizes.context
+    limit = sizes.eval_tokens
     train, *others = (
         count_windows(count, context, f"tokens to {use} on") for count, use in zip(counts, PARTS, strict=False)
     )
@@ -151,8 +150,8 @@ def fake_window_loaders(
         return (tokens, tokens, torch.arange(context).expand(samples, -1)) if has_positions else (tokens, tokens)
 
     return (
-        FakeLoader(make, train, sizes["batch_size"]),
-        *(FakeLoader(make, windows, sizes["eval_batch_size"]) for windows in others),
+        FakeLoader(make, train, sizes.batch_size),
+        *(FakeLoader(make, windows, sizes.eval_batch_size) for windows in others),
     )
 
 

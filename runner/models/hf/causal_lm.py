@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from runner.checks import check_whole
 from runner.failures.facts import wrong_argument
 from runner.files.values import HubName, Kernel, KernelOptions
 from runner.models.hf.network import HFNetwork
@@ -43,8 +44,7 @@ class HFCausalLM(HFNetwork):
         revision: HubName | None = None,
         lora: KernelOptions | None = None,
     ) -> None:
-        if context is not None and context < 1:
-            raise wrong_argument("context", context, "must be at least 1 token, or None for all positions of the model")
+        check_whole("context", context, 1, "a number of tokens", none="all positions of the model")
         self._longest = context
         super().__init__(name, "causal_lm", pretrained, None, overrides, attention, revision, lora)
         self.context = self._positions(self.config) if context is None else context

@@ -232,13 +232,22 @@ FILES: dict[str, tuple[dict[str, Any], str]] = {
     "ragged": ({"inputs": "z", "targets": "n"}, "inputs='z': its lists have 0 to 2 entries; must be equal in a batch"),
     "split": ({"text": "text", "split": "test"}, r"split='test': Unknown split .* \['train', 'validation'\]"),
     "eval_split": ({"text": "text", "eval_split": "test"}, "eval_split='test': Unknown split"),
-    "share": ({"text": "text", "eval_split": None, "eval_share": 0}, "eval_share=0: must be above 0 and below 1"),
+    "share": (
+        {"text": "text", "eval_split": None, "eval_share": 0},
+        "eval_share=0: must be a number above 0 and below 1",
+    ),
     "context": (
         {"text": "text", "context": 10**4},
         "context=10000: must be shorter than the text, which has 750 tokens to train on",
     ),
-    "image_size": ({"inputs": "x", "targets": "n", "image_size": 0}, "image_size=0: must be at least 1 pixel"),
-    "batch_size": ({"inputs": "x", "targets": "n", "batch_size": 0}, "batch_size=0: must be at least 1"),
+    "image_size": (
+        {"inputs": "x", "targets": "n", "image_size": 0},
+        "image_size=0: must be a number of pixels, at least 1",
+    ),
+    "batch_size": (
+        {"inputs": "x", "targets": "n", "batch_size": 0},
+        "batch_size=0: must be a whole number, at least 1",
+    ),
     "no files": ({"text": "text", "data_files": None}, "data_files=None: name='json' needs data_files=<paths>"),
     "lost": ({"text": "text", "data_files": "a.jsonl"}, "name='json': datasets cannot load it: Unable to find '/.*'"),
     "nowhere": ({"text": "text", "name": "/nowhere", "data_files": None}, "name='/nowhere': datasets cannot load it"),

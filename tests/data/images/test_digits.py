@@ -64,5 +64,5 @@ def test_the_last_digits_are_kept_for_testing_when_asked():
     made_up: Any = vars(load_digits)["fake"](test_samples=197)
     assert [one.order.num_samples for one in made_up] == [1200, 400, 197]
     for wrong in (-1, 597):
-        with pytest.raises(ValueError, match=f"test_samples={wrong}: must be 0 for no test data, or at most 596"):
+        with pytest.raises(ValueError, match=f"test_samples={wrong}: must be a whole number from 0 to 596"):
             load_digits(test_samples=wrong)

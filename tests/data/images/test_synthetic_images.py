@@ -40,7 +40,7 @@ def test_the_seed_decides():
 )
 def test_wrong_arguments_are_named(argument):
     ((name, value),) = argument.items()
-    with pytest.raises(ValueError, match=f"{name}={value}: must be at least"):
+    with pytest.raises(ValueError, match=f"{name}={value}: must be a (whole )?number, at least"):
         load_synthetic_images(**argument)
 
 
@@ -52,5 +52,5 @@ def test_test_images_are_drawn_after_all_others():
     assert test.tensors[1].bincount().tolist() == [3] * 10 and not test.order.shuffle
     made_up: Any = vars(load_synthetic_images)["fake"](test_samples=30)
     assert [one.order.num_samples for one in made_up] == [1024, 256, 30]
-    with pytest.raises(ValueError, match="test_samples=-1: must be at least 0"):
+    with pytest.raises(ValueError, match="test_samples=-1: must be a whole number, at least 0"):
         load_synthetic_images(test_samples=-1)

@@ -162,7 +162,7 @@ def test_names_of_classes_and_images_become_tensors(tmp_path: Path):
     assert pictures[1, 0, 0, 0] == pytest.approx(((SAMPLES - 10) / 255 - 0.485) / 0.229, abs=1e-6)
     with pytest.raises(ValueError, match="targets='name': classes lacks 'c1', which a row has; add it"):
         list(load_parquet_shards(**small(tmp_path), **columns, classes=["c0"])[1])
-    with pytest.raises(ValueError, match="image_size=0: must be at least 1 pixel"):
+    with pytest.raises(ValueError, match="image_size=0: must be a number of pixels, at least 1"):
         load_parquet_shards(**small(tmp_path), **{**columns, "image_size": 0})
 
 
@@ -247,7 +247,7 @@ def test_a_bad_shard_is_one_error_that_names_it(kind: str, how: str, message: st
         ({"path": "nowhere/*.parquet"}, FileNotFoundError, "path='nowhere/\\*.parquet': no shards found"),
         ({"eval_shards": 5}, ValueError, "eval_shards=5: there are 5 shards in total"),
         ({"cache_gb": 1e-7}, ValueError, "cache_gb=1e-07: must hold the shards that are read at a time; the largest 2"),
-        ({"cache_gb": 0}, ValueError, "cache_gb=0: must be above 0"),
+        ({"cache_gb": 0}, ValueError, "cache_gb=0: must be a number above 0"),
         ({"cache_dir": "/dev/null/cache"}, OSError, "cache_dir='/dev/null/cache': cannot be written to"),
         ({"shuffle_shards": 0}, ValueError, "shuffle_shards=0"),
         ({"inputs": "x"}, ValueError, "000.parquet': has no column 'x', only inputs, targets"),

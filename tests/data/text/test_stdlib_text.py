@@ -87,7 +87,7 @@ def test_loading_is_fast():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"context": 0}, "context=0: must be at least 1 byte"),
+        ({"context": 0}, "context=0: must be a number of bytes, at least 1"),
         ({"context": 64, "eval_bytes": 63}, "eval_bytes=63: must be at least one window of context=64"),
         ({"context": 10**9, "eval_bytes": 10**9}, "context=1000000000: must be shorter than the text, which has"),
     ],

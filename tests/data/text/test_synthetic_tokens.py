@@ -57,5 +57,5 @@ def test_the_seed_decides():
 )
 def test_wrong_arguments_are_named(argument):
     ((name, value),) = argument.items()
-    with pytest.raises(ValueError, match=f"{name}={value}: must be at least"):
+    with pytest.raises(ValueError, match=f"{name}={value}: must be a whole number, at least"):
         load_synthetic_tokens(**argument)

@@ -195,7 +195,7 @@ def test_a_model_that_sees_both_sides_needs_to_be_told(folders: dict[str, str]):
         ("gpt2", {"attention": "spda"}, "attention='spda': unknown attention implementation; did you mean 'sdpa'"),
         ("bloom", {"attention": "sdpa", "pretrained": False}, "attention='sdpa': does not work with '.*bloom'"),
         ("gpt2", {"context": 129}, "context=129: '.*gpt2' has 128 positions"),
-        ("gpt2", {"context": 0}, "context=0: must be at least 1 token"),
+        ("gpt2", {"context": 0}, "context=0: must be a number of tokens, at least 1, or None"),
         ("gpt2", {"revision": "main"}, "revision='main': belongs to a model on the Hub"),
     ],
 )

@@ -223,7 +223,7 @@ def test_metrics_of_ones_own_and_any_model_of_transformers():
     ("options", "message"),
     [
         ({"task": "classification"}, "task='classification': must be one of 'causal_lm', "),
-        ({"num_labels": 0}, "num_labels=0: must be at least 1"),
+        ({"num_labels": 0}, "num_labels=0: must be a whole number, at least 1, or None"),
         ({"name": "t5", "task": "masked_lm"}, "name='t5': transformers has no 't5' model for task='masked_lm'"),
     ],
 )

@@ -72,10 +72,10 @@ class ActivationCheckpointing(Algorithm):
     Args:
         modules: pattern, or list of patterns, with * and ? for names or classes of modules, such as '*Block' or
             'module.blocks.?'; if nested modules match, the outermost is used. None: the blocks that the model repeats.
-        allow_no_match: whether to leave a model without such modules unchanged instead of raising an error.
+        allow_no_match: whether to accept patterns that match no module, and a model left unchanged.
 
     Raises:
-        ValueError: at INIT, the model has no such module.
+        ValueError: at INIT, the model has no such module, or a pattern matches none.
 
     Evidence:
         Strong for memory: with blocks of equal size, it falls to that of one block and the inputs of all blocks (Chen
@@ -91,6 +91,9 @@ class ActivationCheckpointing(Algorithm):
     def init(self, state: State, logger: Logger) -> None:
         model = state.unwrapped_model
         found = find_repeated(model) if self.modules is None else find_modules(model, self.modules)
+        idle = [one for one in self.modules or () if not find_modules(model, [one])]
+        if found and idle and not self.allow_no_match:
+            raise ValueError(f"modules={self.modules!r}: {', '.join(map(repr, idle))} matches no module; leave it out")
         for module in set(found.values()):
             forget_activations(module)
         what = "repeated block" if self.modules is None else f"module like {' or '.join(map(repr, self.modules))}"

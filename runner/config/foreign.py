@@ -29,7 +29,10 @@ def about_foreign(key: str, value: Any = None) -> Advice | None:
     if row is None:
         return None
     shown = "..." if value is None or str(value).startswith("[") else str(value)  # a list fits no text
-    text = row.get("values", {}).get(shown.lower(), row.get("write", "")).replace("{}", shown)
+    text = row.get("values", {}).get(shown.lower(), row.get("write", ""))
+    if shown[-1:].isalpha():  # a time that has a unit keeps it
+        text = text.replace("{}ba", "{}").replace("{}ep", "{}")
+    text = text.replace("{}", shown)
     if text.startswith(f"{key}="):  # the key exists here, only not in this run
         return None
     note = row.get("note", "").replace("{}", shown)

@@ -13,7 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, CodeType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import numpy
@@ -30,7 +30,15 @@ MOST_OBJECTS = 5_000
 MOST_ITEMS = 100
 """The length up to which a container is searched; longer ones hold data."""
 
-_GENERATORS = (random.Random, numpy.random.Generator, numpy.random.RandomState, torch.Generator)
+_GENERATORS = (
+    random.Random,
+    numpy.random.Generator,
+    numpy.random.RandomState,
+    numpy.random.BitGenerator,
+    torch.Generator,
+    numpy.random.SeedSequence,  # spawn() counts on, and the count cannot be set
+    torch.quasirandom.SobolEngine,
+)
 _LEAVES = (str, bytes, int, float, complex, type(None), ModuleType, type, torch.Tensor, numpy.ndarray)
 
 
@@ -113,8 +121,8 @@ def unseeded(loader: Any) -> list[str]:
 def find_generators(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the path and the generator for each that can be reached from objects, apart from the global ones.
 
-    Attributes, containers, partials, methods and closures are followed; in the user's own code also class attributes
-    and the global variables that functions name.
+    Attributes, containers, partials, methods, closures and suspended generator functions are followed; in the user's
+    own code also class attributes and the global variables that functions name.
     """
     queue = deque(roots.items())
     seen = {id(random.random.__self__), id(numpy.random.random.__self__), id(torch.default_generator)}  # type: ignore[attr-defined]
@@ -141,6 +149,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from (("", value.__self__), ("()", getattr(value, "__func__", None)))
     elif isinstance(value, FunctionType):
         yield from _parts_of_function(value)
+    elif isinstance(value, GeneratorType):
+        yield from ((f":{name}", part) for name, part in (value.gi_frame.f_locals if value.gi_frame else {}).items())
     else:
         for kind in type(value).__mro__:
             names = vars(kind).get("__slots__", ())
@@ -189,7 +199,7 @@ def _is_of_user(kind: type) -> bool:
 
 def _seeder(generator: Any) -> Callable[[int], Any] | None:
     """Return the function that seeds a generator; None if it cannot be seeded."""
-    if isinstance(generator, random.SystemRandom):
+    if isinstance(generator, random.SystemRandom | numpy.random.SeedSequence | torch.quasirandom.SobolEngine):
         return None
     if isinstance(generator, random.Random):
         return generator.seed
@@ -199,7 +209,7 @@ def _seeder(generator: Any) -> Callable[[int], Any] | None:
         if generator.get_state(legacy=False)["bit_generator"] != "MT19937":
             return None
         return lambda seed: generator.seed(seed & 0xFFFFFFFF)
-    bits = generator.bit_generator
+    bits = _bits_of(generator)
     return lambda seed: setattr(bits, "state", type(bits)(seed).state)
 
 
@@ -208,4 +218,9 @@ def _restorer(generator: Any) -> Callable[[], Any]:
         return partial(generator.setstate, generator.getstate())
     if isinstance(generator, torch.Generator | numpy.random.RandomState):
         return partial(generator.set_state, generator.get_state())
-    return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
+    bits = _bits_of(generator)
+    return partial(setattr, bits, "state", bits.state)
+
+
+def _bits_of(generator: Any) -> Any:
+    return generator if isinstance(generator, numpy.random.BitGenerator) else generator.bit_generator

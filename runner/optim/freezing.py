@@ -31,7 +31,7 @@ def restore_freezing(model: nn.Module, frozen: Mapping[str, Sequence[str] | None
 
 
 class Freezing:
-    """Follows which parameters of a model are frozen, which hooks may change.
+    """Follows which parameters of a model are trained, which hooks may change.
 
     Attributes:
         is_new: whether the gradients of the parameters that are trained now have not been looked at yet.
@@ -41,12 +41,12 @@ class Freezing:
         self.is_new = True
         self._model = model
         self._optimizers = optimizers
-        self._trained = [one.requires_grad for one in model.parameters()]
+        self._trained = _trained_of(model)
 
     def has_changed(self) -> bool:
-        """Return whether other parameters are frozen than at the last call."""
+        """Return whether other parameters are trained than at the last call: unfrozen, added, or replaced."""
         before = self._trained
-        self._trained = [one.requires_grad for one in self._model.parameters()]
+        self._trained = _trained_of(self._model)
         self.is_new |= self._trained != before
         return self._trained != before
 
@@ -60,6 +60,11 @@ class Freezing:
         if idle and get_global_rank() == 0:
             remedy = "give them to an optimizer, or freeze them with requires_grad_(False)"
             log.warning("not trained, as no optimizer has them, but with a gradient: %s; %s", listed(idle), remedy)
+
+
+def _trained_of(model: nn.Module) -> list[int]:
+    """Return the identities of the parameters that are trained; a parameter put in another's place has its own."""
+    return [id(one) for one in model.parameters() if one.requires_grad]
 
 
 def listed(names: Sequence[str]) -> str:

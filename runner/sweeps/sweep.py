@@ -306,10 +306,18 @@ def check_choice(hydra_config: Any, config: Mapping[str, Any], saved: SavedRun |
         for key in build.callbacks_with(config, "only_in_sweeps"):
             raise WrongKey(f"callbacks.{key}", "compares the jobs of a sweep; add -m, and values to sweep over")
     recorded = () if saved is None else saved.overrides
-    for group, plain in (("sweep", None), ("hydra/sweeper", "basic"), ("hydra/launcher", "basic")):
-        choice = hydra_config.runtime.choices.get(group)
+    choices = hydra_config.runtime.choices
+    groups = {"sweep": None, "hydra/sweeper": "basic", "hydra/launcher": "basic"}
+    if f"sweep={choices.get('sweep')}" in recorded:  # it may choose a sweeper or a launcher itself
+        groups = {group: plain for group, plain in groups.items() if _is_typed(group, hydra_config)}
+    for group, plain in groups.items():
+        choice = choices.get(group)
         if choice != plain and f"{group}={choice}" not in recorded:
             raise WrongKey(group, f"is for several runs; add -m: python -m runner -m {group}={choice}", str(choice))
+
+
+def _is_typed(group: str, hydra_config: Any) -> bool:
+    return any(one.startswith(f"{group}=") for one in hydra_config.overrides.hydra)
 
 
 def register_resolver() -> None:

@@ -133,6 +133,9 @@ def test_arguments_are_checked(make_trainer):
         make_trainer(ActivationCheckpointing(), build=lambda: ClassificationModel(nn.Linear(3, 2), 2))
     with pytest.raises(ValueError, match=r"found no module like '\*Layer' or 'x'"):
         make_trainer(ActivationCheckpointing(["*Layer", "x"]))
+    with pytest.raises(ValueError, match=r"'\*Layer' matches no module; leave it out"):
+        make_trainer(ActivationCheckpointing(["Linear", "*Layer"]))
+    make_trainer(ActivationCheckpointing(["Linear", "*Layer"], allow_no_match=True)).close()
     make_trainer(ActivationCheckpointing("x", allow_no_match=True)).close()
 
 

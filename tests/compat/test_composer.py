@@ -315,6 +315,7 @@ class AtBatchEnd(composer.Callback):
         (lambda state, logger: state.state_dict(), r"state.state_dict .*save_checkpoint\(state, path\) on all ranks"),
         (lambda state, logger: state.set_dataloader([], "x"), r"state.set_dataloader .*runner.Evaluator"),
         (lambda state, logger: state.last_loss, "state.last_loss has no counterpart here: read state.loss"),
+        (lambda state, logger: state.metric_outputs, "state.metric_outputs has no .*: read state.outputs"),
         (lambda state, logger: state.microbatches, "state.microbatches is not an attribute of the state at BATCH_END"),
         (lambda state, logger: setattr(state, "flag", 1), "state.flag cannot be set here: keep it .* as self.flag"),
         (lambda state, logger: setattr(state, "model", None), "state.model cannot be set here: .*replace_modules"),

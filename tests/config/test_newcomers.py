@@ -316,6 +316,8 @@ def test_what_is_to_be_written_exists():
         ("callbacks.mine.lr", 3, None),
         ("optimizer.momentum", 0.9, None),  # it exists here, but not in this optimizer
         ("epochs", None, "write trainer.max_duration=...ep"),
+        ("epochs", "5ep", "write trainer.max_duration=5ep"),
+        ("save_steps", "100ba", "write callbacks.checkpoint_saver.save_interval=100ba"),
         ("fp16", False, "write trainer.precision=fp32"),
         ("hparams.nested.lr", 0.1, "write optimizer.lr=0.1"),
         ("unknown", 3, None),

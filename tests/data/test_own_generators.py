@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torch.quasirandom import SobolEngine
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 from runner import ClassificationModel, Trainer
@@ -39,6 +40,27 @@ def draw(generator: Any) -> float:
 
 def add_noise(sample: list[float], generator: Any) -> list[float]:
     return [*sample, draw(generator)]
+
+
+class Resumed:
+    """Draws from a generator function, which each process starts with the first sample that it reads."""
+
+    def __init__(self) -> None:
+        self.numbers: Iterator[float] | None = None
+
+    def __call__(self, sample: list[float]) -> list[float]:
+        if self.numbers is None:
+            self.numbers = draw_on(random.Random(3))
+        return [*sample, next(self.numbers)]
+
+
+def draw_on(generator: random.Random) -> Iterator[float]:
+    while True:
+        yield generator.random()
+
+
+def draw_bits(sample: list[float], bits: numpy.random.BitGenerator) -> list[float]:
+    return [*sample, numpy.random.Generator(bits).random()]
 
 
 class Compose:
@@ -115,6 +137,8 @@ DATASETS = {
     "python": lambda: Noisy(Draw(random.Random(0))),
     "torch": lambda: Noisy(Draw(torch.Generator())),
     "legacy numpy": lambda: Noisy(Draw(numpy.random.RandomState(0))),
+    "bit generator": lambda: Noisy(functools.partial(draw_bits, bits=numpy.random.PCG64(0))),
+    "suspended": lambda: Noisy(Resumed()),
     "several in a list": several,
     "dict": lambda: Noisy(Compose({"first": Draw(random.Random(0)), "second": Draw(random.Random(0))})),
     "slots": lambda: Noisy(Slotted(random.Random(0))),
@@ -213,6 +237,11 @@ class Stream(IterableDataset[Any]):
             "transform.generator",
         ),
         (lambda: DatasetLoader(Noisy(Draw(random.SystemRandom())), 4, shuffle=False), "dataset.transform.generator"),
+        (
+            lambda: DatasetLoader(Noisy(Draw(numpy.random.SeedSequence(1))), 4, shuffle=False),
+            "dataset.transform.generator",
+        ),
+        (lambda: DatasetLoader(Noisy(Draw(SobolEngine(1, True))), 4, shuffle=False), "dataset.transform.generator"),
         (lambda: DatasetLoader(several(), 4, shuffle=False), None),
         (lambda: DataLoader(Noisy(None), batch_size=2, shuffle=True, generator=torch.Generator()), None),
     ],

@@ -139,6 +139,21 @@ def test_a_gradient_that_no_optimizer_uses_is_named_once_per_change(caplog: pyte
     assert not [one for one in caplog.records if "no optimizer" in one.getMessage()]
 
 
+class Replace(Callback):
+    """Puts another layer in the place of the head after the first epoch."""
+
+    def epoch_start(self, state, logger):
+        if state.timestamp.epoch == 1:
+            state.unwrapped_model.get_submodule("module").add_module("1", nn.Linear(5, 3).double())
+
+
+def test_a_layer_that_took_the_place_of_another_is_named(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING, "runner"):
+        fit(Replace())
+    named = [one.getMessage() for one in caplog.records if one.getMessage().startswith("not trained")]
+    assert ["module.1.weight, module.1.bias" in one for one in named] == [True]
+
+
 def test_modules_in_evaluation_mode_stay_so_and_are_named(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "runner")
     seen: list[list[bool]] = []

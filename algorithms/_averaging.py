@@ -260,11 +260,7 @@ def estimate_statistics(state: State, norms: Sequence[Any], num_batches: int) ->
 
 
 def keep_base_rates(state: State, name: str) -> None:
-    """Remember each group's learning rate, so that `set_rates` does not start from a rate it has set. For BEFORE_LOAD.
-
-    Raises:
-        ValueError: the run uses torch's own schedulers, which compute each learning rate from the previous one.
-    """
+    """Remember each group's learning rate, so that `set_rates` does not start from one it has set. For BEFORE_LOAD."""
     if not all(isinstance(one, ScheduledRates) for one in state.schedulers):
         raise ValueError(
             f"{name}: torch's own schedulers would overwrite the learning rate; use those of runner.schedulers"

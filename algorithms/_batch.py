@@ -30,12 +30,7 @@ AUGMENTATIONS = (
 
 
 def get_item(batch: Any, key: Key) -> Tensor:
-    """Return one tensor of a batch.
-
-    Raises:
-        TypeError: the batch is not a tuple, list or mapping, or the part is not a tensor.
-        ValueError: the batch has no such part.
-    """
+    """Return one tensor of a batch."""
     if not isinstance(batch, Mapping | tuple | list):
         raise TypeError(
             f"part {key!r} of the batch: the batch is a {type(batch).__name__}; "
@@ -73,9 +68,6 @@ def class_probabilities(targets: Tensor, logits: Tensor) -> Tensor:
 
     Returns:
         Probabilities (N, C, ...), in the logits' dtype, but at least float32.
-
-    Raises:
-        ValueError: the shapes of targets and logits do not match.
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)
     if targets.shape == logits.shape:
@@ -92,12 +84,7 @@ def class_probabilities(targets: Tensor, logits: Tensor) -> Tensor:
 
 
 def get_images(batch: Any, key: Key, owner: str) -> Tensor:
-    """Return the images of a batch, floating point (N, C, H, W).
-
-    Raises:
-        TypeError: the batch has no such tensor, see `get_item`.
-        ValueError: the tensor does not hold floating-point images.
-    """
+    """Return the images of a batch, floating point (N, C, H, W)."""
     images = get_item(batch, key)
     if images.ndim != 4 or not images.is_floating_point():
         raise ValueError(
@@ -141,11 +128,7 @@ def pick_samples(batch: Any, num_samples: int, index: Tensor | slice) -> Any:
 
 
 def refuse_alternating_flips(algorithms: Iterable[Algorithm]) -> None:
-    """Refuse BatchAugment's alternating flips, which need whole batches, for an algorithm that drops samples.
-
-    Raises:
-        ValueError: one of the algorithms is `BatchAugment` with flip='alternating'.
-    """
+    """Refuse BatchAugment's alternating flips, which need whole batches, for an algorithm that drops samples."""
     if any(getattr(one, "flip", None) == "alternating" for one in algorithms):
         raise ValueError(
             "flip='alternating': BatchAugment needs whole batches for this, but another algorithm drops samples; "

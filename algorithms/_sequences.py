@@ -12,9 +12,6 @@ def cut_into_pieces(batch: Any, whole: int, length: int, asked: str, remedy: str
 
     Lengths are in tokens. `asked` is the argument that asks for the pieces, as typed, and `remedy` the advice in the
     message.
-
-    Raises:
-        ValueError: `whole` is not a multiple of `length`, or a tensor does not have sequences of length `whole`.
     """
     shapes = [tuple(one.shape) for one in tensors(batch)]
     if not length or whole % length or any(shape[1:2] != (whole,) for shape in shapes):

@@ -46,10 +46,6 @@ def operate(
     New weights depend only on the seed and on the algorithm's config key. The model and any optimizers that exist are
     changed in place; a `Model` that replaces the whole model is stored in the state. `wanted` describes in the message
     what the policies look for.
-
-    Raises:
-        ValueError: nothing in the model matches, and `allow_no_match` is False.
-        TypeError: the replacement of the whole model is not a `Model`.
     """
     # New weights are drawn on the CPU, so that they are the same on all devices.
     with torch.random.fork_rng(devices=[]):
@@ -65,11 +61,7 @@ def operate(
 
 
 def report(algorithm: Algorithm, state: State, names: list[str], wanted: str, allow_no_match: bool = False) -> None:
-    """Log which modules an algorithm changed, on rank 0.
-
-    Raises:
-        ValueError: `names` is empty, and `allow_no_match` is False.
-    """
+    """Log which modules an algorithm changed, on rank 0."""
     name = type(algorithm).__name__
     if not names and not allow_no_match:
         classes = ", ".join(sorted({type(one).__name__ for one in state.unwrapped_model.modules()}))
@@ -83,11 +75,7 @@ def report(algorithm: Algorithm, state: State, names: list[str], wanted: str, al
 
 
 def resolve_width(name: str, value: float, whole: int) -> int:
-    """Return a width, at least 1, from a number or from a fraction of another width.
-
-    Raises:
-        ValueError: `value` is neither a whole number of at least 1 nor a fraction between 0 and 1.
-    """
+    """Return a width, at least 1, from a number or from a fraction of another width."""
     if isinstance(value, bool) or not value > 0 or (value >= 1 and value != int(value)):
         raise ValueError(f"{name}={value!r}: must be a whole number, at least 1, or a fraction above 0 and below 1")
     return max(1, round(value * whole)) if value < 1 else int(value)

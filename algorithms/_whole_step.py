@@ -16,11 +16,7 @@ BETWEEN = ("after_forward", "before_loss", "run_event", "match", "apply")
 
 
 def refuse_what_needs_parts(state: State, what: str, remedy: str) -> None:
-    """Check that nothing in a run needs the forward pass and the loss to be separate.
-
-    Raises:
-        ValueError: an algorithm acts between them, or the model is sharded or has its own `training_step`.
-    """
+    """Check that nothing in a run needs the forward pass and the loss to be separate."""
     between = [type(one).__name__ for one in state.algorithms if any(overrides(one, name) for name in BETWEEN)]
     model = state.unwrapped_model
     why = [

@@ -139,12 +139,7 @@ class CheckpointFolder:
 
 
 def check_names(folder: str, filename: str) -> None:
-    """Check the folder and the file name pattern of checkpoints.
-
-    Raises:
-        ValueError: `folder` is outside the run's folder, where a resume would not look, or `filename` has an unknown
-            field or is not a valid name.
-    """
+    """Check the folder and the file name pattern of checkpoints."""
     check_inner_path("folder", folder or ".", "checkpoints")
     try:
         name = filename.format(**Timestamp()._asdict())
@@ -159,11 +154,7 @@ def check_names(folder: str, filename: str) -> None:
 
 
 def check_alone(savers: Sequence[Any]) -> None:
-    """Check that no two savers share a folder or a mirror, because each would delete what the other keeps.
-
-    Raises:
-        ValueError: two savers write to the same place.
-    """
+    """Check that no two savers share a folder or a mirror, because each would delete what the other keeps."""
     owners: dict[str, str] = {}
     for one in savers:
         for name, place in (("folder", str(Path(one.folder))), ("mirror", one.mirror)):

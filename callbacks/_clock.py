@@ -19,11 +19,7 @@ SAMPLING = 0.05
 
 
 def seconds_in(time_unit: str) -> float:
-    """Return the number of seconds in a unit of time.
-
-    Raises:
-        ValueError: `time_unit` is not a known unit.
-    """
+    """Return the number of seconds in a unit of time."""
     check_one_of("time_unit", time_unit, SECONDS)
     return SECONDS[time_unit]
 

@@ -23,11 +23,7 @@ Run = Callable[[Any], Any]
 
 
 def check_sample(sample_input: Any) -> None:
-    """Check that a value is a batch of samples.
-
-    Raises:
-        ValueError: `sample_input` holds something other than tensors, or no sample.
-    """
+    """Check that a value is a batch of samples."""
     try:
         works = count_samples(map_tensors(sample_input, lambda one: one)) > 0
     except TypeError:
@@ -189,11 +185,7 @@ def load_safetensors(path: Path, module: nn.Module) -> Run:
 
 
 def by_name(outputs: Any, name: str = "") -> dict[str, Tensor]:
-    """Return the tensors in a module's outputs, in order, named by the keys and positions that lead to them.
-
-    Raises:
-        TypeError: the outputs contain something other than tensors, tuples, lists, mappings and plain values.
-    """
+    """Return the tensors in a module's outputs, in order, named by the keys and positions that lead to them."""
     if isinstance(outputs, Tensor):
         return {name or "output": outputs}
     if outputs is None or isinstance(outputs, str | bytes | bool | int | float):

@@ -41,11 +41,7 @@ UNKNOWN = (
 
 
 def check_names(root_folder: str, submitter: str, system_name: str | None, cache_clear_cmd: str | None) -> None:
-    """Check that the names can be used for files, and that the command is not empty.
-
-    Raises:
-        ValueError: a name cannot be used for a file, or the command is empty.
-    """
+    """Check that the names can be used for files, and that the command is not empty."""
     check_inner_path("root_folder", root_folder, "mlperf")
     refuse_if(not submitter, "submitter", submitter, "must be a name")
     if system_name is not None and not re.fullmatch(r"[\w.+-]+", system_name):
@@ -55,11 +51,7 @@ def check_names(root_folder: str, submitter: str, system_name: str | None, cache
 
 
 def run_command(name: str, command: str) -> None:
-    """Run a command without a shell and wait until it ends.
-
-    Raises:
-        ValueError: the command cannot be run, or it failed.
-    """
+    """Run a command without a shell and wait until it ends."""
     try:
         done = subprocess.run(shlex.split(command), stdin=subprocess.DEVNULL, capture_output=True, text=True)
     except (OSError, ValueError) as error:

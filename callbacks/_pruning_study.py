@@ -32,11 +32,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {"successive_halving": {"min_resource": 1}
 
 
 def make_pruner(name: str, options: Mapping[str, Any]) -> optuna.pruners.BasePruner:
-    """Return a pruner of Optuna.
-
-    Raises:
-        ValueError: it does not take these arguments.
-    """
+    """Return a pruner of Optuna."""
     known = inspect.signature(PRUNERS[name]).parameters
     if unknown := [one for one in options if one not in known]:
         raise ValueError(f"{PRUNERS[name].__name__} has no {', '.join(unknown)}; it takes {', '.join(known)}")

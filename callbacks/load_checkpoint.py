@@ -99,11 +99,7 @@ def _has_weights(state: State) -> bool:
 
 
 def _matching(names: Sequence[str], patterns: Iterable[str]) -> set[str]:
-    """Return the names that match at least one pattern.
-
-    Raises:
-        ValueError: a pattern matches no name.
-    """
+    """Return the names that match at least one pattern."""
     matching = set()
     for pattern in patterns:
         matched = {name for name in names if fnmatchcase(name, pattern)}

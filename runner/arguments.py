@@ -52,9 +52,6 @@ def check_arguments(
     """Check the Trainer's arguments that can be judged on their own, without a model or data.
 
     `ranks` is how many will be started on this machine; 'auto' says nothing.
-
-    Raises:
-        ValueError, TypeError: an argument is wrong; the message names it.
     """
     check_duration(max_duration)
     exact_ratio(scale_schedule_ratio)
@@ -85,11 +82,7 @@ def make_state(
     grad_accum: int,
     microbatch_size: int | str | None,
 ) -> State:
-    """Return the State at the beginning of a run, from the Trainer's arguments of these names.
-
-    Raises:
-        ValueError, TypeError: an argument is wrong; the message names it.
-    """
+    """Return the State at the beginning of a run, from the Trainer's arguments of these names."""
     check_model(model)
     check_microbatches(grad_accum, microbatch_size)
     return State(
@@ -107,12 +100,7 @@ def make_state(
 
 
 def check_duration(value: str | int | Time, name: str = "max_duration") -> Time:
-    """Return a valid length of training; an int counts epochs.
-
-    Raises:
-        TypeError: the value is neither a string, an int nor a `Time`.
-        ValueError: the value is not a time, not positive, or given in 'dur' or 'iter'.
-    """
+    """Return a valid length of training; an int counts epochs."""
     duration = Time.parse_or_epochs(value, name)
     if duration.unit in (TimeUnit.DURATION, TimeUnit.ITERATION) or duration.value <= 0:
         raise ValueError(f"{name}={value!r}: must be more than 0, in ep, ba, sp, tok or seconds, such as '10ep', '1h'")
@@ -120,12 +108,7 @@ def check_duration(value: str | int | Time, name: str = "max_duration") -> Time:
 
 
 def check_trainable(state: State, may_be_over: bool = False) -> None:
-    """Check that `fit` can start, and that it will end.
-
-    Raises:
-        ValueError: the training data or optimizers are missing, nothing is left to train, max_duration is in tokens
-            and the model does not count tokens, or data can be read only once.
-    """
+    """Check that `fit` can start, and that it will end."""
     if state.train_dataloader is None or not state.optimizers:
         missing = "train_dataloader" if state.train_dataloader is None else "optimizers"
         raise ValueError(f"{missing}=None: fit() needs it; pass it to the Trainer")
@@ -139,12 +122,7 @@ def check_trainable(state: State, may_be_over: bool = False) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Check that a model is a `Model`, and that its methods accept the trainer's calls.
-
-    Raises:
-        TypeError: the model is not a `Model`, or a method has the wrong arguments; the message says what to define.
-        ValueError: a lazy module has not seen a batch yet, so its weights cannot be counted or loaded.
-    """
+    """Check that a model is a `Model`, and that its methods accept the trainer's calls."""
     kind = type(model).__name__
     if not isinstance(model, Model):
         raise TypeError(f"model={kind}: must be a runner.Model; ClassificationModel and others wrap a module")
@@ -161,21 +139,13 @@ def check_model(model: Any) -> None:
 
 
 def check_seed(seed: int) -> int:
-    """Return a valid seed.
-
-    Raises:
-        ValueError: the seed is not an int, or is negative.
-    """
+    """Return a valid seed."""
     check_whole("seed", seed, 0)
     return seed
 
 
 def check_iteration_length(value: str | int | Time | None) -> Time | None:
-    """Return the length of an iteration in epochs; None if the whole run is one iteration.
-
-    Raises:
-        ValueError: the length is not in epochs, or not positive.
-    """
+    """Return the length of an iteration in epochs; None if the whole run is one iteration."""
     if value is None:
         return None
     length = Time.parse_or_epochs(value, "iteration_length")
@@ -185,11 +155,7 @@ def check_iteration_length(value: str | int | Time | None) -> Time | None:
 
 
 def check_microbatches(grad_accum: int, microbatch_size: int | str | None) -> None:
-    """Check that batches can be split as requested.
-
-    Raises:
-        ValueError: a number is not a positive int, or both ways of splitting are given.
-    """
+    """Check that batches can be split as requested."""
     check_whole("grad_accum", grad_accum, 1)
     if microbatch_size != "auto":
         check_whole("microbatch_size", microbatch_size, 1, "'auto' or a whole number", none="whole batches")
@@ -198,11 +164,7 @@ def check_microbatches(grad_accum: int, microbatch_size: int | str | None) -> No
 
 
 def check_evaluator(evaluator: Evaluator, train_dataloader: Any) -> None:
-    """Check that an evaluator can read its data in the middle of training.
-
-    Raises:
-        ValueError: it would use the workers of the training data, which are busy.
-    """
+    """Check that an evaluator can read its data in the middle of training."""
     if evaluator.dataloader is train_dataloader and getattr(train_dataloader, "persistent_workers", False):
         remedy = "its persistent workers can only read one pass at a time; use a separate loader or DatasetLoader"
         raise ValueError(f"evaluator {evaluator.label!r}: dataloader is the train_dataloader: {remedy}")
@@ -212,13 +174,7 @@ _UNSEEN = (Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFOR
 
 
 def refuse_unseen_hooks(state: State) -> None:
-    """Refuse hooks that would never be called because the model has its own `training_step`.
-
-    Raises:
-        ValueError: a hook listens to an event between forward and backward, which a model's own `training_step` does
-            not fire; or the model has training metrics; or something has to happen between backward and the steps of a
-            model with `manual_optimization`.
-    """
+    """Refuse hooks that would never be called because the model has its own `training_step`."""
     model = type(state.unwrapped_model).__name__
     if state.unwrapped_model.training_step is None:
         return
@@ -266,11 +222,6 @@ def ordered_hooks(
 
     `acting` are the algorithms that were given as schedulers. With `progress_bar=None` a bar is added where someone
     watches.
-
-    Raises:
-        ValueError: algorithms conflict, two objects have the same name, or an object still has the state of a run in
-            another Trainer.
-        TypeError: an object is of the wrong class, or its hooks have the wrong arguments.
     """
     hooks = [*_listed("callbacks", callbacks, Callback), *_listed("loggers", loggers, LoggerDestination)]
     hooks = name_hooks([*hooks, *_progress_bars(hooks, progress_bar)])
@@ -313,11 +264,7 @@ def _listed(name: str, value: Any, kind: type[Hooks]) -> list[Any]:
 
 
 def _check_kind(name: str, value: Any, kind: type[Hooks]) -> None:
-    """Check that a value is an object of a subclass of `Callback` or `Algorithm`, with hooks that can be called.
-
-    Raises:
-        TypeError: the value is of another type; the message says what to pass.
-    """
+    """Check that a value is an object of a subclass of `Callback` or `Algorithm`, with hooks that can be called."""
     if isinstance(value, kind):
         check_hooks(value)
         return

@@ -32,9 +32,6 @@ def check_whole(
 
     `what` describes the argument in the message, such as 'a number of batches', and `none` what None stands for;
     without it None is not allowed.
-
-    Raises:
-        ValueError: the value is not a whole number, too small or too large.
     """
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if not (is_whole and least <= value <= most) and not (value is None and none):
@@ -43,11 +40,7 @@ def check_whole(
 
 
 def check_counts(**values: Any) -> None:
-    """Check that arguments, given by name, are whole numbers of at least 1.
-
-    Raises:
-        ValueError: one is not.
-    """
+    """Check that arguments, given by name, are whole numbers of at least 1."""
     for name, value in values.items():
         check_whole(name, value, 1)
 
@@ -57,9 +50,6 @@ def check_number(name: str, value: Any, interval: str, what: str = "a number", n
 
     `interval` is `'[0, 1)'` for numbers from 0 to below 1; `'(0, inf)'` are finite numbers above 0, and `'(0, inf]'`
     has infinity too. `what` and `none` are as in `check_whole`.
-
-    Raises:
-        ValueError: the value is not a number in the interval.
     """
     low, high = map(float, interval[1:-1].split(","))
     excluded = [end for end, bracket in ((low, interval[0]), (high, interval[-1])) if bracket in "()"]
@@ -69,11 +59,7 @@ def check_number(name: str, value: Any, interval: str, what: str = "a number", n
 
 
 def check_numbers(interval: str, what: str = "a number", **values: Any) -> None:
-    """Check that arguments, given by name, are numbers in an interval, as `check_number` does.
-
-    Raises:
-        ValueError: one is not.
-    """
+    """Check that arguments, given by name, are numbers in an interval, as `check_number` does."""
     for name, value in values.items():
         check_number(name, value, interval, what)
 
@@ -93,11 +79,7 @@ def _or_none(meaning: str) -> str:
 
 
 def check_one_of(name: str, value: Any, allowed: Collection[str | None]) -> None:
-    """Check that an argument is one of several names, or None where that is among them.
-
-    Raises:
-        ValueError: it is none of them; the message and the facts list them.
-    """
+    """Check that an argument is one of several names, or None where that is among them."""
     if value not in allowed:
         names = [other for other in allowed if other is not None]
         typed = str(value).lower()
@@ -112,54 +94,33 @@ def check_one_of(name: str, value: Any, allowed: Collection[str | None]) -> None
 
 
 def check_flag(name: str, value: Any, none: str) -> None:
-    """Check that an argument is True, False or None; `none` says what None does.
-
-    Raises:
-        ValueError: it is none of them.
-    """
+    """Check that an argument is True, False or None; `none` says what None does."""
     refuse_if(
         value is not None and not isinstance(value, bool), name, value, f"must be True, False, or None, which {none}"
     )
 
 
 def check_list(name: str, value: Any, what: str = "names") -> None:
-    """Check that an argument is not a single text, where several may be given.
-
-    Raises:
-        ValueError: it is a text.
-    """
+    """Check that an argument is not a single text, where several may be given."""
     refuse_if(isinstance(value, str), name, value, f"must be a list of {what}, [{value!r}]")
 
 
 def check_inner_path(name: str, value: str, example: str) -> None:
-    """Check that an argument is a path that stays inside the run's folder.
-
-    Raises:
-        ValueError: it is empty or absolute, or contains '..'.
-    """
+    """Check that an argument is a path that stays inside the run's folder."""
     path = Path(value)
     leaves = not value or path.is_absolute() or ".." in path.parts
     refuse_if(leaves, name, value, f"must be a path inside the run's folder, such as {example!r}")
 
 
 def parse_interval(name: str, value: int | str | Time, example: str) -> Interval:
-    """Return an interval that is not 0, which would mean never.
-
-    Raises:
-        TypeError: the value is neither a string, an int nor a `Time`.
-        ValueError: it is not a time, or is 0.
-    """
+    """Return an interval that is not 0, which would mean never."""
     interval = Interval(value, name)
     refuse_if(not interval.time.value, name, value, f"must be a time above 0, such as {example!r}")
     return interval
 
 
 def check_subset(name: str, value: int | None) -> int | None:
-    """Return the number of batches to read from a loader; None for all.
-
-    Raises:
-        ValueError: the value is neither None nor an int of at least 1.
-    """
+    """Return the number of batches to read from a loader; None for all."""
     check_whole(name, value, 1, none="all")
     return value
 
@@ -168,10 +129,6 @@ def check_session(value: str | Time | None, callbacks: Sequence[Any] = (), train
     """Return the seconds after which a session ends.
 
     If the run may train, one of the callbacks must save what a resumed run needs.
-
-    Raises:
-        TypeError: the limit is neither a string nor a `Time`.
-        ValueError: it is not wall-clock time above 0, or nothing saves a checkpoint.
     """
     if value is None:
         return math.inf
@@ -190,11 +147,7 @@ def check_session(value: str | Time | None, callbacks: Sequence[Any] = (), train
 
 
 def check_function(name: str, value: Callable[..., Any], allowed: str) -> None:
-    """Check that an argument is a function of one argument, not a class with forgotten parentheses.
-
-    Raises:
-        TypeError: the value is a class, or takes other arguments.
-    """
+    """Check that an argument is a function of one argument, not a class with forgotten parentheses."""
     try:
         inspect.signature(value).bind("one")
     except TypeError:
@@ -219,9 +172,6 @@ def refuse_one_shot(state: Any) -> None:
 
     Args:
         state: the State before training.
-
-    Raises:
-        ValueError: a loader would be read again before training ends.
     """
     intervals = {"train": (state.train_dataloader, Time(1, TimeUnit.EPOCH))} if not state.train_dataloader_len else {}
     for one in state.evaluators:

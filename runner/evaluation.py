@@ -59,11 +59,7 @@ def evaluate_standalone(
 
 
 def evaluate(run: Run, evaluator: Evaluator) -> None:
-    """Run one evaluator over its data, each sample once over all ranks, and store its values in the state.
-
-    Raises:
-        ValueError: the evaluator's data yields no batch.
-    """
+    """Run one evaluator over its data, each sample once over all ranks, and store its values in the state."""
     state = run.state
     on = run.on
     stream = run.eval_streams[evaluator.label]

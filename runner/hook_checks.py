@@ -13,12 +13,7 @@ _BASES = (Hooks, Callback, Algorithm, LoggerDestination)
 
 
 def check_hooks(one: Hooks) -> None:
-    """Raise if a method of an object has the wrong signature, or would never be called.
-
-    Raises:
-        TypeError: a method takes other arguments, is not callable or has the name that another library uses, or the
-            object has no method that a run would call; the message says what to define.
-    """
+    """Raise if a method of an object has the wrong signature, or would never be called."""
     own = {
         name: [*inspect.signature(method).parameters][1:]
         for kind in _BASES
@@ -48,12 +43,7 @@ def check_hooks(one: Hooks) -> None:
 
 
 def check_call(one: object, name: str, given: Sequence[str], remedy: str = "") -> None:
-    """Raise if a method of an object cannot be called with the given arguments.
-
-    Raises:
-        TypeError: the method takes other arguments, is not callable, or is a generator or coroutine function; the
-            message says what to define.
-    """
+    """Raise if a method of an object cannot be called with the given arguments."""
     method = getattr(one, name)
     if inspect.isgeneratorfunction(method) or inspect.iscoroutinefunction(method):
         raise TypeError(f"{type(one).__name__}.{name} would do nothing when called: define it without yield or async")

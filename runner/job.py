@@ -117,11 +117,7 @@ def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Ob
 
 
 def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Job:
-    """Check a composed config and return its job. If the job needs other ranks, start them.
-
-    Raises:
-        WrongConfig: the config cannot be used in its mode.
-    """
+    """Check a composed config and return its job. If the job needs other ranks, start them."""
     run_dir = output_dir(hydra_config)
     with removed_when_refused(run_dir), config_errors():
         plain = _config_to_use(config, hydra_config, saved)
@@ -214,11 +210,7 @@ def uses_workers(config: Mapping[str, Any]) -> bool:
 
 
 def check_in_mode(mode: Mode, config: Mapping[str, Any], hydra_config: Any) -> None:
-    """Check that a config can be used in a mode.
-
-    Raises:
-        ValueError: a key is wrong; the message names it.
-    """
+    """Check that a config can be used in a mode."""
     if hydra_config.mode is RunMode.MULTIRUN and not mode.can_be_swept:
         raise ValueError(f"mode={mode.name}: takes one experiment at a time; leave out -m")
     if config["at"] is not None and not mode.trains:
@@ -238,11 +230,7 @@ def check_in_mode(mode: Mode, config: Mapping[str, Any], hydra_config: Any) -> N
 def find_differences(
     mode: Mode, config: Mapping[str, Any], resume: str | None, saved: SavedRun | None, overrides: Sequence[str]
 ) -> Iterable[object]:
-    """Return how the config of a run that is resumed, forked or rerun differs from its recorded config.
-
-    Raises:
-        ValueError: a key differs that must not change when a run is resumed.
-    """
+    """Return how the config of a run that is resumed, forked or rerun differs from its recorded config."""
     if saved is not None and config["at"] is not None:
         return changes_of_fork(resume or saved.given, saved.config, config)
     if saved is not None and (config["rerun"] is not None or config["run"] is not None):

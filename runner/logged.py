@@ -13,11 +13,7 @@ from runner.checks import refuse_if
 
 
 def as_step(step: Any) -> int:
-    """Return a number of batches, at which something is logged, as an int.
-
-    Raises:
-        TypeError: it is not a whole number.
-    """
+    """Return a number of batches, at which something is logged, as an int."""
     try:
         return operator.index(step)
     except TypeError:
@@ -25,12 +21,7 @@ def as_step(step: Any) -> int:
 
 
 def check_images(images: Any, name: str, captions: Sequence[str] | None) -> np.ndarray:
-    """Return images that are logged as an array.
-
-    Raises:
-        ValueError: they are not uint8 of shape (N, H, W, C) with C 1 or 3 on the CPU, there is another number of
-            captions, or the name is no text.
-    """
+    """Return images that are logged as an array."""
     _check_text(name)
     shape = getattr(images, "shape", None)
     dtype = getattr(images, "dtype", None)
@@ -49,12 +40,7 @@ def check_images(images: Any, name: str, captions: Sequence[str] | None) -> np.n
 
 
 def check_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str) -> tuple[list[str], list[list[Any]]]:
-    """Return the columns and rows of a table that is logged; values of one element are plain numbers.
-
-    Raises:
-        ValueError: columns are no list of texts, a row has another number of values, a value is an array, or the name
-            is no text.
-    """
+    """Return the columns and rows of a table that is logged; values of one element are plain numbers."""
     _check_text(name)
     if not isinstance(columns, list | tuple) or not all(isinstance(name, str) for name in columns):
         raise ValueError(f"columns={columns!r}: must be a list of names, such as ['image', 'score']")
@@ -71,21 +57,13 @@ def _check_text(name: Any) -> None:
 
 
 def check_named(name: str, values: Mapping[str, Any]) -> None:
-    """Check that what is logged is a dict with names as keys.
-
-    Raises:
-        TypeError: it is not a mapping, or a key is no text.
-    """
+    """Check that what is logged is a dict with names as keys."""
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
         raise TypeError(f"{name}={values!r}: must be a dict of values by name, such as {{'width': 64}}")
 
 
 def check_file(path: str | Path, folder: str | None) -> Path:
-    """Return the path of a file that is logged into a folder of the destination.
-
-    Raises:
-        ValueError: there is no such file, or the folder leads out of the destination.
-    """
+    """Return the path of a file that is logged into a folder of the destination."""
     if not isinstance(path, str | PurePath) or not Path(path).is_file():
         raise ValueError(f"path={str(path)!r}: must be a complete file; a folder is logged file by file")
     if folder is not None and (PurePath(folder).is_absolute() or ".." in PurePath(folder).parts):

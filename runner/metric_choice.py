@@ -85,9 +85,6 @@ def choose_metric(state: State, monitor: str, argument: str = "monitor", label: 
     The name under which it is logged, 'metrics/eval/MulticlassAccuracy', has a label too. Every evaluator has a 'loss'.
     `argument` is what `monitor` was given as. A name without a label is looked up under `label`, or without one in the
     only evaluator that has a metric of that name, test data aside.
-
-    Raises:
-        ValueError: no metric has that name, or several have; the message lists all metrics.
     """
     choices = [MetricChoice("train", name) for name in state.train_metrics]
     for evaluator in state.evaluators:

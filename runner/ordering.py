@@ -13,11 +13,7 @@ H = TypeVar("H", bound=Hooks)
 
 
 def order_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
-    """Return algorithms in the order in which they run: as given, except where they declare otherwise.
-
-    Raises:
-        ValueError: two algorithms conflict, or their declarations form a cycle; the message names them.
-    """
+    """Return algorithms in the order in which they run: as given, except where they declare otherwise."""
     for one, other in conflicts_among(algorithms):
         raise ValueError(f"algorithms {one!r} and {other!r} cannot be combined: remove one of them")
     return sort_algorithms(algorithms)
@@ -35,11 +31,7 @@ def conflicts_among(algorithms: Sequence[Algorithm]) -> list[tuple[str, str]]:
 
 
 def sort_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
-    """Do what `order_algorithms` does, but without checking for conflicts.
-
-    Raises:
-        ValueError: the declarations form a cycle; the message shows it.
-    """
+    """Do what `order_algorithms` does, but without checking for conflicts."""
     names = [type(one).__name__ for one in algorithms]
     before: dict[int, set[int]] = {index: set() for index in range(len(algorithms))}
     for index, one in enumerate(algorithms):
@@ -65,11 +57,7 @@ def sort_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
 
 
 def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:
-    """Give each hook without a `config_key` its class name in snake case, with a number if that is taken.
-
-    Raises:
-        ValueError: two hooks have the same key, or a hook is given twice.
-    """
+    """Give each hook without a `config_key` its class name in snake case, with a number if that is taken."""
     taken = {one.config_key for one in hooks if one.config_key}
     if len({id(one) for one in hooks}) < len(hooks) or len(taken) < sum(bool(one.config_key) for one in hooks):
         name = "algorithms" if isinstance(hooks[0], Algorithm) else "callbacks"

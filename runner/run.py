@@ -117,9 +117,6 @@ class Run:
 
         `name` is the method that returned it, and `trains` tells whether training called that rather than an
         evaluation.
-
-        Raises:
-            TypeError, ValueError: the loss cannot be averaged and logged, or has no gradient: see `models.first_loss`.
         """
         check_loss(self.state.unwrapped_model, loss, name, trains)
         if self._mean_is_unknown and name == "loss":

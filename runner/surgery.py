@@ -83,11 +83,7 @@ def _selects(selector: Selector, module: nn.Module) -> bool:
 
 
 def _refuse_if_hooks_lost(old: nn.Module, new: nn.Module, name: str) -> None:
-    """Check that no module dropped by a replacement has hooks or parametrizations.
-
-    Raises:
-        ValueError: a dropped module has hooks or parametrizations.
-    """
+    """Check that no module dropped by a replacement has hooks or parametrizations."""
     for lost in {*old.modules()} - {*new.modules()}:
         hooks = (lost._forward_hooks, lost._forward_pre_hooks, lost._backward_hooks, lost._backward_pre_hooks)
         if parametrize.is_parametrized(lost) or any(hooks):
@@ -111,11 +107,7 @@ def _adapt(new: nn.Module, old: nn.Module, model: nn.Module) -> None:
 
 
 def _regroup(optimizers: Sequence[Optimizer], replaced: _Pairs, known: set[nn.Parameter], root: nn.Module) -> None:
-    """Add new parameters to the parameter groups of the replaced modules, and drop parameters that left the model.
-
-    Raises:
-        ValueError: it is unclear to which parameter group new parameters belong.
-    """
+    """Add new parameters to the parameter groups of the replaced modules, and drop parameters that left the model."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     for name, (old, new) in replaced.items():
         fresh = [one for one in new.parameters() if one.requires_grad and one not in known]

@@ -29,11 +29,7 @@ SMALL = 10_000  # numbers per sample up to which the input example has two sampl
 
 
 def check_loggable(state: State, log_model: str) -> None:
-    """Check that the model can be logged, with the weights that are asked for.
-
-    Raises:
-        ValueError: no callback chooses the best checkpoint of the run; or the model is sharded.
-    """
+    """Check that the model can be logged, with the weights that are asked for."""
     if is_sharded(state.unwrapped_model):
         reason = "rank 0, which logs, has only a part of the weights; use +callbacks=export_for_inference"
         raise ValueError(f"log_model={log_model!r}: not with a sharded model: {reason}")

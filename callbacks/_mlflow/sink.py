@@ -61,11 +61,7 @@ def clean_path(name: str) -> str:
 
 
 def checked_path(path: str) -> str:
-    """Return a path within a run's artifacts after checking it.
-
-    Raises:
-        ValueError: `path` leads out of the artifacts.
-    """
+    """Return a path within a run's artifacts after checking it."""
     try:
         verify_artifact_path(path)
     except mlflow.exceptions.MlflowException as error:
@@ -243,11 +239,7 @@ class RunSink:
             shutil.rmtree(copies / path.relative_to(copies).parts[0], ignore_errors=True)
 
     def _own_file(self, name: str) -> Path:
-        """Return a file or folder within the run's folder; it is checked, because someone else may have made the spool.
-
-        Raises:
-            ValueError: `name` leads out of the run's folder, or is neither a file nor a folder.
-        """
+        """Return a file or folder within the run's folder; checked, because someone else may have made the spool."""
         path = self._run_dir / name
         for one in chain((path,), path.rglob("*")):  # check the path itself before walking it
             if not one.resolve().is_relative_to(self._run_dir) or ".." in one.parts:

@@ -162,9 +162,6 @@ def find_run(run_id: str, tracking_uri: str, downloads: Path | None) -> Path | N
     """Return the folder of a run, or `downloads` with its record in it; None if the store has no such run.
 
     A SQLite store is not created.
-
-    Raises:
-        ValueError: the store cannot be read, the run is deleted, or its folder or record is not available.
     """
     if (database := database_of(tracking_uri)) is not None and not database.exists():
         return None

@@ -42,9 +42,6 @@ def sync(tracking_uri: str, by_key: bool, experiment_name: str, run_dir: Path | 
             whose own address was chosen in their config.
         experiment_name: experiment of runs without their own target.
         run_dir: folder of a run; None means all runs of this working directory and of the store that have unsent data.
-
-    Raises:
-        ValueError: nothing was logged to MLflow in `run_dir`, or the run may not be sent to its target.
     """
     if run_dir is not None and not _is_run(run_dir):
         raise ValueError(f"resume={str(run_dir)!r}: nothing was logged to MLflow there; give a run's folder")
@@ -71,11 +68,7 @@ def _is_run(run_dir: Path) -> bool:
 
 
 def _target_of(run_dir: Path, tracking_uri: str, by_key: bool, experiment_name: str) -> dict[str, Any]:
-    """Return the target of a run: its own if this user wrote it and chose no other store, or one in the given store.
-
-    Raises:
-        ValueError: someone else wrote the target and it names another store, or credentials are missing.
-    """
+    """Return the target of a run: its own if this user wrote it and chose no other store, or one in the given store."""
     folder = run_dir / "mlflow"
     target = read_target(folder)
     if target is None:

@@ -70,9 +70,6 @@ def check_address(uri: str) -> None:
     """Check that MLflow supports an address, before training rather than after.
 
     Without a scheme it is a folder.
-
-    Raises:
-        ValueError: the scheme is unknown, or the address names no server.
     """
     shown = f"tracking_uri={without_credentials(uri)!r}"
     try:
@@ -93,23 +90,14 @@ def check_address(uri: str) -> None:
 
 
 def check_arguments(close_timeout: float, system_metrics_interval: float) -> None:
-    """Check the ranges of times, and that the package that encodes metrics is installed.
-
-    Raises:
-        ValueError: a time is out of range.
-        ImportError: the package orjson is missing.
-    """
+    """Check the ranges of times, and that the package that encodes metrics is installed."""
     require("MLflowLogger", None, "orjson")
     check_number("close_timeout", close_timeout, "[0, inf]", "a number of seconds")
     check_number("system_metrics_interval", system_metrics_interval, "(0, inf]", "a number of seconds")
 
 
 def check_model(log_model: str | None, register_model: str | None) -> None:
-    """Check which model to log, and under which name to register it.
-
-    Raises:
-        ValueError: there is no such choice, the name is not one that MLflow takes, or there is no model to register.
-    """
+    """Check which model to log, and under which name to register it."""
     check_one_of("log_model", log_model, (None, "last", "best"))
     if register_model is not None and log_model is None:
         raise ValueError(f"register_model={register_model!r}: no model is logged; add log_model=last or best")

@@ -58,11 +58,7 @@ def map_saved(value: Any, function: Callable[[Tensor], Any]) -> Any:
 
 
 def check_content(name: str, content: Any) -> None:
-    """Check that the content of `model.pt` or `state.pt` has the parts that are read later.
-
-    Raises:
-        ValueError: a part is missing or of another type.
-    """
+    """Check that the content of `model.pt` or `state.pt` has the parts that are read later."""
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ValueError("it holds no dict of names")
     if name == "state.pt":

@@ -33,9 +33,6 @@ def digest(value: Any) -> str:
 
     Tensors are compared by shape, dtype and bits, floats by their bits (0.0 is not -0.0), and dicts regardless of their
     order. Numbers of different types differ; a list equals a tuple. Tensors on an accelerator are copied to the host.
-
-    Raises:
-        TypeError: the value contains something else.
     """
     found = hashlib.blake2b(digest_size=16)
     _feed(found.update, value)

@@ -174,11 +174,7 @@ def read_tensors(path: Path, mapped: bool = False) -> Any:
 
 
 def _check_zip(path: Path) -> None:
-    """Check that a file of `torch.save` unpacks to no more than its size.
-
-    Raises:
-        ValueError: it is no zip file, or something in it is compressed.
-    """
+    """Check that a file of `torch.save` unpacks to no more than its size."""
     with zipfile.ZipFile(path) as file:
         entries = file.infolist()
     if any(one.compress_type != zipfile.ZIP_STORED or one.file_size != one.compress_size for one in entries):

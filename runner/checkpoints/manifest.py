@@ -80,11 +80,7 @@ def saved_at(path: Path) -> float:
 
 
 def read_time(state: Mapping[str, Any]) -> Timestamp:
-    """Return a time of training as `Timestamp.state_dict` gave it, after checking its numbers.
-
-    Raises:
-        ValueError, TypeError: a number is missing, out of range, or not possible beside the others.
-    """
+    """Return a time of training as `Timestamp.state_dict` gave it, after checking its numbers."""
     time = Timestamp.from_state_dict({name: number(value) for name, value in state.items()})
     for part, whole in (("epoch", "iteration"), ("batch", "epoch"), ("sample", "epoch"), ("token", "epoch")):
         if getattr(time, f"{part}_in_{whole}") > getattr(time, part):
@@ -93,12 +89,7 @@ def read_time(state: Mapping[str, Any]) -> Timestamp:
 
 
 def number(value: Any) -> Any:
-    """Return a number that is finite and at least 0.
-
-    Raises:
-        ValueError: it is out of range.
-        TypeError: it is no number.
-    """
+    """Return a number that is finite and at least 0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"a {type(value).__name__} is no number")
     if not 0 <= value <= MOST or not math.isfinite(value):

@@ -56,11 +56,7 @@ class Index:
 
     @classmethod
     def read(cls, text: bytes) -> Index:
-        """Return what a file holds.
-
-        Raises:
-            ValueError: it is no index, or names something outside of the folder.
-        """
+        """Return what a file holds."""
         try:
             found = cls(**json.loads(text))
             names = [found.checkpoint, *found.best, *found.files]

@@ -88,11 +88,7 @@ def describe_differences(wrong: Mapping[str, Sequence[str]]) -> str:
 
 
 def load_all_into(model: nn.Module, weights: Mapping[str, Any], path: str | Path, strict: bool) -> None:
-    """Load the weights of a checkpoint into a model; a warning names those that do not fit, if that is allowed.
-
-    Raises:
-        ValueError: names differ although `strict` is set, or shapes do.
-    """
+    """Load the weights of a checkpoint into a model; a warning names those that do not fit, if that is allowed."""
     wrong = differences(weights, model)
     if OTHER_SHAPE in wrong or (strict and wrong):
         raise ValueError(f"weights of {str(path)!r} do not fit the model: {describe_differences(wrong)}")
@@ -102,11 +98,7 @@ def load_all_into(model: nn.Module, weights: Mapping[str, Any], path: str | Path
 
 
 def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Load weights by name, whole on each rank, into a model; other weights stay, and shards take their part.
-
-    Raises:
-        ValueError: a module refuses its state.
-    """
+    """Load weights by name, whole on each rank, into a model; other weights stay, and shards take their part."""
     own = model.state_dict()
     placed = {
         name: like(value, own[name]) if isinstance(value, Tensor) and isinstance(own[name], Tensor) else value

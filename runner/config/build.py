@@ -71,9 +71,6 @@ def make_launch(config: Mapping[str, Any]) -> Launch:
     """Return the `Launch` of a job, which holds its number of processes.
 
     Its section is checked before everything else, because the processes start early.
-
-    Raises:
-        ValueError: the section is missing or does not fit its target.
     """
     check_signature("launch", section_of(config, "launch"))
     return make("launch", config["launch"])
@@ -83,9 +80,6 @@ def check(config: Mapping[str, Any]) -> None:
     """Check that a config can be built: its keys are known, its targets exist, and their arguments fit.
 
     No data is read, and no object is made but the `Launch`.
-
-    Raises:
-        ValueError: the config cannot be built; the message names the key, what is allowed, and the nearest name.
     """
     check_keys(config)
     launch = make_launch(config)
@@ -141,11 +135,7 @@ def make_parts(config: Mapping[str, Any], uploads: bool = True) -> dict[str, Any
 
 
 def make_data(config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the training and the evaluation data that a config describes; the latter includes its test data.
-
-    Raises:
-        TypeError: the target of `data` does not return two or three loaders, or they cannot be divided into folds.
-    """
+    """Return the training and the evaluation data that a config describes; the latter includes its test data."""
     section = config["data"]
     made = make("data", section)
     if not isinstance(made, tuple | list) or len(made) not in (2, 3):
@@ -165,11 +155,7 @@ def make_data(config: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def make_model(config: Mapping[str, Any]) -> Any:
-    """Return the model, with initial weights that depend only on the run's seed.
-
-    Raises:
-        WrongKey: the target returned something other than a module.
-    """
+    """Return the model, with initial weights that depend only on the run's seed."""
     import torch
 
     from runner.models.by_name import make_by_name
@@ -310,11 +296,7 @@ def _check_trainer(section: Mapping[str, Any], ranks: int | str) -> None:
 
 
 def checkpoint_of(key: str, path: str) -> Path:
-    """Return the checkpoint to which the value of a config key refers, or the file of weights.
-
-    Raises:
-        ValueError: there is no checkpoint at the path.
-    """
+    """Return the checkpoint to which the value of a config key refers, or the file of weights."""
     from runner.checkpoints.files import find_checkpoint
     from runner.checkpoints.weights import is_weights_file
 

@@ -90,11 +90,7 @@ SHORT = ("h", "c", "p", "r", "m", "i")
 
 
 def check_options(arguments: Sequence[str]) -> None:
-    """Refuse options that Hydra does not have, and options that we replace.
-
-    Raises:
-        ValueError: an option is refused. The message suggests the key without dashes, or `--config-dir`.
-    """
+    """Refuse options that Hydra does not have, and options that we replace."""
     for place, argument in enumerate(arguments):
         name = argument.partition("=")[0]
         if name in ("--config-path", "-cp"):
@@ -135,11 +131,7 @@ def _value_of_option(place: int, arguments: Sequence[str]) -> str | None:
 
 
 def check_spaces(arguments: Sequence[str]) -> None:
-    """Refuse overrides with spaces around their `=`, which a shell splits.
-
-    Raises:
-        ValueError: an override is in several arguments; the message shows it without spaces.
-    """
+    """Refuse overrides with spaces around their `=`, which a shell splits."""
     for place, argument in enumerate(arguments):
         before = arguments[max(place - 1, 0) : place]
         after = arguments[place + 1 : place + 2]

@@ -80,11 +80,7 @@ def targets(config: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any
 
 
 def section_of(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
-    """Return the section of a group that every run needs.
-
-    Raises:
-        ValueError: the section is missing, or has no target.
-    """
+    """Return the section of a group that every run needs."""
     section = config.get(group)
     if not isinstance(section, Mapping) or "_target_" not in section:
         allowed = tuple(one.name for one in choices() if one.group == group)
@@ -94,11 +90,7 @@ def section_of(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
 
 
 def optimizer_sections(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the section of the optimizer, or one section for each submodule with its own optimizer, by path.
-
-    Raises:
-        ValueError: there is none, or one has no target.
-    """
+    """Return the section of the optimizer, or one section for each submodule with its own optimizer, by path."""
     section: Any = config.get("optimizer")
     several = isinstance(section, Mapping) and any(isinstance(one, Mapping) for one in section.values())
     if several and "_target_" not in section:
@@ -111,11 +103,7 @@ def optimizer_sections(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]
 
 
 def check_keys(config: Mapping[str, Any]) -> None:
-    """Check that all keys are known and used, that sections have targets, and that single values are allowed.
-
-    Raises:
-        ValueError: a key is wrong; the message names it, what is allowed, and the nearest name.
-    """
+    """Check that all keys are known and used, that sections have targets, and that single values are allowed."""
     for key in config:
         if key not in KEYS:
             raise WrongKey(key, f"no such key; {about_foreign(key, config[key]) or about_unknown(key, KEYS)}")

@@ -61,10 +61,6 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
     """Check that a section's keys and values fit the signature of its target.
 
     `supplied` are the names of arguments that code supplies, which the section must not set.
-
-    Raises:
-        ValueError: the target cannot be imported, a key is not one of its arguments, a required argument is missing, or
-            a value does not have the type of its annotation.
     """
     name = section["_target_"]
     target = locate(path, name)
@@ -95,11 +91,7 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
 
 
 def check_null(path: str, section: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
-    """Check that arguments that may be None are not set to the text 'None': that is Python, and YAML has null.
-
-    Raises:
-        ValueError: an argument is set to the text 'None'.
-    """
+    """Check that arguments that may be None are not set to the text 'None': that is Python, and YAML has null."""
     for key, value in section.items():
         if value == "None" and key in parameters and parameters[key].default is None:
             raise WrongKey(f"{path}.{key}", Advice("write null for no value").knowing(meant="null"), repr(value))
@@ -124,11 +116,7 @@ def default_of(path: str, section: Mapping[str, Any], key: str) -> Any:
 
 
 def locate(path: str, target: Any) -> Callable[..., Any]:
-    """Return the class or function with the dotted path in a `_target_`.
-
-    Raises:
-        ValueError: the target cannot be imported, or is not callable.
-    """
+    """Return the class or function with the dotted path in a `_target_`."""
     key = f"{path}._target_"
     if not isinstance(target, str) or not target.strip("."):
         raise WrongKey(key, "must name a class or function, such as 'my_module.MyClass'", repr(target))

@@ -28,11 +28,7 @@ def files_choosing(choice: str, overrides: Sequence[str], conf: Path) -> list[st
 
 
 def check_encoding(overrides: Sequence[str], conf: Path) -> None:
-    """Check that the chosen files of a user's own folder can be read.
-
-    Raises:
-        ValueError: a file is not UTF-8, or has a byte-order mark, which hides the line with its package from Hydra.
-    """
+    """Check that the chosen files of a user's own folder can be read."""
     for file in _files(overrides, conf) if config_dir(overrides) is not None else ():
         content = file.read_bytes()
         try:

@@ -109,11 +109,7 @@ def _read(loader: Any, pool: Any, chosen: Tensor) -> None:
 
 
 def _labels(train: OrderedLoader, evaluation: OrderedLoader) -> Tensor | None:
-    """Return the class of each sample `(samples,)`; None of made-up data.
-
-    Raises:
-        TypeError: nothing says which class a sample has.
-    """
+    """Return the class of each sample `(samples,)`; None of made-up data."""
     if isinstance(train, FakeLoader):
         return None
     found = []

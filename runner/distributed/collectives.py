@@ -61,11 +61,7 @@ def destroy_process_group(error: BaseException | None = None) -> None:
 
 
 def pick_device(device: str | torch.device) -> torch.device:
-    """Return the device for a name; 'auto' means this rank's GPU if there is one, else Apple's, else the CPU.
-
-    Raises:
-        ValueError: the name is not that of a device, or this machine has no such device.
-    """
+    """Return the device for a name; 'auto' means this rank's GPU if there is one, else Apple's, else the CPU."""
     if str(device) == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:

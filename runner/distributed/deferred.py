@@ -24,11 +24,7 @@ def is_deferred(parameter: nn.Parameter) -> bool:
 
 
 def deferred(model: nn.Module) -> dict[str, Draw]:
-    """Return functions that draw the values of a model's uninitialized parameters, by name.
-
-    Raises:
-        ValueError: a parameter on the meta device was changed there, or made of others.
-    """
+    """Return functions that draw the values of a model's uninitialized parameters, by name."""
     found: dict[str, Draw] = {}
     for name, one in model.named_parameters():
         if (draw := vars(one).get(_KEY)) is not None:

@@ -76,11 +76,7 @@ class Launch:
         return slurm.was_started_by_submitit() if self.requeue is None else self.requeue and slurm.is_job()
 
     def processes(self) -> int:
-        """Return the number of ranks on this machine.
-
-        Raises:
-            ValueError: torchrun or srun has started another number of ranks, or there are too few cores for them.
-        """
+        """Return the number of ranks on this machine."""
         asked = self.nproc_per_node
         if "RANK" in os.environ:
             started = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
@@ -101,11 +97,7 @@ class Launch:
 
 
 def check_launcher(name: str) -> None:
-    """Raise an error if this process is a rank of torchrun and a launcher would start processes of its own.
-
-    Raises:
-        ValueError: the launcher starts processes, which would inherit the rank from the environment.
-    """
+    """Raise an error if this process is a rank of torchrun and a launcher would start processes of its own."""
     if name != "basic" and "RANK" in os.environ:
         raise ValueError(
             f"hydra/launcher={name}: starts its own processes, which does not work under torchrun; use "
@@ -114,11 +106,7 @@ def check_launcher(name: str) -> None:
 
 
 def check_gpus(processes: int, device: str) -> None:
-    """Raise an error if processes would share a GPU: each needs one of its own.
-
-    Raises:
-        ValueError: there are fewer GPUs than processes, or the device names one GPU for all processes.
-    """
+    """Raise an error if processes would share a GPU: each needs one of its own."""
     reason = f"each of {processes} processes needs its own GPU; give 'auto' or 'cuda'"
     refuse_if(processes > 1 and str(device).startswith("cuda:"), "trainer.device", device, reason)
     if processes > 1 and device in ("auto", "cuda"):

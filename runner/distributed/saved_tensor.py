@@ -86,11 +86,7 @@ class SavedTensor(Tensor):
         return made
 
     def read_part(self, start: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """Return a part of the tensor, reading only that part from the files.
-
-        Raises:
-            ValueError: the part is not within the tensor.
-        """
+        """Return a part of the tensor, reading only that part from the files."""
         found = torch.empty(tuple(shape), dtype=self.dtype)
         read = 0
         for piece in self._pieces:
@@ -108,11 +104,7 @@ class SavedTensor(Tensor):
         return found
 
     def read_at(self, place: Place) -> Tensor:
-        """Return the part of the tensor that a rank holds.
-
-        Raises:
-            ValueError: the part belongs to a tensor of another shape.
-        """
+        """Return the part of the tensor that a rank holds."""
         if tuple(self.shape) != place.shape:
             raise ValueError(f"the saved tensor {tuple(self.shape)} is not one of {place.shape}")
         found = torch.empty([sum(run.length for run in runs) for runs in place.runs], dtype=self.dtype)

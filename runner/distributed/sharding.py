@@ -77,11 +77,7 @@ class Layout:
                 raise ValueError(f"{name}={getattr(self, name)!r}: does nothing with parallel='ddp'; set 'fsdp'")
 
     def check_ranks(self, ranks: int) -> None:
-        """Check that this number of ranks can share copies of the weights.
-
-        Raises:
-            ValueError: `tensor_parallel` does not divide that number of ranks, or `shard_size` what is left of it.
-        """
+        """Check that this number of ranks can share copies of the weights."""
         if ranks == 1:
             return
         rows, rest = divmod(ranks, self.tensor_parallel)
@@ -104,11 +100,7 @@ class Layout:
         share_samples(self.tensor_parallel if get_world_size() > 1 else 1)
 
     def check(self, model: nn.Module, microbatch_size: int | str | None) -> None:
-        """Check that a model can be laid out like this, on as many ranks as there are.
-
-        Raises:
-            ValueError: the ranks cannot share it, or something needs each rank to have all weights.
-        """
+        """Check that a model can be laid out like this, on as many ranks as there are."""
         self.check_ranks(get_world_size())
         if not self.shards or get_world_size() == 1:
             return
@@ -142,11 +134,7 @@ class Layout:
         model.to(device, dtype)
 
     def place(self, model: nn.Module, device: torch.device) -> None:
-        """Split and shard a model in place, after all ranks got the weights of rank 0; no replica changes. All ranks.
-
-        Raises:
-            ValueError: a parameter cannot be sharded, or the model's layers cannot be split.
-        """
+        """Split and shard a model in place, after all got the weights of rank 0; no replica changes. All ranks."""
         if not self.shards:
             return
         if get_world_size() == 1:
@@ -198,11 +186,7 @@ class Layout:
             one.compile()
 
     def wrap(self, model: nn.Module, device: torch.device, ddp_options: Mapping[str, Any]) -> nn.Module:
-        """Return a model as it is called in training: within DDP, or itself where it is sharded or alone.
-
-        Raises:
-            ValueError: there are options for DDP, and the model is sharded.
-        """
+        """Return a model as it is called in training: within DDP, or itself where it is sharded or alone."""
         if not is_sharded(model):
             return replicate(model, device, ddp_options)
         if ddp_options:
@@ -211,11 +195,7 @@ class Layout:
 
 
 def _dimension(parameter: Any, shards: int) -> Any:
-    """Return the dimension along which to shard a parameter whose layer is split; None for the first one.
-
-    Raises:
-        ValueError: it has to be the second one, and the shards do not divide that.
-    """
+    """Return the dimension along which to shard a parameter whose layer is split; None for the first one."""
     from torch.distributed.tensor import Shard
 
     if not resolve_name("runner.distributed.tensor_parallel:is_joined")(parameter):
@@ -228,11 +208,7 @@ def _dimension(parameter: Any, shards: int) -> Any:
 
 
 def check_parameters(model: nn.Module) -> None:
-    """Check that the parameters of a model can be sharded.
-
-    Raises:
-        ValueError: one cannot; the message names it.
-    """
+    """Check that the parameters of a model can be sharded."""
     remedy = "or set parallel='ddp'"
     for name, one in model.named_parameters():
         if one.ndim == 0:
@@ -324,11 +300,7 @@ def copy_outline(model: nn.Module) -> nn.Module:
 
 
 def copy_whole(model: nn.Module) -> nn.Module | None:
-    """Return a copy of a sharded model that is whole, on the CPU; None on ranks other than 0. All ranks.
-
-    Raises:
-        TypeError: the model cannot be copied.
-    """
+    """Return a copy of a sharded model that is whole, on the CPU; None on ranks other than 0. All ranks."""
     if model not in OUTLINES:
         raise TypeError(f"{type(model).__name__} cannot be copied with copy.deepcopy, so it cannot be gathered")
     keeps = dist.get_rank() == 0

@@ -34,11 +34,6 @@ def refuse_unsharded(loader: Any, label: str, world_size: int, tensor_parallel: 
     What a loader reads on each rank must be declared: by this project's `order`, by an attribute `ranks_read`, or by a
     sampler with torch's `num_replicas`. `world_size` ranks see different samples, and `tensor_parallel` ranks the same
     ones. Call it on all ranks, or in a single process on behalf of `world_size` ranks.
-
-    Raises:
-        ValueError: the loader does not declare what ranks read; it cannot give ranks that split layers the same
-            samples; its sampler divides the samples among other ranks, or would repeat samples in an evaluation; or it
-            would train all ranks on the same samples.
     """
     name = name_of_loader(label)
     reading = getattr(loader, "ranks_read", None)
@@ -121,11 +116,7 @@ def length_of(loader: Any) -> int | None:
 
 
 def length_of_shares(reading: Reading, length: int | None, name: str) -> int | None:
-    """Return how many batches each rank has, given the length of its own loader; None if any is unknown. All ranks.
-
-    Raises:
-        ValueError: a rank has no batch of its own, and others do; all ranks raise.
-    """
+    """Return how many batches each rank has, given the length of its own loader; None if any is unknown. All ranks."""
     lengths = _gather(-1 if length is None else length)
     if reading == "shares" and any(lengths):
         _refuse_empty(lengths, 0, name)
@@ -182,9 +173,6 @@ def _in_step(batches: Iterator[Any], num_samples: Callable[[Any], int], name: st
     """Yield this rank's batches until no rank has any left; a rank that has run out sees its last one again.
 
     Ranks agree on each batch with one sum, on the host, because only they know how many samples they have.
-
-    Raises:
-        ValueError: a rank has no batch at all; all ranks raise.
     """
     last: Any = _END
     for batch in chain(batches, repeat(_END)):

@@ -51,11 +51,7 @@ PER_HEAD = ("CausalAttention", "Identity", "_Rotary", "_HeadNorm")
 
 
 def find_plan(model: nn.Module, ranks: int) -> dict[str, str]:
-    """Return how each layer of a model is split, by the layer's name.
-
-    Raises:
-        ValueError: the model is not supported, or its heads or features are not divisible by the ranks.
-    """
+    """Return how each layer of a model is split, by the layer's name."""
     said = f"tensor_parallel={ranks!r}"
     families = [
         (name, one, PLANS[kind.__name__])
@@ -92,11 +88,7 @@ def _acts_alike(name: str, module: nn.Module) -> bool:
 
 
 def _check_layer(said: str, name: str, module: nn.Module, style: str, ranks: int, head_dim: int | None) -> None:
-    """Check that a layer can be split.
-
-    Raises:
-        ValueError: it cannot; the message names it.
-    """
+    """Check that a layer can be split."""
     if style == "whole":
         return
     if isinstance(module, nn.Embedding):
@@ -115,11 +107,7 @@ def _check_layer(said: str, name: str, module: nn.Module, style: str, ranks: int
 
 
 def split_layers(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Split the layers of a model over the ranks of a mesh of one dimension, in place; all of them have all weights.
-
-    Raises:
-        ValueError: there is no plan for the model.
-    """
+    """Split the layers of a model over the ranks of a mesh of one dimension, in place; all of them have all weights."""
     tied: dict[int, list[tuple[nn.Module, str]]] = {}
     plan = find_plan(model, mesh.size())
     for name in plan:
@@ -136,11 +124,7 @@ def split_layers(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def split_parameters(model: nn.Module, ranks: int) -> list[nn.Parameter]:
-    """Return the parameters that would be split over a number of ranks; each rank holds the others in full.
-
-    Raises:
-        ValueError: there is no plan for the model.
-    """
+    """Return the parameters that would be split over a number of ranks; each rank holds the others in full."""
     found: list[nn.Parameter] = []
     for name, style in find_plan(model, ranks).items():
         for key, one in model.get_submodule(name).named_parameters(recurse=False):

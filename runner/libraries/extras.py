@@ -11,9 +11,6 @@ def require(user: str, extra: str | None, *packages: str) -> None:
     """Check that packages are installed.
 
     `user` begins the message; `extra` installs the packages, or is None if the project itself depends on them.
-
-    Raises:
-        ImportError: a package is missing; the message says how to install it.
     """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:

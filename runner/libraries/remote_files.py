@@ -14,12 +14,7 @@ LARGEST_LISTING = 50_000_000  # bytes
 
 
 def check_address(name: str, address: str) -> None:
-    """Check that files at an address can be opened. Nothing is connected to.
-
-    Raises:
-        ValueError: the protocol is missing or unknown.
-        ImportError: the package that knows the protocol is not installed.
-    """
+    """Check that files at an address can be opened. Nothing is connected to."""
     import fsspec  # 0.1 s
 
     shown = without_credentials(address)
@@ -62,11 +57,7 @@ def _bounded_response() -> type[Any]:
 
     class BoundedResponse(aiohttp.ClientResponse):
         async def text(self, encoding: str | None = None, errors: str = "strict") -> str:
-            """Return the whole answer, as fsspec reads a listing.
-
-            Raises:
-                ValueError: it has more than `LARGEST_LISTING` bytes.
-            """
+            """Return the whole answer, as fsspec reads a listing."""
             content = bytearray()
             async for part in self.content.iter_chunked(1 << 16):
                 content += part

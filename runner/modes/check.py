@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 def check(job: Job) -> None:
-    """Print what a run would do, or raise an error that explains what is wrong. Rank 0 only.
-
-    Raises:
-        WrongConfig: the run cannot be trained.
-    """
+    """Print what a run would do, or raise an error that explains what is wrong. Rank 0 only."""
     from runner.modes.checking.dry_run import try_out
 
     findings = try_out(job.config, job.choices)

@@ -146,11 +146,7 @@ def _read_names(given: Any) -> list[Any]:
 
 
 def _folder_of(given: str, config: Mapping[str, Any]) -> Path:
-    """Return the folder of a run, asking destinations for one that is named by an id.
-
-    Raises:
-        ValueError: there is no such run.
-    """
+    """Return the folder of a run, asking destinations for one that is named by an id."""
     path = Path(given)
     if not path.exists() and is_id(given):
         found = [run for one in build.make_destinations(config) if (run := one.find_run(given, None)) is not None]

@@ -40,9 +40,6 @@ def show_completion(typed: Mapping[str, str]) -> None:
     """Print the script that completes commands in a shell: bash, zsh or fish. Write it to where the shell reads it.
 
     The script asks for candidates by running the command again, which takes a tenth of a second.
-
-    Raises:
-        WrongKey: there is no script for this shell.
     """
     shell = typed.get("completion", "")
     if shell == "candidates":

@@ -33,10 +33,6 @@ def with_saved_weights(config: dict[str, Any], saved: SavedRun | None) -> tuple[
 
     They are the weights that evaluations of the other run used: if an algorithm averages weights, the average. The
     other run is neither resumed nor changed.
-
-    Raises:
-        ValueError: no weights are named, or there is no such checkpoint.
-        ImportError: predictions cannot be written in the format that was asked for.
     """
     mode = config["mode"]
     trainer = config["trainer"]
@@ -60,11 +56,7 @@ def with_saved_weights(config: dict[str, Any], saved: SavedRun | None) -> tuple[
 
 
 def _best_of(path: str) -> str:
-    """Return the best checkpoint of a run, given its folder; a path inside of that folder is returned as it is.
-
-    Raises:
-        ValueError: the run has no best checkpoint.
-    """
+    """Return the best checkpoint of a run, given its folder; a path inside of that folder is returned as it is."""
     if not (Path(path) / "config.yaml").is_file():
         return path
     found = sorted(Path(path).glob(f"*/best/{MANIFEST}"))
@@ -94,11 +86,7 @@ def evaluate(job: Job) -> Objective:
 
 
 def _to_evaluate(state: State, test: str | None) -> list[Evaluator] | None:
-    """Return the evaluators to run; None if there are none at all.
-
-    Raises:
-        ValueError: there is only test data, which was not asked for, or it was asked for and there is none.
-    """
+    """Return the evaluators to run; None if there are none at all."""
     if test is not None:
         check_test_data(state, test)
         return [*state.evaluators]

@@ -69,11 +69,7 @@ PLACES_AT_INIT = {
 
 
 def explain(job: Job) -> None:
-    """Print what runs when and why. Rank 0 only.
-
-    Raises:
-        WrongConfig: an object that the config describes cannot be made.
-    """
+    """Print what runs when and why. Rank 0 only."""
     from runner.modes.diagnosis import naming_fault
 
     with naming_fault(job.config, job.choices), redirect_stdout(sys.stderr):  # constructors may print

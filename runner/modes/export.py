@@ -27,9 +27,6 @@ def export(typed: Mapping[str, str]) -> None:
 
     `trainer.load_path=model.pt` starts a run from the file. A `.pt` file needs memory for all weights, a `.safetensors`
     file for the largest of them.
-
-    Raises:
-        WrongKey: the file exists or has another suffix, or there is no complete checkpoint.
     """
     given = typed.get(KEY, "")
     names = split_names(given)

@@ -20,12 +20,7 @@ log = logging.getLogger("runner")
 
 
 def check_test(state: State, config: Mapping[str, Any]) -> None:
-    """Check, before training, that there is something to test.
-
-    Raises:
-        ValueError: there is no test data, no checkpoint will be the best, or the objective is a metric of test data
-            that is not tested.
-    """
+    """Check, before training, that there is something to test."""
     test = config["test"]
     untested = {one.label for one in _tests(state)} if test is None else ()
     for objective in objectives_of(config["objective"]):
@@ -52,11 +47,7 @@ def check_test(state: State, config: Mapping[str, Any]) -> None:
 
 
 def check_test_data(state: State, test: str) -> None:
-    """Check that a run has test data.
-
-    Raises:
-        ValueError: the run has no evaluator with an interval of 0.
-    """
+    """Check that a run has test data."""
     if not _tests(state):
         raise ValueError(
             f"test={test!r}: this run has no test data; let data return (train_loader, eval_loader, test_loader), or "

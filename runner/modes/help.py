@@ -38,11 +38,7 @@ GIVEN = ("params", "model", "optimizer", "timestamp")
 
 
 def show_help(typed: Mapping[str, str]) -> None:
-    """Print the general help, or the meaning of a name.
-
-    Raises:
-        WrongKey: nothing has this name; the message names the nearest one.
-    """
+    """Print the general help, or the meaning of a name."""
     own = Path(typed[CONFIG_DIR]) if CONFIG_DIR in typed else None
     lines = explain(typed["help"], own) if "help" in typed else overview(own)
     print("\n".join(lines))
@@ -76,9 +72,6 @@ def explain(name: str, own: Path | None = None) -> Iterator[str]:
     """Yield the lines of what a name means: each choice, group and mode of this name, or else the key or class.
 
     The name may be prefixed with the group of a choice, with a dot or as in an override.
-
-    Raises:
-        WrongKey: nothing has this name; the message names the nearest one.
     """
     asked = name.lstrip("+").replace("=", ".").replace("/", ".").removeprefix("mode.")
     known = choices(own)

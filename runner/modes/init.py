@@ -19,11 +19,7 @@ TEMPLATE = Path(__file__).parent / "project"
 
 
 def write_project(job: Job) -> None:
-    """Write the files of a new project into the folder that `init` names. Rank 0 alone.
-
-    Raises:
-        WrongConfig: the folder cannot be written to.
-    """
+    """Write the files of a new project into the folder that `init` names. Rank 0 alone."""
     folder = Path(str(job.config["init"])).absolute()
     with config_errors():
         shutil.copytree(TEMPLATE, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
@@ -36,11 +32,7 @@ def write_project(job: Job) -> None:
 
 
 def check_folder(config: Mapping[str, Any]) -> None:
-    """Check that `init` names a folder that does not exist yet, or that is empty.
-
-    Raises:
-        WrongKey: there is such a folder or file, or no name is given.
-    """
+    """Check that `init` names a folder that does not exist yet, or that is empty."""
     name = config["init"]
     if not isinstance(name, str | int) or isinstance(name, bool) or not str(name):
         raise WrongKey("init", "must be the folder of a new project; write runner init my_project", repr(name))

@@ -20,11 +20,7 @@ SHIPPED = Path(__file__).parents[1]
 
 
 def show_list(typed: Mapping[str, str]) -> None:
-    """Print a line about each choice of a config group, or of all of them; `runner list modes` prints the modes.
-
-    Raises:
-        WrongKey: there is no such group.
-    """
+    """Print a line about each choice of a config group, or of all of them; `runner list modes` prints the modes."""
     known = choices(Path(typed[CONFIG_DIR]) if CONFIG_DIR in typed else None)
     asked = typed.get("list", "").replace(".", "/")
     if asked == "modes":

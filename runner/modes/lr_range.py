@@ -31,11 +31,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def check_range(config: Mapping[str, Any]) -> None:
-    """Check that the test is possible with a config.
-
-    Raises:
-        WrongKey: a key of `lr_range` is out of range, or there is not one learning rate to vary.
-    """
+    """Check that the test is possible with a config."""
     asked = config["lr_range"]
     for key in ("start", "end"):
         if not 0 < asked[key] < math.inf:
@@ -60,11 +56,7 @@ def check_range(config: Mapping[str, Any]) -> None:
 
 
 def find_rate(job: Job) -> None:
-    """Print a suggestion, and draw the loss over the learning rate. All ranks; nothing else is left behind.
-
-    Raises:
-        WrongConfig: training cannot begin, or the loss diverged too early to suggest anything.
-    """
+    """Print a suggestion, and draw the loss over the learning rate. All ranks; nothing else is left behind."""
     from runner.modes.checking.trial import trial
     from runner.modes.rising_rate import RisingRate
 

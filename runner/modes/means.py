@@ -75,9 +75,6 @@ def show_means(typed: Mapping[str, str]) -> None:
     `table.rows` and `table.columns` are keys of a config or groups, such as `model,optimizer.lr`; rows without such a
     key are what differs. A mean is bold if it is better than all others in its column, so that no other can be the
     best. What was evaluated or trained otherwise has no verdict. The folders of the runs are comments, in CSV a column.
-
-    Raises:
-        ValueError: a key or a run is wrong, or a cell would have runs that differ in more than the seed.
     """
     candidate = find_candidate(typed.get("where", ""), KEY)
     if not candidate.runs:
@@ -92,11 +89,7 @@ def show_means(typed: Mapping[str, str]) -> None:
 
 
 def make_table(candidate: Candidate, metric: str, lower: bool, rows: Sequence[str], columns: Sequence[str]) -> Table:
-    """Return the runs of a candidate by the values of keys.
-
-    Raises:
-        WrongKey: runs in one cell differ in more than the seed.
-    """
+    """Return the runs of a candidate by the values of keys."""
     groups: dict[tuple[Place, Place], list[Run]] = {}
     for run in candidate.runs:
         folder = SavedFolder(run.folder, run.result)
@@ -216,11 +209,7 @@ def _comments(table: Table) -> list[str]:
 
 
 def _keys(typed: Mapping[str, str], axis: str, candidate: Candidate) -> list[str]:
-    """Return the keys of rows or columns.
-
-    Raises:
-        WrongKey: no run has a value of one.
-    """
+    """Return the keys of rows or columns."""
     names = [one for one in re.split(r"[\s,\[\]]+", typed.get(axis, "")) if one]
     for name in names:
         if all(SavedFolder(run.folder, run.result).value(name) is None for run in candidate.runs):

@@ -59,11 +59,7 @@ class Pace:
         return training + evaluation
 
     def fill(self, budget: Budget) -> int:
-        """Return the largest number of batches that the budget has room for.
-
-        Raises:
-            WrongKey: there is no room for one batch, or for any number of batches there is.
-        """
+        """Return the largest number of batches that the budget has room for."""
         first = self.seconds(budget.of, 1)
         if first > budget.seconds:
             raise WrongKey("budget", f"one batch already takes {first:.3g} s of {budget.of}", repr(budget.limit))
@@ -149,9 +145,6 @@ def settle_budget(config: dict[str, Any]) -> dict[str, Any]:
 
     Without a budget, or if it has one already, the config is returned as it is. A run that is resumed keeps the number
     that its checkpoint has for the same budget; otherwise it is measured.
-
-    Raises:
-        WrongKey: the budget has room for no batch, or cannot be measured.
     """
     if config["budget"] is None:
         return config
@@ -222,11 +215,7 @@ def _time(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def _counter(evaluator: Evaluator, state: State) -> Callable[[int], float]:
-    """Return a function from the batches of a run to the number of times that an evaluator runs, the end included.
-
-    Raises:
-        WrongKey: when it runs is decided by a function.
-    """
+    """Return a function from the batches of a run to the number of times that an evaluator runs, the end included."""
     interval: Any = evaluator.eval_interval
     if callable(interval):
         reason = "a function decides when to evaluate, so that the time it takes is not known; give a time string"

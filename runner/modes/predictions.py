@@ -68,9 +68,6 @@ def _columns(found: Any, num_samples: int, counting: int) -> Columns:
     """Return the rows of the samples that are not padding.
 
     `counting` samples at the beginning of the batch are not padding.
-
-    Raises:
-        ValueError: a value is not a tensor with a row for each sample.
     """
     for name, value in found.items():
         if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != num_samples:

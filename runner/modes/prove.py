@@ -72,11 +72,7 @@ class Verdict:
 
 
 def check_provable(config: Mapping[str, Any]) -> None:
-    """Raise an error if an experiment cannot be proved as the config asks.
-
-    Raises:
-        ValueError: a key of `prove` is out of range, `resume` is set, or torchrun has started this process.
-    """
+    """Raise an error if an experiment cannot be proved as the config asks."""
     asked = config["prove"]
     if "RANK" in os.environ:
         raise ValueError("mode=prove: starts its own processes; use launch.nproc_per_node=... without torchrun")
@@ -139,11 +135,7 @@ class Proof:
         write_record(self.folder / "experiment", to_prove(job.config), job.arguments, job.run_name)
 
     def run(self) -> Verdict:
-        """Train, kill, resume and compare, print the progress, and return the verdict.
-
-        Raises:
-            WrongConfig: the experiment cannot be trained at all.
-        """
+        """Train, kill, resume and compare, print the progress, and return the verdict."""
         try:
             pace = self._train(WHOLE)
         except (SessionFailed, TimeoutError) as error:

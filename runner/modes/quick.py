@@ -61,11 +61,7 @@ def fix_of(key: str, meant: str, is_value: bool) -> str:
 
 
 def own_keys(mode: Mode, arguments: Sequence[str]) -> dict[str, str]:
-    """Return the values that are typed for a mode, by key: its own, under its name, and that of `--config-dir`.
-
-    Raises:
-        WrongKey: an argument is not a key of the mode, or has an invalid value.
-    """
+    """Return the values that are typed for a mode, by key: its own, under its name, and that of `--config-dir`."""
     found: dict[str, str] = {}
     given = iter(arguments)
     for one in given:

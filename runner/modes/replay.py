@@ -32,11 +32,7 @@ _MORE = 8  # samples in a line
 
 
 def check_replay(config: Mapping[str, Any]) -> None:
-    """Check the settings of a replay.
-
-    Raises:
-        WrongKey: a key of `replay` is out of range.
-    """
+    """Check the settings of a replay."""
     asked = config["replay"]
     if asked["batch"] < 0 or (asked["batch"] == 0 and not _read_crash(Path(config["run"]))):
         reason = "must be the number of a batch, counted from 1; only a run that failed and left a crash.zip needs none"

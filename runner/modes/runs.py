@@ -33,9 +33,6 @@ def show_runs(typed: Mapping[str, str]) -> None:
     folder, started, seconds, objective), a metric (eval/loss), a config group (model=resnet8) or a key of the config
     (optimizer.lr>0.01). With = and !=, text may be a pattern, such as name=resnet*. Sort by any such name, `-` in front
     of it for the largest first; without it, the latest run comes first.
-
-    Raises:
-        WrongKey: a condition or a name is wrong.
     """
     conditions = parse_conditions(typed.get("where", ""))
     order = typed.get("sort", "")

@@ -12,11 +12,7 @@ CONFIG_DIR = "--config-dir"
 
 
 def spell_out(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with the words of a mode, or its own keys without `mode=`, as the keys of this mode.
-
-    Raises:
-        ValueError: a mode is followed by too many words or too few.
-    """
+    """Return arguments with the words of a mode, or its own keys without `mode=`, as the keys of this mode."""
     mode = MODES.get(arguments[0]) if arguments else None
     if mode is not None and mode.words is not None:
         return [*_in_full(_spelled(mode, arguments[1:]), mode), f"mode={mode.name}"]

@@ -98,11 +98,7 @@ class Mode:
         return self.resolve()(job)
 
     def check_config(self, config: Mapping[str, Any]) -> None:
-        """Raise an error if a config cannot be used in this mode.
-
-        Raises:
-            ValueError: a key has a value that the mode cannot use.
-        """
+        """Raise an error if a config cannot be used in this mode."""
         if self.check is not None:
             resolve_name(self.check)(config)
 
@@ -332,11 +328,7 @@ MODE_KEYS = tuple(row.name for row in _ROWS if row.composes and (row.keys or row
 
 
 def find_mode(name: Any) -> Mode:
-    """Return the mode that is typed as `mode=<name>`.
-
-    Raises:
-        WrongKey: no mode has this name; the message names the nearest one.
-    """
+    """Return the mode that is typed as `mode=<name>`."""
     mode = MODES.get(str(name))
     if mode is None:
         instead = about_foreign(f"mode={name}") or nearest(str(name), MODES)

@@ -124,11 +124,7 @@ def pausing(state: State) -> Iterator[None]:
 
 
 def record(trainer: Trainer, job: Job) -> None:
-    """Record how a run was made, once it is certain that training can begin. All ranks.
-
-    Raises:
-        ValueError: there is nothing left to train, something has nothing to do, or the objective does not exist.
-    """
+    """Record how a run was made, once it is certain that training can begin. All ranks."""
     from runner.arguments import check_trainable
 
     state = trainer.state

@@ -55,9 +55,6 @@ def show_verdict(typed: Mapping[str, str]) -> int:
     Returns:
         The exit code: 1 if a candidate is worse than the first one, or has runs that diverged and the first one has
         none.
-
-    Raises:
-        ValueError: a candidate is wrong, or cannot be compared.
     """
     names = parse_names(typed.get(KEY, ""))
     candidates = [find_candidate(name, KEY) for name in names]
@@ -83,11 +80,7 @@ def show_verdict(typed: Mapping[str, str]) -> int:
 
 
 def compare(candidates: Sequence[Candidate], metric: str, lower: bool, allows_budget: bool) -> list[Comparison]:
-    """Return how each candidate but the first compares with the first.
-
-    Raises:
-        ValueError: two of them cannot be compared.
-    """
+    """Return how each candidate but the first compares with the first."""
     first, *others = candidates
     samples = [pair_up(first, one, metric, KEY, allows_budget) for one in others]
     decisions = decide(samples)
@@ -98,11 +91,7 @@ def compare(candidates: Sequence[Candidate], metric: str, lower: bool, allows_bu
 
 
 def parse_names(text: str) -> list[str]:
-    """Return the candidates in a typed list, `[A,B]`.
-
-    Raises:
-        WrongKey: there are fewer than two.
-    """
+    """Return the candidates in a typed list, `[A,B]`."""
     names = split_names(text)
     if len(names) < 2:
         raise WrongKey(KEY, "give two or more candidates: runner verdict A B", repr(text))

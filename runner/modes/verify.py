@@ -68,11 +68,7 @@ class Finding(NamedTuple):
 
 
 def check_verify(config: Mapping[str, Any]) -> None:
-    """Check the settings of a verification.
-
-    Raises:
-        WrongKey: a key of `verify` is out of range.
-    """
+    """Check the settings of a verification."""
     asked = config["verify"]
     for key in ("batch", "batches"):
         if asked[key] < 1:

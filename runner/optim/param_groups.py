@@ -183,11 +183,7 @@ class _Rule:
         return cls(key, names, modules, max_ndim, lr_scale, layer_decay, settings)
 
     def select(self, known: Sequence[_Parameter]) -> dict[int, int]:
-        """Return the parameters that the rule selects, as their keys and how far below the highest layer each is.
-
-        Raises:
-            ValueError: there are none, or no layers to decay over.
-        """
+        """Return the parameters that the rule selects, as their keys and how far below the highest layer each is."""
         for kind, entries in (("names", self.names), ("modules", self.modules)):
             for entry in entries or ():
                 if not any(_matches(one, kind, entry) for one in known):
@@ -206,11 +202,7 @@ class _Rule:
         return {one.key: max(layers) - layer for one, layer in zip(chosen, layers, strict=True)}
 
     def check(self, optimizer: str, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Check that each setting exists in at least one of the groups that the rule changes.
-
-        Raises:
-            ValueError, TypeError: a setting does not exist, or has a wrong value.
-        """
+        """Check that each setting exists in at least one of the groups that the rule changes."""
         allowed = sorted({name for group in groups for name in group if name not in _NOT_SET})
         for name, value in self.settings.items():
             if name not in allowed:

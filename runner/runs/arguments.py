@@ -25,11 +25,7 @@ class Argument(NamedTuple):
 
 
 def bind(config: Any) -> Iterator[Argument]:
-    """Yield the arguments of all targets in a config, which are imported.
-
-    Raises:
-        ValueError: a target cannot be imported, or its `_args_` are not a list.
-    """
+    """Yield the arguments of all targets in a config, which are imported."""
     for path, section in targets(config):
         target = locate(path, section["_target_"])
         positional = section.get("_args_", [])

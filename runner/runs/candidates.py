@@ -123,9 +123,6 @@ def find_candidate(text: str, key: str) -> Candidate:
             Without a folder the conditions are on all runs in `outputs/` but forks. A run that trained nothing is left
             out.
         key: the key that it was typed for, for error messages.
-
-    Raises:
-        WrongKey: a word is neither, or no run is named.
     """
     try:
         words = shlex.split(text)
@@ -172,9 +169,6 @@ def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tupl
     """Return the metric that candidates are compared by, and whether a smaller value of it is better.
 
     `asked` is a metric, such as `eval/loss` or `loss`; if it is empty, the objective of the runs counts.
-
-    Raises:
-        WrongKey: the runs have different objectives, or one has no such metric.
     """
     runs = [run for one in candidates for run in one.runs]
     objectives = dict.fromkeys(run.result.objective_name for run in runs)
@@ -192,11 +186,7 @@ def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tupl
 
 
 def pair_up(a: Candidate, b: Candidate, metric: str, key: str, allows_budget: bool = False) -> Samples:
-    """Return the values of two candidates, in pairs if their runs share seeds.
-
-    Raises:
-        ValueError: they cannot be compared; the message says what differs.
-    """
+    """Return the values of two candidates, in pairs if their runs share seeds."""
     keys = pairing_keys(a, b, key)
     check_comparable(a, b, metric, keys, allows_budget)
     both = {pair_of(run, keys) for run in a.runs} & {pair_of(run, keys) for run in b.runs} if FOLD in keys else ()
@@ -204,11 +194,7 @@ def pair_up(a: Candidate, b: Candidate, metric: str, key: str, allows_budget: bo
 
 
 def pairing_keys(a: Candidate, b: Candidate, key: str) -> list[str]:
-    """Return the keys besides the seed by which the runs of two candidates are paired: keys that vary in both.
-
-    Raises:
-        WrongKey: one candidate consists of several settings, and the other does not vary in the same keys.
-    """
+    """Return the keys besides the seed by which the runs of two candidates are paired: keys that vary in both."""
     for one, other in ((a, b), (b, a)):
         alone = [name for name in one.varying if name not in other.varying]
         if alone:
@@ -221,11 +207,7 @@ def pairing_keys(a: Candidate, b: Candidate, key: str) -> list[str]:
 
 
 def check_comparable(a: Candidate, b: Candidate, metric: str, pairing: Sequence[str], allows_budget: bool) -> None:
-    """Check that two candidates were evaluated in the same way, and trained for the same length.
-
-    Raises:
-        ValueError: they were not; the message names what differs.
-    """
+    """Check that two candidates were evaluated in the same way, and trained for the same length."""
     if shared := {run.folder.resolve() for run in a.runs} & {run.folder.resolve() for run in b.runs}:
         raise ValueError(f"both {a.name!r} and {b.name!r} contain the run {min(shared)}")
     found = [{pair_of(run, pairing): run.result.evaluated_by(metric) for run in one.runs} for one in (a, b)]

@@ -92,9 +92,6 @@ def changes_of_resume(
     """Yield what a resumed run does differently from now on.
 
     Without a record, `before=None`, the config of the checkpoint counts, if it has one.
-
-    Raises:
-        ValueError: the changes are not allowed, see `check_changes`.
     """
     from runner.checkpoints.files import find_checkpoint, read_config
 
@@ -110,11 +107,7 @@ def changes_of_resume(
 
 
 def changes_of_fork(resume: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a fork does differently from its parent; everything may change but the optimizer.
-
-    Raises:
-        ValueError: the optimizer is a different one.
-    """
+    """Yield what a fork does differently from its parent; everything may change but the optimizer."""
     changes = [*find_changes(before, after)]
     _check_optimizer(changes, resume)
     yield f"at={after['at']}: a fork of {show_path(Path(resume))}"
@@ -134,10 +127,6 @@ def check_changes(resume: str, before: Mapping[str, Any], after: Mapping[str, An
     """Return a line for each difference between the config that a run was trained with and the one to continue with.
 
     `resume_allow` names keys and sections that may differ; it may also name keys that `typed` overrides removed.
-
-    Raises:
-        ValueError: `resume_allow` names an unknown key, a difference is neither safe nor allowed (the message lists all
-            of these), or the optimizer is a different one, for which the checkpoint has no state.
     """
     allowed = [after["resume_allow"]] if isinstance(after["resume_allow"], str) else after["resume_allow"]
     known = {*_paths(before), *_paths(after), *map(key_of, typed)}

@@ -41,11 +41,7 @@ class Condition:
 
 
 def parse_conditions(text: str, key: str = "runs.where") -> list[Condition]:
-    """Return the conditions in a text, separated by blanks.
-
-    Raises:
-        WrongKey: a part of the text is not a condition.
-    """
+    """Return the conditions in a text, separated by blanks."""
     try:
         parts = shlex.split(text)
     except ValueError as error:
@@ -64,11 +60,7 @@ def parse_conditions(text: str, key: str = "runs.where") -> list[Condition]:
 
 
 def choose(runs: Iterable[SavedFolder], conditions: Sequence[Condition], key: str = "runs.where") -> list[SavedFolder]:
-    """Return the runs that meet all conditions.
-
-    Raises:
-        WrongKey: no run has what a condition names.
-    """
+    """Return the runs that meet all conditions."""
     listed = [*runs]
     for one in conditions:
         _check_known(one.name, listed, key, f"{one.name}{one.sign}{one.value}")
@@ -79,9 +71,6 @@ def in_order(runs: Sequence[SavedFolder], name: str) -> list[SavedFolder]:
     """Return runs sorted by a value, those without it last.
 
     With `-` in front of the name the largest comes first; without a name, the latest run.
-
-    Raises:
-        WrongKey: no run has a value of this name.
     """
     if not name:
         return sorted(runs, key=lambda run: (-run.started, str(run.folder)))

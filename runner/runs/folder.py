@@ -64,11 +64,7 @@ def make_run_folder(base: str) -> str:
 
 
 def check_unused(run_dir: Path) -> None:
-    """Check that a new run replaces nothing in its folder but what another run has left.
-
-    Raises:
-        WrongConfig: it would.
-    """
+    """Check that a new run replaces nothing in its folder but what another run has left."""
     names = [name for name in REPLACED if os.path.lexists(run_dir / name)]
     if names and not read_object(run_dir / RESULT):
         raise WrongConfig(
@@ -163,9 +159,6 @@ def owned(run_dir: Path) -> Iterator[None]:
     """Within the context, keep other processes from training in a run's folder. Rank 0.
 
     If no lock can be made, as on a full disk, nothing keeps two processes apart.
-
-    Raises:
-        WrongConfig: another process is training this run.
     """
     with ExitStack() as stack:
         with suppress(OSError):

@@ -35,9 +35,6 @@ def find_fork(config: Mapping[str, Any], run_dir: str | None) -> tuple[str | Non
 
     Returns:
         None if it is no fork. The checkpoint is None if the parent has none so early.
-
-    Raises:
-        WrongKey: `at` is not a batch, or there is no run.
     """
     if config["at"] is None:
         return None

@@ -128,11 +128,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def load_plain(text: str) -> Any:
-    """Return what YAML text holds, in plain containers.
-
-    Raises:
-        ValueError: the text is not YAML, is nested too deeply, or expands to too many values through aliases.
-    """
+    """Return what YAML text holds, in plain containers."""
     loader = yaml.CSafeLoader(text)
     try:
         node = loader.get_single_node()

@@ -37,9 +37,6 @@ def download_run(key: str, address: str, keep: bool) -> Path:
 
     After a restart by torchrun or Slurm it is the same folder, and nothing is downloaded again. The folder is in
     `outputs/` if `keep` is set, for a run that continues there; otherwise it is temporary.
-
-    Raises:
-        WrongKey: there is no such run, or it cannot be used.
     """
     check_address(key, address)
     shown = without_credentials(address)

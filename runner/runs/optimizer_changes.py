@@ -21,10 +21,6 @@ def change_optimizers(state: State, config: Mapping[str, Any]) -> None:
 
     Without this they would continue with the values saved in the checkpoint. If the checkpoint has no config, nothing
     is changed.
-
-    Raises:
-        ValueError: the change cannot be applied, because it concerns the optimizer's state, a value that differs
-            between parameter groups, or a schedule of torch's own, which derives each rate from the previous one.
     """
     from runner.checkpoints.files import read_config
 

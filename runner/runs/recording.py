@@ -74,9 +74,6 @@ def check_objective(state: State, objective: str | list[str] | None) -> None:
     """Check that a run will have the metrics that it is to be compared by.
 
     Every evaluator has a 'loss', and every run a 'time'. None stands for the first metric of the first evaluator.
-
-    Raises:
-        ValueError: the run has no such metric; the message lists its metrics.
     """
     metrics = {one.label: [*state.eval_metrics.get(one.label, {}), "loss"] for one in state.evaluators}
     metrics["train"] = [*state.train_metrics]

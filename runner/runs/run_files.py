@@ -44,11 +44,7 @@ _unpacked: list[TemporaryDirectory[str]] = []
 
 
 def unpacked(path: Path) -> Path:
-    """Return a new folder with the run that is in a file.
-
-    Raises:
-        ValueError: the file holds no run.
-    """
+    """Return a new folder with the run that is in a file."""
     _unpacked.append(TemporaryDirectory(prefix="runner-file-"))
     folder = Path(_unpacked[-1].name) / path.stem
     folder.mkdir()
@@ -78,11 +74,7 @@ def write_pin(
 
 
 def _unpack_bundle(path: Path, folder: Path) -> None:
-    """Unpack a crash.zip atomically.
-
-    Raises:
-        ValueError: something in it has no place in such a file, or it would take more room than it may.
-    """
+    """Unpack a crash.zip atomically."""
     with zipfile.ZipFile(path) as file:
         entries = file.infolist()
         names = [one.filename for one in entries]

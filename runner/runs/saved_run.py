@@ -87,11 +87,7 @@ class SavedRun:
 
 
 def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
-    """Return the run that `resume=`, `rerun=` or `run=` names; None without these, or if the folder to resume has none.
-
-    Raises:
-        ValueError: there is no such run, it cannot be resumed or rerun, or its record names untrusted classes.
-    """
+    """Return the run that `resume=`, `rerun=` or `run=` names; None without these, or if the folder has none."""
     found = {key: value for key in NAMING if (value := typed_value(arguments, key)) is not None}
     if not found:
         return None
@@ -141,11 +137,7 @@ def _has_checkpoint(run_dir: Path) -> bool:
 
 
 def with_latest(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with `latest` in a key that names a run replaced by that run's folder, and print the folder.
-
-    Raises:
-        ValueError: no run has written a checkpoint.
-    """
+    """Return arguments with `latest` in a key that names a run replaced by that run's folder, and print the folder."""
     keys = [key for key in NAMING if typed_value(arguments, key) == "latest"]
     if not keys:
         return list(arguments)
@@ -158,11 +150,7 @@ def with_latest(arguments: Sequence[str]) -> list[str]:
 
 
 def from_the_start(saved: SavedRun) -> bool:
-    """Return whether a run to resume ended before its first checkpoint, and so starts over in its folder; print that.
-
-    Raises:
-        ValueError: the run has finished, or none of its checkpoints is complete.
-    """
+    """Return whether a run to resume ended before its first checkpoint and starts over in its folder; print that."""
     if saved.run_dir is None or saved.path != saved.run_dir:
         return False
     folder = Path(saved.run_dir)
@@ -323,11 +311,7 @@ def _read_record(folder: Path, named: str) -> tuple[dict[str, Any], list[Any], d
 
 
 def _read_yaml(path: Path, named: str) -> Any:
-    """Return the content of a file of a record, None if there is no such file; foreign files must be small.
-
-    Raises:
-        ValueError: the file is not YAML, or expands to too many values.
-    """
+    """Return the content of a file of a record, None if there is no such file; foreign files must be small."""
     if not path.is_file():
         return None
     try:

@@ -56,9 +56,6 @@ def check_targets(folder: Path, configs: Sequence[Any], allowed: Sequence[str]) 
     """Check that another user's record names only classes of this project. Nothing is imported.
 
     `allowed` are names, or patterns with `*`.
-
-    Raises:
-        ValueError: the record names something else; the message lists it, and says how to allow it.
     """
     if is_own(folder):
         return
@@ -81,9 +78,6 @@ def check_arguments(
     Its targets have passed `check_targets`, and are imported here: each must be defined where its name says, and not
     only imported there. What a text stands for is declared by the parameter that it is bound to. Keys that were typed
     now replace the recorded values.
-
-    Raises:
-        ValueError: the record asks for such things; the messages list them, and say how to allow them.
     """
     if is_own(folder):
         return
@@ -148,9 +142,6 @@ def check_credentials(folder: Path, config: Any, typed: Sequence[str]) -> None:
     """Check that no address of a record lacks its credentials, which are removed when a record is written.
 
     Keys that were typed now replace the recorded values.
-
-    Raises:
-        ValueError: an address lacks its credentials; the message names the first such key.
     """
     for path, value in _leaves(config):
         if isinstance(value, str) and has_hidden(value) and not _is_typed(path, typed):
@@ -159,11 +150,7 @@ def check_credentials(folder: Path, config: Any, typed: Sequence[str]) -> None:
 
 
 def check_links(folder: Path) -> None:
-    """Check that the folder of another user's run holds only files, folders, and links that stay inside it.
-
-    Raises:
-        ValueError: the folder holds something else, through which reads and writes could go elsewhere or never end.
-    """
+    """Check that the folder of another user's run holds only files, folders, and links that stay inside it."""
     if is_own(folder):
         return
     inside = folder.resolve()

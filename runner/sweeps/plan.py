@@ -75,11 +75,7 @@ def is_grid(config: DictConfig) -> bool:
 
 
 def check_jobs(jobs: list[PlannedJob], launcher: str) -> None:
-    """Check that each job can be built, as far as possible without its data.
-
-    Raises:
-        WrongConfig: a job cannot be built; the message names the job.
-    """
+    """Check that each job can be built, as far as possible without its data."""
     if launcher == "basic":
         build.warm_up(jobs[0].config)
         _check_all(jobs, is_here=True)
@@ -135,11 +131,7 @@ def _make(config: dict[str, Any], made: set[str], is_here: bool) -> None:
 
 
 def _choices(override: Override) -> list[str]:
-    """Return an override with each of its swept values.
-
-    Raises:
-        WrongKey: it has infinitely many.
-    """
+    """Return an override with each of its swept values."""
     if not override.is_sweep_override():
         return [str(override.input_line)]
     key = override.get_key_element()

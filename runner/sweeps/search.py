@@ -33,11 +33,7 @@ def quieten_optuna() -> None:
 
 
 def read_directions(config: DictConfig) -> list[str]:
-    """Return the direction of each objective, empty if the sweeper needs none.
-
-    Raises:
-        WrongKey: a direction is unknown, their number is not that of the objectives, or the sweeper is given a pruner.
-    """
+    """Return the direction of each objective, empty if the sweeper needs none."""
     sweeper = config.hydra.sweeper
     if "pruner" in sweeper:
         remedy = "+callbacks=sweep_pruner callbacks.sweep_pruner.pruner=median prunes jobs, with any sweeper"

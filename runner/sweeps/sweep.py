@@ -99,22 +99,14 @@ class Sweep:
 
     @classmethod
     def read(cls, folder: str | Path) -> Sweep:
-        """Return the sweep that a folder belongs to.
-
-        Raises:
-            ValueError: the folder's `sweep.json` is missing or damaged.
-        """
+        """Return the sweep that a folder belongs to."""
         try:
             return cls(folder=Path(folder), **read_object(Path(folder) / SWEEP))
         except TypeError:
             raise ValueError(f"{Path(folder) / SWEEP}: is damaged; remove it") from None
 
     def write(self) -> None:
-        """Write `sweep.json` into its folder.
-
-        Raises:
-            ValueError: the folder belongs to another sweep.
-        """
+        """Write `sweep.json` into its folder."""
         file = self.folder / SWEEP
         found = read_object(file)  # empty if it is damaged, and then written again
         if found.get("identity", self.identity) != self.identity:
@@ -194,11 +186,7 @@ led: Sweep | None = None
 
 
 def begin(config: DictConfig) -> None:
-    """Set up the sweep and check all of its jobs before the first one starts.
-
-    Raises:
-        ValueError: a job cannot be run, or the folder belongs to another sweep.
-    """
+    """Set up the sweep and check all of its jobs before the first one starts."""
     global led, _beginning
     mode = find_mode(config.mode)
     if config.resume is not None and mode.trains and not is_id(config.resume):
@@ -253,11 +241,7 @@ def _make(config: DictConfig, folder: Path, typed: Sequence[Any]) -> Sweep:
 
 
 def _find_revived(sweep: Sweep, revive: Any) -> list[str]:
-    """Return the names of the jobs to revive.
-
-    Raises:
-        ValueError: the sweep has no job of such a name, or no job at all.
-    """
+    """Return the names of the jobs to revive."""
     if revive is None:
         return []
     jobs = {one.name: one.status for one in sweep.results() if one.status != "REFUSED"}
@@ -293,9 +277,6 @@ def check_choice(hydra_config: Any, config: Mapping[str, Any], saved: SavedRun |
     """Check that nothing is chosen for a single run that works only in sweeps.
 
     A saved run may be a job of a sweep.
-
-    Raises:
-        ValueError: something is chosen without `-m`, and would be ignored.
     """
     if hydra_config.mode is RunMode.MULTIRUN:
         return

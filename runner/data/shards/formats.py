@@ -64,28 +64,18 @@ class Format(ABC):
             file: path of the file; or, if its name ends with one of `described_by_a_part`, an open remote file.
             name: its name.
             size: its size in bytes.
-
-        Raises:
-            ValueError: the file is torn, or of another format.
         """
 
     def prepare(self, raw: Path, target: Path, grow: Callable[[int], None]) -> None:
         """Write a file that can be read at random, made from another one.
 
         `grow` is called with the bytes written so far, and raises an error if there is no room for more.
-
-        Raises:
-            ValueError: the file is torn, or of another format.
         """
         raise NotImplementedError
 
     @abstractmethod
     def open(self, path: Path, description: Description) -> OpenShard:
-        """Open a prepared file, or one that is read in place.
-
-        Raises:
-            ValueError: the file is torn, or of another format.
-        """
+        """Open a prepared file, or one that is read in place."""
 
 
 class Tables(Format):

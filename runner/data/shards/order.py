@@ -56,11 +56,7 @@ class BlockOrder(SampleOrder):
         super().__init__(int(self._sizes.sum()), batch_size, shuffle, drop_last, seed, rank, world_size)
 
     def resize(self, num_samples: int) -> None:
-        """Refuse another number of samples.
-
-        Raises:
-            ValueError: the number is not that of the blocks, or the samples are not a single batch.
-        """
+        """Refuse another number of samples."""
         if num_samples != self._sizes.sum():
             raise ValueError("folds cannot redistribute samples in shards: create separate shards for each part")
         super().resize(num_samples)

@@ -75,9 +75,6 @@ def decode_table(
     """Return columns of a `pyarrow.Table` as tensors `(rows, ...)`; images are uint8 `(rows, 3, H, W)`.
 
     `columns` are by the names of the arguments that chose them; `classes` are the numbers of targets that are names.
-
-    Raises:
-        ValueError: a column has no value in a row, lists of different length, or does not become a tensor.
     """
     found = []
     for key, name in columns.items():

@@ -83,9 +83,6 @@ def decode_sample(sample: tuple[str, dict[str, bytes]], inputs: str, targets: st
     """Return the inputs and the targets of a sample as tensors.
 
     The sample is its name, and the content of its files by field; `image` makes a tensor of a Pillow image.
-
-    Raises:
-        ValueError: a file does not hold what its name says.
     """
     name, contents = sample
     found = []

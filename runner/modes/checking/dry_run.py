@@ -91,9 +91,6 @@ def try_out(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Finding
     """Send one batch through all events of a run, and return what that found out. Without other ranks.
 
     Destinations are made but not called: they would write, print or connect.
-
-    Raises:
-        WrongConfig: the run would fail; the message says which part is at fault, and in a user's own code the line.
     """
     findings = Findings()
     with collecting_warnings(findings.warnings), naming_fault(config, choices):

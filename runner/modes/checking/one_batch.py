@@ -58,21 +58,13 @@ class OneBatch:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batch; it is kept, so that a second try has the same one.
-
-        Raises:
-            ValueError: the loader yields no batch.
-        """
+        """Yield the batch; it is kept, so that a second try has the same one."""
         if not self._batches:
             self._batches.append(self.take(SAMPLES))
         yield from self._batches
 
     def take(self, samples: int | None) -> Any:
-        """Return that many samples of the loader's first batch; all of it if None, or if the model cannot split it.
-
-        Raises:
-            ValueError: the loader yields no batch.
-        """
+        """Return that many samples of the loader's first batch; all of it if None, or if the model cannot split it."""
         loader = self._loader
         if isinstance(loader, FakeLoader):
             size = loader.order.batch_size

@@ -61,9 +61,6 @@ def measure(state: State, shards: int = 1, tensor_parallel: int = 1) -> Sizes:
     """Return the sizes of a run that has trained a batch.
 
     `shards` ranks will share one copy of the weights, and `tensor_parallel` ranks will split each layer.
-
-    Raises:
-        ValueError: the layers of the model cannot be split.
     """
     model = state.unwrapped_model
     split: set[torch.Size] = set()

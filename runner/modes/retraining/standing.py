@@ -60,9 +60,6 @@ def standing_before(
 
     `fit` ends after the batch `until`. `key` names the batch in errors; without it, the batch may come after the end of
     the run. `watchers` are callbacks to add, by key; the config's own run too if `watched`.
-
-    Raises:
-        WrongKey: the run has no such batch.
     """
     stop = {"stop": Stop(until)}
     with (
@@ -79,9 +76,6 @@ def stand_before(config: Mapping[str, Any], run: Path, batch: int) -> Trainer:
     """Return a Trainer positioned before a batch; each call of its `fit()` trains one more. All ranks.
 
     From now on, torch uses the same number of CPU threads as in the run.
-
-    Raises:
-        WrongKey: the run has no such batch.
     """
     if (threads := _threads_of(run, batch)) is not None:
         use_threads(threads)
@@ -133,11 +127,7 @@ def _environment(run: Path, batch: int) -> dict[str, int]:
 
 
 def _start(run: Path, batch: int, key: str) -> dict[str, Any]:
-    """Return the arguments of a Trainer that begins at the last checkpoint before a batch, or with the run.
-
-    Raises:
-        WrongKey: the run is a fork, and the batch one of its parent's.
-    """
+    """Return the arguments of a Trainer that begins at the last checkpoint before a batch, or with the run."""
     checkpoint = checkpoint_before(run, batch)
     if checkpoint is None and (begun := forked_after(run)):
         reason = f"this run is a fork that begins after batch {begun} of its parent; name the parent"

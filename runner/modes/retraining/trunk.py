@@ -41,9 +41,6 @@ def train_trunk(job: Job, parent: Path, batch: int, path: Path) -> Path:
 
     It is trained with the parent's config, on the fork's ranks and device. Of the parent's callbacks, those run that a
     replay runs, and its learning curves, which the fork continues.
-
-    Raises:
-        WrongKey: the parent has no such batch.
     """
     sections = job.parent["callbacks"] or {}
     watchers: dict[str, Callback] = {

@@ -16,11 +16,7 @@ LEAST = 4
 
 
 def prepare_ladder(config: DictConfig) -> None:
-    """Add the swept sizes and budgets of the chosen model to the config of a ladder, and check it.
-
-    Raises:
-        WrongKey: no key makes the model larger, or there are too few budgets.
-    """
+    """Add the swept sizes and budgets of the chosen model to the config of a ladder, and check it."""
     if not config.get("ladder"):
         return
     if not is_grid(config):

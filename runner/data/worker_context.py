@@ -119,7 +119,12 @@ def use_server(loader: Any) -> None:
         loader.multiprocessing_context = make_context()
 
 
-def make_context(context: Any = None) -> Any:
+def _make_process(kind: Any, workers: list[Any], *given: Any, **options: Any) -> Any:
+    workers.append(kind(*given, **options))
+    return workers[-1]
+
+
+def make_context(context: Any = None, workers: list[Any] | None = None) -> Any:
     """Return a copy of a multiprocessing context in which no worker's death blocks this process.
 
     By default workers are forked from a server, see `WorkerProcess`: in a worker forked from a process with threads, a
@@ -132,6 +137,7 @@ def make_context(context: Any = None) -> Any:
 
     Args:
         context: a context, the name of its start method, or None for forkserver.
+        workers: gets each process that is made in the context; None: they are not kept.
     """
     methods = multiprocessing.get_all_start_methods()
     if context is None:
@@ -139,11 +145,13 @@ def make_context(context: Any = None) -> Any:
     if context in methods:
         context = multiprocessing.get_context(context)
     if isinstance(context, multiprocessing.context.BaseContext):
-        given = context
+        given: Any = context
         context = copy.copy(given)
         vars(context)["Event"] = partial(_Event, given)
         vars(context)["Queue"] = partial(_Queue, ctx=given)
+        kind = given.Process
         if given.get_start_method() == METHOD:
-            vars(context)["Process"] = WorkerProcess
+            kind = WorkerProcess
             start_fork_server()
+        vars(context)["Process"] = kind if workers is None else partial(_make_process, kind, workers)
     return context  # torch refuses anything that is not a context, in its own words

@@ -21,6 +21,7 @@ import threading
 from typing import NoReturn
 
 from runner.device.memory import grow_segments
+from runner.distributed import restarts
 from runner.distributed.slurm import requeue_if_asked
 from runner.distributed.threads import wait_briefly
 from runner.failures.exit_codes import INTERRUPTED
@@ -49,11 +50,13 @@ def command() -> NoReturn:
     Threads are joined, exit handlers run and output is flushed, as when Python exits. The teardown of the interpreter
     is skipped: with torch loaded it takes half a second, and threads of torch's process groups can abort the process.
     """
+    restarts.begin()
     wait_briefly()
     grow_segments()
     with lasting_output():
         try:
-            code = main()
+            with restarts.offered():
+                code = main()
         except KeyboardInterrupt:  # while the runner was imported
             code = INTERRUPTED
         requeue_if_asked()
@@ -61,6 +64,7 @@ def command() -> NoReturn:
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
+    restarts.restart_if_asked()
     os._exit(code)
 
 

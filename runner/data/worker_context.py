@@ -132,8 +132,7 @@ def make_context(context: Any = None, workers: list[Any] | None = None) -> Any:
 
     Torch sets an event to tell workers to end, and both sides check it all the time. A worker killed during a check
     keeps the lock of multiprocessing's event, and everybody else then waits for it forever. When a worker is killed
-    while it writes a batch, multiprocessing's queue waits for the rest forever, unless a signal reports the death; none
-    does if another thread reads, or with forkserver.
+    while it writes a batch, multiprocessing's queue waits for the rest forever.
 
     Args:
         context: a context, the name of its start method, or None for forkserver.

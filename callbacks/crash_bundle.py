@@ -17,7 +17,7 @@ from runner import Callback, Event
 from runner.callbacks._disk import disk_errors_reported
 from runner.checks import check_number
 from runner.failures.crash import BATCH, BUNDLE, FACTS, describe_crash
-from runner.failures.facts import RankFailed, facts_of
+from runner.failures.facts import RankFailed, facts_of, is_of_environment
 from runner.files.names import RESULT
 from runner.terminal.commands import override, show_command
 
@@ -39,9 +39,10 @@ class CrashBundle(Callback):
     It holds the run's record with the modules that were kept, the newest checkpoint, and the tensors of the batch on
     rank 0, as far as they fit into `max_size`; never a file from outside of the run's folder, nor an environment
     variable. The record has no passwords. Of a hook that fails at BATCH_CHECKPOINT, EPOCH_CHECKPOINT or
-    ITERATION_CHECKPOINT, it holds an earlier checkpoint, so that the replay comes to this event. What shows a config to
-    be wrong, as a failure of a new run's first batch does, leaves none: the command shows the same. Rank 0 writes the
-    file when the run closes, and logs it as an artifact. Place the callback after the one that saves checkpoints.
+    ITERATION_CHECKPOINT, it holds an earlier checkpoint, so that the replay comes to this event. A failure of the
+    machine leaves none. What shows a config to be wrong, as a failure of a new run's first batch does, leaves none: the
+    command shows the same. Rank 0 writes the file when the run closes, and logs it as an artifact. Place the callback
+    after the one that saves checkpoints.
 
     Args:
         max_size: megabytes that the file may have, above 0; a checkpoint that does not fit is left out, and the replay
@@ -74,7 +75,7 @@ class CrashBundle(Callback):
 
     def _is_of_a_run(self, state: State, error: Exception) -> bool:
         """Return whether a run that has a folder failed, and its config is not refused for that."""
-        if facts_of(error).refusal:
+        if facts_of(error).refusal or is_of_environment(error):
             return False
         if self.has_trained:
             return (state.run_dir / "config.yaml").is_file()

@@ -19,6 +19,7 @@ if __name__ == "__main__" and not sys.flags.safe_path and sys.path[:1] == [os.ge
 from typing import NoReturn
 
 from runner.device.memory import grow_segments
+from runner.distributed import restarts
 from runner.distributed.slurm import requeue_if_asked
 from runner.distributed.threads import wait_briefly
 from runner.failures.exit_codes import INTERRUPTED
@@ -43,7 +44,8 @@ def _run() -> int:
 
 
 def command() -> NoReturn:
-    """Run the command line and end the process."""
+    """Run the command line and end the process, or begin again where that was asked for."""
+    restarts.begin()
     wait_briefly()
     grow_segments()
     with lasting_output():
@@ -52,7 +54,7 @@ def command() -> NoReturn:
         except KeyboardInterrupt:  # while the runner was imported
             code = INTERRUPTED
         requeue_if_asked()
-        end_process(code)
+        end_process(code, restarts.restart_if_asked if restarts.is_asked_for() else None)
 
 
 if __name__ == "__main__":

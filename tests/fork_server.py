@@ -260,6 +260,7 @@ def leave(code: int) -> NoReturn:
 
 def run_python(arguments: Sequence[str]) -> int:
     """Run what `python ARGUMENTS` runs; return 0."""
+    sys.orig_argv = [sys.executable, *arguments]
     options, kind, rest = split(arguments)
     entries = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     sys.path[:] = [*entries, *BASE]

@@ -231,6 +231,8 @@ def no_memory_for_a_tensor() -> RuntimeError:
         (MemoryError(), ENVIRONMENT),
         (no_memory_for_a_tensor(), ENVIRONMENT),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), ENVIRONMENT),
+        (RuntimeError("NCCL error in: x.cpp:1, remote process exited\nncclRemoteError: A call failed"), ENVIRONMENT),
+        (RuntimeError("NCCL error in: x.cpp:1, invalid usage\nncclInvalidUsage: This usually"), FAILED),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Segmentation fault. "), FAILED),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), FAILED),
         (RankFailed(1, "killed", Facts(of_environment=True)), ENVIRONMENT),

@@ -15,6 +15,7 @@ from runner.config.one_job import is_one_job, run_one_job
 from runner.config.own_conf import find_own_conf
 from runner.config.sources import check_encoding
 from runner.config.suggestions import about_replaced
+from runner.distributed import restarts
 from runner.distributed.endings import noting_interrupts, was_interrupted
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.local_ranks import end_with_parent, ranks
@@ -74,6 +75,8 @@ def lead() -> int:
     except SystemExit as exit:
         if isinstance(exit, Requeued):
             ask_for_requeue()
+        if isinstance(exit, restarts.Restarted):
+            restarts.ask()
         code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
         if isinstance(exit.code, str):  # from a user's code; Python would print it too
             print_to_stderr(exit.code)

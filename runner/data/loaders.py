@@ -6,25 +6,21 @@ import copy
 import functools
 import logging
 import os
-import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from runner.checks import check_whole
 from runner.data.order import SampleOrder
 from runner.data.picking import pick_batches
 from runner.data.seeded_batches import SeededBatches, Transform
-from runner.data.torch_workers import without_workers
-from runner.data.worker_context import make_context
-from runner.data.workers import BatchKeys, BatchReader, start_worker
+from runner.data.workers import BatchKeys, BatchReader, WorkerPool
 from runner.device.memory import free_bytes
 
 log = logging.getLogger("runner")
@@ -189,7 +185,7 @@ class DatasetLoader(OrderedLoader):
 
     Workers are forked from a process without threads, and get a pickled copy of the data set, see
     :class:`WorkerProcess`. They keep it from epoch to epoch: when an epoch begins they are started again if the data
-    set has changed, see :class:`Snapshot`. Workers that are killed are restarted where they were, see
+    set has changed, see :class:`Snapshot`. If one is killed, the batch that it was to deliver raises an error, see
     :class:`BatchReader`. Errors of the data set itself come through, with a note that names the sample, the batch and
     the epoch.
 
@@ -241,26 +237,10 @@ class DatasetLoader(OrderedLoader):
         super().__init__(order, transform)
         self.dataset = dataset
         self._keys = self._make_keys()
-        if num_workers:
-            loader_options.setdefault("persistent_workers", True)
-            loader_options["multiprocessing_context"] = make_context(loader_options.get("multiprocessing_context"))
         if self.order.rank == 0:
             _warn_of_too_many(num_workers)
-        with warnings.catch_warnings():
-            # Torch would warn for each loader on each rank, and again at each epoch; ours above comes once.
-            warnings.filterwarnings("ignore", message="This DataLoader will create")
-            self._loader = DataLoader(
-                SeededBatches(dataset, collate_fn or default_collate, seed, transform),
-                batch_size=None,  # one item of SeededBatches is a whole batch
-                sampler=self._keys,
-                num_workers=num_workers,
-                collate_fn=_unchanged,
-                worker_init_fn=partial(start_worker, loader_options.pop("worker_init_fn", None)),
-                # A separate generator: the default would draw from torch's global one at every epoch.
-                generator=torch.Generator().manual_seed(seed),
-                **loader_options,
-            )
-        vars(self._loader)["check_worker_number_rationality"] = _say_nothing
+        batches = SeededBatches(dataset, collate_fn or default_collate, seed, transform)
+        self._pool = WorkerPool(batches, self._keys, num_workers, loader_options)
         self._reader: weakref.ref[BatchReader] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -275,29 +255,29 @@ class DatasetLoader(OrderedLoader):
     def read(self, dataset: Any) -> None:
         """Read another data set from now on; its length must be that of the order."""
         self.dataset = dataset
-        vars(self._loader.dataset)["dataset"] = dataset
+        self._pool.batches.dataset = dataset
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> BatchReader:
         """Return an iterator over this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
         return self._read_on(transforms=True)
 
-    def untransformed(self) -> Iterator[Any]:
+    def untransformed(self) -> BatchReader:
         """Return an iterator like ``iter()``'s, over batches on which :attr:`transform` was not called."""
         return self._read_on(transforms=False)
 
     def _read_on(self, transforms: bool) -> BatchReader:
         other = None if self._reader is None else self._reader()
         if other is None or other.is_over:
-            reader = BatchReader(self._loader, self._keys, *self._start(), transforms)
+            reader = BatchReader(self._pool, *self._start(), transforms)
             self._reader = weakref.ref(reader)
             return reader
-        return BatchReader(without_workers(self._loader), self._keys, *self._start(), transforms)  # they are busy
+        return BatchReader(self._pool.another(), *self._start(), transforms)
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         # Read in this process: workers are busy with the iteration under way.
         keys = BatchKeys(self.order)
         keys.start = epoch, first
-        return (self._loader.dataset[key] for key in keys)
+        return (self._pool.batches[key] for key in keys)
 
 
 @functools.cache  # once a process, however many loaders there are
@@ -305,11 +285,3 @@ def _warn_of_too_many(num_workers: int) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if num_workers > cores:
         log.warning("num_workers=%d, on %d cores: more processes than cores seldom read faster", num_workers, cores)
-
-
-def _say_nothing() -> None:
-    pass
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch

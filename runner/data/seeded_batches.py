@@ -30,6 +30,8 @@ class SeededBatches(Dataset[Any]):
         self.collate_fn = collate_fn
         self.seed = seed
         self.transform = transform
+        self.reading: Any = None
+        """In a worker: an array whose only element is the number of the sample that is being read, or -1."""
         self._own: OwnGenerators | None = None
         self._own_of: tuple[int, Any] = (0, None)  # the process and the data set in which they were found
 
@@ -58,6 +60,8 @@ class SeededBatches(Dataset[Any]):
                 raise
             raise RuntimeError(f"the data set raised {type(error).__name__}, which would end the worker") from error
         finally:
+            if self.reading is not None:
+                self.reading[0] = -1
             if states is not None:
                 random.setstate(states[0])
                 numpy.random.set_state(states[1])
@@ -94,6 +98,8 @@ class SeededBatches(Dataset[Any]):
         # torch.manual_seed would also reseed every accelerator.
         torch.default_generator.manual_seed(seed)
         own.start(position)
+        if self.reading is not None:
+            self.reading[0] = index
         try:
             return self.dataset[index]
         except BaseException as error:

@@ -119,7 +119,12 @@ def use_server(loader: Any) -> None:
         loader.multiprocessing_context = make_context()
 
 
-def make_context(context: Any = None) -> Any:
+def _make_process(kind: Any, workers: list[Any], *given: Any, **options: Any) -> Any:
+    workers.append(kind(*given, **options))
+    return workers[-1]
+
+
+def make_context(context: Any = None, workers: list[Any] | None = None) -> Any:
     """Return a copy of a multiprocessing context in which no worker's death blocks this process.
 
     By default workers are forked from a server, see `WorkerProcess`: in a worker forked from a process with threads, a
@@ -127,11 +132,11 @@ def make_context(context: Any = None) -> Any:
 
     Torch sets an event to tell workers to end, and both sides check it all the time. A worker killed during a check
     keeps the lock of multiprocessing's event, and everybody else then waits for it forever. When a worker is killed
-    while it writes a batch, multiprocessing's queue waits for the rest forever, unless a signal reports the death; none
-    does if another thread reads, or with forkserver.
+    while it writes a batch, multiprocessing's queue waits for the rest forever.
 
     Args:
         context: a context, the name of its start method, or None for forkserver.
+        workers: gets each process that is made in the context; None: they are not kept.
     """
     methods = multiprocessing.get_all_start_methods()
     if context is None:
@@ -139,11 +144,13 @@ def make_context(context: Any = None) -> Any:
     if context in methods:
         context = multiprocessing.get_context(context)
     if isinstance(context, multiprocessing.context.BaseContext):
-        given = context
+        given: Any = context
         context = copy.copy(given)
         vars(context)["Event"] = partial(_Event, given)
         vars(context)["Queue"] = partial(_Queue, ctx=given)
+        kind = given.Process
         if given.get_start_method() == METHOD:
-            vars(context)["Process"] = WorkerProcess
+            kind = WorkerProcess
             start_fork_server()
+        vars(context)["Process"] = kind if workers is None else partial(_make_process, kind, workers)
     return context  # torch refuses anything that is not a context, in its own words

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from runner.data.collation import is_plain
-from runner.distributed.fork_server import start_fork_server
+from runner.distributed.fork_server import METHOD, start_fork_server
 from runner.libraries.torchvision import declare_operators, operators_are_declared
 
 MAX_SHARED = 64
@@ -52,6 +52,8 @@ class WorkerProcess(ForkServerProcess):
             ValueError: what it works with cannot be sent to it; the message names the part.
         """
         start_fork_server()
+        if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
+            multiprocessing.set_start_method(METHOD, force=True)  # in a job of joblib it is one that no worker knows
         with _empty_main():
             super().start()
 

@@ -20,6 +20,8 @@ SECOND_CTRL_C = 5.0  # seconds
 last_words: list[Callable[[int, str], None]] = []
 """Functions of an exit code and a reason that are called before this process ends abruptly."""
 
+_was_asked_to_end = False
+
 # A forked process inherits the wakeup descriptor, and would report its own signals as ours.
 os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
@@ -32,6 +34,8 @@ def ended_by_signals(grace: float) -> Iterator[None]:
     rank runs no Python handler for half an hour, so a separate thread watches the deadline. The job has `grace` seconds
     to end cleanly after a signal, and `SECOND_CTRL_C` after a second Ctrl-C.
     """
+    global _was_asked_to_end
+    _was_asked_to_end = False
     if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
         yield
         return
@@ -56,8 +60,14 @@ def ended_by_signals(grace: float) -> Iterator[None]:
         os.close(writer)
 
 
+def was_asked_to_end() -> bool:
+    """Return whether a signal has asked to end the job that is running, or the last one."""
+    return _was_asked_to_end
+
+
 def _watch_deadline(reader: int, grace: float) -> None:
     """Read signals as the system delivers them, until a 0 arrives; end the process when the grace period is over."""
+    global _was_asked_to_end
     poll = select.poll()
     deadline = float("inf")
     last = 0
@@ -70,6 +80,7 @@ def _watch_deadline(reader: int, grace: float) -> None:
         for number in os.read(reader, 64):
             if number == 0:
                 return
+            _was_asked_to_end |= number in asking_to_end()
             if number == signal.SIGINT and not interrupted:
                 interrupted = True
             elif number in asking_to_end():

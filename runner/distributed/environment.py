@@ -12,6 +12,11 @@ from runner.distributed.slurm import kept_over_requeues
 PARENT = "RUNNER_PARENT"
 """Environment variable of a rank or a run that this program started itself: the process id of its parent."""
 
+from_attempts: dict[str, str] = {}
+"""What attempts of this command before this one have found out; see `runner.distributed.restarts`."""
+for_attempts: dict[str, str] = {}
+"""What attempts after this one are to know."""
+
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Environment variables by which a process knows that it is one of several ranks."""
 
@@ -38,9 +43,10 @@ def without_ranks() -> AbstractContextManager[None]:
 
 
 def kept_over_restarts(key: str, make: Callable[[], str]) -> str:
-    """Return the result of `make`; after a restart by torchrun or Slurm, its first result. Rank 0."""
+    """Return the result of `make`; after a restart, here or by torchrun or Slurm, its first result. Rank 0."""
     if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
-        return kept_over_requeues(key, make)
+        for_attempts[key] = from_attempts[key] if key in from_attempts else kept_over_requeues(key, make)
+        return for_attempts[key]
     from runner.distributed.store import launch_store
 
     store = launch_store()

@@ -40,6 +40,9 @@ class Launch:
         requeue: whether a job of Slurm goes back into the queue after SIGUSR1 or SIGUSR2, once its checkpoint is
             written, or after the machine failed, and is resumed when it runs again; None: whether submitit started it.
             Elsewhere it has no effect; a run that asks for it warns.
+        restarts: how often in a row, without a newer checkpoint in between, a run begins again from its newest
+            checkpoint after the machine failed; 0: never. Torchrun and Slurm have their own restarts, so there it has
+            no effect.
 
     Raises:
         ValueError: a number is out of range, or of the wrong type.
@@ -50,6 +53,7 @@ class Launch:
     grace: float = 300.0
     patience: str | float | None = "10m"
     requeue: bool | None = None
+    restarts: int = 3
 
     def __post_init__(self) -> None:
         if self.nproc_per_node != "auto":
@@ -59,6 +63,9 @@ class Launch:
         if not self.patience_seconds > 0:
             raise ValueError(f"patience={self.patience!r}: must be a time above 0, such as '10m', or null for no limit")
         check_flag("requeue", self.requeue, "requeues submitit's jobs")
+
+        if type(self.restarts) is not int or self.restarts < 0:
+            raise ValueError(f"restarts={self.restarts!r}: must be a whole number, 0 or more")
 
     @property
     def patience_seconds(self) -> float:

@@ -19,7 +19,7 @@ FOLDER = Path("outputs", ".slurm")
 """The folder for the memory of jobs, relative to the working directory, which all attempts of a job share."""
 PATIENCE = 60.0  # seconds
 IDLE_ATTEMPTS = 3
-"""Attempts in a row that may save no checkpoint before a job is no longer requeued."""
+"""Attempts in a row that may train no further before a job is no longer requeued."""
 
 
 def is_job() -> bool:
@@ -112,21 +112,21 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
-def check_progress(saved: bool) -> None:
-    """Note at the end of an attempt whether it saved a checkpoint. Rank 0.
+def check_progress(trained: bool) -> None:
+    """Note at the end of an attempt whether it has trained further than the one before. Rank 0.
 
     Raises:
-        RuntimeError: several attempts in a row saved none, so the job must not be requeued again.
+        RuntimeError: several attempts in a row trained no further, so the job must not be requeued again.
     """
     if not is_job():
         return
     memory = _remembered()
-    idle = 0 if saved else int(memory.get("idle", "0")) + 1
+    idle = 0 if trained else int(memory.get("idle", "0")) + 1
     memory["idle"] = str(idle)
     _remember()
     if idle >= IDLE_ATTEMPTS:
         raise RuntimeError(
-            f"{idle} attempts in a row saved no checkpoint, so the job is not requeued: its time limit may be too "
+            f"{idle} attempts in a row trained no further, so the job is not requeued: its time limit may be too "
             "short to start in, or the machine keeps failing"
         )
 

@@ -211,10 +211,11 @@ class UnsupportedType(TypeError):
         self.type_name = type_name
 
 
-# Torch raises a plain RuntimeError where a CPU or /dev/shm is full, or the system killed a process that reads data.
+# Torch raises a RuntimeError where a CPU or /dev/shm is full, the system killed a process that reads data, or NCCL
+# lost a connection or a device.
 _OF_TORCH = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory|DataLoader worker .* signal: Killed"
-    r"|unable to allocate shared memory"
+    r"|unable to allocate shared memory|nccl(System|Remote|Internal)Error"
 )
 _SHORTAGES = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO)
 

@@ -17,7 +17,7 @@ from runner.config.command_line import only_typed
 from runner.config.errors import CONFIG_ERRORS, WrongConfig, explain, line_of_user
 from runner.distributed.job import Job
 from runner.event import Event
-from runner.failures.facts import RankFailed, annotate, argument_of, facts_of
+from runner.failures.facts import RankFailed, annotate, argument_of, facts_of, is_of_environment
 from runner.modes.checking.batch_text import describe_batch
 from runner.state import State
 
@@ -110,8 +110,8 @@ def noting_first_batch(job: Job, state: State) -> Iterator[None]:
         with noting_faults(job.config, job.choices):
             yield
     except Exception as error:
-        is_of_the_config = not isinstance(error, OF_THE_ENVIRONMENT) and not facts_of(error).divergence
-        if state.timestamp.batch == 0 and is_of_the_config:
+        may_not_recur = isinstance(error, OF_THE_ENVIRONMENT) or is_of_environment(error)
+        if state.timestamp.batch == 0 and not may_not_recur and not facts_of(error).divergence:
             annotate(error, refusal=_describe(error, job.config, job.choices), section=_section(error))
         raise
 

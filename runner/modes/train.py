@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -15,19 +14,16 @@ from runner.config import build
 from runner.config.errors import config_errors
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
-from runner.distributed.session import Pruned, Requeued, SessionOver
-from runner.distributed.slurm import check_progress
+from runner.distributed.session import Pruned, SessionOver
 from runner.event import Event
 from runner.failures.exits import exits_as_failures
-from runner.failures.facts import is_of_environment
 from runner.modes.final_test import check_test, evaluate_test_data
-from runner.runs.folder import saved_since
 from runner.runs.forks import planted
 from runner.runs.optimizer_changes import change_optimizers
 from runner.runs.record import log_record
 from runner.runs.recording import check_converged, check_objective, diverging, recording, timing
+from runner.runs.restarting import restarting
 from runner.runs.result import Objective
-from runner.terminal.console import print_failure
 
 if TYPE_CHECKING:
     from runner.state import State
@@ -42,7 +38,7 @@ def train(job: Job) -> Objective:
         Diverged: the last loss or the objective is not finite, and `allow_divergence` is false; or a callback or an
             algorithm, such as NaNMonitor, has ended the run for that.
     """
-    with suppress(Pruned), diverging(), recording(job) as result, exits_as_failures(), requeueing(job):
+    with suppress(Pruned), diverging(), recording(job) as result, exits_as_failures(), restarting(job):
         with config_errors():
             job = replace(job, config=settled(job.config))
             job = replace(job, config=planted(job))
@@ -76,30 +72,6 @@ def settled(config: dict[str, Any]) -> dict[str, Any]:
     from runner.modes.measure import settle_budget  # imports torch
 
     return settle_budget(config)
-
-
-@contextmanager
-def requeueing(job: Job) -> Iterator[None]:
-    """Let a job of Slurm be requeued if the machine fails within the context, as when a node is lost. All ranks.
-
-    Raises:
-        Requeued: the job is to be requeued, after such a failure or after a signal.
-        RuntimeError: several attempts in a row saved no checkpoint.
-    """
-    began = time.time()
-    try:
-        yield
-    except Exception as error:
-        asked = is_rank_zero() and build.make_launch(job.config).requeues
-        if not asked or not is_of_environment(error):
-            raise
-        print_failure(error)
-        check_progress(bool(saved_since(Path(job.run_dir), began)))
-        raise Requeued(0) from error
-    except Requeued:
-        if is_rank_zero():
-            check_progress(bool(saved_since(Path(job.run_dir), began)))
-        raise
 
 
 @contextmanager

@@ -183,7 +183,7 @@ def removed_when_refused(run_dir: Path) -> Iterator[None]:
 
 
 def checkpoint_before_restart(run_dir: Path) -> str | None:
-    """Return the newest checkpoint that this launch wrote into a run's folder before its workers were restarted.
+    """Return the newest checkpoint that this launch wrote into a run's folder before it was restarted.
 
     Returns None if there is none, or if nothing was restarted. Rank 0.
     """
@@ -192,7 +192,8 @@ def checkpoint_before_restart(run_dir: Path) -> str | None:
         return None
     from runner.checkpoints.files import find_checkpoint
 
-    return str(find_checkpoint(run_dir))
+    found = find_checkpoint(run_dir)
+    return str(found) if (found / "state.pt").exists() else None  # otherwise it holds weights only
 
 
 def saved_since(run_dir: Path, began: float) -> list[Path]:

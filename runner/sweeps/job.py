@@ -19,6 +19,7 @@ from typing import Any
 from runner.config.errors import WrongConfig
 from runner.distributed.job import Job
 from runner.distributed.local_ranks import end_with, is_alive
+from runner.distributed.restarts import Restarted, offered
 from runner.distributed.session import Requeued, SessionOver, end
 from runner.distributed.slurm import requeue
 from runner.failures.exit_codes import WRONG_CONFIG
@@ -28,11 +29,12 @@ from runner.runs.listing import LOCK
 from runner.runs.recording import Diverged, identify, identity_in
 from runner.runs.result import Objective, Result, read_result
 from runner.runs.sweep_jobs import claim, drop_claim
-from runner.sweeps.names import name_job
+from runner.sweeps.names import name_job, own_overrides
 from runner.sweeps.sweep import STOP, Sweep
 from runner.terminal.answer import error_object
 from runner.terminal.console import print_failure
 from runner.terminal.output import output_to
+from runner.terminal.text import print_to_stderr
 
 
 class JobFailed(Exception):
@@ -52,7 +54,7 @@ def attempt(work: Callable[[], Objective], hydra_config: Any, nothing: float | N
     try:
         if (sweep.folder / STOP).exists() or (watched and not is_alive(sweep.pid)):
             return None
-        objective = work()
+        objective = _repeated(work, sweep.folder / STOP, own_overrides(hydra_config.overrides.task, sweep.fixed))
         return nothing if objective is None else _finite(objective, sweep.directions)
     except WrongConfig as error:
         overrides = list(hydra_config.overrides.task)
@@ -80,6 +82,18 @@ def attempt(work: Callable[[], Objective], hydra_config: Any, nothing: float | N
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     return None
+
+
+def _repeated(work: Callable[[], Objective], stop: Path, overrides: Sequence[str]) -> Objective:
+    """Run one job, and again in the same folder after each failure of the machine that allows it."""
+    with offered():
+        while True:
+            try:
+                return work()
+            except Restarted as restarted:
+                if stop.exists():
+                    raise
+                print_to_stderr(f"WARNING: {' '.join(overrides)}: {restarted.reason}")  # the job's log has it too
 
 
 def _finite(objective: float | list[float], directions: Sequence[str]) -> float | list[float]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from typing import Any
 
+from runner.distributed import restarts
 from runner.distributed.endings import last_words
 from runner.distributed.environment import is_rank_zero
 from runner.failures.exit_codes import FAILED, INTERRUPTED, NAMES, TERMINATED
@@ -68,6 +69,7 @@ def answered(run: Callable[[], int]) -> int:
             os.write(stdout, f"{_as_text(typed, code, '')}\n".encode())
 
     last_words.append(end)
+    restarts.before_restart.append(lambda: os.dup2(stdout, 1))
     try:
         with redirect_stdout(kept):
             try:
@@ -76,8 +78,12 @@ def answered(run: Callable[[], int]) -> int:
                 code = INTERRUPTED
     finally:
         last_words.remove(end)
-        os.dup2(stdout, 1)
-        os.close(stdout)
+        if not restarts.is_asked_for():
+            restarts.before_restart.clear()
+            os.dup2(stdout, 1)
+            os.close(stdout)
+    if restarts.is_asked_for():
+        return code  # the next attempt prints it
     if is_rank_zero():
         print(_as_text(typed, code, "".join(kept.texts)), flush=True)
     atexit.register(os.dup2, 2, 1)  # the last to be registered is the first to run: the others may print

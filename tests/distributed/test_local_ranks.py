@@ -246,7 +246,7 @@ def test_launchers_that_start_processes(folder: Path, run_app: Any, launcher: st
     ),
 )
 def test_the_first_failure_ends_all_and_is_said_last(folder: Path, ranks: str, how: str, end: str):
-    with started(folder, *SHORT, TWO, *use("Failing", ranks=ranks, how=how)) as command:
+    with started(folder, *SHORT, TWO, "launch.restarts=0", *use("Failing", ranks=ranks, how=how)) as command:
         assert command.process.wait(PATIENCE) == (75 if how == "kill" else 1)
         command.wait_until_gone()
     text = command.stderr()
@@ -272,7 +272,8 @@ def test_a_rank_0_that_is_busy_is_interrupted(folder: Path):
 
 @pytest.mark.slow
 def test_a_rank_0_that_cannot_close_is_ended(folder: Path):
-    with started(folder, *SHORT, TWO, *use("Failing", ranks="[1]", how="kill"), *use("Stuck")) as command:
+    own = (*use("Failing", ranks="[1]", how="kill"), *use("Stuck"))
+    with started(folder, *SHORT, TWO, "launch.restarts=0", *own) as command:
         assert command.process.wait(PATIENCE) == 75
         command.wait_until_gone()
     assert command.stderr().rstrip().endswith("it was killed by SIGKILL, which the system does when memory is short")
@@ -281,7 +282,7 @@ def test_a_rank_0_that_cannot_close_is_ended(folder: Path):
 @pytest.mark.slow
 def test_a_rank_0_that_cannot_close_is_ended_though_nobody_reads_why(folder: Path):
     own = (*use("Failing", ranks="[1]", how="kill"), *use("Stuck", unread="true"))
-    with started(folder, *SHORT, TWO, *own) as command:
+    with started(folder, *SHORT, TWO, "launch.restarts=0", *own) as command:
         assert command.process.wait(PATIENCE) == 75
         command.wait_until_gone()
 

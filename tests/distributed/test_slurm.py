@@ -113,7 +113,7 @@ def test_outside_of_slurm_nothing_is_written(environ: Any, tmp_path: Path, monke
     environ({})
     assert kept_over_restarts("folder", lambda: "once") == "once"
     assert kept_over_restarts("folder", lambda: "twice") == "twice"
-    slurm.check_progress(saved=False)
+    slurm.check_progress(trained=False)
     assert not [*tmp_path.iterdir()]
 
 
@@ -126,7 +126,7 @@ def test_a_job_that_never_saves_is_not_requeued_again(environ: Any, tmp_path: Pa
 
     for number, saved in enumerate([False, False, True, False, False]):
         attempt(number, saved)
-    with pytest.raises(RuntimeError, match="3 attempts in a row saved no checkpoint"):
+    with pytest.raises(RuntimeError, match="3 attempts in a row trained no further"):
         attempt(5, saved=False)
 
 

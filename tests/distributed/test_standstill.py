@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ class Late(Callback):
 
     def batch_end(self, state, logger):
         if state.timestamp.batch == 3 and os.environ["RANK"] == "1":
-            if self.how == "waits":
+            if self.how == "waits" or (self.how == "waits once" and not os.path.exists("waited")):
+                open("waited", "w").close()
                 threading.Event().wait()
             end = time.monotonic() + 5
             while time.monotonic() < end:
@@ -67,12 +69,21 @@ def late(how: str) -> list[str]:
 
 
 def test_ranks_that_stand_still_are_named_with_their_places(here: Path, run_app: Any):
-    ended = run_app(*SHORT, *late("waits"), "launch.patience=3s", exit_code=75)
+    ended = run_app(*SHORT, *late("waits"), "launch.patience=3s", "launch.restarts=0", exit_code=75)
     line = next(line for line in ended.stderr.splitlines() if "nothing has moved" in line)
     assert re.search(r"rank 0 (is in a backward pass|waits for other ranks in all_reduce)", line), line
     assert re.search(r"rank 1 is at BATCH_END at .*own.py:\d+, batch_end", line), line
     (folder,) = here.glob("outputs/*/*/stacks")
     assert "in batch_end" in (folder / "rank1.txt").read_text() and (folder / "rank0.txt").exists()
+
+
+def test_ranks_that_stood_still_go_on_together(here: Path, run_app: Any):
+    """All of them ended without closing anything, and where they begin again none of the others is left."""
+    saving = ["callbacks=[checkpoint_saver]", "callbacks.checkpoint_saver.save_interval=1ba", "output=json"]
+    ended = run_app(*SHORT, *saving, *late("waits once"), "launch.patience=3s", "hydra.run.dir=run")
+    assert "WARNING: restart 1 of 3, from batch 2, because the machine failed: ERROR: nothing has moved" in ended.stderr
+    answer = json.loads(ended.stdout)
+    assert answer["exit_code"] == 0 and answer["result"]["status"] == "FINISHED"
 
 
 def test_a_rank_that_works_for_longer_than_the_patience_is_not_stuck(here: Path, run_app: Any):
@@ -82,7 +93,9 @@ def test_a_rank_that_works_for_longer_than_the_patience_is_not_stuck(here: Path,
 def test_a_process_that_waits_for_a_data_worker_names_it(here: Path, run_app: Any):
     (here / "conf" / "data").mkdir(parents=True)
     (here / "conf" / "data" / "slow.yaml").write_text("_target_: own.read_by_workers\n")
-    ended = run_app(*SHORT, "data=slow", "model.num_classes=10", "launch.patience=15s", exit_code=75)
+    ended = run_app(
+        *SHORT, "data=slow", "model.num_classes=10", "launch.patience=15s", "launch.restarts=0", exit_code=75
+    )
     assert re.search(r"waits for batch 6 of epoch 1 from data worker 1 \(pid \d+, sleeping\)", ended.stderr)
     assert re.search(r"own.py\S* line \d+ in __getitem__", ended.stderr.replace('"', "").replace(",", ""))  # its stack
 

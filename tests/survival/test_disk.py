@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import restarted
 from outcomes import KILLED, assert_equal, read
 from sessions import fit, fit_in_trouble
 
@@ -55,6 +56,25 @@ def test_training_goes_on_and_saves_again_when_it_can(
 
     sessions.run(fit, run_dir=run)
     assert_equal(run, read(tmp_path / "whole"))
+
+
+def test_a_run_without_room_for_its_last_checkpoint_is_restarted(tmp_path: Path, disk: Path, run_app: Any):
+    folders = {"whole": tmp_path / "whole", "full": tmp_path / "full"}
+    for folder in folders.values():
+        restarted.prepare(folder)
+    run = folders["full"] / "run"
+    run.mkdir()
+    (run / "checkpoints").symlink_to(disk, target_is_directory=True)
+    keep = ("hydra.run.dir=run", "callbacks.checkpoint_saver.keep=1", "model.module.hidden=[32]")
+    command = (*restarted.SHORT, *keep, *restarted.strikes("nothing", times=0))
+    run_app(*command, folder=folders["whole"])
+    full = ("+callbacks.full._target_=own.Full", f"+callbacks.full.disk={disk}")
+    ended = run_app(*command, *full, folder=folders["full"])
+    (line,) = restarted.restarts(ended.stderr)
+    assert line.startswith(
+        "restart 1 of 3, from batch 20, because the machine failed: OSError: the run's last checkpoint"
+    )
+    restarted.assert_equal(*(restarted.left_in(folder / "run") for folder in folders.values()))
 
 
 def test_what_came_of_a_run_is_said_though_no_file_can_be_made(disk: Path):

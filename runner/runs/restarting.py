@@ -1,0 +1,96 @@
+"""What follows a failure of the machine: Slurm queues the job again, or the run begins again on this machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from runner.checkpoints.manifest import MANIFEST, UnreadableCheckpoint, read_manifest
+from runner.config import build
+from runner.config.errors import WrongConfig
+from runner.distributed import restarts
+from runner.distributed.endings import was_asked_to_end
+from runner.distributed.environment import is_rank_zero
+from runner.distributed.job import Job
+from runner.distributed.local_ranks import LocalRanks, ranks
+from runner.distributed.session import Requeued
+from runner.distributed.slurm import check_progress
+from runner.failures.facts import RankFailed, is_of_environment
+from runner.files.addresses import without_credentials
+from runner.terminal.console import print_failure
+from runner.terminal.text import print_to_stderr
+
+
+@contextmanager
+def restarting(job: Job) -> Iterator[None]:
+    """Let a run begin again if the machine fails within the context, as when a rank is killed. All ranks.
+
+    Raises:
+        Requeued: the job of Slurm is to be requeued, after such a failure or after a signal.
+        Restarted: the run is to begin again here, after such a failure.
+        RuntimeError: several attempts of a job of Slurm in a row made no progress.
+    """
+    if not is_rank_zero():
+        yield
+        return
+    run_dir = Path(job.run_dir)
+    launch = build.make_launch(job.config)
+    before = saved_batch(run_dir)
+    restart = partial(_restart, run_dir, launch.restarts)
+    try:
+        with restarts.restarted_when_ended(restart):
+            yield
+    except WrongConfig:
+        raise
+    except Exception as error:
+        if not is_of_environment(error):
+            raise
+        if launch.requeues:
+            print_failure(error)
+            check_progress(saved_batch(run_dir) > before)
+            raise Requeued(0) from error
+        restart(_describe(error))
+        raise
+    except Requeued:
+        check_progress(saved_batch(run_dir) > before)
+        raise
+
+
+def saved_batch(run_dir: Path) -> int:
+    """Return the batches trained according to the newest checkpoint in a run's folder; -1 if there is none."""
+    batches = [-1]
+    for file in run_dir.glob(f"*/[!.]*/{MANIFEST}"):
+        with suppress(OSError, UnreadableCheckpoint):
+            batches.append(int(read_manifest(file.parent).timestamp.batch))
+    return max(batches)
+
+
+def _restart(run_dir: Path, most: int, reason: str) -> None:
+    """Let a run begin again after a failure, if it may, and print why and from where.
+
+    Raises:
+        Restarted: it begins again.
+    """
+    is_ours = isinstance(ranks(), LocalRanks)  # not those of torchrun or srun
+    if most == 0 or not is_ours or was_asked_to_end() or not restarts.may_restart():
+        return
+    batch = saved_batch(run_dir)
+    number = restarts.count(str(run_dir), most, batch)
+    if number == 0:
+        print_to_stderr(f"WARNING: not restarted: {most} restarts in a row have trained no further (launch.restarts)")
+        return
+    place = "the beginning" if batch < 0 else f"batch {batch}"
+    reason = without_credentials(f"restart {number} of {most}, from {place}, because the machine failed: {reason}")
+    print_to_stderr(f"WARNING: {reason}")
+    raise restarts.Restarted(reason)
+
+
+def _describe(error: Exception) -> str:
+    """Return an error in one line; if another rank failed, the one that ends its trace."""
+    if isinstance(error, RankFailed):
+        lines = [line for line in error.trace.splitlines() if re.match(r"[\w.]+: ", line)] or error.trace.splitlines()
+        return f"rank {error.rank}: {lines[-1]}"
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

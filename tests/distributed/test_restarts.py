@@ -1,0 +1,63 @@
+"""Restarts of a command on one machine: how many, and what the attempts know of each other."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from runner.distributed import environment, restarts
+from runner.distributed.environment import PARENT, kept_over_restarts
+from runner.distributed.launch import Launch
+
+
+@pytest.fixture(autouse=True)
+def first_attempt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process has been a command for the first time."""
+    monkeypatch.setattr(restarts, "_begun", None)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.delenv(PARENT, raising=False)
+    for known in (environment.from_attempts, environment.for_attempts):
+        known.clear()
+    yield
+    for known in (environment.from_attempts, environment.for_attempts):
+        known.clear()
+
+
+def test_a_checkpoint_of_a_later_batch_resets_the_count():
+    batches = [-1, -1, 4, 4, 4, 9, 9, 9, 9]
+    assert [restarts.count("run", 2, batch) for batch in batches] == [1, 2, 1, 2, 0, 1, 2, 0, 0]
+    assert restarts.count("another run", 2, 4) == 1
+    assert restarts.count("run", 0, 20) == 0
+
+
+def test_an_attempt_knows_what_those_before_it_knew_and_nothing_that_it_starts_does(monkeypatch: pytest.MonkeyPatch):
+    restarts.begin()
+    assert kept_over_restarts("folder", lambda: "first") == "first"
+    restarts.count("run", 3, 5)
+    monkeypatch.setenv(restarts.VARIABLE, json.dumps(environment.for_attempts))
+    restarts.begin()
+    assert restarts.VARIABLE not in os.environ
+    assert kept_over_restarts("folder", lambda: "second") == "first"
+    assert kept_over_restarts("other", lambda: "third") == "third"
+    assert restarts.count("run", 3, 5) == 2
+
+
+@pytest.mark.parametrize(("variable", "value"), [("SLURM_JOB_ID", "7"), (PARENT, "1")])
+def test_only_a_command_that_nothing_else_restarts_may_restart(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+):
+    assert not restarts.may_restart()
+    with restarts.offered():
+        assert restarts.may_restart()
+        monkeypatch.setenv(variable, value)
+        assert not restarts.may_restart()
+
+
+@pytest.mark.parametrize("value", [-1, True, 1.5, "3", None])
+def test_a_number_of_restarts_that_is_none_is_refused(value: Any):
+    with pytest.raises(ValueError, match="restarts=.*: must be a whole number, 0 or more"):
+        Launch(restarts=value)

@@ -172,7 +172,7 @@ def test_a_sweep_is_one_folder_and_one_run_a_job(folder: Path, run_app: Any):
     assert {path.name for path in sweep.iterdir() if path.is_dir()} == {*jobs, "mlflow", ".jobs"}
     names = query(folder, "select name, status from runs order by name")
     assert names == [(name, "FINISHED") for name in (*sorted(jobs), "sweep-seed-mlp-digits")]
-    assert {value for (value,) in query(folder, "select value from params where key = 'seed'")} == {"0", "1"}
+    assert {value for (value,) in query(folder, "select value from params where key = 'seed'")} == {"0", "1", "0,1"}
     seeds = [yaml.safe_load((sweep / f"seed{seed}-mlp-digits" / "config.yaml").read_text())["seed"] for seed in (0, 1)]
     assert seeds == [0, 1]
     final = query(folder, "select value from metrics where key = 'loss/train/total' and step = 6")

@@ -54,14 +54,14 @@ def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], Abstract
 @contextmanager
 def _buffers_kept(module: nn.Module) -> Iterator[None]:
     """Replace buffers with copies within the context, because running statistics must not see a batch twice."""
-    owners = [(one, *named) for one in module.modules() for named in one.named_buffers(recurse=False)]
+    owners = [(one, name, buffer) for one in module.modules() for name, buffer in one._buffers.items()]
     for owner, name, buffer in owners:
-        setattr(owner, name, buffer.clone())
+        owner._buffers[name] = None if buffer is None else buffer.clone()
     try:
         yield
     finally:
         for owner, name, buffer in owners:
-            setattr(owner, name, buffer)
+            owner._buffers[name] = buffer
 
 
 class ActivationCheckpointing(Algorithm):

@@ -50,7 +50,8 @@ def command() -> NoReturn:
     grow_segments()
     with lasting_output():
         try:
-            code = main()
+            with restarts.offered():
+                code = main()
         except KeyboardInterrupt:  # while the runner was imported
             code = INTERRUPTED
         requeue_if_asked()

@@ -109,7 +109,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "trainer.scale_schedule_ratio=-1": ("trainer.scale_schedule_ratio=-1", "above 0"),
     "+callbacks=speed_monitor callbacks.speed_monitor.window_size=0": ("speed_monitor.window_size=0", "at least 1"),
     "algorithms.batch_augment.pad=-1": ("algorithms.batch_augment.pad=-1", "at least 0"),
-    "callbacks.mlflow_logger.close_timeout=-1": ("callbacks.mlflow_logger.close_timeout=-1", "0 or more"),
+    "callbacks.mlflow_logger.close_timeout=-1": ("callbacks.mlflow_logger.close_timeout=-1", "at least 0"),
     "callbacks.checkpoint_saver.monitor=nothing": ("callbacks.checkpoint_saver.monitor='nothing'", "'eval/loss'"),
     # times
     "trainer.max_duration=5epochs": ("trainer.max_duration='5epochs'", "'5ep'"),

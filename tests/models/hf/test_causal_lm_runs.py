@@ -186,11 +186,12 @@ def test_two_ranks_train_as_one_and_transformers_says_nothing(run_here, run_app,
 @pytest.mark.filterwarnings("ignore:precision='amp_bf16'")
 @pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
 def test_algorithms_and_callbacks_work_with_it(run_here, models: Path, tmp_path: Path, name: str):
+    block = {"gpt2": "*Block", "llama": "*DecoderLayer"}[name]
     algorithms = "ema,activation_checkpointing,gradient_clipping,seq_length_warmup,layer_freezing"
     callbacks = "json_lines_logger,generate,activation_monitor,optimizer_monitor,nan_monitor,speed_monitor"
     run_here(
         *command(models / name, callbacks=callbacks),
-        *(f"algorithms=[{algorithms}]", "algorithms.activation_checkpointing.modules=[*Block,*DecoderLayer]"),
+        *(f"algorithms=[{algorithms}]", f"algorithms.activation_checkpointing.modules={block}"),
         *("algorithms.ema.half_life=1ba", "algorithms.layer_freezing.freeze_start=0.0"),
         *("trainer.precision=amp_bf16", "trainer.grad_accum=2", "callbacks.activation_monitor.interval=1ba"),
         "callbacks.optimizer_monitor.batch_log_interval=1",

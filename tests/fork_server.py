@@ -249,7 +249,7 @@ def leave(code: int) -> NoReturn:
     with suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         with suppress(OSError, ValueError):
             stream.flush()
     if code < 0:  # an interpreter that Ctrl-C has ended ends by that signal

@@ -135,8 +135,10 @@ def test_what_does_not_is_found_out(own: Path, run_app: Any, algorithm: str, out
 
 @pytest.mark.slow
 def test_two_ranks(tmp_path: Path, run_app: Any):
-    ranks = ("launch.nproc_per_node=2", "prove.kills=3", "prove.seed=1")
-    done = run_app(*SMALL, *ranks, "+algorithms=[mixup]", "prove.keep=true", real=True)  # it looks for RANK=1
+    ranks = ("launch.nproc_per_node=2", "launch.threads=1", "prove.kills=3", "prove.seed=1")
+    done = run_app(
+        *SMALL, *ranks, "+algorithms=[mixup]", "prove.keep=true", real=True, timeout=290
+    )  # it looks for RANK=1
     found = verdict_of(tmp_path)
     assert found["outcome"] == "equal" and "ok proof" in done.stdout
     assert {one["rank"] for one in found["kills"]} == {0, 1}

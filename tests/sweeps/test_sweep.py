@@ -55,6 +55,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # many commands, one after another
 def test_the_same_sweep_again_trains_nothing_and_a_new_one_when_asked(run_here: Any, folder: Path):
     done = run_here("-m", "optimizer.lr=0.01,0.03", "seed=0,1", *QUIET)
     assert done.code == 0, done.err

@@ -110,7 +110,7 @@ def _copy(path: Sequence[str], source: Any, into: dict[str, Any]) -> None:
 
 
 def _has_only_the_record(saved: SavedRun, argument: str) -> bool:
-    """Return whether an argument changes a key of the record that the configs no longer have."""
+    """Return whether an argument changes a recorded key that configs lack: an override added it, or they changed."""
 
     def has(section: Any) -> bool:
         *above, key = argument.partition("=")[0].split(".")
@@ -118,7 +118,9 @@ def _has_only_the_record(saved: SavedRun, argument: str) -> bool:
             section = section.get(one) if isinstance(section, Mapping) else None
         return isinstance(section, Mapping) and key in section
 
-    return re.match(r"\w[\w.]*=", argument) is not None and has(saved.config) and not has(saved.base)
+    was_added = any(one.startswith("+") and key_of(one) == key_of(argument) for one in saved.overrides)
+    is_plain = re.match(r"\w[\w.]*=", argument) is not None
+    return is_plain and has(saved.config) and (was_added or not has(saved.base))
 
 
 def _appends(argument: str) -> bool:

@@ -39,6 +39,13 @@ def test_what_is_given_again_replaces_what_was_saved(given: str, before: list[st
     ]
 
 
+@pytest.mark.parametrize("added", ["+data.size=3", "++data.size=3"])
+def test_a_key_added_by_an_override_is_changed_without_a_plus(added: str):
+    config = {"data": {"size": 3}}
+    saved = SavedRun("x", "x", "x", config, ["seed=1", added], base=config)
+    assert with_saved_arguments(saved, ["data.size=5"]) == ["seed=1", "++data.size=5"]
+
+
 NOW = {"mode": "train", "resume": None, "rerun": "x", "seed": 0, "new": None, "data": {"size": 9, "more": 1}}
 
 

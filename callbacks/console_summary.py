@@ -13,9 +13,10 @@ from runner.budget import Budget
 from runner.callbacks._best_values import BestValues
 from runner.callbacks._epoch_loss import TRAIN_LOSS, EpochLoss
 from runner.callbacks._run_description import describe_events, describe_run
+from runner.distributed.restarts import may_restart
 from runner.distributed.session import SessionOver
 from runner.failures.exits import is_asked_for
-from runner.failures.facts import facts_of
+from runner.failures.facts import facts_of, is_of_environment
 from runner.files.printable import printable
 from runner.metric_choice import name_metric
 from runner.terminal.commands import override, show_command
@@ -118,6 +119,8 @@ class ConsoleSummary(LoggerDestination):
                 console.print(Text.from_ansi(line), soft_wrap=True)  # its heading is bold
         for line in _outcome(state, self._seconds_of(state), self._evaluating):
             console.print(line, soft_wrap=True)
+        if state.error is not None and is_of_environment(state.error) and may_restart():
+            return  # the command starts again and says so, or says how to go on
         console.print(f"run      {show_path(state.run_dir)}", soft_wrap=True)
         for address in (one for callback in state.callbacks if (one := getattr(callback, "mirrored_at", None))):
             console.print(f"mirror   {address}", soft_wrap=True)

@@ -182,7 +182,7 @@ class BatchReader(Iterator[Any]):
             self._pool.end()
             if failure is None:
                 raise
-            raise failure from error
+            raise failure from None  # it says what torch says, and more
         self._batch += 1
         if self._watch is not None and self._watch.delivered():
             self._watch = None

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from runner.distributed.endings import last_words
+from runner.distributed.endings import last_words, was_asked_to_end
 from runner.distributed.environment import PARENT, for_attempts, from_attempts
+from runner.distributed.local_ranks import LocalRanks, ranks
 from runner.distributed.session import SessionOver
 from runner.distributed.slurm import is_job
 from runner.failures.exit_codes import ENVIRONMENT
@@ -60,8 +61,12 @@ def offered() -> Iterator[None]:
 
 
 def may_restart() -> bool:
-    """Return whether a failure may end in a restart here: Slurm, and whoever started this process, have their own."""
-    return _offers > 0 and not is_job() and PARENT not in os.environ
+    """Return whether a failure of the machine may end in a restart here, unless a signal has asked to end the run.
+
+    Slurm, torchrun, and whoever started this process have their own.
+    """
+    is_ours = not is_job() and PARENT not in os.environ and isinstance(ranks(), LocalRanks)
+    return _offers > 0 and is_ours and not was_asked_to_end()
 
 
 def count(run_dir: str, most: int, batch: int) -> int:

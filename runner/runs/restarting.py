@@ -12,15 +12,14 @@ from runner.checkpoints.manifest import MANIFEST, UnreadableCheckpoint, read_man
 from runner.config import build
 from runner.config.errors import WrongConfig
 from runner.distributed import restarts
-from runner.distributed.endings import was_asked_to_end
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
-from runner.distributed.local_ranks import LocalRanks, ranks
 from runner.distributed.session import Requeued
 from runner.distributed.slurm import check_progress
 from runner.failures.facts import RankFailed, is_of_environment
 from runner.files.addresses import without_credentials
-from runner.terminal.console import print_failure
+from runner.terminal.commands import override, show_command
+from runner.terminal.console import print_failure, show_path
 from runner.terminal.text import print_to_stderr
 
 
@@ -74,13 +73,14 @@ def _restart(run_dir: Path, most: int, reason: str) -> None:
     Raises:
         Restarted: it begins again.
     """
-    is_ours = isinstance(ranks(), LocalRanks)  # not those of torchrun or srun
-    if most == 0 or not is_ours or was_asked_to_end() or not restarts.may_restart():
+    if not restarts.may_restart():
         return
     batch = saved_batch(run_dir)
     number = restarts.count(str(run_dir), most, batch)
     if number == 0:
-        print_to_stderr(f"WARNING: not restarted: {most} restarts in a row have trained no further (launch.restarts)")
+        why = f"{most} restarts in a row have trained no further" if most else "launch.restarts=0"
+        command = show_command(override("resume", show_path(run_dir)))
+        print_to_stderr(f"WARNING: not restarted ({why}); when the machine is in order: {command}")
         return
     place = "the beginning" if batch < 0 else f"batch {batch}"
     reason = without_credentials(f"restart {number} of {most}, from {place}, because the machine failed: {reason}")

@@ -158,7 +158,7 @@ def _note_batch(error: Exception, config: Mapping[str, Any], choices: Choices) -
     elif hook is None and step is not None:
         place = f"in {STEPS[step]}, with {_batch(error, step in AFTER_FORWARD)}"
         error.add_note(f"{place}: {_chosen('model', config, choices)}, {_chosen('data', config, choices)}")
-    if "device-side assert" in str(error):  # torch raises the same class for all CUDA errors
+    if _is_device_assert(error):
         error.add_note(DEVICE_ASSERT)
 
 
@@ -186,6 +186,8 @@ def _describe(error: Exception, config: Mapping[str, Any], choices: Choices) -> 
         text = _what(error)
     if group := facts_of(error).works_without:
         text += f"\n  without {group} it works"
+    if _is_device_assert(error):
+        text += f"\n  {DEVICE_ASSERT}"
     text += f"\n  raised in {place}" if place is not None else ""
     return text
 
@@ -238,7 +240,14 @@ def _embedding(error: Exception) -> str:
     return ""
 
 
+def _is_device_assert(error: Exception) -> bool:
+    return "device-side assert" in str(error)  # torch raises the same class for all CUDA errors
+
+
 def _what(error: Exception) -> str:
-    message = " ".join(str(error).split())
+    said = str(error)
+    if isinstance(error, torch.AcceleratorError):
+        said = said.partition("\n")[0]  # the other lines are the same for all of them
+    message = " ".join(said.split())
     shown = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
     return shown if type(error) in (ValueError, TypeError) else f"{type(error).__name__}: {shown}"

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from runner.config.errors import WrongConfig
 from runner.failures.facts import RankFailed
-from runner.modes.diagnosis import noting_batch
+from runner.modes.diagnosis import naming_fault, noting_batch
 
 DIGITS = ("trainer.max_duration=2ba", "callbacks=none")
 TEXT = ("experiment=stdlib_lm_plain", *DIGITS, "data.eval_bytes=256")
@@ -141,6 +142,13 @@ def test_what_a_gpu_does_not_name_is_a_hint():
     with pytest.raises(RuntimeError) as raised, noting_batch({}):
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
     assert [note for note in raised.value.__notes__ if "mode=check" in note] == raised.value.__notes__
+
+
+def test_the_first_batch_that_a_gpu_refuses_has_the_hint_too():
+    config = {"trainer": {}, "model": {"_target_": "own.Own"}, "data": {"_target_": "own.Data"}}
+    expected = "^AcceleratorError: CUDA error: device-side assert triggered\n  mostly a label .* mode=check tries a few"
+    with pytest.raises(WrongConfig, match=expected), naming_fault(config):
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in")
 
 
 OWN = """

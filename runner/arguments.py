@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from runner.checks import check_session, check_subset, check_whole, refuse_one_shot
 from runner.destination import LoggerDestination
+from runner.device.memory import collect_garbage
 from runner.distributed.collectives import pick_device
 from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.distributed.sharding import Layout
@@ -85,10 +86,12 @@ def make_state(
     """Return the State at the beginning of a run, from the Trainer's arguments of these names."""
     check_model(model)
     check_microbatches(grad_accum, microbatch_size)
+    chosen = pick_device(device)
+    collect_garbage(chosen)
     return State(
         unwrapped_model=model,
         model=model,
-        device=pick_device(device),
+        device=chosen,
         precision=Precision(precision),
         rank_zero_seed=check_seed(seed),
         run_name=run_name or "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -35,3 +36,14 @@ def bytes_in_use(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     return torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["current"]
+
+
+def collect_garbage(device: torch.device) -> None:
+    """Free what earlier Trainers of this process left on a GPU: their parts refer to each other, so Python keeps them.
+
+    Without it, the second job of a sweep would hold the first one's weights and data beside its own.
+    """
+    import torch
+
+    if device.type == "cuda" and torch.cuda.memory_allocated(device):
+        gc.collect()

@@ -44,6 +44,7 @@ class TorchProfile:
             activities=[profiler.ProfilerActivity.CPU, *gpu],
             schedule=profiler.schedule(wait=0, warmup=warmup, active=active, repeat=1),
             on_trace_ready=done,
+            acc_events=True,  # otherwise torch 2.11 warns of cycles before this one, of which there are none
             **options,
         )
         self._steps = warmup + active

@@ -211,7 +211,8 @@ def test_a_host_that_is_ahead_logs_the_speed_of_the_device(monkeypatch: pytest.M
 def test_a_gpu_has_done_what_is_counted():
     series, _, seconds = fit(SpeedMonitor(time_unit="seconds"), device="cuda")
     assert 0 < series["time/train"][-1] <= seconds
-    assert series["throughput/batches_per_sec"][-1] == pytest.approx(20 / series["time/train"][-1])
+    # The rate ends when the GPU has done the last batch, the time when the host has heard of it.
+    assert series["throughput/batches_per_sec"][-1] == pytest.approx(20 / series["time/train"][-1], rel=1e-2)
 
 
 @pytest.mark.usefixtures("steady")
@@ -296,6 +297,7 @@ def test_the_share_of_a_gpu_is_one_at_most():
         SpeedMonitor(),
         model=Square(nn.Linear(4096, 4096, bias=False), 4096),
         train_dataloader=batches,
+        eval_dataloader=None,
         device="cuda",
         precision="amp_bf16",
     )

@@ -392,5 +392,5 @@ def test_more_ranks_than_gpus_are_refused(run_app: Any):
 
     gpus = torch.cuda.device_count()
     done = run_app(*SHORT, f"launch.nproc_per_node={gpus + 1}", exit_code=2)
-    assert done.stderr.startswith(f"error: launch.nproc_per_node={gpus + 1}: each process takes a GPU")
+    assert done.stderr.startswith(f"error: launch.nproc_per_node={gpus + 1}: each process needs its own GPU")
     assert len(done.stderr.splitlines()) == 1

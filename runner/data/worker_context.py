@@ -47,6 +47,10 @@ class _Queue(multiprocessing.queues.Queue):
         # For an item that cannot be pickled. A method would keep the queue, and its thread and files, for good.
         state["_on_queue_feeder_error"] = partial(_send_instead, weakref.ref(self))
         os.set_blocking(state["_reader"].fileno(), False)
+        if not after_fork:
+            # Keeps both ends out of the garbage that the queue becomes part of. Python would close them together with
+            # the loader, which puts a last item first, and the thread that sends it would close files of others.
+            weakref.finalize(self, _let_go, state["_reader"], state["_writer"]).atexit = False
 
     def _recv_bytes(self) -> bytes:
         self._receive(4)
@@ -74,6 +78,10 @@ class _Queue(multiprocessing.queues.Queue):
             if not chunk:
                 raise EOFError
             self._part += chunk
+
+
+def _let_go(*ends: Any) -> None:
+    """Do nothing with the ends of a queue's pipe, which only had to be referred to until now."""
 
 
 class _ByValue:

@@ -1,5 +1,6 @@
 """What workers and the process they read for talk through: whoever is killed at it, the others do not wait for ever."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from python_process import PATIENCE
 from torch.utils.data import Dataset
 
 from runner.data import DatasetLoader
+from runner.data.worker_context import make_context
 
 # Python 3.12 and later warn that torch's threads are not forked along; for the others see test_dead_workers.py.
 pytestmark = [
@@ -87,6 +89,7 @@ def test_workers_end_with_the_process_they_read_for(context):
     program = f"""
 import os, signal, time
 from runner.data import DatasetLoader
+from runner.data.worker_context import make_context
 
 if __name__ == "__main__":
     samples = ["x" * 300_000] * 60
@@ -98,3 +101,28 @@ if __name__ == "__main__":
     # It is read from until all have closed its output, so workers too.
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
+
+
+class Knot:
+    """Becomes garbage together with its queue, and then puts an item that nobody has put before, as torch's loader."""
+
+    def __init__(self) -> None:
+        self.queue = make_context().Queue()
+        self.itself = self
+
+    def __del__(self) -> None:
+        self.queue.put(None)
+        self.queue.cancel_join_thread()
+        self.queue.close()
+
+
+def test_a_queue_that_is_garbage_closes_no_file_of_others(monkeypatch: pytest.MonkeyPatch):
+    failed: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    before = {*threading.enumerate()}
+    for _ in range(20):
+        Knot()
+        gc.collect()
+        for thread in {*threading.enumerate()} - before:
+            thread.join(PATIENCE)
+    assert failed == []

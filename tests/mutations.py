@@ -1332,8 +1332,8 @@ FAULTS = (
     ),
     Fault(
         "restarts: a signal of the user is answered by one",
-        "runner/runs/restarting.py",
-        " or was_asked_to_end()",
+        "runner/distributed/restarts.py",
+        " and not was_asked_to_end()",
         "",
         "survival/test_restarts.py",
     ),

@@ -48,8 +48,9 @@ class _Queue(multiprocessing.queues.Queue):
         state["_on_queue_feeder_error"] = partial(_send_instead, weakref.ref(self))
         os.set_blocking(state["_reader"].fileno(), False)
         if not after_fork:
-            # Keeps both ends out of the garbage that the queue becomes part of. Python would close them together with
-            # the loader, which puts a last item first, and the thread that sends it would close files of others.
+            # As long as this refers to the ends of the pipe, the garbage collector does not take them with the queue.
+            # It would close them, torch's loader would then put its last item, and the thread that sends it would
+            # close the same descriptors again, which may belong to other files by then.
             weakref.finalize(self, _let_go, state["_reader"], state["_writer"]).atexit = False
 
     def _recv_bytes(self) -> bytes:
@@ -81,7 +82,7 @@ class _Queue(multiprocessing.queues.Queue):
 
 
 def _let_go(*ends: Any) -> None:
-    """Do nothing with the ends of a queue's pipe, which only had to be referred to until now."""
+    """Do nothing: the caller only had to refer to the ends of a pipe."""
 
 
 class _ByValue:

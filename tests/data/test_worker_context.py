@@ -104,7 +104,7 @@ if __name__ == "__main__":
 
 
 class Knot:
-    """Becomes garbage together with its queue, and then puts an item that nobody has put before, as torch's loader."""
+    """Is collected together with its queue and then puts the first item into it, as torch's loader does."""
 
     def __init__(self) -> None:
         self.queue = make_context().Queue()
@@ -116,7 +116,7 @@ class Knot:
         self.queue.close()
 
 
-def test_a_queue_that_is_garbage_closes_no_file_of_others(monkeypatch: pytest.MonkeyPatch):
+def test_a_collected_queue_closes_each_descriptor_once(monkeypatch: pytest.MonkeyPatch):
     failed: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
     before = {*threading.enumerate()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -10,19 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination
 from runner.callbacks._best_values import BestValues
-from runner.callbacks._mlflow.description import describe_config, flatten
+from runner.callbacks._mlflow.description import describe_beginning, describe_config, flatten
 from runner.callbacks._mlflow.session import Session, log_sweep, parent_tags
-from runner.callbacks._mlflow.target import (
-    check_address,
-    check_arguments,
-    check_model,
-    resolve_uri,
-    set_environment,
-    ui_command,
-    uri_of_run,
-)
+from runner.callbacks._mlflow.target import check_address, resolve_uri, set_environment, ui_command, uri_of_run
 from runner.callbacks._mlflow.writer_process import shared_writer
+from runner.checks import check_number, check_one_of
 from runner.files.values import Address
+from runner.libraries.extras import require
 from runner.metric_choice import name_metric
 
 if TYPE_CHECKING:
@@ -82,8 +77,14 @@ class MLflowLogger(LoggerDestination):
         log_model: str | None = None,
         register_model: Address | None = None,
     ) -> None:
-        check_arguments(close_timeout, system_metrics_interval)
-        check_model(log_model, register_model)
+        require("MLflowLogger", None, "orjson")
+        check_number("close_timeout", close_timeout, "[0, inf]", "a number of seconds")
+        check_number("system_metrics_interval", system_metrics_interval, "(0, inf]", "a number of seconds")
+        check_one_of("log_model", log_model, (None, "last", "best"))
+        if register_model is not None and log_model is None:
+            raise ValueError(f"register_model={register_model!r}: no model is logged; add log_model=last or best")
+        if register_model is not None and (not register_model.strip() or re.search("[/:]", register_model)):
+            raise ValueError(f"register_model={register_model!r}: must be a name without '/' and ':'")
         self.tracking_uri = resolve_uri(tracking_uri)
         check_address(self.tracking_uri)
         self._by_key = tracking_uri is not None
@@ -124,11 +125,9 @@ class MLflowLogger(LoggerDestination):
         nesting = parent_tags(run_dir, self.tracking_uri) if self._nested else {}
         tags = {"runner.run_dir": str(run_dir)} | nesting | self._tags  # lets resume=<id> find the folder
         self._append({"tags": tags})
-        self._session.append_params(describe_config(state.config))
+        self._append({"params": describe_config(state.config)})
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        from runner.callbacks._mlflow.beginning import describe_beginning
-
         if self._log_model is not None:
             from runner.callbacks._mlflow.model_file import check_loggable
 
@@ -165,8 +164,7 @@ class MLflowLogger(LoggerDestination):
     eval_standalone_start = predict_start = _begin
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        if self._session is not None:
-            self._session.append_params(flatten(hyperparameters))
+        self._append({"params": flatten(hyperparameters)})
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
         self._append({"tags": dict(tags)})
@@ -218,7 +216,8 @@ class MLflowLogger(LoggerDestination):
     def sync(self, run_dir: Path | None) -> bool:
         from runner.callbacks._mlflow.sync import sync
 
-        return sync(self.tracking_uri, self._by_key, self.experiment_name, run_dir)
+        fields = {"tracking_uri": self.tracking_uri, "by_key": self._by_key, "experiment_name": self.experiment_name}
+        return sync(fields, run_dir)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._session is None else {**self._session.state_dict(), "best": self._best.state_dict()}

@@ -10,12 +10,12 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.callbacks._mlflow.description import note_command, typed_command, typed_overrides
 from runner.callbacks._mlflow.spool import FILES, IMAGES, Sent, Spool, is_id, now_ms, read_sent, write_sent
-from runner.callbacks._mlflow.target import known_before, make_target, note_command, typed_overrides, write_target
+from runner.callbacks._mlflow.target import known_before, make_target, unsent_entry, write_target
 from runner.callbacks._mlflow.writer_process import Progress, WriterProcess, how_to_send, shared_writer
 from runner.distributed.session import SessionOver
 from runner.failures.exits import is_asked_for
@@ -37,14 +37,14 @@ class Session:
 
     Args:
         run_dir: the run's folder; if it cannot be written, nothing is recorded.
-        fields: arguments of `make_target` that say where the run goes.
+        fields: fields of `make_target` that say where the run goes.
     """
 
     def __init__(self, run_dir: Path, **fields: Any) -> None:
         self._run_dir = run_dir.resolve()
+        self._folder = self._run_dir / "mlflow"
         self._fields = {**fields, "start_time": now_ms()}
-        self._held: list[Callable[[], None]] = []
-        self._begun = False
+        self._held: list[Callable[[Spool], None]] | None = []
         self._beginning = threading.RLock()  # metrics arrive on another thread
         self._warned = False
         self._known_id: str | None = None
@@ -52,21 +52,22 @@ class Session:
         self._spool: Spool | None = None
         self._writer: WriterProcess | None = None
         self._progress: Progress | None = None
-        self._ended: tuple[str, int] | None = None  # the final status, and the lines of the spool
+        self._status = ""
+        self._size = 0
 
     def begin(self) -> None:
         """Open the spool, add what was appended so far, and start its delivery. Later calls do nothing."""
         with self._beginning:
-            if self._begun:
+            if self._held is None:
                 return
             try:
                 self._open()
             except OSError as error:
-                self._warn(f"this run is not recorded, because {self._run_dir / 'mlflow'} cannot be written ({error})")
-            self._begun = True
-            for call in self._held:
-                call()
-            self._held.clear()
+                self._warn(f"this run is not recorded, because {self._folder} cannot be written ({error})")
+            held = self._held
+            self._held = None
+            for write in held:
+                self._write(write)
 
     @property
     def run_id(self) -> str | None:
@@ -96,64 +97,53 @@ class Session:
             self._target = {"spool": state["spool"]}
 
     def append(self, *entries: dict[str, Any]) -> None:
-        """Record entries of any kind, with credentials removed."""
-        if self._holds(partial(self.append, *entries)) or self._spool is None:
-            return
-        try:
-            self._spool.append(*map(hidden_everywhere, entries))
-        except OSError as error:
-            self._warn(f"values are lost ({error})")
+        """Record entries of any kind but metrics, with credentials removed.
 
-    def append_params(self, params: dict[str, str]) -> None:
-        """Record parameters; in a resumed run, parameters that earlier sessions did not have are changes."""
-        if not self._holds(partial(self.append_params, params)) and self._spool is not None:
-            self.append({"params": params} | ({"resumed": True} if self._spool.resumed else {}))
+        In a resumed run, parameters that earlier sessions did not have are changes.
+        """
+
+        def write(spool: Spool) -> None:
+            resumed = {"resumed": True} if spool.resumed else {}
+            spool.append(*(hidden_everywhere(entry | (resumed if "params" in entry else {})) for entry in entries))
+
+        self._write(write)
 
     def append_metrics(self, records: Iterable[tuple[dict[str, float], int, float]]) -> None:
         """Record metrics, each with its step and its time in seconds."""
         records = list(records)
-        if self._holds(partial(self.append_metrics, records)) or self._spool is None:
-            return
-        departed_before = self._spool.departed
-        try:
-            self._spool.append_metrics(records)
-        except OSError as error:
-            self._warn(f"metrics are lost ({error})")
-        if self._spool.departed != departed_before:
-            log.warning(
-                "MLflow: batch %d was trained before with another loss; from it on the run holds the values of both",
-                self._spool.departed,
-            )
-            self.append({"tags": {"runner.departed_at": str(self._spool.departed)}})
+
+        def write(spool: Spool) -> None:
+            departed_before = spool.departed
+            spool.append_metrics(records)
+            if spool.departed != departed_before:
+                log.warning(
+                    "MLflow: batch %d was trained before with another loss; from it on the run holds the values of "
+                    "both",
+                    spool.departed,
+                )
+                spool.append({"tags": {"runner.departed_at": str(spool.departed)}})
+
+        self._write(write)
 
     def append_images(self, images: Any, name: str, step: int, captions: Sequence[str] | None) -> None:
         """Record images (N, H, W, C), uint8, in a file beside the spool."""
         import numpy as np
 
-        if self._holds(partial(self.append_images, images, name, step, captions)) or self._spool is None:
-            return
-        file = self._spool.path.parent / IMAGES / f"{uuid.uuid4().hex}.npy"
-        try:
+        entry = {"images": name, "captions": None if captions is None else list(captions), "s": step, "t": now_ms()}
+
+        def write(spool: Spool) -> None:
+            file = self._folder / IMAGES / f"{uuid.uuid4().hex}.npy"
             file.parent.mkdir(exist_ok=True)
             np.save(file, np.asarray(images, dtype=np.uint8))
-        except OSError as error:
-            self._warn(f"images are lost ({error})")
-        else:
-            texts = None if captions is None else list(captions)
-            self.append({"images": name, "file": file.name, "captions": texts, "s": step, "t": now_ms()})
+            spool.append(hidden_everywhere(entry | {"file": file.name}))
 
-    def _holds(self, call: Callable[[], None]) -> bool:
-        """Keep a call until the run begins, and return whether it has not begun yet."""
-        with self._beginning:
-            if not self._begun:
-                self._held.append(call)
-            return not self._begun
+        self._write(write)
 
     def append_artifact(self, path: Path, folder: str | None) -> None:
         """Record a file or folder. One outside the run's folder is copied into it, where the writer can read it."""
         path = path.resolve()
         if not path.is_relative_to(self._run_dir):
-            copy = self._run_dir / "mlflow" / FILES / uuid.uuid4().hex / path.name
+            copy = self._folder / FILES / uuid.uuid4().hex / path.name
             try:
                 copy.parent.mkdir(parents=True)
                 (shutil.copytree if path.is_dir() else shutil.copyfile)(path, copy)
@@ -185,20 +175,22 @@ class Session:
         if spool is None:
             return
         spool.close()
-        self._ended = (status, spool.lines)
-        if self._writer is None or self._progress is None:
-            return
-        if not self._writer.alive:
-            self._known_id = self.run_id
-            self._deliver()
-        self._writer.finish(self._progress)
+        self._size = spool.size
+        self._status = status
+        if self._writer is not None and self._progress is not None:
+            if not self._writer.alive:
+                self._known_id = self.run_id
+                self._deliver()
+            self._writer.finish(self._progress)
 
     def wait(self, timeout: float) -> None:
         """Wait until the writer has sent everything. For a KILLED run, wait two seconds at most, and say nothing."""
-        if self._progress is not None and self._ended is not None:
-            status, lines = self._ended
-            killed = status == "KILLED"
-            self._progress.wait(lines, min(timeout, KILLED_TIMEOUT) if killed else timeout, is_quiet=killed)
+        if self._progress is None or not self._status:
+            return
+        if self._status == "KILLED":
+            self._progress.stopped.wait(min(timeout, KILLED_TIMEOUT))
+        else:
+            self._progress.wait(self._size, timeout)
 
     def wait_for_id(self, timeout: float) -> None:
         """Wait until the run has an id in MLflow, or the writer has given up."""
@@ -207,24 +199,35 @@ class Session:
             if self._progress is None or self._progress.stopped.wait(0.05):
                 break
 
+    def _write(self, write: Callable[[Spool], None]) -> None:
+        """Write to the spool now, or when the run begins."""
+        with self._beginning:
+            if self._held is not None:
+                self._held.append(write)
+                return
+        if (spool := self._spool) is not None:
+            try:
+                write(spool)
+            except OSError as error:
+                self._warn(f"values are lost ({error})")
+
     def _open(self) -> None:
         """Open the spool, write its target beside it, and enter the run in the store's register of unsent runs."""
-        folder = self._run_dir / "mlflow"
-        spool = Spool(folder)
+        spool = Spool(self._folder)
         if not spool.exclusive:
-            self._warn(f"another process logs to {folder} at this moment; both end up in one run")
-        before = known_before(folder)
+            self._warn(f"another process logs to {self._folder} at this moment; both end up in one run")
+        before = known_before(self._folder)
         if "spool" not in before and self._known_id is not None:
             before = {**before, **self._target}
-            write_sent(folder, Sent(self._fields["tracking_uri"], self._known_id))
-        target = self._target = make_target(self._run_dir, before, **self._fields)
-        write_target(folder, target)
-        unsent = Path(target["unsent"])
+            write_sent(self._folder, Sent(self._fields["tracking_uri"], self._known_id))
+        target = self._target = make_target(self._fields, before, typed_command())
+        write_target(self._folder, target)
         with contextlib.suppress(OSError):  # if the store cannot be written, the writer reports it
-            write_whole(unsent, str(self._run_dir))
-        self._known_id = read_sent(folder, target["tracking_uri"]).run_id
+            write_whole(unsent_entry(target, self._run_dir), str(self._run_dir))
+        self._known_id = read_sent(self._folder, target["tracking_uri"]).run_id
         self._spool = spool
-        spool.append({"start": now_ms(), "spool": target["spool"]})
+        identity = {"start": target["start_time"], "spool": target["spool"], "name": target["run_name"]}
+        spool.append(hidden_everywhere(identity))
         self._deliver()
 
     def _deliver(self) -> None:
@@ -254,8 +257,7 @@ def log_sweep(session: Session, summary: SweepSummary, nested: bool, timeout: fl
     session.begin()
     tags = {"runner.sweep": summary.sweep, "runner.sweep_summary": "true"}
     tags |= {f"best.{key}": value for key, value in summary.best.items()}
-    session.append({"tags": tags}, {"params": typed_overrides()})
-    session.append({"note": note_command()})
+    session.append({"tags": tags}, {"params": typed_overrides()}, {"note": note_command()})
     for name, (columns, rows) in summary.tables.items():
         session.append({"table": name, "columns": list(columns), "rows": [list(row) for row in rows]})
     for path in summary.files:

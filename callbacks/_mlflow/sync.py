@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
 
 from runner.callbacks._mlflow.delivery import Delivery
-from runner.callbacks._mlflow.spool import SPOOL, now_ms, open_log, read_sent
+from runner.callbacks._mlflow.description import typed_command
+from runner.callbacks._mlflow.spool import SPOOL, open_log, read_sent
 from runner.callbacks._mlflow.target import (
     FILE,
     known_before,
@@ -18,7 +20,7 @@ from runner.callbacks._mlflow.target import (
     read_target,
     register_of,
     set_environment,
-    store_fields,
+    unsent_entry,
     with_credentials,
     write_target,
 )
@@ -32,31 +34,28 @@ INTERVAL = 10.0  # seconds between two progress messages for a long run
 FOLDERS = ("*", "*/*", "*/*/*", "sweeps/*/*/*")  # folders of runs and sweeps in `outputs/`
 
 
-def sync(tracking_uri: str, by_key: bool, experiment_name: str, run_dir: Path | None) -> bool:
+def sync(fields: Mapping[str, Any], run_dir: Path | None) -> bool:
     """Send unsent data of runs, print the outcome, and return whether everything is sent.
 
     Args:
-        tracking_uri: address of a store. Runs go to it if it was chosen for this command; otherwise each goes to its
-            own, and `tracking_uri` must be that of a run that someone else made.
-        by_key: whether the address was chosen in the config. `$MLFLOW_TRACKING_URI` is also a choice, except for runs
-            whose own address was chosen in their config.
-        experiment_name: experiment of runs without their own target.
+        fields: `tracking_uri`, `by_key` and `experiment_name` of this command, as in `make_target`. Runs go to this
+            address if it was chosen for this command, in the config or, except for runs whose own address was chosen in
+            theirs, by `$MLFLOW_TRACKING_URI`. Otherwise each goes to its own, and the address must be that of a run
+            that someone else made. The experiment is that of runs without their own target.
         run_dir: folder of a run; None means all runs of this working directory and of the store that have unsent data.
     """
     if run_dir is not None and not _is_run(run_dir):
         raise ValueError(f"resume={str(run_dir)!r}: nothing was logged to MLflow there; give a run's folder")
     set_environment()
-
-    fields = {"tracking_uri": tracking_uri, "by_key": by_key, "experiment_name": experiment_name}
     if run_dir is not None:
-        return _send(run_dir, _target_of(run_dir, **fields), wanted=True)
-    run_dirs = _unsent_runs(tracking_uri)
+        return _send(run_dir, _target_of(run_dir, fields), wanted=True)
+    run_dirs = _unsent_runs(fields["tracking_uri"])
     if not run_dirs:
         print("MLflow: nothing left to send")
     results = []
-    for one in run_dirs:
+    for folder in run_dirs:
         try:
-            results.append(_send(one, _target_of(one, **fields), wanted=False))
+            results.append(_send(folder, _target_of(folder, fields), wanted=False))
         except ValueError as error:
             print_to_stderr(error)
             results.append(False)
@@ -67,24 +66,22 @@ def _is_run(run_dir: Path) -> bool:
     return (run_dir / "mlflow" / SPOOL).is_file()
 
 
-def _target_of(run_dir: Path, tracking_uri: str, by_key: bool, experiment_name: str) -> dict[str, Any]:
+def _target_of(run_dir: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the target of a run: its own if this user wrote it and chose no other store, or one in the given store."""
     folder = run_dir / "mlflow"
     target = read_target(folder)
+    address = fields["tracking_uri"]
     if target is None:
-        asked = read_object(folder / FILE).get("tracking_uri")
-        if asked is not None and asked != without_credentials(tracking_uri):
+        named = read_object(folder / FILE).get("tracking_uri")
+        if named is not None and named != without_credentials(address):
             raise ValueError(
                 f"{folder / FILE}: this run was made by someone else or on another machine, and would be sent to "
-                f"{asked!r}; if you trust that, add 'callbacks.mlflow_logger.tracking_uri={asked}'"
+                f"{named!r}; if you trust that, add 'callbacks.mlflow_logger.tracking_uri={named}'"
             )
-        fields = {"tracking_uri": tracking_uri, "by_key": by_key, "experiment_name": experiment_name}
-        fields |= {"run_name": run_dir.name}
-        times = {"system_metrics_interval": None, "start_time": now_ms()}
-        return make_target(run_dir.resolve(), known_before(folder), **fields, **times)
-    if by_key or ("MLFLOW_TRACKING_URI" in os.environ and not target.get("by_key")):
-        return {**target, **store_fields(tracking_uri, run_dir.resolve())}
-    whole = with_credentials(target, [tracking_uri])
+        return make_target({**fields, "run_name": run_dir.name}, known_before(folder), typed_command())
+    if fields["by_key"] or ("MLFLOW_TRACKING_URI" in os.environ and not target.get("by_key")):
+        return {**target, "tracking_uri": address}
+    whole = with_credentials(target, [address])
     if whole is None:
         raise ValueError(
             f"{folder / FILE}: this run goes to {target['tracking_uri']}, and credentials are not kept: give "
@@ -99,7 +96,8 @@ def _unsent_runs(tracking_uri: str) -> list[Path]:
     Entries of runs that no longer exist are removed.
     """
     run_dirs = []
-    for entry in [one for register in {register_of(tracking_uri), register_of("")} for one in register.glob("*")]:
+    registers = {register_of(address, Path.cwd()) for address in (tracking_uri, "")}
+    for entry in [entry for register in registers for entry in register.glob("*")]:
         with suppress(FileNotFoundError):  # another process has sent it meanwhile
             run_dir = Path(entry.read_text())
             if _is_run(run_dir):
@@ -120,8 +118,9 @@ def _is_sent(folder: Path) -> bool:
 
 
 def _send(run_dir: Path, target: dict[str, Any], wanted: bool) -> bool:
+    folder = run_dir / "mlflow"
     shown = show_path(run_dir)
-    alive = lock_file(run_dir / "mlflow" / "trainer.lock")
+    alive = lock_file(folder / "trainer.lock")
     if alive is None:
         print(f"{shown}: still running; it sends its data itself")
         return False
@@ -129,25 +128,22 @@ def _send(run_dir: Path, target: dict[str, Any], wanted: bool) -> bool:
 
     terminal = sys.stderr
     printed_at = time.monotonic()
-    with (run_dir / "mlflow" / SPOOL).open("rb") as spool:
-        lines = sum(1 for _ in spool)
+    size = (folder / SPOOL).stat().st_size
 
     def report(news: dict[str, Any]) -> None:
         nonlocal printed_at
-        if "lines" in news and time.monotonic() - printed_at > INTERVAL:
+        if "offset" in news and time.monotonic() - printed_at > INTERVAL:
             printed_at = time.monotonic()
-            print(f"{shown}: {news['lines']} of {lines} lines are sent", file=terminal, flush=True)
+            print(f"{shown}: {min(news['offset'] / size, 1):.0%} is sent", file=terminal, flush=True)
         for name in ("error", "refused", "renamed"):
             if name in news:
                 print(f"{shown}: {news[name]}", file=terminal)
 
     with open_log(run_dir) as log, redirect_stderr(log):  # traces go to the log, as they do in the writer
-        delivery = Delivery(run_dir.resolve(), target, report, live=False, wanted=wanted)
-        while not delivery.finished:
-            delivery.step()
-    print(f"{shown}: MLflow has {'all' if delivery.complete else 'not all'} of it")
-    before = read_target(run_dir / "mlflow")
-    if delivery.complete and before is not None:
-        Path(before["unsent"]).unlink(missing_ok=True)
-        write_target(run_dir / "mlflow", target)  # a resumed run continues in the store that has it
-    return delivery.complete
+        complete = Delivery(run_dir.resolve(), target, report, live=False, wanted=wanted).run()
+    print(f"{shown}: MLflow has {'all' if complete else 'not all'} of it")
+    before = read_target(folder)
+    if complete and before is not None:
+        unsent_entry(before, run_dir.resolve()).unlink(missing_ok=True)
+        write_target(folder, target)  # a resumed run continues in the store that has it
+    return complete

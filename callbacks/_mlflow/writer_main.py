@@ -9,26 +9,22 @@ import contextlib
 import importlib
 import json
 import os
-import queue
 import signal
 import sys
 import threading
 import time
-from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runner.callbacks._mlflow.delivery import Delivery, Report
-from runner.callbacks._mlflow.failures import print_trace
+from runner.callbacks._mlflow.delivery import Delivery
 from runner.callbacks._mlflow.spool import SPOOL, open_log
-from runner.callbacks._mlflow.target import read_target, resolve_uri, set_environment, with_credentials
+from runner.callbacks._mlflow.target import read_target, resolve_uri, set_environment, unsent_entry, with_credentials
 from runner.distributed.signals import HANDLED
 from runner.files.lock import lock_file
 from runner.libraries.importing import importing
 
-Commands = queue.SimpleQueue[dict[str, Any] | None]
-
-POLL = 0.2  # seconds between two checks of the spools
+POLL = 0.2  # seconds between two looks whether the trainer is alive
 LINGER = 6.0  # seconds to finish after the trainer has ended; users may take a longer-lived process for a leftover
 GRACE = 1.0  # further seconds before the process exits in the middle of a call
 
@@ -40,113 +36,108 @@ def serve() -> None:
     os.nice(5)  # a quarter of a core that training wants too: less, and on a busy machine nothing is sent for minutes
     set_environment()
     trainer = os.getppid()
-    reports = os.fdopen(os.dup(1), "w", buffering=1)
+    pipe = os.dup(1)
     os.dup2(2, 1)  # so that output of libraries does not mix with reports
-    commands: Commands = queue.SimpleQueue()
-    ended = threading.Event()
-    threading.Thread(target=_read_commands, args=(commands, ended), daemon=True).start()
-    threading.Thread(target=_leave_in_time, args=(trainer, ended), daemon=True).start()
+    writing = threading.Lock()
 
     def report(news: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # the trainer may have ended
-            reports.write(json.dumps(news) + "\n")
+        with writing, contextlib.suppress(OSError):  # the trainer may have ended
+            os.write(pipe, json.dumps(news).encode() + b"\n")
 
-    Service(report).run(commands, trainer)
+    writer = Writer(trainer, report)
+    threading.Thread(target=writer.watch, daemon=True).start()
+    with importing(), contextlib.suppress(Exception):  # reported once there is a run
+        importlib.import_module("runner.callbacks._mlflow.sink")
+        importlib.import_module("runner.callbacks._mlflow.store").open_early(resolve_uri(None))
+    for line in sys.stdin:
+        writer.execute(**json.loads(line))
+    writer.leave()
 
 
-class Service:
-    """The deliveries for one trainer, and for runs that earlier trainers left unsent."""
+class Writer:
+    """Delivers the runs of one trainer, each on a thread, and after each of them those that others left unsent."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, trainer: int, report: Callable[[dict[str, Any]], None]) -> None:
+        self._trainer = trainer
         self._report = report
-        self._active: dict[str, Delivery] = {}
-        self._backlog: deque[Path] = deque()
-        self._known: set[str] = set()
+        self._deliveries: dict[int, Delivery] = {}  # that are not done; of the one run left by others, by -1
+        self._threads: list[threading.Thread] = []
         self._addresses: list[str] = []
+        self._known: set[Path] = set()  # entries of the register that are not looked at again
+        self._leftover = threading.Lock()
 
-    def run(self, commands: Commands, trainer: int) -> None:
-        """Work until the trainer has ended and nothing is left to do, or the time is up.
+    def execute(self, number: int, run_dir: str = "", target: dict[str, Any] | None = None) -> None:
+        """Start a delivery, which a command with a target asks for, or finish it."""
+        folder = Path(run_dir)
+        if target is None:
+            if number in self._deliveries:
+                self._deliveries[number].finish()
+            return
+        for earlier in list(self._deliveries.values()):
+            if earlier.run_dir == folder:  # an earlier session of the run, whose end is known
+                earlier.stopped.wait()
 
-        None among the commands means that the trainer has ended.
-        """
-        with importing(), contextlib.suppress(Exception):  # reported once there is a run
-            importlib.import_module("runner.callbacks._mlflow.sink")
-            importlib.import_module("runner.callbacks._mlflow.store").open_early(resolve_uri(None))
-        deadline = None
-        while deadline is None or (time.monotonic() < deadline and (self._active or self._backlog)):
-            gone = not self._take(commands) or os.getppid() != trainer
-            if gone and deadline is None:
-                deadline = time.monotonic() + LINGER
-                for delivery in self._active.values():
-                    delivery.finish()
-            self._step()
-        for delivery in self._active.values():
-            delivery.stop()
+        def report(news: dict[str, Any]) -> None:
+            self._report({"number": number, **news})
 
-    def _take(self, commands: Commands) -> bool:
-        """Execute the next command, if there is one, and return False if the trainer has ended."""
-        busy = any(delivery.due for delivery in self._active.values()) or (self._backlog and not self._active)
         try:
-            command = commands.get(timeout=0.0 if busy else POLL)
-        except queue.Empty:
-            return True
-        if command is None:
-            return False
-        if "deliver" in command:
-            self._deliver(command["deliver"], command["target"])
-        elif command["finish"] in self._active:
-            self._active[command["finish"]].finish()
-        else:
-            self._report({"run": command["finish"], "stopped": True})
-        return True
-
-    def _deliver(self, run_dir: str, target: dict[str, Any]) -> None:
-        try:
-            with open_log(Path(run_dir)) as log:
+            with open_log(folder) as log:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
-            delivery = self._active[run_dir] = Delivery(Path(run_dir), target, self._report, live=True)
-        except (OSError, ValueError) as error:
-            self._report({"run": run_dir, "error": str(error), "stopped": True})
+        except OSError as error:
+            report({"error": str(error), "stopped": True})
             return
         self._addresses.append(target["tracking_uri"])
-        left = sorted(entry for entry in delivery.unsent.parent.glob("*") if entry.name not in self._known)
-        self._known.update(entry.name for entry in (delivery.unsent, *left))
-        self._backlog.extend(entry for entry in left if entry != delivery.unsent)
+        self._known.add(unsent_entry(target, folder))
+        self._deliveries[number] = Delivery(folder, target, report, live=True)
+        if os.getppid() != self._trainer:
+            self._deliveries[number].finish()
+        thread = threading.Thread(target=self._deliver, args=(number, unsent_entry(target, folder).parent), daemon=True)
+        thread.start()
+        self._threads = [thread, *(other for other in self._threads if other.is_alive())]
 
-    def _step(self) -> None:
-        for delivery in self._active.values():
-            delivery.step()
-        self._active = {name: delivery for name, delivery in self._active.items() if not delivery.finished}
-        if self._backlog and not self._active:
-            self._send_leftover(self._backlog.popleft())
+    def watch(self) -> None:
+        """Exit some time after the trainer has ended, even in the middle of a call to a server that does not answer.
+
+        Data workers of the trainer may outlive it, and hold the other end of the standard input.
+        """
+        while os.getppid() == self._trainer:
+            time.sleep(POLL)
+        self._finish()
+        time.sleep(LINGER + GRACE)
+        os._exit(1)  # the next writer continues after what is marked as sent
+
+    def leave(self) -> None:
+        """Exit when everything is sent, or the time is up: the trainer has ended, or wants no more of this process."""
+        deadline = time.monotonic() + LINGER
+        self._finish()
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        os._exit(0)  # without waiting for calls that hang
+
+    def _finish(self) -> None:
+        for delivery in list(self._deliveries.values()):
+            delivery.finish()
+
+    def _deliver(self, number: int, register: Path) -> None:
+        self._deliveries[number].run()
+        del self._deliveries[number]
+        with self._leftover:
+            for entry in sorted(set(register.glob("*")) - self._known):
+                self._known.add(entry)
+                with contextlib.suppress(OSError, ValueError):  # an entry that cannot be read stays
+                    self._send_leftover(entry)
 
     def _send_leftover(self, entry: Path) -> None:
-        """Start delivering a run of this user that an earlier writer left unsent, unless its trainer is alive."""
-        try:
-            run_dir = Path(entry.read_text())
-            if not (run_dir / "mlflow" / SPOOL).exists():  # the run was deleted
-                entry.unlink()
-                return
-            target = read_target(run_dir / "mlflow")
-            target = target and with_credentials(target, self._addresses)
-            if target and (alive := lock_file(run_dir / "mlflow" / "trainer.lock")):
-                alive.close()
-                self._active[str(run_dir)] = Delivery(run_dir, target, lambda _: None, live=False, wanted=False)
-        except (OSError, ValueError):
-            print_trace()
-
-
-def _read_commands(commands: Commands, ended: threading.Event) -> None:
-    for line in sys.stdin:
-        commands.put(json.loads(line))
-    commands.put(None)
-    ended.set()
-
-
-def _leave_in_time(trainer: int, ended: threading.Event) -> None:
-    """Exit some time after the trainer has ended, even in the middle of a call to a server that does not answer."""
-    while os.getppid() == trainer and not ended.wait(POLL):
-        pass
-    time.sleep(LINGER + GRACE)
-    os._exit(1)  # the next writer continues after what is marked as sent
+        """Deliver a run of this user that an earlier writer left unsent, unless its trainer is alive."""
+        run_dir = Path(entry.read_text())
+        if not (run_dir / "mlflow" / SPOOL).exists():  # the run was deleted
+            entry.unlink()
+            return
+        target = read_target(run_dir / "mlflow")
+        target = target and with_credentials(target, self._addresses)
+        if target and (alive := lock_file(run_dir / "mlflow" / "trainer.lock")):
+            alive.close()
+            self._deliveries[-1] = Delivery(run_dir, target, lambda _: None, live=False, wanted=False)
+            self._deliveries[-1].run()
+            del self._deliveries[-1]

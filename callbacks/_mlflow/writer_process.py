@@ -26,7 +26,6 @@ log = logging.getLogger("runner")
 _ROOT = str(Path(runner.__file__).absolute().parents[1])
 _PROGRAM = f"import sys; sys.path.insert(0, {_ROOT!r}); from runner.callbacks._mlflow.writer_main import serve; serve()"
 
-
 SOON = 1.0
 LATER = 5.0
 """Seconds to wait for the writer before printing a message, on a terminal and elsewhere."""
@@ -35,57 +34,59 @@ LATER = 5.0
 class Progress:
     """The progress of the writer with one run, as last reported."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, number: int, run_dir: Path) -> None:
+        self.number = number
+        """Number of the delivery, by which commands and reports name it."""
         self.run_dir = run_dir
         self.run_id: str | None = None
         self.experiment_id: str | None = None
-        self.lines = 0
-        """Number of lines of the spool that MLflow has."""
+        self.offset = 0
+        """Bytes of the spool that MLflow has."""
         self.complete = False
         """Whether MLflow has all of it, with the run's final status."""
         self.stopped = threading.Event()
         """Set when the writer does no more for this run: it is complete or was given up, or the writer has ended."""
-        self._warned = False
-        self._warned_kinds: set[str] = set()
+        self._warned: set[str] = set()
 
     def update(self, report: dict[str, Any]) -> None:
         """Process a report of the writer about this run."""
-        for name in ("run_id", "experiment_id", "lines", "complete"):
+        for name in ("run_id", "experiment_id", "offset", "complete"):
             setattr(self, name, report.get(name, getattr(self, name)))
         if "error" in report:
             self.warn(report["error"])
-        for kind in {"refused", "renamed"} & report.keys() - self._warned_kinds:
-            self._warned_kinds.add(kind)
+        for kind in {"refused", "renamed"} & report.keys() - self._warned:
+            self._warned.add(kind)
             log.warning("MLflow: %s (any others are in %s)", report[kind], self.run_dir / "mlflow" / "writer.log")
         if report.get("stopped"):
             self.stopped.set()
 
-    def wait(self, lines: int, timeout: float, is_quiet: bool = False) -> None:
-        """Wait until the writer has stopped. When that takes long, print its progress on stderr.
+    def wait(self, size: int, timeout: float) -> None:
+        """Wait until the writer has sent the spool, of `size` bytes, and print progress on stderr if that takes long.
 
-        Unless it is quiet, it warns when the writer has not sent all lines after `timeout` seconds.
+        It warns when the writer has not sent all of it after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         terminal = sys.stderr.isatty()
         erase, end = ("\r\x1b[K", "") if terminal else ("", "\n")
         quiet, pause = (SOON, 0.5) if terminal else (LATER, 10.0)  # less often in a log file
-        if not self.stopped.wait(timeout if is_quiet else min(quiet, timeout)) and not is_quiet:
+        if not self.stopped.wait(min(quiet, timeout)):
             while (left := deadline - time.monotonic()) > 0:
-                done = f"{self.lines / max(lines, 1):.0%} of what was logged is there"
-                print(
-                    f"{erase}saving to MLflow: {done}; waiting up to {left:.0f} s", end=end, file=sys.stderr, flush=True
-                )
+                line = f"saving to MLflow: {self._share(size)} is there; waiting up to {left:.0f} s"
+                print(f"{erase}{line}", end=end, file=sys.stderr, flush=True)
                 if self.stopped.wait(min(pause, left)):
                     break
             print(end=erase, file=sys.stderr, flush=True)
-        if not is_quiet and not self.complete:
-            self.warn(f"{self.lines:,} of {lines:,} lines were sent when the run ended")
+        if not self.complete:
+            self.warn(f"{self._share(size)} was there when the run ended")
 
     def warn(self, reason: str) -> None:
         """Warn, once per run, what is wrong and what to do."""
-        if not self._warned:
-            self._warned = True
+        if "error" not in self._warned:
+            self._warned.add("error")
             log.warning("MLflow: %s. Training does not wait for it: %s", reason.rstrip(". "), how_to_send(self.run_dir))
+
+    def _share(self, size: int) -> str:
+        return f"{self.offset / max(size, 1):.0%} of what was logged"
 
 
 def how_to_send(run_dir: Path) -> str:
@@ -105,7 +106,7 @@ class WriterProcess:
 
     def __init__(self) -> None:
         self.owner = os.getpid()
-        self._runs: dict[str, Progress] = {}
+        self._runs: list[Progress] = []
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM],
             stdin=subprocess.PIPE,
@@ -127,17 +128,19 @@ class WriterProcess:
 
     def deliver(self, run_dir: Path, target: Mapping[str, Any]) -> Progress:
         """Start sending the spool of a run to a target, whose address includes credentials."""
-        progress = self._runs[str(run_dir)] = Progress(run_dir)
-        self._send(progress, {"deliver": str(run_dir), "target": dict(target)})
+        progress = Progress(len(self._runs), run_dir)
+        self._runs.append(progress)
+        self._send(progress, {"run_dir": str(run_dir), "target": dict(target)})
         return progress
 
     def finish(self, progress: Progress) -> None:
         """Send the rest of a run's spool immediately, because nothing more will be added to it."""
-        self._send(progress, {"finish": str(progress.run_dir)})
+        self._send(progress, {})
 
     def _send(self, progress: Progress, command: Mapping[str, Any]) -> None:
         try:
-            self._process.stdin.write(json.dumps(command) + "\n")  # type: ignore[union-attr]
+            line = json.dumps({"number": progress.number, **command}) + "\n"
+            self._process.stdin.write(line)  # type: ignore[union-attr]
         except (OSError, ValueError):  # broken, or closed by the listening thread
             self._lose(progress)
 
@@ -145,11 +148,11 @@ class WriterProcess:
         with reports:
             for line in reports:
                 report = json.loads(line)
-                self._runs[report["run"]].update(report)
+                self._runs[report["number"]].update(report)
         self._process.wait()
         with contextlib.suppress(OSError):  # the last command may be left unread
             self._process.stdin.close()  # type: ignore[union-attr]
-        for progress in list(self._runs.values()):
+        for progress in self._runs:
             if not progress.stopped.is_set():
                 self._lose(progress)
 

@@ -22,8 +22,8 @@ from torch import nn
 
 from runner import ClassificationModel, Trainer
 from runner.callbacks import InMemoryLogger, MLflowLogger
-from runner.callbacks._mlflow.description import flatten
-from runner.callbacks._mlflow.target import read_target, typed_command, ui_command
+from runner.callbacks._mlflow.description import flatten, typed_command
+from runner.callbacks._mlflow.target import read_target, ui_command
 from runner.callbacks._mlflow.writer_process import shared_writer
 from runner.distributed.session import end
 

@@ -5,22 +5,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
+import sys
 import threading
 import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.callbacks._mlflow.description import note_command, typed_command, typed_overrides
 from runner.callbacks._mlflow.spool import FILES, IMAGES, Sent, Spool, is_id, now_ms, read_sent, write_sent
 from runner.callbacks._mlflow.target import known_before, make_target, unsent_entry, write_target
-from runner.callbacks._mlflow.writer_process import Progress, WriterProcess, how_to_send, shared_writer
+from runner.callbacks._mlflow.writer_process import WriterProcess, shared_writer
 from runner.distributed.session import SessionOver
 from runner.failures.exits import is_asked_for
 from runner.files.addresses import hidden_everywhere
 from runner.files.whole import write_whole
+from runner.terminal.commands import override, show_command
 
 if TYPE_CHECKING:
     from runner.destination import SweepSummary
@@ -28,16 +31,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("runner")
 
 KILLED_TIMEOUT = 2.0  # seconds; a user who interrupts wants the process to end, and the writer continues for a while
+SOON = 1.0
+LATER = 5.0
+"""Seconds to wait for the writer before printing a message, on a terminal and elsewhere."""
 
 
 class Session:
-    """One run's spool and its delivery, from `begin` until `wait`; failures give a single warning.
+    """One run's spool and its delivery, from `begin` until `wait`; failures give one warning of each kind.
 
     What is appended before `begin` waits in memory, so that a run that is refused before it begins leaves nothing.
 
     Args:
         run_dir: the run's folder; if it cannot be written, nothing is recorded.
         fields: fields of `make_target` that say where the run goes.
+
+    Attributes:
+        run_id: MLflow's id of the run, or None until the writer reports it.
+        experiment_id: MLflow's id of the experiment, or None until the writer reports it.
     """
 
     def __init__(self, run_dir: Path, **fields: Any) -> None:
@@ -46,12 +56,17 @@ class Session:
         self._fields = {**fields, "start_time": now_ms()}
         self._held: list[Callable[[Spool], None]] | None = []
         self._beginning = threading.RLock()  # metrics arrive on another thread
-        self._warned = False
-        self._known_id: str | None = None
+        self._warned: set[str] = set()
+        self.run_id: str | None = None
+        self.experiment_id: str | None = None
         self._target: dict[str, Any] = {}
         self._spool: Spool | None = None
         self._writer: WriterProcess | None = None
-        self._progress: Progress | None = None
+        self._number = 0  # of the delivery
+        self._offset = 0  # bytes of the spool that MLflow has
+        self._complete = False
+        self._stopped = threading.Event()  # set when no process sends the spool
+        self._stopped.set()
         self._status = ""
         self._size = 0
 
@@ -63,21 +78,11 @@ class Session:
             try:
                 self._open()
             except OSError as error:
-                self._warn(f"this run is not recorded, because {self._folder} cannot be written ({error})")
+                self._warn("lost", f"this run is not recorded, because {self._folder} cannot be written ({error})")
             held = self._held
             self._held = None
             for write in held:
                 self._write(write)
-
-    @property
-    def run_id(self) -> str | None:
-        """MLflow's id of the run, or None until the writer reports it."""
-        return (self._progress and self._progress.run_id) or self._known_id
-
-    @property
-    def experiment_id(self) -> str | None:
-        """MLflow's id of the experiment, or None until the writer reports it."""
-        return self._progress and self._progress.experiment_id
 
     def state_dict(self) -> dict[str, Any]:
         """Return the ids of the run and its spool and the run's folder, or an empty dict if they are not known yet.
@@ -93,7 +98,7 @@ class Session:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue a saved run if the folder is the same but has lost its ids. Call it before `begin`."""
         if state.get("run_dir") == str(self._run_dir) and is_id(state.get("run_id")) and is_id(state.get("spool")):
-            self._known_id = state["run_id"]
+            self.run_id = state["run_id"]
             self._target = {"spool": state["spool"]}
 
     def append(self, *entries: dict[str, Any]) -> None:
@@ -148,7 +153,7 @@ class Session:
                 copy.parent.mkdir(parents=True)
                 (shutil.copytree if path.is_dir() else shutil.copyfile)(path, copy)
             except (OSError, shutil.Error) as error:
-                self._warn(f"{path} is not recorded ({error})")
+                self._warn("lost", f"{path} is not recorded ({error})")
                 return
             path = copy
         self.append({"artifact": str(path.relative_to(self._run_dir)), "folder": folder})
@@ -177,27 +182,46 @@ class Session:
         spool.close()
         self._size = spool.size
         self._status = status
-        if self._writer is not None and self._progress is not None:
+        if self._writer is not None:
             if not self._writer.alive:
-                self._known_id = self.run_id
                 self._deliver()
-            self._writer.finish(self._progress)
+            self._writer.finish(self._number)
 
     def wait(self, timeout: float) -> None:
-        """Wait until the writer has sent everything. For a KILLED run, wait two seconds at most, and say nothing."""
-        if self._progress is None or not self._status:
-            return
+        """Wait until the writer has sent everything, print progress if that takes long, and warn if it has not.
+
+        For a KILLED run, wait two seconds at most, and say nothing.
+        """
         if self._status == "KILLED":
-            self._progress.stopped.wait(min(timeout, KILLED_TIMEOUT))
-        else:
-            self._progress.wait(self._size, timeout)
+            self._stopped.wait(min(timeout, KILLED_TIMEOUT))
+        elif self._status and self._writer is not None:
+            self._wait_aloud(timeout)
+            if not self._complete:
+                self._warn("error", f"{self._share_sent()} was there when the run ended")
 
     def wait_for_id(self, timeout: float) -> None:
         """Wait until the run has an id in MLflow, or the writer has given up."""
         deadline = time.monotonic() + timeout
         while self.run_id is None and time.monotonic() < deadline:
-            if self._progress is None or self._progress.stopped.wait(0.05):
+            if self._stopped.wait(0.05):
                 break
+
+    def _wait_aloud(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        terminal = sys.stderr.isatty()
+        erase, end = ("\r\x1b[K", "") if terminal else ("", "\n")
+        quiet, pause = (SOON, 0.5) if terminal else (LATER, 10.0)  # less often in a log file
+        if self._stopped.wait(min(quiet, timeout)):
+            return
+        while (left := deadline - time.monotonic()) > 0:
+            line = f"saving to MLflow: {self._share_sent()} is there; waiting up to {left:.0f} s"
+            print(f"{erase}{line}", end=end, file=sys.stderr, flush=True)
+            if self._stopped.wait(min(pause, left)):
+                break
+        print(end=erase, file=sys.stderr, flush=True)
+
+    def _share_sent(self) -> str:
+        return f"{self._offset / max(self._size, 1):.0%} of what was logged"
 
     def _write(self, write: Callable[[Spool], None]) -> None:
         """Write to the spool now, or when the run begins."""
@@ -209,22 +233,22 @@ class Session:
             try:
                 write(spool)
             except OSError as error:
-                self._warn(f"values are lost ({error})")
+                self._warn("lost", f"values are lost ({error})")
 
     def _open(self) -> None:
         """Open the spool, write its target beside it, and enter the run in the store's register of unsent runs."""
         spool = Spool(self._folder)
         if not spool.exclusive:
-            self._warn(f"another process logs to {self._folder} at this moment; both end up in one run")
+            self._warn("shared", f"another process logs to {self._folder} at this moment; both end up in one run")
         before = known_before(self._folder)
-        if "spool" not in before and self._known_id is not None:
+        if "spool" not in before and self.run_id is not None:
             before = {**before, **self._target}
-            write_sent(self._folder, Sent(self._fields["tracking_uri"], self._known_id))
+            write_sent(self._folder, Sent(self._fields["tracking_uri"], self.run_id))
         target = self._target = make_target(self._fields, before, typed_command())
         write_target(self._folder, target)
         with contextlib.suppress(OSError):  # if the store cannot be written, the writer reports it
             write_whole(unsent_entry(target, self._run_dir), str(self._run_dir))
-        self._known_id = read_sent(self._folder, target["tracking_uri"]).run_id
+        self.run_id = read_sent(self._folder, target["tracking_uri"]).run_id
         self._spool = spool
         identity = {"start": target["start_time"], "spool": target["spool"], "name": target["run_name"]}
         spool.append(hidden_everywhere(identity))
@@ -234,14 +258,38 @@ class Session:
         try:
             self._writer = shared_writer()
         except OSError as error:
-            self._warn(f"the process that sends to it cannot be started ({error}): {how_to_send(self._run_dir)}")
+            self._warn("error", f"the process that sends to it cannot be started ({error})")
         else:
-            self._progress = self._writer.deliver(self._run_dir, self._target)
+            self._stopped.clear()
+            receive = partial(self._receive, self._writer)
+            self._number = self._writer.deliver(self._run_dir, self._target, receive)
 
-    def _warn(self, text: str) -> None:
-        if not self._warned:
-            self._warned = True
-            log.warning("MLflow: %s", text)
+    def _receive(self, writer: WriterProcess, report: dict[str, Any]) -> None:
+        """Process a report of the writer, or of one before it that was killed."""
+        self.run_id = report.get("run_id", self.run_id)
+        self.experiment_id = report.get("experiment_id", self.experiment_id)
+        self._offset = report.get("offset", self._offset)
+        self._complete = report.get("complete", self._complete)
+        for kind in ("error", "refused", "renamed"):
+            if kind in report:
+                self._warn(kind, report[kind])
+        if "stopped" in report and writer is self._writer:
+            self._stopped.set()
+
+    def _warn(self, kind: str, text: str) -> None:
+        """Warn once of each kind of failure: of what is not sent, left out, renamed or lost."""
+        if kind in self._warned:
+            return
+        self._warned.add(kind)
+        if kind == "error":
+            command = show_command("mode=sync", override("resume", str(self._run_dir)))
+            text = (
+                f"{text.rstrip('. ')}. Training does not wait for it: what is logged is kept in {self._folder}, and "
+                f"sent when MLflow can be reached again, by the next run, or by `{command}`"
+            )
+        elif kind in ("refused", "renamed"):
+            text = f"{text} (any others are in {self._folder / 'writer.log'})"
+        log.warning("MLflow: %s", text)
 
 
 def log_sweep(session: Session, summary: SweepSummary, nested: bool, timeout: float) -> None:

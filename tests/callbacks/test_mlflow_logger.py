@@ -8,6 +8,7 @@ import math
 import re
 import signal
 import sys
+import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -149,9 +150,10 @@ def test_a_run_that_is_refused_before_it_begins_leaves_nothing(folder: Path) -> 
             raise ValueError("refused")
     order = read_target(Path("r/mlflow"))
     assert order is not None
-    progress = shared_writer().deliver(Path("r"), order)  # has it take up whatever there might be
-    shared_writer().finish(progress)
-    assert progress.stopped.wait(60)
+    stopped = threading.Event()
+    number = shared_writer().deliver(Path("r"), order, lambda report: stopped.set() if "stopped" in report else None)
+    shared_writer().finish(number)  # has it take up whatever there might be
+    assert stopped.wait(60)
     assert (query("select run_uuid, status, end_time from runs"), sorted(Path("r").rglob("*"))) == (rows, files)
     assert not Path("new").exists()
 

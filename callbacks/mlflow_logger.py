@@ -214,7 +214,7 @@ class MLflowLogger(LoggerDestination):
         return find_run(run_id, self.tracking_uri, downloads)
 
     def sync(self, run_dir: Path | None) -> bool:
-        from runner.callbacks._mlflow.sync import sync
+        from runner.callbacks._mlflow.senders import sync
 
         fields = {"tracking_uri": self.tracking_uri, "by_key": self._by_key, "experiment_name": self.experiment_name}
         return sync(fields, run_dir)

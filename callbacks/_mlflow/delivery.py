@@ -15,16 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from runner.callbacks._mlflow.spool import (
-    SPOOL,
-    Sent,
-    Spool,
-    is_metrics,
-    now_ms,
-    read_entries,
-    read_sent,
-    write_sent,
-)
+from runner.callbacks._mlflow.spool import SPOOL, Sent, Spool, is_metrics, now_ms, read_entries, read_sent, write_sent
 from runner.callbacks._mlflow.target import address_for_mlflow, unsent_entry
 from runner.files.addresses import without_credentials, without_those_of
 from runner.files.lock import lock_file
@@ -142,7 +133,7 @@ class Delivery:
             return bool(entries)
         if not self._sent.ended:
             return self._mark_failed()
-        unsent_entry(self._target, self.run_dir).unlink(missing_ok=True)
+        unsent_entry(self.run_dir, self._target["cwd"]).unlink(missing_ok=True)
         self.complete = self._is_done = True
         return False
 

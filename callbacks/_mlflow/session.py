@@ -236,7 +236,7 @@ class Session:
                 self._warn("lost", f"values are lost ({error})")
 
     def _open(self) -> None:
-        """Open the spool, write its target beside it, and enter the run in the store's register of unsent runs."""
+        """Open the spool, write its target beside it, and enter the run in the register of unsent runs."""
         spool = Spool(self._folder)
         if not spool.exclusive:
             self._warn("shared", f"another process logs to {self._folder} at this moment; both end up in one run")
@@ -246,8 +246,8 @@ class Session:
             write_sent(self._folder, Sent(self._fields["tracking_uri"], self.run_id))
         target = self._target = make_target(self._fields, before, typed_command())
         write_target(self._folder, target)
-        with contextlib.suppress(OSError):  # if the store cannot be written, the writer reports it
-            write_whole(unsent_entry(target, self._run_dir), str(self._run_dir))
+        with contextlib.suppress(OSError):  # without an entry, it is found in `outputs/`
+            write_whole(unsent_entry(self._run_dir, target["cwd"]), str(self._run_dir))
         self.run_id = read_sent(self._folder, target["tracking_uri"]).run_id
         self._spool = spool
         identity = {"start": target["start_time"], "spool": target["spool"], "name": target["run_name"]}

@@ -80,6 +80,14 @@ def read_sent(folder: Path, tracking_uri: str) -> Sent:
     return sent if is_same and is_whole else Sent(tracking_uri)
 
 
+def has_trainer(run_dir: Path) -> bool:
+    """Return whether a trainer that is alive adds to a run's spool."""
+    lock = lock_file(run_dir / "mlflow" / "trainer.lock")
+    if lock is not None:
+        lock.close()
+    return lock is None
+
+
 # Created once, because json.dumps with other separators creates an encoder at each call.
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 

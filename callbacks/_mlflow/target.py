@@ -13,6 +13,7 @@ import re
 import shlex
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from runner.files.signing import is_signed, sign
 from runner.files.whole import read_object, write_whole
 
 FILE = "run.json"
+REGISTER = Path("outputs", ".mlflow_unsent")
 SQLITE = "sqlite:///"
 STORES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "file", "databricks", "databricks-uc", "uc")
 """Schemes of MLflow's addresses, before a `+driver`; its plugins add others."""
@@ -119,15 +121,22 @@ def artifact_location(tracking_uri: str) -> str | None:
     return None if database is None else (database.parent / "mlartifacts").as_uri()
 
 
-def unsent_entry(target: Mapping[str, Any], run_dir: Path) -> Path:
-    """Return a run's entry in the register of runs that are not sent completely, beside its store or in `outputs/`."""
-    name = hashlib.blake2b(str(run_dir).encode(), digest_size=8).hexdigest()
-    return register_of(target["tracking_uri"], Path(target["cwd"])) / name
+def unsent_entry(run_dir: Path, working_dir: str) -> Path:
+    """Return the file that names a run in the register of runs not sent completely, of the folder it was started in."""
+    return Path(working_dir) / REGISTER / hashlib.blake2b(str(run_dir).encode(), digest_size=8).hexdigest()
 
 
-def register_of(tracking_uri: str, working_dir: Path) -> Path:
-    """Return the folder that has an entry for each run that is not sent completely to a store."""
-    return (database_of(tracking_uri) or working_dir / "outputs" / "mlflow.db").parent / ".mlflow_unsent"
+def unsent_runs(register: Path) -> list[Path]:
+    """Return the folders of the runs in a register. Entries of runs that no longer exist are removed."""
+    run_dirs = []
+    for entry in sorted(register.glob("*")):
+        with suppress(OSError, ValueError):  # sent meanwhile by another process, or not readable
+            run_dir = Path(entry.read_text())
+            if (run_dir / "mlflow" / SPOOL).is_file():
+                run_dirs.append(run_dir)
+            else:
+                entry.unlink()
+    return run_dirs
 
 
 def make_target(fields: Mapping[str, Any], before: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import runner
 
 # This package's own folder comes first, or a `runner.py` in the working directory would be imported instead.
 _ROOT = str(Path(runner.__file__).absolute().parents[1])
-_PROGRAM = f"import sys; sys.path.insert(0, {_ROOT!r}); from runner.callbacks._mlflow.writer_main import serve; serve()"
+_PROGRAM = f"import sys; sys.path.insert(0, {_ROOT!r}); from runner.callbacks._mlflow.senders import serve; serve()"
 
 Receive = Callable[[dict[str, Any]], None]
 

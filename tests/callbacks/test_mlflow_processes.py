@@ -139,7 +139,7 @@ def test_an_idle_writer_leaves_no_trace(tmp_path: Path) -> None:
 
 def test_mlflow_is_imported_only_when_its_environment_is_set() -> None:
     program = (
-        "import sys; from runner.callbacks._mlflow import session, sync, writer_main, writer_process;"
+        "import sys; from runner.callbacks._mlflow import senders, session, writer_process;"
         "print(*{'torch', 'mlflow'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -39,7 +39,7 @@ def test_what_is_unsent_is_sent_once(tmp_path: Path, run_app: Any):
     register = tmp_path / "outputs" / ".mlflow_unsent"
     assert len(list(register.iterdir())) == 2
 
-    talkative = "from runner.callbacks._mlflow import sync; sync.INTERVAL = -1.0\n"
+    talkative = "from runner.callbacks._mlflow import senders; senders.INTERVAL = -1.0\n"
     program = talkative + "from runner.__main__ import command; command()"
     done = run_python(["-c", program, "mode=sync", "resume=b"], cwd=tmp_path, check=True)
     assert done.stdout == "b: MLflow has all of it\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -11,8 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination
 from runner.callbacks._best_values import BestValues
-from runner.callbacks._mlflow.description import describe_beginning, describe_config, flatten
-from runner.callbacks._mlflow.session import Session, log_sweep, parent_tags
+from runner.callbacks._mlflow.description import (
+    describe_beginning,
+    describe_config,
+    flatten,
+    note_command,
+    typed_overrides,
+)
+from runner.callbacks._mlflow.session import Session
+from runner.callbacks._mlflow.spool import read_sent
 from runner.callbacks._mlflow.target import check_address, resolve_uri, set_environment, ui_command, uri_of_run
 from runner.callbacks._mlflow.writer_process import shared_writer
 from runner.checks import check_number, check_one_of
@@ -122,9 +130,10 @@ class MLflowLogger(LoggerDestination):
         self._described = False
         run_dir = Path(state.run_dir).resolve()
         self._session = self._open(run_dir, self._run_name or state.run_name, self._system_metrics_interval)
-        nesting = parent_tags(run_dir, self.tracking_uri) if self._nested else {}
-        tags = {"runner.run_dir": str(run_dir)} | nesting | self._tags  # lets resume=<id> find the folder
-        self._append({"tags": tags})
+        tags = {"runner.run_dir": str(run_dir)}  # lets resume=<id> find the folder
+        if self._nested and (parent := read_sent(run_dir.parent / "mlflow", self.tracking_uri).run_id):
+            tags["mlflow.parentRunId"] = parent  # the run of the job's sweep, if it has one
+        self._append({"tags": tags | self._tags})
         self._append({"params": describe_config(state.config)})
 
     def fit_start(self, state: State, logger: Logger) -> None:
@@ -204,8 +213,28 @@ class MLflowLogger(LoggerDestination):
             self._session.append_artifact(Path(path), name)
 
     def log_sweep(self, summary: SweepSummary) -> None:
-        self._session = self._session or self._open(summary.folder, summary.name, None)
-        log_sweep(self._session, summary, self._nested, self._close_timeout)
+        """Log the summary of a sweep as a separate run; rerunning the sweep continues that run.
+
+        Before the first job its status is RUNNING. The run is created then only if the jobs are nested in it.
+        """
+        session = self._session = self._session or self._open(summary.folder, summary.name, None)
+        if summary.status == "RUNNING":
+            if self._nested:
+                session.begin()
+                session.wait_for_id(self._close_timeout)
+            return
+        session.begin()
+        tags = {"runner.sweep": summary.sweep, "runner.sweep_summary": "true"}
+        tags |= {f"best.{key}": value for key, value in summary.best.items()}
+        self._append({"tags": tags}, {"params": typed_overrides()}, {"note": note_command()})
+        for name, (columns, rows) in summary.tables.items():
+            self.log_table(columns, rows, name, step=0)
+        for path in summary.files:
+            session.append_artifact(path, "sweep")
+        # The step: a rerun sweep has finished at least the jobs it had before.
+        session.append_metrics([(dict(summary.metrics), int(summary.metrics["sweep/finished"]), time.time())])
+        session.finish(summary.status)
+        session.wait(self._close_timeout)
 
     def find_run(self, run_id: str, downloads: Path | None) -> Path | None:
         set_environment()  # before MLflow is imported

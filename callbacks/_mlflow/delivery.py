@@ -10,7 +10,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -150,7 +149,7 @@ class Delivery:
             write_sent(self._folder, sent)
         self._sent = sent
         self._report({"run_id": run.info.run_id, "experiment_id": run.info.experiment_id, "offset": sent.offset})
-        return RunSink(client, run, partial(self._tell, "refused"), partial(self._tell, "renamed"), self.run_dir)
+        return RunSink(client, run, self.run_dir, self._tell)
 
     def _send_entry(self, sink: RunSink, entry: dict[str, Any] | None) -> None:
         """Send an entry that is no metric.

@@ -28,6 +28,7 @@ from runner.callbacks._mlflow.target import (
     read_target,
     resolve_uri,
     set_environment,
+    unsent_entry,
     unsent_runs,
     with_credentials,
     write_target,
@@ -87,11 +88,12 @@ class Writer:
         """Start a delivery, which a command with a target asks for, or finish it."""
         folder = Path(run_dir)
         if target is None:
-            if number in self._deliveries:
-                self._deliveries[number].finish()
+            if delivery := self._deliveries.get(number):
+                delivery.finish()
             return
         for earlier in list(self._deliveries.values()):
-            if earlier.run_dir == folder:  # an earlier session of the run, whose end is known
+            if earlier.run_dir == folder:  # an earlier session of the run
+                earlier.finish()
                 earlier.stopped.wait()
 
         def report(news: dict[str, Any]) -> None:
@@ -232,7 +234,7 @@ def _send(run_dir: Path, target: dict[str, Any], wanted: bool) -> bool:
         return False
     terminal = sys.stderr
     printed_at = time.monotonic()
-    size = (folder / SPOOL).stat().st_size
+    size = max((folder / SPOOL).stat().st_size, 1)
 
     def report(news: dict[str, Any]) -> None:
         nonlocal printed_at
@@ -246,6 +248,8 @@ def _send(run_dir: Path, target: dict[str, Any], wanted: bool) -> bool:
     with open_log(run_dir) as log, contextlib.redirect_stderr(log):  # traces go to the log, as they do in the writer
         complete = Delivery(run_dir.resolve(), target, report, live=False, wanted=wanted).run()
     print(f"{shown}: MLflow has {'all' if complete else 'not all'} of it")
-    if complete and read_target(folder) is not None:
-        write_target(folder, target)  # a resumed run continues in the store that has it
+    if complete:
+        unsent_entry(run_dir.resolve(), str(Path.cwd())).unlink(missing_ok=True)  # of a session started here
+        if read_target(folder) is not None:
+            write_target(folder, target)  # a resumed run continues in the store that has it
     return complete

@@ -13,9 +13,9 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from runner.callbacks._mlflow.description import note_command, typed_command, typed_overrides
+from runner.callbacks._mlflow.description import typed_command
 from runner.callbacks._mlflow.spool import FILES, IMAGES, Sent, Spool, is_id, now_ms, read_sent, write_sent
 from runner.callbacks._mlflow.target import known_before, make_target, unsent_entry, write_target
 from runner.callbacks._mlflow.writer_process import WriterProcess, shared_writer
@@ -24,9 +24,6 @@ from runner.failures.exits import is_asked_for
 from runner.files.addresses import hidden_everywhere
 from runner.files.whole import write_whole
 from runner.terminal.commands import override, show_command
-
-if TYPE_CHECKING:
-    from runner.destination import SweepSummary
 
 log = logging.getLogger("runner")
 
@@ -290,33 +287,3 @@ class Session:
         elif kind in ("refused", "renamed"):
             text = f"{text} (any others are in {self._folder / 'writer.log'})"
         log.warning("MLflow: %s", text)
-
-
-def log_sweep(session: Session, summary: SweepSummary, nested: bool, timeout: float) -> None:
-    """Log the summary of a sweep as a separate run; rerunning the sweep continues that run.
-
-    Before the first job its status is RUNNING. The run is created then only if the jobs are nested in it.
-    """
-    if summary.status == "RUNNING":
-        if nested:
-            session.begin()
-            session.wait_for_id(timeout)
-        return
-    session.begin()
-    tags = {"runner.sweep": summary.sweep, "runner.sweep_summary": "true"}
-    tags |= {f"best.{key}": value for key, value in summary.best.items()}
-    session.append({"tags": tags}, {"params": typed_overrides()}, {"note": note_command()})
-    for name, (columns, rows) in summary.tables.items():
-        session.append({"table": name, "columns": list(columns), "rows": [list(row) for row in rows]})
-    for path in summary.files:
-        session.append_artifact(path, "sweep")
-    # The step: a rerun sweep has finished at least the jobs it had before.
-    session.append_metrics([(dict(summary.metrics), int(summary.metrics["sweep/finished"]), time.time())])
-    session.finish(summary.status)
-    session.wait(timeout)
-
-
-def parent_tags(run_dir: Path, tracking_uri: str) -> dict[str, str]:
-    """Return the tags that nest a job's run in the run of its sweep; empty if the sweep has no run."""
-    run_id = read_sent(run_dir.parent / "mlflow", tracking_uri).run_id
-    return {} if run_id is None else {"mlflow.parentRunId": run_id}

@@ -51,24 +51,16 @@ class RunSink:
     """Sends the entries of a spool to one run.
 
     SQL stores identify a metric by (key, time, step, value), so one that is sent twice is stored once. A store without
-    such a key may hold the metrics of one call twice if the writer was killed during that call. `refused` is called
-    with a message about an entry that MLflow will never accept and that is left out, `renamed` with one about a name
-    that it does not accept. Files outside of the run's folder are never read, sent or removed.
+    such a key may hold the metrics of one call twice if the writer was killed during that call. `tell` is called with
+    'refused' and a message about an entry that MLflow will never accept and that is left out, and with 'renamed' and
+    one about a name that it does not accept. Files outside of the run's folder are never read, sent or removed.
     """
 
-    def __init__(
-        self,
-        client: MlflowClient,
-        run: Run,
-        refused: Callable[[str], None],
-        renamed: Callable[[str], None],
-        run_dir: Path,
-    ) -> None:
+    def __init__(self, client: MlflowClient, run: Run, run_dir: Path, tell: Callable[[str, str], None]) -> None:
         self.run = run
         self.run_id = run.info.run_id
         self._client = client
-        self._refused = refused
-        self._renamed = renamed
+        self._tell = tell
         self._keys: dict[tuple[str, str], str] = {}
         self._run_dir = run_dir.resolve()
         self._params = dict(run.data.params)
@@ -108,7 +100,7 @@ class RunSink:
         """
         kind = next((kind for kind in self._handlers if kind in entry), None)
         if kind is None:
-            self._refused(f"an entry of unknown kind {[*entry]} was left out")
+            self._tell("refused", f"an entry of unknown kind {[*entry]} was left out")
         else:
             self._attempt(kind, self._handlers[kind], entry)
 
@@ -118,7 +110,7 @@ class RunSink:
         if key is None:
             key = self._keys[name, foreign] = clean_key(name, foreign)
             if key != name:
-                self._renamed(f"{name!r} is not a valid name there: it is logged as {key!r}")
+                self._tell("renamed", f"{name!r} is not a valid name there: it is logged as {key!r}")
         return key
 
     def _attempt(self, what: str, send: Callable[..., object], *arguments: Any) -> None:
@@ -127,7 +119,7 @@ class RunSink:
         except Exception as error:
             if not self._is_final(error):
                 raise
-            self._refused(f"{what} was left out: {error}")
+            self._tell("refused", f"{what} was left out: {error}")
 
     def _is_final(self, error: Exception) -> bool:
         """Return whether MLflow will never accept the data, which is not so for a deleted run that may be restored.

@@ -26,7 +26,7 @@ LOCK_TIMEOUT = 60.0  # seconds
 TAG_LENGTH = 8000
 
 _clients: dict[str, MlflowClient] = {}
-_opening = threading.Lock()  # a lock of a file does not keep threads apart
+_making = threading.Lock()  # a lock of a file does not keep threads apart
 
 
 def _make_missing_store(database: Path) -> None:
@@ -87,15 +87,15 @@ def open_store(uri: str) -> MlflowClient:
     Raises:
         TimeoutError: another process has been creating the store for a minute.
     """
-    with _opening:
-        if uri not in _clients:
-            database = database_of(uri)
-            if database is not None:
+    if uri not in _clients:
+        database = database_of(uri)
+        if database is not None:
+            with _making:
                 _make_missing_store(database)
-            client = MlflowClient(address_for_mlflow(uri))
-            client.search_experiments(max_results=1)
-            _clients[uri] = client  # only after the first call has succeeded
-        return _clients[uri]
+        client = MlflowClient(address_for_mlflow(uri))
+        client.search_experiments(max_results=1)
+        _clients[uri] = client  # only after the first call has succeeded
+    return _clients[uri]
 
 
 def open_experiment(client: MlflowClient, target: Mapping[str, Any]) -> str:

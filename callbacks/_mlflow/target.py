@@ -129,7 +129,7 @@ def unsent_entry(run_dir: Path, working_dir: str) -> Path:
 def unsent_runs(register: Path) -> list[Path]:
     """Return the folders of the runs in a register. Entries of runs that no longer exist are removed."""
     run_dirs = []
-    for entry in sorted(register.glob("*")):
+    for entry in sorted(register.glob("[!.]*")):
         with suppress(OSError, ValueError):  # sent meanwhile by another process, or not readable
             run_dir = Path(entry.read_text())
             if (run_dir / "mlflow" / SPOOL).is_file():

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from mlflow_runs import log_steps, logging_to
+from mlflow_runs import log_steps, logging_to, points, query
 
 from runner.callbacks import MLflowLogger
 from runner.callbacks._mlflow.spool import Spool, read_entries
@@ -61,6 +61,18 @@ def test_the_wait_at_the_end_is_bounded(
     [record] = caplog.records
     assert "0% of what was logged was there when the run ended" in record.message
     os.kill(shared_writer().pid, signal.SIGKILL)  # it would wait for the server, beside the tests that follow
+
+
+def test_a_server_that_does_not_answer_holds_up_no_other_run(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        with logging_to(MLflowLogger(f"http://127.0.0.1:{deaf.getsockname()[1]}", close_timeout=0), "deaf"):
+            pass
+        started = time.monotonic()
+        with logging_to(MLflowLogger(), "r") as (state, logger):
+            log_steps(state, logger, range(1, 4))
+        assert time.monotonic() - started < 25  # a call to that server waits for 30 s
+        os.kill(shared_writer().pid, signal.SIGKILL)  # it would wait for the server, beside the tests that follow
+    assert points("loss") == [(1, 1.0), (2, 2.0), (3, 3.0)] and query("select status from runs") == [("FINISHED",)]
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

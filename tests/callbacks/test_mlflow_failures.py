@@ -12,10 +12,18 @@ from pathlib import Path
 
 import pytest
 from mlflow_runs import log_steps, logging_to, points, query
+from python_process import wait_until
 
 from runner.callbacks import MLflowLogger
 from runner.callbacks._mlflow.spool import Spool, read_entries
 from runner.callbacks._mlflow.writer_process import shared_writer
+
+
+def kill_writer() -> None:
+    """Kill the writer, which would wait for a server that does not answer, beside the tests that follow."""
+    writer = shared_writer()
+    os.kill(writer.pid, signal.SIGKILL)
+    wait_until(lambda: not writer.alive)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +68,7 @@ def test_the_wait_at_the_end_is_bounded(
     assert capsys.readouterr().err == ""  # nothing is said of so short a wait
     [record] = caplog.records
     assert "0% of what was logged was there when the run ended" in record.message
-    os.kill(shared_writer().pid, signal.SIGKILL)  # it would wait for the server, beside the tests that follow
+    kill_writer()
 
 
 def test_a_server_that_does_not_answer_holds_up_no_other_run(folder: Path) -> None:
@@ -71,7 +79,7 @@ def test_a_server_that_does_not_answer_holds_up_no_other_run(folder: Path) -> No
         with logging_to(MLflowLogger(), "r") as (state, logger):
             log_steps(state, logger, range(1, 4))
         assert time.monotonic() - started < 25  # a call to that server waits for 30 s
-        os.kill(shared_writer().pid, signal.SIGKILL)  # it would wait for the server, beside the tests that follow
+        kill_writer()
     assert points("loss") == [(1, 1.0), (2, 2.0), (3, 3.0)] and query("select status from runs") == [("FINISHED",)]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -10,19 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination
 from runner.callbacks._best_values import BestValues
-from runner.callbacks._mlflow.description import describe_config, flatten
-from runner.callbacks._mlflow.session import Session, log_sweep, parent_tags
-from runner.callbacks._mlflow.target import (
-    check_address,
-    check_arguments,
-    check_model,
-    resolve_uri,
-    set_environment,
-    ui_command,
-    uri_of_run,
+from runner.callbacks._mlflow.description import (
+    describe_beginning,
+    describe_config,
+    flatten,
+    note_command,
+    typed_overrides,
 )
+from runner.callbacks._mlflow.session import Session
+from runner.callbacks._mlflow.spool import read_sent
+from runner.callbacks._mlflow.target import check_address, resolve_uri, set_environment, ui_command, uri_of_run
 from runner.callbacks._mlflow.writer_process import shared_writer
+from runner.checks import check_number, check_one_of
 from runner.files.values import Address
+from runner.libraries.extras import require
 from runner.metric_choice import name_metric
 
 if TYPE_CHECKING:
@@ -82,8 +85,14 @@ class MLflowLogger(LoggerDestination):
         log_model: str | None = None,
         register_model: Address | None = None,
     ) -> None:
-        check_arguments(close_timeout, system_metrics_interval)
-        check_model(log_model, register_model)
+        require("MLflowLogger", None, "orjson")
+        check_number("close_timeout", close_timeout, "[0, inf]", "a number of seconds")
+        check_number("system_metrics_interval", system_metrics_interval, "(0, inf]", "a number of seconds")
+        check_one_of("log_model", log_model, (None, "last", "best"))
+        if register_model is not None and log_model is None:
+            raise ValueError(f"register_model={register_model!r}: no model is logged; add log_model=last or best")
+        if register_model is not None and (not register_model.strip() or re.search("[/:]", register_model)):
+            raise ValueError(f"register_model={register_model!r}: must be a name without '/' and ':'")
         self.tracking_uri = resolve_uri(tracking_uri)
         check_address(self.tracking_uri)
         self._by_key = tracking_uri is not None
@@ -121,14 +130,13 @@ class MLflowLogger(LoggerDestination):
         self._described = False
         run_dir = Path(state.run_dir).resolve()
         self._session = self._open(run_dir, self._run_name or state.run_name, self._system_metrics_interval)
-        nesting = parent_tags(run_dir, self.tracking_uri) if self._nested else {}
-        tags = {"runner.run_dir": str(run_dir)} | nesting | self._tags  # lets resume=<id> find the folder
-        self._append({"tags": tags})
-        self._session.append_params(describe_config(state.config))
+        tags = {"runner.run_dir": str(run_dir)}  # lets resume=<id> find the folder
+        if self._nested and (parent := read_sent(run_dir.parent / "mlflow", self.tracking_uri).run_id):
+            tags["mlflow.parentRunId"] = parent  # the run of the job's sweep, if it has one
+        self._append({"tags": tags | self._tags})
+        self._append({"params": describe_config(state.config)})
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        from runner.callbacks._mlflow.beginning import describe_beginning
-
         if self._log_model is not None:
             from runner.callbacks._mlflow.model_file import check_loggable
 
@@ -165,8 +173,7 @@ class MLflowLogger(LoggerDestination):
     eval_standalone_start = predict_start = _begin
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        if self._session is not None:
-            self._session.append_params(flatten(hyperparameters))
+        self._append({"params": flatten(hyperparameters)})
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
         self._append({"tags": dict(tags)})
@@ -206,8 +213,28 @@ class MLflowLogger(LoggerDestination):
             self._session.append_artifact(Path(path), name)
 
     def log_sweep(self, summary: SweepSummary) -> None:
-        self._session = self._session or self._open(summary.folder, summary.name, None)
-        log_sweep(self._session, summary, self._nested, self._close_timeout)
+        """Log the summary of a sweep as a separate run; rerunning the sweep continues that run.
+
+        Before the first job its status is RUNNING. The run is created then only if the jobs are nested in it.
+        """
+        session = self._session = self._session or self._open(summary.folder, summary.name, None)
+        if summary.status == "RUNNING":
+            if self._nested:
+                session.begin()
+                session.wait_for_id(self._close_timeout)
+            return
+        session.begin()
+        tags = {"runner.sweep": summary.sweep, "runner.sweep_summary": "true"}
+        tags |= {f"best.{key}": value for key, value in summary.best.items()}
+        self._append({"tags": tags}, {"params": typed_overrides()}, {"note": note_command()})
+        for name, (columns, rows) in summary.tables.items():
+            self.log_table(columns, rows, name, step=0)
+        for path in summary.files:
+            session.append_artifact(path, "sweep")
+        # The step: a rerun sweep has finished at least the jobs it had before.
+        session.append_metrics([(dict(summary.metrics), int(summary.metrics["sweep/finished"]), time.time())])
+        session.finish(summary.status)
+        session.wait(self._close_timeout)
 
     def find_run(self, run_id: str, downloads: Path | None) -> Path | None:
         set_environment()  # before MLflow is imported
@@ -216,9 +243,10 @@ class MLflowLogger(LoggerDestination):
         return find_run(run_id, self.tracking_uri, downloads)
 
     def sync(self, run_dir: Path | None) -> bool:
-        from runner.callbacks._mlflow.sync import sync
+        from runner.callbacks._mlflow.senders import sync
 
-        return sync(self.tracking_uri, self._by_key, self.experiment_name, run_dir)
+        fields = {"tracking_uri": self.tracking_uri, "by_key": self._by_key, "experiment_name": self.experiment_name}
+        return sync(fields, run_dir)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._session is None else {**self._session.state_dict(), "best": self._best.state_dict()}

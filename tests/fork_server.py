@@ -63,7 +63,7 @@ PRELOADED = (
     "mlflow.tracking.client",
     "mlflow.store.tracking.sqlalchemy_store",
     "mlflow.store.db.utils",
-    "runner.callbacks._mlflow.writer_main",
+    "runner.callbacks._mlflow.senders",
     "runner.callbacks._mlflow.sink",
     "runner.callbacks._mlflow.store",
     "optuna",

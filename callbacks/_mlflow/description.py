@@ -1,11 +1,16 @@
-"""Describes a run for MLflow: its parameters, in a few words, and where it comes from. Standard library only."""
+"""Describes a run for MLflow: its parameters, what was typed, its data sets, in words, and where it comes from.
+
+Importing it imports the standard library only.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import getpass
+import hashlib
 import json
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -13,9 +18,15 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from runner.callbacks._run_description import describe_run
 from runner.files.git import git, root_of, submodules
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from runner import State
 
 # Keys for how a run was started: runs that differ only in these are the same experiment.
 START_KEYS = (
@@ -23,12 +34,9 @@ START_KEYS = (
     *("allow_code", "allow_addresses", "skip_finished", "allow_divergence", "predict", "prove"),
     *("replay", "verify", "lr_range", "compare", "init", "output"),
 )
-PLUMBING = (
-    "trainer",
-    "launch",
-    "callbacks",
-)  # sections that become parameters only where they differ from the defaults
+PLUMBING = ("trainer", "launch", "callbacks")  # sections of which only values that are no defaults become parameters
 OWN_CLASSES = ("runner.", "torch.")  # modules whose classes are represented by the name of the config choice
+NO_LIMIT = 10_000  # columns
 
 
 def describe_config(config: Mapping[str, Any]) -> dict[str, str]:
@@ -85,6 +93,94 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[name] = value if isinstance(value, str) else json.dumps(value, default=str)
     return flat
+
+
+def typed_command() -> list[str]:
+    """Return the command as the user typed it, interpreter first; in a joblib job, the sweep's command."""
+    if "loky" not in " ".join(sys.orig_argv[1:3]):
+        return sys.orig_argv
+    program = ["-m", "runner"] if Path(sys.argv[0]).parts[-2:] == ("runner", "__main__.py") else [sys.argv[0]]
+    return [sys.orig_argv[0], *program, *sys.argv[1:]]
+
+
+def note_command() -> str:
+    """Return the command in Markdown. A block of code, which MLflow does not wrap, would push values off the page."""
+    return f"`` {show_command(typed_command())} ``"
+
+
+def typed_overrides() -> dict[str, str]:
+    """Return the values that the user typed, by key, except those that only control how the command runs."""
+    matches = (re.fullmatch(r"[+~]{0,2}([\w./]+)=(.*)", word, re.DOTALL) for word in typed_command())
+    ways = {"hydra", "callbacks", "launch", *START_KEYS}
+    return {match[1]: match[2] for match in matches if match and re.split("[./]", match[1])[0] not in ways}
+
+
+def describe_beginning(state: State) -> list[dict[str, Any]]:
+    """Return entries of the spool on a run's size, checkpoints, data sets, description and columns of the UI's list."""
+    sizes = [(weight.numel(), weight.requires_grad) for weight in state.unwrapped_model.parameters()]
+    total = sum(size for size, _ in sizes)
+    trainable = sum(size for size, is_trained in sizes if is_trained)
+    params = {"model.num_parameters": str(total)}
+    if trainable < total:
+        params["model.num_trainable"] = str(trainable)
+    savers: list[Any] = [callback for callback in state.callbacks if hasattr(callback, "best_checkpoint")]
+    tags = {"runner.checkpoints": str(Path(state.run_dir).resolve() / savers[0].folder)} if savers else {}
+    loaders = [("train", state.train_dataloader), *((one.label, one.dataloader) for one in state.evaluators)]
+    inputs = [describe_dataset(loader, label, state.config.get("data")) for label, loader in loaders]
+    data = ", ".join(dict.fromkeys(described["name"] for described in inputs))
+    note = [note_command(), *describe_run(state, width=NO_LIMIT), f"Data: {data}"]
+    return [
+        {"params": params},
+        {"tags": tags},
+        *({"input": described} for described in inputs),
+        {"note": "\n\n".join(note)},
+        {"view": _columns(state)},
+    ]
+
+
+def _columns(state: State) -> list[str]:
+    """Return the columns of the list of runs: the values of evaluations, and the keys that were typed."""
+    columns = []
+    for evaluator in state.evaluators:
+        label = evaluator.label
+        names = state.eval_metrics.get(label, {})
+        keys = [*(f"metrics/{label}/{name}" for name in names), f"loss/{label}/total"]
+        columns += [f"metrics.`{key}`" for key in (*keys, *(f"best/{label}/{name}" for name in names))]
+    return columns + [f"params.`{key}`" for key in dict.fromkeys(["model", *typed_overrides()])]
+
+
+def describe_dataset(loader: Any, label: str, data_config: Any) -> dict[str, Any]:
+    """Return a description of a data set as an MLflow input, as far as its loader provides one.
+
+    Runs whose data has the same content share a data set in MLflow, so it says nothing of batches.
+    """
+    from runner.data.content import count_rows, digest, held_tensors
+
+    dataset = getattr(loader, "dataset", loader)
+    kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    target = data_config.get("_target_") if isinstance(data_config, Mapping) else None
+    rows = count_rows(loader)
+    described: dict[str, Any] = {
+        "name": (target or kind).rpartition(".")[2].removeprefix("load_"),
+        "context": label,
+        "source": {"class": kind, **({"data": str(target)} if target else {})},
+        "profile": {} if rows is None else {"num_rows": rows},
+    }
+    try:
+        content = held_tensors(loader)
+        described["digest"] = digest(content)
+    except (TypeError, RuntimeError):  # samples that are read as they are needed, or tensors without a flat memory
+        settings = flatten(data_config) if target else {}
+        known = json.dumps([described, settings], sort_keys=True)
+        return {**described, "digest": hashlib.blake2b(known.encode(), digest_size=8).hexdigest()}
+    specs = [json.dumps([{"type": "tensor", "tensor-spec": tensor_spec(tensor)}]) for tensor in content[:2]]
+    described["schema"] = {"mlflow_tensorspec": dict(zip(("features", "targets"), specs, strict=False))}
+    return described
+
+
+def tensor_spec(tensor: Tensor) -> dict[str, Any]:
+    """Return the type and shape of a batch in MLflow's form, the number of samples left open."""
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": [-1, *tensor.shape[1:]]}
 
 
 def origin_tags(command: Sequence[str], cwd: str, run_dir: Path) -> dict[str, str]:

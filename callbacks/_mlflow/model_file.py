@@ -17,6 +17,7 @@ from torch import Tensor
 from runner import State
 from runner.callbacks._export import module_and_inputs, write
 from runner.callbacks._inference import inference
+from runner.callbacks._mlflow.description import tensor_spec
 from runner.callbacks._mlflow.spool import EXAMPLE, FILES, MODEL
 from runner.checkpoints.snapshot import weights_of
 from runner.data.content import digest
@@ -66,7 +67,7 @@ def write_model(state: State, run_dir: Path, log_model: str) -> dict[str, Any] |
             outputs = module(inputs)
         if _has_numpy(inputs) and _has_numpy(outputs):
             np.save(folder / EXAMPLE, inputs[: 2 if inputs[:1].numel() <= SMALL else 1].numpy())
-            entry |= {"inputs": _describe(inputs), "outputs": _describe(outputs)}
+            entry |= {"inputs": tensor_spec(inputs), "outputs": tensor_spec(outputs)}
         return entry
     except Exception as error:  # torch.export has many; training is done, and its results count
         reason = next(iter(str(error).strip().splitlines()), "")
@@ -95,7 +96,3 @@ def _weights(state: State, log_model: str) -> Iterator[None]:
 
 def _has_numpy(one: Any) -> bool:
     return isinstance(one, Tensor) and one.dtype != torch.bfloat16 and one.ndim > 0
-
-
-def _describe(one: Tensor) -> dict[str, Any]:
-    return {"dtype": str(one.dtype).removeprefix("torch."), "shape": [-1, *one.shape[1:]]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
+import sys
 import threading
 import time
 import traceback
@@ -12,71 +13,73 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from runner.callbacks._mlflow.description import typed_command
 from runner.callbacks._mlflow.spool import FILES, IMAGES, Sent, Spool, is_id, now_ms, read_sent, write_sent
-from runner.callbacks._mlflow.target import known_before, make_target, note_command, typed_overrides, write_target
-from runner.callbacks._mlflow.writer_process import Progress, WriterProcess, how_to_send, shared_writer
+from runner.callbacks._mlflow.target import known_before, make_target, unsent_entry, write_target
+from runner.callbacks._mlflow.writer_process import WriterProcess, shared_writer
 from runner.distributed.session import SessionOver
 from runner.failures.exits import is_asked_for
 from runner.files.addresses import hidden_everywhere
 from runner.files.whole import write_whole
-
-if TYPE_CHECKING:
-    from runner.destination import SweepSummary
+from runner.terminal.commands import override, show_command
 
 log = logging.getLogger("runner")
 
 KILLED_TIMEOUT = 2.0  # seconds; a user who interrupts wants the process to end, and the writer continues for a while
+SOON = 1.0
+LATER = 5.0
+"""Seconds to wait for the writer before printing a message, on a terminal and elsewhere."""
 
 
 class Session:
-    """One run's spool and its delivery, from `begin` until `wait`; failures give a single warning.
+    """One run's spool and its delivery, from `begin` until `wait`; failures give one warning of each kind.
 
     What is appended before `begin` waits in memory, so that a run that is refused before it begins leaves nothing.
 
     Args:
         run_dir: the run's folder; if it cannot be written, nothing is recorded.
-        fields: arguments of `make_target` that say where the run goes.
+        fields: fields of `make_target` that say where the run goes.
+
+    Attributes:
+        run_id: MLflow's id of the run, or None until the writer reports it.
+        experiment_id: MLflow's id of the experiment, or None until the writer reports it.
     """
 
     def __init__(self, run_dir: Path, **fields: Any) -> None:
         self._run_dir = run_dir.resolve()
+        self._folder = self._run_dir / "mlflow"
         self._fields = {**fields, "start_time": now_ms()}
-        self._held: list[Callable[[], None]] = []
-        self._begun = False
+        self._held: list[Callable[[Spool], None]] | None = []
         self._beginning = threading.RLock()  # metrics arrive on another thread
-        self._warned = False
-        self._known_id: str | None = None
+        self._warned: set[str] = set()
+        self.run_id: str | None = None
+        self.experiment_id: str | None = None
         self._target: dict[str, Any] = {}
         self._spool: Spool | None = None
         self._writer: WriterProcess | None = None
-        self._progress: Progress | None = None
-        self._ended: tuple[str, int] | None = None  # the final status, and the lines of the spool
+        self._number = 0  # of the delivery
+        self._offset = 0  # bytes of the spool that MLflow has
+        self._complete = False
+        self._stopped = threading.Event()  # set when no process sends the spool
+        self._stopped.set()
+        self._status = ""
+        self._size = 0
 
     def begin(self) -> None:
         """Open the spool, add what was appended so far, and start its delivery. Later calls do nothing."""
         with self._beginning:
-            if self._begun:
+            if self._held is None:
                 return
             try:
                 self._open()
             except OSError as error:
-                self._warn(f"this run is not recorded, because {self._run_dir / 'mlflow'} cannot be written ({error})")
-            self._begun = True
-            for call in self._held:
-                call()
-            self._held.clear()
-
-    @property
-    def run_id(self) -> str | None:
-        """MLflow's id of the run, or None until the writer reports it."""
-        return (self._progress and self._progress.run_id) or self._known_id
-
-    @property
-    def experiment_id(self) -> str | None:
-        """MLflow's id of the experiment, or None until the writer reports it."""
-        return self._progress and self._progress.experiment_id
+                self._warn("lost", f"this run is not recorded, because {self._folder} cannot be written ({error})")
+            held = self._held
+            self._held = None
+            for write in held:
+                self._write(write)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the ids of the run and its spool and the run's folder, or an empty dict if they are not known yet.
@@ -92,73 +95,62 @@ class Session:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue a saved run if the folder is the same but has lost its ids. Call it before `begin`."""
         if state.get("run_dir") == str(self._run_dir) and is_id(state.get("run_id")) and is_id(state.get("spool")):
-            self._known_id = state["run_id"]
+            self.run_id = state["run_id"]
             self._target = {"spool": state["spool"]}
 
     def append(self, *entries: dict[str, Any]) -> None:
-        """Record entries of any kind, with credentials removed."""
-        if self._holds(partial(self.append, *entries)) or self._spool is None:
-            return
-        try:
-            self._spool.append(*map(hidden_everywhere, entries))
-        except OSError as error:
-            self._warn(f"values are lost ({error})")
+        """Record entries of any kind but metrics, with credentials removed.
 
-    def append_params(self, params: dict[str, str]) -> None:
-        """Record parameters; in a resumed run, parameters that earlier sessions did not have are changes."""
-        if not self._holds(partial(self.append_params, params)) and self._spool is not None:
-            self.append({"params": params} | ({"resumed": True} if self._spool.resumed else {}))
+        In a resumed run, parameters that earlier sessions did not have are changes.
+        """
+
+        def write(spool: Spool) -> None:
+            resumed = {"resumed": True} if spool.resumed else {}
+            spool.append(*(hidden_everywhere(entry | (resumed if "params" in entry else {})) for entry in entries))
+
+        self._write(write)
 
     def append_metrics(self, records: Iterable[tuple[dict[str, float], int, float]]) -> None:
         """Record metrics, each with its step and its time in seconds."""
         records = list(records)
-        if self._holds(partial(self.append_metrics, records)) or self._spool is None:
-            return
-        departed_before = self._spool.departed
-        try:
-            self._spool.append_metrics(records)
-        except OSError as error:
-            self._warn(f"metrics are lost ({error})")
-        if self._spool.departed != departed_before:
-            log.warning(
-                "MLflow: batch %d was trained before with another loss; from it on the run holds the values of both",
-                self._spool.departed,
-            )
-            self.append({"tags": {"runner.departed_at": str(self._spool.departed)}})
+
+        def write(spool: Spool) -> None:
+            departed_before = spool.departed
+            spool.append_metrics(records)
+            if spool.departed != departed_before:
+                log.warning(
+                    "MLflow: batch %d was trained before with another loss; from it on the run holds the values of "
+                    "both",
+                    spool.departed,
+                )
+                spool.append({"tags": {"runner.departed_at": str(spool.departed)}})
+
+        self._write(write)
 
     def append_images(self, images: Any, name: str, step: int, captions: Sequence[str] | None) -> None:
         """Record images (N, H, W, C), uint8, in a file beside the spool."""
         import numpy as np
 
-        if self._holds(partial(self.append_images, images, name, step, captions)) or self._spool is None:
-            return
-        file = self._spool.path.parent / IMAGES / f"{uuid.uuid4().hex}.npy"
-        try:
+        entry = {"images": name, "captions": None if captions is None else list(captions), "s": step, "t": now_ms()}
+
+        def write(spool: Spool) -> None:
+            file = self._folder / IMAGES / f"{uuid.uuid4().hex}.npy"
             file.parent.mkdir(exist_ok=True)
             np.save(file, np.asarray(images, dtype=np.uint8))
-        except OSError as error:
-            self._warn(f"images are lost ({error})")
-        else:
-            texts = None if captions is None else list(captions)
-            self.append({"images": name, "file": file.name, "captions": texts, "s": step, "t": now_ms()})
+            spool.append(hidden_everywhere(entry | {"file": file.name}))
 
-    def _holds(self, call: Callable[[], None]) -> bool:
-        """Keep a call until the run begins, and return whether it has not begun yet."""
-        with self._beginning:
-            if not self._begun:
-                self._held.append(call)
-            return not self._begun
+        self._write(write)
 
     def append_artifact(self, path: Path, folder: str | None) -> None:
         """Record a file or folder. One outside the run's folder is copied into it, where the writer can read it."""
         path = path.resolve()
         if not path.is_relative_to(self._run_dir):
-            copy = self._run_dir / "mlflow" / FILES / uuid.uuid4().hex / path.name
+            copy = self._folder / FILES / uuid.uuid4().hex / path.name
             try:
                 copy.parent.mkdir(parents=True)
                 (shutil.copytree if path.is_dir() else shutil.copyfile)(path, copy)
             except (OSError, shutil.Error) as error:
-                self._warn(f"{path} is not recorded ({error})")
+                self._warn("lost", f"{path} is not recorded ({error})")
                 return
             path = copy
         self.append({"artifact": str(path.relative_to(self._run_dir)), "folder": folder})
@@ -185,88 +177,113 @@ class Session:
         if spool is None:
             return
         spool.close()
-        self._ended = (status, spool.lines)
-        if self._writer is None or self._progress is None:
-            return
-        if not self._writer.alive:
-            self._known_id = self.run_id
-            self._deliver()
-        self._writer.finish(self._progress)
+        self._size = spool.size
+        self._status = status
+        if self._writer is not None:
+            if not self._writer.alive:
+                self._deliver()
+            self._writer.finish(self._number)
 
     def wait(self, timeout: float) -> None:
-        """Wait until the writer has sent everything. For a KILLED run, wait two seconds at most, and say nothing."""
-        if self._progress is not None and self._ended is not None:
-            status, lines = self._ended
-            killed = status == "KILLED"
-            self._progress.wait(lines, min(timeout, KILLED_TIMEOUT) if killed else timeout, is_quiet=killed)
+        """Wait until the writer has sent everything, print progress if that takes long, and warn if it has not.
+
+        For a KILLED run, wait two seconds at most, and say nothing.
+        """
+        if self._status == "KILLED":
+            self._stopped.wait(min(timeout, KILLED_TIMEOUT))
+        elif self._status and self._writer is not None:
+            self._wait_aloud(timeout)
+            if not self._complete:
+                self._warn("error", f"{self._share_sent()} was there when the run ended")
 
     def wait_for_id(self, timeout: float) -> None:
         """Wait until the run has an id in MLflow, or the writer has given up."""
         deadline = time.monotonic() + timeout
         while self.run_id is None and time.monotonic() < deadline:
-            if self._progress is None or self._progress.stopped.wait(0.05):
+            if self._stopped.wait(0.05):
                 break
 
+    def _wait_aloud(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        terminal = sys.stderr.isatty()
+        erase, end = ("\r\x1b[K", "") if terminal else ("", "\n")
+        quiet, pause = (SOON, 0.5) if terminal else (LATER, 10.0)  # less often in a log file
+        if self._stopped.wait(min(quiet, timeout)):
+            return
+        while (left := deadline - time.monotonic()) > 0:
+            line = f"saving to MLflow: {self._share_sent()} is there; waiting up to {left:.0f} s"
+            print(f"{erase}{line}", end=end, file=sys.stderr, flush=True)
+            if self._stopped.wait(min(pause, left)):
+                break
+        print(end=erase, file=sys.stderr, flush=True)
+
+    def _share_sent(self) -> str:
+        return f"{self._offset / max(self._size, 1):.0%} of what was logged"
+
+    def _write(self, write: Callable[[Spool], None]) -> None:
+        """Write to the spool now, or when the run begins."""
+        with self._beginning:
+            if self._held is not None:
+                self._held.append(write)
+                return
+        if (spool := self._spool) is not None:
+            try:
+                write(spool)
+            except OSError as error:
+                self._warn("lost", f"values are lost ({error})")
+
     def _open(self) -> None:
-        """Open the spool, write its target beside it, and enter the run in the store's register of unsent runs."""
-        folder = self._run_dir / "mlflow"
-        spool = Spool(folder)
+        """Open the spool, write its target beside it, and enter the run in the register of unsent runs."""
+        spool = Spool(self._folder)
         if not spool.exclusive:
-            self._warn(f"another process logs to {folder} at this moment; both end up in one run")
-        before = known_before(folder)
-        if "spool" not in before and self._known_id is not None:
+            self._warn("shared", f"another process logs to {self._folder} at this moment; both end up in one run")
+        before = known_before(self._folder)
+        if "spool" not in before and self.run_id is not None:
             before = {**before, **self._target}
-            write_sent(folder, Sent(self._fields["tracking_uri"], self._known_id))
-        target = self._target = make_target(self._run_dir, before, **self._fields)
-        write_target(folder, target)
-        unsent = Path(target["unsent"])
-        with contextlib.suppress(OSError):  # if the store cannot be written, the writer reports it
-            write_whole(unsent, str(self._run_dir))
-        self._known_id = read_sent(folder, target["tracking_uri"]).run_id
+            write_sent(self._folder, Sent(self._fields["tracking_uri"], self.run_id))
+        target = self._target = make_target(self._fields, before, typed_command())
+        write_target(self._folder, target)
+        with contextlib.suppress(OSError):  # without an entry, it is found in `outputs/`
+            write_whole(unsent_entry(self._run_dir, target["cwd"]), str(self._run_dir))
+        self.run_id = read_sent(self._folder, target["tracking_uri"]).run_id
         self._spool = spool
-        spool.append({"start": now_ms(), "spool": target["spool"]})
+        identity = {"start": target["start_time"], "spool": target["spool"], "name": target["run_name"]}
+        spool.append(hidden_everywhere(identity))
         self._deliver()
 
     def _deliver(self) -> None:
         try:
             self._writer = shared_writer()
         except OSError as error:
-            self._warn(f"the process that sends to it cannot be started ({error}): {how_to_send(self._run_dir)}")
+            self._warn("error", f"the process that sends to it cannot be started ({error})")
         else:
-            self._progress = self._writer.deliver(self._run_dir, self._target)
+            self._stopped.clear()
+            receive = partial(self._receive, self._writer)
+            self._number = self._writer.deliver(self._run_dir, self._target, receive)
 
-    def _warn(self, text: str) -> None:
-        if not self._warned:
-            self._warned = True
-            log.warning("MLflow: %s", text)
+    def _receive(self, writer: WriterProcess, report: dict[str, Any]) -> None:
+        """Process a report of the writer, or of one before it that was killed."""
+        self.run_id = report.get("run_id", self.run_id)
+        self.experiment_id = report.get("experiment_id", self.experiment_id)
+        self._offset = report.get("offset", self._offset)
+        self._complete = report.get("complete", self._complete)
+        for kind in ("error", "refused", "renamed"):
+            if kind in report:
+                self._warn(kind, report[kind])
+        if "stopped" in report and writer is self._writer:
+            self._stopped.set()
 
-
-def log_sweep(session: Session, summary: SweepSummary, nested: bool, timeout: float) -> None:
-    """Log the summary of a sweep as a separate run; rerunning the sweep continues that run.
-
-    Before the first job its status is RUNNING. The run is created then only if the jobs are nested in it.
-    """
-    if summary.status == "RUNNING":
-        if nested:
-            session.begin()
-            session.wait_for_id(timeout)
-        return
-    session.begin()
-    tags = {"runner.sweep": summary.sweep, "runner.sweep_summary": "true"}
-    tags |= {f"best.{key}": value for key, value in summary.best.items()}
-    session.append({"tags": tags}, {"params": typed_overrides()})
-    session.append({"note": note_command()})
-    for name, (columns, rows) in summary.tables.items():
-        session.append({"table": name, "columns": list(columns), "rows": [list(row) for row in rows]})
-    for path in summary.files:
-        session.append_artifact(path, "sweep")
-    # The step: a rerun sweep has finished at least the jobs it had before.
-    session.append_metrics([(dict(summary.metrics), int(summary.metrics["sweep/finished"]), time.time())])
-    session.finish(summary.status)
-    session.wait(timeout)
-
-
-def parent_tags(run_dir: Path, tracking_uri: str) -> dict[str, str]:
-    """Return the tags that nest a job's run in the run of its sweep; empty if the sweep has no run."""
-    run_id = read_sent(run_dir.parent / "mlflow", tracking_uri).run_id
-    return {} if run_id is None else {"mlflow.parentRunId": run_id}
+    def _warn(self, kind: str, text: str) -> None:
+        """Warn once of each kind of failure: of what is not sent, left out, renamed or lost."""
+        if kind in self._warned:
+            return
+        self._warned.add(kind)
+        if kind == "error":
+            command = show_command("mode=sync", override("resume", str(self._run_dir)))
+            text = (
+                f"{text.rstrip('. ')}. Training does not wait for it: what is logged is kept in {self._folder}, and "
+                f"sent when MLflow can be reached again, by the next run, or by `{command}`"
+            )
+        elif kind in ("refused", "renamed"):
+            text = f"{text} (any others are in {self._folder / 'writer.log'})"
+        log.warning("MLflow: %s", text)

@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,11 @@ from urllib.parse import quote
 import mlflow.exceptions
 import requests
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, Experiment, InputTag, Metric, Param, Run, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.store.artifact.artifact_repo import verify_artifact_path
 
-from runner.callbacks._mlflow.failures import Deleted
-from runner.callbacks._mlflow.spool import FILES, IMAGES, is_id
-from runner.callbacks._mlflow.view import SHARED_VIEW, add_to_view
+from runner.callbacks._mlflow.spool import FILES, IMAGES, is_id, now_ms
+from runner.callbacks._mlflow.store import TAG_LENGTH, refuse_deleted
 from runner.terminal.text import shortened
 
 if TYPE_CHECKING:
@@ -33,77 +32,48 @@ METRICS_PER_CALL = 1000
 PAIRS_PER_CALL = 100  # parameters or tags
 KEY_LENGTH = 250
 PARAM_LENGTH = 6000
-TAG_LENGTH = 8000
 DATASET_NAME_LENGTH = 500
 NOTE = "mlflow.note.content"  # tag with the description that the UI shows
+VIEW = "mlflow.sharedViewState.runner"  # tag of an experiment with a view, which the UI offers under Views
+SHARED_VIEW = "viewStateShareKey=runner"  # query of a link that opens it
+VIEW_COLUMNS = 20  # the most
+VIEW_COLUMN_LENGTH = 120  # characters, as a tag of an experiment has 5000
 PICTURES = ("plots", "sweep")  # folders of artifacts whose pictures the description links to
 PREVIEW = 256  # pixels of the longer side of the preview that the UI shows first
 CAPTION_WIDTH = 160  # pixels; about the width in MLflow's grid, and a dozen words fit
 LINE_HEIGHT = 14
 LINE_LENGTH = 26  # characters of the default font in CAPTION_WIDTH
-
-
-def clean_key(key: str, foreign: str = r"[^/\w.\- :]") -> str:
-    """Return a key that MLflow accepts, with `_` for foreign characters and a hash that keeps keys distinct.
-
-    The hash depends only on the key, so that a resumed run uses the same one.
-    """
-    parts = re.sub(foreign, "_", key).split("/")
-    cleaned = "/".join("__" if part == ".." else part for part in parts if part not in ("", ".")) or "_"
-    if cleaned == key and len(key) <= KEY_LENGTH:
-        return key
-    return f"{cleaned[: KEY_LENGTH - 9]}_{hashlib.blake2b(key.encode(), digest_size=4).hexdigest()}"
-
-
-def clean_path(name: str) -> str:
-    """Return a name that MLflow accepts for images and tables."""
-    return clean_key(name, r"[^/\w.\- ]")
-
-
-def checked_path(path: str) -> str:
-    """Return a path within a run's artifacts after checking it."""
-    try:
-        verify_artifact_path(path)
-    except mlflow.exceptions.MlflowException as error:
-        raise ValueError(error.message) from error
-    return path
+NAMES = r"[^/\w.\- :]"  # characters that MLflow does not accept in names
+PATHS = r"[^/\w.\- ]"  # nor in those of images and tables
 
 
 class RunSink:
     """Sends the entries of a spool to one run.
 
     SQL stores identify a metric by (key, time, step, value), so one that is sent twice is stored once. A store without
-    such a key may hold the metrics of one call twice if the writer was killed during that call. `refused` is called
-    with a message about an entry that MLflow will never accept and that is left out, `renamed` with one about a name
-    that it does not accept. Files outside of the run's folder are never read, sent or removed.
+    such a key may hold the metrics of one call twice if the writer was killed during that call. `tell` is called with
+    'refused' and a message about an entry that MLflow will never accept and that is left out, and with 'renamed' and
+    one about a name that it does not accept. Files outside of the run's folder are never read, sent or removed.
     """
 
-    def __init__(
-        self,
-        client: MlflowClient,
-        run: Run,
-        refused: Callable[[str], None],
-        renamed: Callable[[str], None],
-        run_dir: Path,
-    ) -> None:
+    def __init__(self, client: MlflowClient, run: Run, run_dir: Path, tell: Callable[[str, str], None]) -> None:
         self.run = run
         self.run_id = run.info.run_id
         self._client = client
-        self._refused = refused
-        self._renamed = renamed
-        self._keys: dict[tuple[str, Callable[[str], str]], str] = {}
+        self._tell = tell
+        self._keys: dict[tuple[str, str], str] = {}
         self._run_dir = run_dir.resolve()
         self._params = dict(run.data.params)
         self._tables: list[dict[str, str]] = json.loads(run.data.tags.get("mlflow.loggedArtifacts", "[]"))
         self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {
-            "start": self._start,
+            "start": lambda entry: client.update_run(self.run_id, status="RUNNING"),
             "params": self._log_params,
-            "tags": self._log_tags,
+            "tags": lambda entry: self._log_tags(entry["tags"]),
             "note": self._log_note,
-            "view": lambda entry: add_to_view(client, run.info.experiment_id, entry["view"]),
+            "view": self._add_to_view,
             "model": self._log_model,
             "artifact": self._log_artifact,
-            "text": lambda entry: client.log_text(self.run_id, entry["text"], checked_path(entry["file"])),
+            "text": self._log_text,
             "table": self._log_table,
             "images": self._log_images,
             "input": self._log_input,
@@ -113,17 +83,14 @@ class RunSink:
     def send_metrics(self, entries: Sequence[Mapping[str, Any]]) -> None:
         """Send metrics in as few calls as MLflow allows."""
         metrics = [Metric(self._key(k), v, entry["t"], entry["s"]) for entry in entries for k, v in entry["m"].items()]
-        for start in range(0, len(metrics), METRICS_PER_CALL):
-            batch = metrics[start : start + METRICS_PER_CALL]
+        for batch in _batched(metrics, METRICS_PER_CALL):
             try:
                 self._client.log_batch(self.run_id, metrics=batch)
             except Exception as error:
                 if not self._is_final(error):
                     raise
                 for metric in batch:
-                    self._attempt(
-                        f"metric {metric.key!r}", lambda one=metric: self._client.log_batch(self.run_id, [one])
-                    )
+                    self._attempt(f"metric {metric.key!r}", self._client.log_batch, self.run_id, [metric])
 
     def send(self, entry: dict[str, Any]) -> None:
         """Send an entry that is not a metric.
@@ -133,26 +100,26 @@ class RunSink:
         """
         kind = next((kind for kind in self._handlers if kind in entry), None)
         if kind is None:
-            self._refused(f"an entry of unknown kind {[*entry]} was left out")
+            self._tell("refused", f"an entry of unknown kind {[*entry]} was left out")
         else:
-            self._attempt(kind, lambda: self._handlers[kind](entry))
+            self._attempt(kind, self._handlers[kind], entry)
 
-    def _key(self, name: str, clean: Callable[[str], str] = clean_key) -> str:
+    def _key(self, name: str, foreign: str = NAMES) -> str:
         """Return the name to use in MLflow, reporting it if it differs from the given one."""
-        key = self._keys.get((name, clean))
+        key = self._keys.get((name, foreign))
         if key is None:
-            key = self._keys[name, clean] = clean(name)
+            key = self._keys[name, foreign] = clean_key(name, foreign)
             if key != name:
-                self._renamed(f"{name!r} is not a valid name there: it is logged as {key!r}")
+                self._tell("renamed", f"{name!r} is not a valid name there: it is logged as {key!r}")
         return key
 
-    def _attempt(self, what: str, send: Callable[[], object]) -> None:
+    def _attempt(self, what: str, send: Callable[..., object], *arguments: Any) -> None:
         try:
-            send()
+            send(*arguments)
         except Exception as error:
             if not self._is_final(error):
                 raise
-            self._refused(f"{what} was left out: {error}")
+            self._tell("refused", f"{what} was left out: {error}")
 
     def _is_final(self, error: Exception) -> bool:
         """Return whether MLflow will never accept the data, which is not so for a deleted run that may be restored.
@@ -166,41 +133,36 @@ class RunSink:
         refuse_deleted(self._client.get_run(self.run_id))
         return True
 
-    def _start(self, entry: dict[str, Any]) -> None:
-        self._client.update_run(self.run_id, status="RUNNING")
-
     def _end(self, entry: dict[str, Any]) -> None:
         if entry["status"] not in ("FINISHED", "FAILED", "KILLED"):
             raise ValueError(f"status={entry['status']!r}: must be FINISHED, FAILED or KILLED")
         self._client.set_terminated(self.run_id, entry["status"], entry["t"])
 
     def _log_params(self, entry: dict[str, Any]) -> None:
-        new: dict[str, str] = {}
+        new: list[Param] = []
         changed: dict[str, str] = {}
         for key, value in entry["params"].items():
             key = self._key(key)
             value = shortened(value, PARAM_LENGTH)
             is_late = entry.get("resumed") and key not in self._params
             if not is_late and self._params.setdefault(key, value) == value:
-                new[key] = value
+                new.append(Param(key, value))
             else:  # parameters are immutable in MLflow, and one that is added later was not true from the beginning
                 changed[f"param_changed.{key}"] = value
-        pairs = [Param(key, value) for key, value in new.items()]
-        for start in range(0, len(pairs), PAIRS_PER_CALL):
-            self._client.log_batch(self.run_id, params=pairs[start : start + PAIRS_PER_CALL])
-        if changed:
-            self._log_tags({"tags": changed})
+        for batch in _batched(new, PAIRS_PER_CALL):
+            self._client.log_batch(self.run_id, params=batch)
+        self._log_tags(changed)
 
-    def _log_tags(self, entry: dict[str, Any]) -> None:
-        tags = [RunTag(self._key(key), shortened(value, TAG_LENGTH)) for key, value in entry["tags"].items()]
-        for start in range(0, len(tags), PAIRS_PER_CALL):
-            self._client.log_batch(self.run_id, tags=tags[start : start + PAIRS_PER_CALL])
+    def _log_tags(self, values: dict[str, str]) -> None:
+        tags = [RunTag(self._key(key), shortened(value, TAG_LENGTH)) for key, value in values.items()]
+        for batch in _batched(tags, PAIRS_PER_CALL):
+            self._client.log_batch(self.run_id, tags=batch)
 
     def _log_note(self, entry: dict[str, Any]) -> None:
         """Describe the run, unless it has a description: someone may have edited it in the UI."""
         if NOTE not in self.run.data.tags:
             runs = f"[All runs and their results](#/experiments/{self.run.info.experiment_id}/runs?{SHARED_VIEW})"
-            self._log_tags({"tags": {NOTE: f"{entry['note']}\n\n{runs}"}})
+            self._log_tags({NOTE: f"{entry['note']}\n\n{runs}"})
 
     def _link_in_note(self, path: str) -> None:
         """Add a link to an artifact of the run, a picture, to its description, which would be too small for it."""
@@ -209,6 +171,26 @@ class RunSink:
         link = f"[{Path(path).stem.replace('_', ' ').capitalize()}]({page})"
         if link not in note and len(note) + len(link) < TAG_LENGTH:
             self._client.set_tag(self.run_id, NOTE, f"{note}\n\n{link}".lstrip())
+
+    def _add_to_view(self, entry: dict[str, Any]) -> None:
+        """Add columns to the experiment's view 'Results', a list of runs, which is created if there is none.
+
+        Columns have the UI's names, such as "params.`optimizer.lr`".
+        """
+        experiment_id = self.run.info.experiment_id
+        try:
+            view = json.loads(self._client.get_experiment(experiment_id).tags.get(VIEW, ""))
+            state = json.loads(view["state"])
+            shown = [str(column) for column in state["selectedColumns"]]
+        except (ValueError, TypeError, KeyError):
+            view = {"name": "Results", "createdAt": now_ms()}
+            state = {}
+            shown = []
+        more = [column for column in map(str, entry["view"]) if len(column) <= VIEW_COLUMN_LENGTH]
+        columns = list(dict.fromkeys([*shown, *more]))[:VIEW_COLUMNS]
+        if columns != shown:
+            view |= {"updatedAt": now_ms(), "state": json.dumps(state | {"selectedColumns": columns})}
+            self._client.set_experiment_tag(experiment_id, VIEW, json.dumps(view))
 
     def _log_model(self, entry: dict[str, Any]) -> None:
         from runner.callbacks._mlflow.logged_model import log_model, register
@@ -221,8 +203,12 @@ class RunSink:
             register(self._client, str(entry["register"]), model)
         shutil.rmtree(folder, ignore_errors=True)
 
+    def _log_text(self, entry: dict[str, Any]) -> None:
+        verify_artifact_path(entry["file"])
+        self._client.log_text(self.run_id, entry["text"], entry["file"])
+
     def _log_table(self, entry: dict[str, Any]) -> None:
-        file = f"tables/{self._key(entry['table'], clean_path)}.json"
+        file = f"tables/{self._key(entry['table'], PATHS)}.json"
         # Not log_table, which appends to an earlier table and imports pandas.
         rows = [[_to_cell(value) for value in row] for row in entry["rows"]]
         self._client.log_text(self.run_id, json.dumps({"columns": entry["columns"], "data": rows}), file)
@@ -232,7 +218,9 @@ class RunSink:
 
     def _log_artifact(self, entry: dict[str, Any]) -> None:
         path = self._own_file(entry["artifact"])
-        self._client.log_artifact(self.run_id, str(path), entry["folder"] and checked_path(entry["folder"]))
+        if entry["folder"]:
+            verify_artifact_path(entry["folder"])
+        self._client.log_artifact(self.run_id, str(path), entry["folder"])
         if entry["folder"] in PICTURES and path.suffix == ".png":
             self._link_in_note(f"{entry['folder']}/{path.name}")
         if path.is_relative_to(copies := self._run_dir / "mlflow" / FILES):
@@ -241,20 +229,28 @@ class RunSink:
     def _own_file(self, name: str) -> Path:
         """Return a file or folder within the run's folder; checked, because someone else may have made the spool."""
         path = self._run_dir / name
-        for one in chain((path,), path.rglob("*")):  # check the path itself before walking it
-            if not one.resolve().is_relative_to(self._run_dir) or ".." in one.parts:
-                raise ValueError(f"{one} is not in the run's folder {self._run_dir}")
-            if one.exists() and not (one.is_file() or one.is_dir()):
-                raise ValueError(f"{one} is neither a file nor a folder")
+        for inner in chain((path,), path.rglob("*")):  # check the path itself before walking it
+            if not inner.resolve().is_relative_to(self._run_dir) or ".." in inner.parts:
+                raise ValueError(f"{inner} is not in the run's folder {self._run_dir}")
+            if inner.exists() and not (inner.is_file() or inner.is_dir()):
+                raise ValueError(f"{inner} is neither a file nor a folder")
         return path
 
     def _log_images(self, entry: dict[str, Any]) -> None:
+        """Log images and previews of them under names from which MLflow's UI reads the key, step and time.
+
+        MLflow's `log_image` makes a new name at each call, so that an image sent again would appear twice.
+        """
         file = self._own_file(f"mlflow/{IMAGES}/{Path(entry['file']).name}")
         images = read_images(file, entry["captions"])
+        key = self._key(entry["images"], PATHS).replace("/", "~")
         with tempfile.TemporaryDirectory() as folder:
             for index, image in enumerate(images):
-                key = self._key(entry["images"], clean_path) + (f"/{index:02d}" if len(images) > 1 else "")
-                save_image(image, Path(folder), key, entry["s"], entry["t"], f"{file.stem}-{index}")
+                number = f"~{index:02d}" if len(images) > 1 else ""
+                stem = f"{key}{number}+step+{entry['s']}+timestamp+{entry['t']}+{file.stem}-{index}"
+                image.save(f"{folder}/{stem}.png")
+                image.thumbnail((PREVIEW, PREVIEW))
+                image.save(f"{folder}/{stem}+compressed.webp")
             self._client.log_artifacts(self.run_id, folder, "images")
         self._client.set_tag(self.run_id, "mlflow.loggedImages", "True")
         file.unlink(missing_ok=True)
@@ -273,25 +269,16 @@ class RunSink:
         self._client.log_inputs(self.run_id, [DatasetInput(dataset, [context])])
 
 
-def refuse_deleted(entity: Experiment | Run) -> None:
-    """Check that an experiment or a run is not deleted. The runs of a deleted experiment are deleted with it.
+def clean_key(key: str, foreign: str) -> str:
+    """Return a key that MLflow accepts, with `_` for foreign characters and a hash that keeps keys distinct.
 
-    Raises:
-        Deleted: it was deleted.
+    The hash depends only on the key, so that a resumed run uses the same one.
     """
-    if isinstance(entity, Run):
-        if entity.info.lifecycle_stage == "deleted":
-            raise Deleted(
-                f"the run {entity.info.run_id} is deleted there; restore it in the UI, or continue it with resume="
-            )
-    elif entity.lifecycle_stage == "deleted":
-        restore = f"`mlflow experiments restore --experiment-id {entity.experiment_id}`"
-        raise Deleted(f"the experiment {entity.name!r} is deleted there; restore it in the UI ({restore})")
-
-
-def _to_cell(value: Any) -> Any:
-    """Return a value for a table, as text if JSON cannot represent it, because the UI could not read the table."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    parts = re.sub(foreign, "_", key).split("/")
+    cleaned = "/".join("__" if part == ".." else part for part in parts if part not in ("", ".")) or "_"
+    if cleaned == key and len(key) <= KEY_LENGTH:
+        return key
+    return f"{cleaned[: KEY_LENGTH - 9]}_{hashlib.blake2b(key.encode(), digest_size=4).hexdigest()}"
 
 
 def is_refusal(error: Exception) -> bool:
@@ -317,19 +304,6 @@ def read_images(path: Path, captions: Sequence[str] | None) -> list[Image]:
     return [add_caption(image, caption) for image, caption in zip(images, captions, strict=True)]
 
 
-def save_image(image: Image, folder: Path, key: str, step: int, time_ms: int, identity: str) -> None:
-    """Save an image and its preview under names from which MLflow's UI reads the key, step and time.
-
-    MLflow's `log_image` makes a new name at each call, so that an image sent again would appear twice. The time is in
-    milliseconds since 1970; `identity` is unique, and stays the same when the image is sent again.
-    """
-    stem = f"{key.replace('/', '~')}+step+{step}+timestamp+{time_ms}+{identity}"
-    image.save(folder / f"{stem}.png")
-    preview = image.copy()
-    preview.thumbnail((PREVIEW, PREVIEW))
-    preview.save(folder / f"{stem}+compressed.webp")
-
-
 def add_caption(image: Image, caption: str) -> Image:
     """Return the image with its caption beneath, enlarged by a whole factor so that the text fits."""
     from PIL import ImageDraw
@@ -342,3 +316,13 @@ def add_caption(image: Image, caption: str) -> Image:
     canvas.paste(image)
     ImageDraw.Draw(canvas).multiline_text((2, image.height + 2), "\n".join(lines), fill="black")
     return canvas
+
+
+def _to_cell(value: Any) -> Any:
+    """Return a value for a table, as text if JSON cannot represent it, because the UI could not read the table."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _batched(items: list[Any], size: int) -> Iterator[list[Any]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

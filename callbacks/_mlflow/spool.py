@@ -40,7 +40,7 @@ class Sent:
     tracking_uri: str
     run_id: str | None = None
     offset: int = 0
-    lines: int = 0
+    """Bytes of the spool that the store has."""
     ended: bool = False
     """Whether the last entry sent was a final status."""
     postponed: list[int] = field(default_factory=list)
@@ -74,11 +74,18 @@ def read_sent(folder: Path, tracking_uri: str) -> Sent:
     try:
         sent = Sent(**{**saved, "tracking_uri": tracking_uri})
         size = (folder / SPOOL).stat().st_size
-        numbers = [sent.lines, sent.offset, *sent.postponed]
-        is_whole = all(type(one) is int and 0 <= one <= size for one in numbers)
+        is_whole = all(type(number) is int and 0 <= number <= size for number in (sent.offset, *sent.postponed))
     except (OSError, TypeError):
         return Sent(tracking_uri)
     return sent if is_same and is_whole else Sent(tracking_uri)
+
+
+def has_trainer(run_dir: Path) -> bool:
+    """Return whether a trainer that is alive adds to a run's spool."""
+    lock = lock_file(run_dir / "mlflow" / "trainer.lock")
+    if lock is not None:
+        lock.close()
+    return lock is None
 
 
 # Created once, because json.dumps with other separators creates an encoder at each call.
@@ -121,7 +128,7 @@ class Spool:
 
     Attributes:
         departed: first retrained batch with a different loss than in an earlier session, or None.
-        lines: number of complete lines in the spool.
+        size: bytes in the spool.
 
     Raises:
         OSError: the folder or the file cannot be created.
@@ -133,12 +140,10 @@ class Spool:
         self._alive = lock_file(folder / "trainer.lock")
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._lock = threading.Lock()
-        self._inherited = os.fstat(self._fd).st_size
+        self._inherited = self.size = os.fstat(self._fd).st_size
         self._torn = self._inherited > 0 and os.pread(self._fd, 1, self._inherited - 1) != b"\n"
         self._written: dict[int, tuple[frozenset[str], float | None]] | None = None
         self.departed: int | None = None
-        with self.path.open("rb") as file:
-            self.lines = sum(block.count(b"\n") for block in iter(lambda: file.read(CHUNK), b""))
 
     @property
     def exclusive(self) -> bool:
@@ -163,7 +168,7 @@ class Spool:
             data = b"\n" + data if self._torn else data
             written = os.write(self._fd, data)
             self._torn = written < len(data)
-            self.lines += data[:written].count(b"\n")
+            self.size += written
         if written < len(data):
             raise OSError(f"only {written} of {len(data)} bytes could be written to {self.path}")
 

@@ -3,67 +3,71 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import mlflow.exceptions
 import requests
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Experiment, Run
 
-from runner.callbacks._mlflow.failures import explain
-from runner.callbacks._mlflow.sink import TAG_LENGTH, refuse_deleted
+from runner.callbacks._mlflow.delivery import Deleted, explain
+from runner.callbacks._mlflow.description import origin_tags
 from runner.callbacks._mlflow.spool import is_id
-from runner.callbacks._mlflow.target import address_for_mlflow, database_of, sqlite_uri
+from runner.callbacks._mlflow.target import address_for_mlflow, artifact_location, database_of, sqlite_uri
 from runner.files.lock import lock_file
 from runner.files.whole import read_object
 from runner.terminal.text import shortened
 
 LOCK_TIMEOUT = 60.0  # seconds
+TAG_LENGTH = 8000
 
 _clients: dict[str, MlflowClient] = {}
+_making = threading.Lock()  # a lock of a file does not keep threads apart
 
 
-@contextmanager
-def store_lock(tracking_uri: str) -> Iterator[None]:
-    """Lock a SQLite store, because creating it in two processes at once breaks its schema migration.
-
-    Raises:
-        TimeoutError: another process held the lock for a minute.
-    """
-    database = database_of(tracking_uri)
-    if database is None:
-        yield
-        return
-    path = database.with_name(f"{database.name}.lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if (lock := lock_file(path, LOCK_TIMEOUT, 0o666)) is None:
-        raise TimeoutError(f"{path} is held by another process for {LOCK_TIMEOUT:g} s")
-    with lock:
-        yield
-
-
-def make_store(path: Path) -> None:
+def _make_missing_store(database: Path) -> None:
     """Create an empty SQLite store under another name and rename it, unless one exists already.
 
-    MLflow creates a store in dozens of steps that take seconds; one left between two steps can never be opened again.
+    MLflow creates a store in dozens of steps that take seconds; one left between two steps can never be opened again,
+    and two processes that create one at once break it.
     """
     from mlflow.store.db import utils
 
-    aside = path.with_name(f".{path.name}.new")
-    engine = utils.create_sqlalchemy_engine(sqlite_uri(aside))
-    utils._initialize_tables(engine)
-    engine.dispose()
+    database.parent.mkdir(parents=True, exist_ok=True)
+    lock = lock_file(database.with_name(f"{database.name}.lock"), LOCK_TIMEOUT, 0o666)
+    if lock is None:
+        raise TimeoutError(f"{database}.lock is held by another process for {LOCK_TIMEOUT:g} s")
+    with lock:
+        aside = database.with_name(f".{database.name}.new")
+        for end in ("", "-journal", "-wal", "-shm"):  # what a process left that was killed here
+            aside.with_name(aside.name + end).unlink(missing_ok=True)
+        if database.exists():
+            return
+        engine = utils.create_sqlalchemy_engine(sqlite_uri(aside))
+        utils._initialize_tables(engine)
+        engine.dispose()
+        try:
+            os.link(aside, database)
+        except FileExistsError:  # made meanwhile by a server, which does not use our lock
+            aside.unlink()
+        except OSError:  # the file system has no hard links
+            aside.replace(database)
+        else:
+            aside.unlink()
+
+
+def _get_run(client: MlflowClient, run_id: str) -> Run | None:
+    """Return the run with an id, or None if the store has none."""
     try:
-        os.link(aside, path)
-    except FileExistsError:  # made meanwhile by a server, which does not use our lock
-        aside.unlink()
-    except OSError:  # the file system has no hard links
-        aside.replace(path)
-    else:
-        aside.unlink()
+        return client.get_run(run_id)
+    except mlflow.exceptions.MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
 
 
 def open_early(tracking_uri: str) -> None:
@@ -78,18 +82,19 @@ def open_early(tracking_uri: str) -> None:
 
 
 def open_store(uri: str) -> MlflowClient:
-    """Return a client for a store, which is created if it does not exist."""
-    database = database_of(uri)
-    with store_lock(uri):
+    """Return a client for a store, which is created if it does not exist.
+
+    Raises:
+        TimeoutError: another process has been creating the store for a minute.
+    """
+    if uri not in _clients:
+        database = database_of(uri)
         if database is not None:
-            for file in ("", "-journal", "-wal", "-shm"):  # what a process left that was killed in `make_store`
-                database.with_name(f".{database.name}.new{file}").unlink(missing_ok=True)
-            if not database.exists():
-                make_store(database)
-        if uri not in _clients:
-            client = MlflowClient(address_for_mlflow(uri))
-            client.search_experiments(max_results=1)
-            _clients[uri] = client  # only after the first call has succeeded
+            with _making:
+                _make_missing_store(database)
+        client = MlflowClient(address_for_mlflow(uri))
+        client.search_experiments(max_results=1)
+        _clients[uri] = client  # only after the first call has succeeded
     return _clients[uri]
 
 
@@ -101,17 +106,14 @@ def open_experiment(client: MlflowClient, target: Mapping[str, Any]) -> str:
     """
     name = target["experiment_name"]
     kind = {"mlflow.experimentKind": "custom_model_development"}  # the UI then opens the view for training
-    with store_lock(target["tracking_uri"]):
-        experiment = client.get_experiment_by_name(name)
-        if experiment is None:
-            try:
-                return client.create_experiment(name, target["artifact_location"], kind)
-            except mlflow.exceptions.MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-                experiment = client.get_experiment_by_name(name)  # created meanwhile by another machine
-                if experiment is None:
-                    raise
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        try:
+            return client.create_experiment(name, artifact_location(target["tracking_uri"]), kind)
+        except mlflow.exceptions.MlflowException as error:
+            experiment = client.get_experiment_by_name(name)  # created meanwhile by another process
+            if experiment is None or error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
     refuse_deleted(experiment)
     for key, value in kind.items():
         if key not in experiment.tags:  # made by other means; one that the user chose stays
@@ -119,9 +121,7 @@ def open_experiment(client: MlflowClient, target: Mapping[str, Any]) -> str:
     return experiment.experiment_id
 
 
-def open_run(
-    target: Mapping[str, Any], run_id: str | None, tags: Callable[[], dict[str, str]], restore: bool
-) -> tuple[MlflowClient, Run]:
+def open_run(target: Mapping[str, Any], run_id: str | None, run_dir: Path, restore: bool) -> tuple[MlflowClient, Run]:
     """Return a client and the run of a spool, which is created if it does not exist.
 
     An existing run is found by its `runner.spool` tag, so that a writer killed right after creating it does not lead to
@@ -131,23 +131,17 @@ def open_run(
         Deleted: the run was deleted and is not to be restored, or its experiment was deleted.
     """
     client = open_store(target["tracking_uri"])
-    run = None
-    if is_id(run_id):
-        try:
-            run = client.get_run(run_id)
-        except mlflow.exceptions.MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
+    run = _get_run(client, run_id) if is_id(run_id) else None
     if run is None or run.data.tags.get("runner.spool") != target["spool"]:  # the id may be from someone else's file
         experiment_id = open_experiment(client, target)
         found = client.search_runs([experiment_id], f"tags.`runner.spool` = '{target['spool']}'", max_results=1)
         if not found:
-            marked = {**tags(), "runner.spool": target["spool"]}
+            tags = {**origin_tags(target["command"], target["cwd"], run_dir), "runner.spool": target["spool"]}
             return client, client.create_run(
                 experiment_id,
                 start_time=target["start_time"],
                 run_name=target["run_name"],
-                tags={key: shortened(value, TAG_LENGTH) for key, value in marked.items()},
+                tags={key: shortened(value, TAG_LENGTH) for key, value in tags.items()},
             )
         run = found[0]
     refuse_deleted(client.get_experiment(run.info.experiment_id))  # it may have been renamed
@@ -156,6 +150,22 @@ def open_run(
     elif run.info.lifecycle_stage == "deleted":
         client.restore_run(run.info.run_id)
     return client, run
+
+
+def refuse_deleted(entity: Experiment | Run) -> None:
+    """Check that an experiment or a run is not deleted. The runs of a deleted experiment are deleted with it.
+
+    Raises:
+        Deleted: it was deleted.
+    """
+    if isinstance(entity, Run):
+        if entity.info.lifecycle_stage == "deleted":
+            raise Deleted(
+                f"the run {entity.info.run_id} is deleted there; restore it in the UI, or continue it with resume="
+            )
+    elif entity.lifecycle_stage == "deleted":
+        restore = f"`mlflow experiments restore --experiment-id {entity.experiment_id}`"
+        raise Deleted(f"the experiment {entity.name!r} is deleted there; restore it in the UI ({restore})")
 
 
 def find_run(run_id: str, tracking_uri: str, downloads: Path | None) -> Path | None:
@@ -167,11 +177,11 @@ def find_run(run_id: str, tracking_uri: str, downloads: Path | None) -> Path | N
         return None
     client = MlflowClient(address_for_mlflow(tracking_uri))
     try:
-        run = client.get_run(run_id)
+        run = _get_run(client, run_id)
     except mlflow.exceptions.MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return None
         raise ValueError(f"MLflow: {explain(error, tracking_uri)}") from error
+    if run is None:
+        return None
     if run.info.lifecycle_stage == "deleted":
         raise ValueError(f"MLflow run {run_id} is deleted: `mlflow runs restore --run-id {run_id}` brings it back")
     name = run.data.tags.get("runner.run_dir")

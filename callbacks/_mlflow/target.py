@@ -11,23 +11,21 @@ import json
 import os
 import re
 import shlex
-import sys
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from runner.callbacks._mlflow.description import START_KEYS, show_command
-from runner.callbacks._mlflow.spool import SPOOL, is_id, read_entries
-from runner.checks import check_number, check_one_of
+from runner.callbacks._mlflow.spool import SPOOL, is_id, now_ms, read_entries
 from runner.files.addresses import HIDDEN, has_hidden, hidden_everywhere, without_credentials
 from runner.files.signing import is_signed, sign
 from runner.files.whole import read_object, write_whole
-from runner.libraries.extras import require
 
 FILE = "run.json"
+REGISTER = Path("outputs", ".mlflow_unsent")
 SQLITE = "sqlite:///"
 STORES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "file", "databricks", "databricks-uc", "uc")
 """Schemes of MLflow's addresses, before a `+driver`; its plugins add others."""
@@ -89,22 +87,6 @@ def check_address(uri: str) -> None:
         raise ValueError(f"{shown}: must begin with three slashes, as sqlite:///folder/mlflow.db does, or four")
 
 
-def check_arguments(close_timeout: float, system_metrics_interval: float) -> None:
-    """Check the ranges of times, and that the package that encodes metrics is installed."""
-    require("MLflowLogger", None, "orjson")
-    check_number("close_timeout", close_timeout, "[0, inf]", "a number of seconds")
-    check_number("system_metrics_interval", system_metrics_interval, "(0, inf]", "a number of seconds")
-
-
-def check_model(log_model: str | None, register_model: str | None) -> None:
-    """Check which model to log, and under which name to register it."""
-    check_one_of("log_model", log_model, (None, "last", "best"))
-    if register_model is not None and log_model is None:
-        raise ValueError(f"register_model={register_model!r}: no model is logged; add log_model=last or best")
-    if register_model is not None and (not register_model.strip() or re.search("[/:]", register_model)):
-        raise ValueError(f"register_model={register_model!r}: must be a name without '/' and ':'")
-
-
 def uri_of_run(uri: str, run_dir: Path) -> str:
     """Return the address of a run's store: if `uri` is the default, a resumed run stays in the store it is in."""
     target = read_target(run_dir / "mlflow")  # only one that this user wrote
@@ -133,73 +115,47 @@ def set_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def typed_command() -> list[str]:
-    """Return the command as the user typed it, interpreter first; in a joblib job, the sweep's command."""
-    if "loky" not in " ".join(sys.orig_argv[1:3]):
-        return sys.orig_argv
-    program = ["-m", "runner"] if Path(sys.argv[0]).parts[-2:] == ("runner", "__main__.py") else [sys.argv[0]]
-    return [sys.orig_argv[0], *program, *sys.argv[1:]]
-
-
-def note_command() -> str:
-    """Return the command in Markdown. A block of code, which MLflow does not wrap, would push values off the page."""
-    return f"`` {show_command(typed_command())} ``"
-
-
-def typed_overrides() -> dict[str, str]:
-    """Return the values that the user typed, by key, except those that only control how the command runs."""
-    matches = (re.fullmatch(r"[+~]{0,2}([\w./]+)=(.*)", one, re.DOTALL) for one in typed_command())
-    ways = {"hydra", "callbacks", "launch", *START_KEYS}
-    return {one[1]: one[2] for one in matches if one and re.split("[./]", one[1])[0] not in ways}
-
-
-def register_of(tracking_uri: str) -> Path:
-    """Return the folder that has an entry for each run that is not sent completely to the store."""
-    return (database_of(tracking_uri) or Path.cwd() / "outputs" / "mlflow.db").parent / ".mlflow_unsent"
-
-
-def store_fields(tracking_uri: str, run_dir: Path) -> dict[str, Any]:
-    """Return the part of a run's target that depends on its store."""
+def artifact_location(tracking_uri: str) -> str | None:
+    """Return where an experiment's artifacts go: beside a SQLite store; None leaves it to the server."""
     database = database_of(tracking_uri)
-    return {
-        "tracking_uri": tracking_uri,
-        "artifact_location": None if database is None else (database.parent / "mlartifacts").as_uri(),
-        "unsent": str(register_of(tracking_uri) / hashlib.blake2b(str(run_dir).encode(), digest_size=8).hexdigest()),
-    }
+    return None if database is None else (database.parent / "mlartifacts").as_uri()
 
 
-def make_target(
-    run_dir: Path,
-    before: Mapping[str, Any],
-    *,
-    tracking_uri: str,
-    by_key: bool,
-    experiment_name: str,
-    run_name: str,
-    system_metrics_interval: float | None,
-    start_time: int,
-) -> dict[str, Any]:
-    """Return everything a writer needs to send a run's spool, even without the trainer.
+def unsent_entry(run_dir: Path, working_dir: str) -> Path:
+    """Return the file that names a run in the register of runs not sent completely, of the folder it was started in."""
+    return Path(working_dir) / REGISTER / hashlib.blake2b(str(run_dir).encode(), digest_size=8).hexdigest()
 
-    `before` is what `known_before` returned for an earlier session of the run, empty for a new one. Without an
-    interval, no system metrics are sampled. The time is in milliseconds since 1970. `by_key` is whether the address was
-    chosen in the config, rather than by the environment.
+
+def unsent_runs(register: Path) -> list[Path]:
+    """Return the folders of the runs in a register. Entries of runs that no longer exist are removed."""
+    run_dirs = []
+    for entry in sorted(register.glob("[!.]*")):
+        with suppress(OSError, ValueError):  # sent meanwhile by another process, or not readable
+            run_dir = Path(entry.read_text())
+            if (run_dir / "mlflow" / SPOOL).is_file():
+                run_dirs.append(run_dir)
+            else:
+                entry.unlink()
+    return run_dirs
+
+
+def make_target(fields: Mapping[str, Any], before: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
+    """Return everything a sender needs to know of a run, even without its trainer.
+
+    Args:
+        fields: `tracking_uri` with credentials, `by_key`, which is whether it was chosen in the config rather than by
+            the environment, `experiment_name`, `run_name`, and optionally `start_time` in milliseconds since 1970 and
+            `system_metrics_interval` in seconds.
+        before: what `known_before` returned for an earlier session of the run, empty for a new one.
+        command: the command that trains.
     """
-    return {
-        **store_fields(tracking_uri, run_dir),
-        "by_key": by_key,
-        "spool": before.get("spool", uuid.uuid4().hex),
-        "start_time": before.get("start_time", start_time),
-        "run_name": before.get("run_name", run_name),
-        "experiment_name": experiment_name,
-        "system_metrics_interval": system_metrics_interval,
-        "command": hidden_everywhere(typed_command()),
-        "cwd": str(Path.cwd()),
-    }
+    defaults = {"spool": uuid.uuid4().hex, "start_time": now_ms(), "system_metrics_interval": None}
+    origin = {"command": hidden_everywhere(command), "cwd": str(Path.cwd())}
+    return {**defaults, **fields, **before, **origin}
 
 
 def write_target(folder: Path, target: Mapping[str, Any]) -> None:
-    """Write a target beside its spool, without credentials, for writers in later processes.
+    """Write a target beside its spool, without credentials, for senders in later processes.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -217,33 +173,25 @@ def read_target(folder: Path) -> dict[str, Any] | None:
 
 
 def known_before(folder: Path) -> dict[str, Any]:
-    """Return the identity of a run, perhaps someone else's, as `before` of `make_target`; empty without a spool.
-
-    The first entry of the spool has it too, in case `run.json` is damaged.
-    """
+    """Return the identity of a run, perhaps someone else's, as `before` of `make_target`; empty without a spool."""
     try:
         first = next((entry for entry, _ in read_entries(folder / SPOOL) if entry is not None), {})
     except OSError:
-        first = {}
-    target = read_object(folder / FILE)
-    spool = target.get("spool", first.get("spool"))
-    start = target.get("start_time", first.get("start"))
-    name = target.get("run_name")
-    found: dict[str, Any] = {}
-    if is_id(spool):
-        found["spool"] = spool
-    if type(start) is int and 0 < start < 1 << 50:
-        found["start_time"] = start
-    if isinstance(name, str):
-        found["run_name"] = name
-    return found
+        return {}
+    known = {"spool": first.get("spool"), "start_time": first.get("start"), "run_name": first.get("name")}
+    checks = {"spool": is_id, "start_time": _is_time, "run_name": lambda name: isinstance(name, str)}
+    return {key: value for key, value in known.items() if checks[key](value)}
 
 
 def with_credentials(target: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any] | None:
     """Return a target with credentials in its address, or None if it needs some and no known address has them."""
     kept = target["tracking_uri"]
-    found = next((one for one in known if without_credentials(one) == kept), kept)
+    found = next((address for address in known if without_credentials(address) == kept), kept)
     return None if has_hidden(found) else {**target, "tracking_uri": found}
+
+
+def _is_time(value: object) -> bool:
+    return type(value) is int and 0 < value < 1 << 50
 
 
 def _signed(target: Mapping[str, Any]) -> list[bytes]:

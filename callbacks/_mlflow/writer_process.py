@@ -1,4 +1,4 @@
-"""The trainer's handle on the writer process: starts it, sends it commands and receives its reports.
+"""The trainer's handle on the writer process: starts it, sends it commands and passes on its reports.
 
 Standard library only.
 """
@@ -7,93 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import runner
-from runner.terminal.commands import override, show_command
-
-log = logging.getLogger("runner")
 
 # This package's own folder comes first, or a `runner.py` in the working directory would be imported instead.
 _ROOT = str(Path(runner.__file__).absolute().parents[1])
-_PROGRAM = f"import sys; sys.path.insert(0, {_ROOT!r}); from runner.callbacks._mlflow.writer_main import serve; serve()"
+_PROGRAM = f"import sys; sys.path.insert(0, {_ROOT!r}); from runner.callbacks._mlflow.senders import serve; serve()"
 
-
-SOON = 1.0
-LATER = 5.0
-"""Seconds to wait for the writer before printing a message, on a terminal and elsewhere."""
-
-
-class Progress:
-    """The progress of the writer with one run, as last reported."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-        self.run_id: str | None = None
-        self.experiment_id: str | None = None
-        self.lines = 0
-        """Number of lines of the spool that MLflow has."""
-        self.complete = False
-        """Whether MLflow has all of it, with the run's final status."""
-        self.stopped = threading.Event()
-        """Set when the writer does no more for this run: it is complete or was given up, or the writer has ended."""
-        self._warned = False
-        self._warned_kinds: set[str] = set()
-
-    def update(self, report: dict[str, Any]) -> None:
-        """Process a report of the writer about this run."""
-        for name in ("run_id", "experiment_id", "lines", "complete"):
-            setattr(self, name, report.get(name, getattr(self, name)))
-        if "error" in report:
-            self.warn(report["error"])
-        for kind in {"refused", "renamed"} & report.keys() - self._warned_kinds:
-            self._warned_kinds.add(kind)
-            log.warning("MLflow: %s (any others are in %s)", report[kind], self.run_dir / "mlflow" / "writer.log")
-        if report.get("stopped"):
-            self.stopped.set()
-
-    def wait(self, lines: int, timeout: float, is_quiet: bool = False) -> None:
-        """Wait until the writer has stopped. When that takes long, print its progress on stderr.
-
-        Unless it is quiet, it warns when the writer has not sent all lines after `timeout` seconds.
-        """
-        deadline = time.monotonic() + timeout
-        terminal = sys.stderr.isatty()
-        erase, end = ("\r\x1b[K", "") if terminal else ("", "\n")
-        quiet, pause = (SOON, 0.5) if terminal else (LATER, 10.0)  # less often in a log file
-        if not self.stopped.wait(timeout if is_quiet else min(quiet, timeout)) and not is_quiet:
-            while (left := deadline - time.monotonic()) > 0:
-                done = f"{self.lines / max(lines, 1):.0%} of what was logged is there"
-                print(
-                    f"{erase}saving to MLflow: {done}; waiting up to {left:.0f} s", end=end, file=sys.stderr, flush=True
-                )
-                if self.stopped.wait(min(pause, left)):
-                    break
-            print(end=erase, file=sys.stderr, flush=True)
-        if not is_quiet and not self.complete:
-            self.warn(f"{self.lines:,} of {lines:,} lines were sent when the run ended")
-
-    def warn(self, reason: str) -> None:
-        """Warn, once per run, what is wrong and what to do."""
-        if not self._warned:
-            self._warned = True
-            log.warning("MLflow: %s. Training does not wait for it: %s", reason.rstrip(". "), how_to_send(self.run_dir))
-
-
-def how_to_send(run_dir: Path) -> str:
-    """Return a sentence on what happens to data that is not sent, and what to do about it."""
-    return (
-        f"what is logged is kept in {run_dir / 'mlflow'}, and sent when MLflow can be reached again, by the next run, "
-        f"or by `{show_command('mode=sync', override('resume', str(run_dir)))}`"
-    )
+Receive = Callable[[dict[str, Any]], None]
 
 
 class WriterProcess:
@@ -105,7 +33,7 @@ class WriterProcess:
 
     def __init__(self) -> None:
         self.owner = os.getpid()
-        self._runs: dict[str, Progress] = {}
+        self._deliveries: list[Receive | None] = []  # by number; None for one that has stopped
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM],
             stdin=subprocess.PIPE,
@@ -125,39 +53,51 @@ class WriterProcess:
         """Whether the process is running and is a child of this process."""
         return self.owner == os.getpid() and self._process.poll() is None
 
-    def deliver(self, run_dir: Path, target: Mapping[str, Any]) -> Progress:
-        """Start sending the spool of a run to a target, whose address includes credentials."""
-        progress = self._runs[str(run_dir)] = Progress(run_dir)
-        self._send(progress, {"deliver": str(run_dir), "target": dict(target)})
-        return progress
+    def deliver(self, run_dir: Path, target: Mapping[str, Any], receive: Receive) -> int:
+        """Start sending the spool of a run to a target, whose address includes credentials.
 
-    def finish(self, progress: Progress) -> None:
+        `receive` is called with reports, on another thread: `run_id`, `experiment_id`, the `offset` up to which the
+        spool is sent, texts under `error`, `refused` and `renamed`, and at the end `stopped` and perhaps `complete`.
+
+        Returns:
+            The number by which `finish` knows the delivery.
+        """
+        number = len(self._deliveries)
+        self._deliveries.append(receive)
+        self._send(number, {"run_dir": str(run_dir), "target": dict(target)})
+        return number
+
+    def finish(self, number: int) -> None:
         """Send the rest of a run's spool immediately, because nothing more will be added to it."""
-        self._send(progress, {"finish": str(progress.run_dir)})
+        self._send(number, {})
 
-    def _send(self, progress: Progress, command: Mapping[str, Any]) -> None:
+    def _send(self, number: int, command: Mapping[str, Any]) -> None:
         try:
-            self._process.stdin.write(json.dumps(command) + "\n")  # type: ignore[union-attr]
+            self._process.stdin.write(json.dumps({"number": number, **command}) + "\n")  # type: ignore[union-attr]
         except (OSError, ValueError):  # broken, or closed by the listening thread
-            self._lose(progress)
+            self._lose(number)
 
     def _listen(self, reports: IO[str]) -> None:
         with reports:
             for line in reports:
-                report = json.loads(line)
-                self._runs[report["run"]].update(report)
+                self._receive(json.loads(line))
         self._process.wait()
         with contextlib.suppress(OSError):  # the last command may be left unread
             self._process.stdin.close()  # type: ignore[union-attr]
-        for progress in list(self._runs.values()):
-            if not progress.stopped.is_set():
-                self._lose(progress)
+        for number in range(len(self._deliveries)):
+            self._lose(number)
 
-    def _lose(self, progress: Progress) -> None:
+    def _receive(self, report: dict[str, Any]) -> None:
+        if receive := self._deliveries[report["number"]]:
+            if "stopped" in report:
+                self._deliveries[report["number"]] = None
+            receive(report)
+
+    def _lose(self, number: int) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):  # it has closed its output, so it is ending
             self._process.wait(1.0)
-        progress.warn(f"the process that sends to it has ended unexpectedly, with exit code {self._process.returncode}")
-        progress.stopped.set()
+        error = f"the process that sends to it has ended unexpectedly, with exit code {self._process.returncode}"
+        self._receive({"number": number, "error": error, "stopped": True})
 
 
 _writer: WriterProcess | None = None

@@ -15,11 +15,9 @@ from mlflow_runs import log_steps, logging_to, points, query
 
 import runner.callbacks  # the defaults of its classes tell what was changed
 from runner.callbacks import MLflowLogger
-from runner.callbacks._mlflow.beginning import describe_dataset
-from runner.callbacks._mlflow.description import describe_config, show_command
+from runner.callbacks._mlflow.description import describe_config, describe_dataset, show_command, typed_overrides
 from runner.callbacks._mlflow.session import Session
 from runner.callbacks._mlflow.spool import read_entries
-from runner.callbacks._mlflow.target import typed_overrides
 from runner.data import DatasetLoader, TensorLoader
 from runner.data.content import MOST_BYTES, digest
 

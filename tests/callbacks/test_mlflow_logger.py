@@ -8,6 +8,7 @@ import math
 import re
 import signal
 import sys
+import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -22,8 +23,8 @@ from torch import nn
 
 from runner import ClassificationModel, Trainer
 from runner.callbacks import InMemoryLogger, MLflowLogger
-from runner.callbacks._mlflow.description import flatten
-from runner.callbacks._mlflow.target import read_target, typed_command, ui_command
+from runner.callbacks._mlflow.description import flatten, typed_command
+from runner.callbacks._mlflow.target import read_target, ui_command
 from runner.callbacks._mlflow.writer_process import shared_writer
 from runner.distributed.session import end
 
@@ -144,14 +145,16 @@ def test_a_run_that_is_refused_before_it_begins_leaves_nothing(folder: Path) -> 
     with logging_to(MLflowLogger(), "r") as (state, logger):
         log_steps(state, logger, range(1, 3))
     rows, files = query("select run_uuid, status, end_time from runs"), sorted(Path("r").rglob("*"))
-    for run_dir in ("r", "new"):
-        with pytest.raises(ValueError, match="refused"), logging_to(MLflowLogger(), run_dir, config={"lr": 1}):
+    for name in ("r", "new"):
+        with pytest.raises(ValueError, match="refused"), logging_to(MLflowLogger(), name, config={"lr": 1}):
             raise ValueError("refused")
     order = read_target(Path("r/mlflow"))
     assert order is not None
-    progress = shared_writer().deliver(Path("r"), order)  # has it take up whatever there might be
-    shared_writer().finish(progress)
-    assert progress.stopped.wait(60)
+    stopped = threading.Event()
+    run_dir = folder / "r"  # the writer may have another working directory
+    number = shared_writer().deliver(run_dir, order, lambda report: stopped.set() if "stopped" in report else None)
+    shared_writer().finish(number)  # has it take up whatever there might be
+    assert stopped.wait(60)
     assert (query("select run_uuid, status, end_time from runs"), sorted(Path("r").rglob("*"))) == (rows, files)
     assert not Path("new").exists()
 

@@ -72,7 +72,7 @@ def test_a_writer_that_was_killed_is_followed_by_another_and_nothing_is_doubled(
         # As if it had been killed after MLflow had taken the points and before it had noted this.
         wait_until(lambda: any("ended unexpectedly" in record.message for record in caplog.records))
         sent = read_object(folder / "r" / "mlflow" / "sent.json")
-        write_whole(folder / "r" / "mlflow" / "sent.json", json.dumps(sent | {"offset": 0, "lines": 0}))
+        write_whole(folder / "r" / "mlflow" / "sent.json", json.dumps(sent | {"offset": 0}))
         log_steps(state, logger, range(200, 251))
     assert points("loss") == [(step, float(step)) for step in range(1, 251)]
     assert query("select status from runs") == [("FINISHED",)]
@@ -139,7 +139,7 @@ def test_an_idle_writer_leaves_no_trace(tmp_path: Path) -> None:
 
 def test_mlflow_is_imported_only_when_its_environment_is_set() -> None:
     program = (
-        "import sys; from runner.callbacks._mlflow import session, sync, writer_main, writer_process;"
+        "import sys; from runner.callbacks._mlflow import senders, session, writer_process;"
         "print(*{'torch', 'mlflow'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -39,12 +39,11 @@ def test_what_is_unsent_is_sent_once(tmp_path: Path, run_app: Any):
     register = tmp_path / "outputs" / ".mlflow_unsent"
     assert len(list(register.iterdir())) == 2
 
-    talkative = "from runner.callbacks._mlflow import sync; sync.INTERVAL = -1.0\n"
+    talkative = "from runner.callbacks._mlflow import senders; senders.INTERVAL = -1.0\n"
     program = talkative + "from runner.__main__ import command; command()"
     done = run_python(["-c", program, "mode=sync", "resume=b"], cwd=tmp_path, check=True)
     assert done.stdout == "b: MLflow has all of it\n"
-    lines = len((tmp_path / "b" / "mlflow" / "spool.jsonl").read_text().splitlines())
-    assert done.stderr.splitlines()[-1] == f"b: {lines} of {lines} lines are sent"
+    assert done.stderr.splitlines()[-1] == "b: 100% is sent"
     assert query(tmp_path, "select status from runs") == [("FINISHED",)]
     done = run_app("mode=sync")
     assert done.stdout == "a: MLflow has all of it\n"

@@ -1,0 +1,255 @@
+"""Sends spools beside a trainer, which is what the writer process does, or without one, which is `mode=sync`.
+
+MLflow is imported only after its environment is set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from runner.callbacks._mlflow.delivery import Delivery
+from runner.callbacks._mlflow.description import typed_command
+from runner.callbacks._mlflow.spool import SPOOL, has_trainer, open_log, read_sent
+from runner.callbacks._mlflow.target import (
+    FILE,
+    REGISTER,
+    known_before,
+    make_target,
+    read_target,
+    resolve_uri,
+    set_environment,
+    unsent_entry,
+    unsent_runs,
+    with_credentials,
+    write_target,
+)
+from runner.distributed.signals import HANDLED
+from runner.files.addresses import without_credentials
+from runner.files.whole import read_object
+from runner.libraries.importing import importing
+from runner.terminal.console import show_path
+from runner.terminal.text import print_to_stderr
+
+POLL = 0.2  # seconds between two looks whether the trainer is alive
+LINGER = 6.0  # seconds to finish after the trainer has ended; users may take a longer-lived process for a leftover
+GRACE = 1.0  # further seconds before the process exits in the middle of a call
+INTERVAL = 10.0  # seconds between two progress messages of `sync` for a long run
+FOLDERS = ("*", "*/*", "*/*/*", "sweeps/*/*/*")  # folders of runs and sweeps in `outputs/`
+
+
+def serve() -> None:
+    """Serve the trainer that started this process until it has ended and everything is sent."""
+    for number in HANDLED:
+        signal.signal(number, signal.SIG_IGN)  # sent to all processes of a job: this one must outlive the trainer
+    os.nice(5)  # a quarter of a core that training wants too: less, and on a busy machine nothing is sent for minutes
+    set_environment()
+    trainer = os.getppid()
+    pipe = os.dup(1)
+    os.dup2(2, 1)  # so that output of libraries does not mix with reports
+    writing = threading.Lock()
+
+    def report(news: dict[str, Any]) -> None:
+        with writing, contextlib.suppress(OSError):  # the trainer may have ended
+            os.write(pipe, json.dumps(news).encode() + b"\n")
+
+    writer = Writer(trainer, report)
+    threading.Thread(target=writer.watch, daemon=True).start()
+    with importing(), contextlib.suppress(Exception):  # reported once there is a run
+        importlib.import_module("runner.callbacks._mlflow.sink")
+        importlib.import_module("runner.callbacks._mlflow.store").open_early(resolve_uri(None))
+    for line in sys.stdin:
+        writer.execute(**json.loads(line))
+    writer.leave()
+
+
+class Writer:
+    """Delivers the runs of one trainer, each on a thread, and after each of them those that others left unsent."""
+
+    def __init__(self, trainer: int, report: Callable[[dict[str, Any]], None]) -> None:
+        self._trainer = trainer
+        self._report = report
+        self._deliveries: dict[int, Delivery] = {}  # that are not done; of the one run left by others, by -1
+        self._threads: list[threading.Thread] = []
+        self._addresses: list[str] = []
+        self._known: set[Path] = set()  # runs that are not looked for in the register again
+        self._leftover = threading.Lock()
+
+    def execute(self, number: int, run_dir: str = "", target: dict[str, Any] | None = None) -> None:
+        """Start a delivery, which a command with a target asks for, or finish it."""
+        folder = Path(run_dir)
+        if target is None:
+            if delivery := self._deliveries.get(number):
+                delivery.finish()
+            return
+        for earlier in list(self._deliveries.values()):
+            if earlier.run_dir == folder:  # an earlier session of the run
+                earlier.finish()
+                earlier.stopped.wait()
+
+        def report(news: dict[str, Any]) -> None:
+            self._report({"number": number, **news})
+
+        try:
+            with open_log(folder) as log:
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
+        except OSError as error:
+            report({"error": str(error), "stopped": True})
+            return
+        self._addresses.append(target["tracking_uri"])
+        self._known.add(folder)
+        self._deliveries[number] = Delivery(folder, target, report, live=True)
+        if os.getppid() != self._trainer:
+            self._deliveries[number].finish()
+        thread = threading.Thread(target=self._deliver, args=(number, Path(target["cwd"])), daemon=True)
+        thread.start()
+        self._threads = [thread, *(other for other in self._threads if other.is_alive())]
+
+    def watch(self) -> None:
+        """Exit some time after the trainer has ended, even in the middle of a call to a server that does not answer.
+
+        Data workers of the trainer may outlive it, and hold the other end of the standard input.
+        """
+        while os.getppid() == self._trainer:
+            time.sleep(POLL)
+        self._finish()
+        time.sleep(LINGER + GRACE)
+        os._exit(1)  # the next writer continues after what is marked as sent
+
+    def leave(self) -> None:
+        """Exit when everything is sent, or the time is up: the trainer has ended, or wants no more of this process."""
+        deadline = time.monotonic() + LINGER
+        self._finish()
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        os._exit(0)  # without waiting for calls that hang
+
+    def _finish(self) -> None:
+        for delivery in list(self._deliveries.values()):
+            delivery.finish()
+
+    def _deliver(self, number: int, working_dir: Path) -> None:
+        self._deliveries[number].run()
+        del self._deliveries[number]
+        with self._leftover:
+            for run_dir in unsent_runs(working_dir / REGISTER):
+                if run_dir not in self._known:
+                    self._known.add(run_dir)
+                    with contextlib.suppress(OSError):
+                        self._send_leftover(run_dir)
+
+    def _send_leftover(self, run_dir: Path) -> None:
+        """Deliver a run of this user that an earlier writer left unsent, unless its trainer is alive."""
+        target = read_target(run_dir / "mlflow")
+        target = target and with_credentials(target, self._addresses)
+        if target and not has_trainer(run_dir):
+            self._deliveries[-1] = Delivery(run_dir, target, lambda _: None, live=False, wanted=False)
+            self._deliveries[-1].run()
+            del self._deliveries[-1]
+
+
+def sync(fields: Mapping[str, Any], run_dir: Path | None) -> bool:
+    """Send unsent data of runs, print the outcome, and return whether everything is sent.
+
+    Args:
+        fields: `tracking_uri`, `by_key` and `experiment_name` of this command, as in `make_target`. Runs go to this
+            address if it was chosen for this command, in the config or, except for runs whose own address was chosen in
+            theirs, by `$MLFLOW_TRACKING_URI`. Otherwise each goes to its own, and the address must be that of a run
+            that someone else made. The experiment is that of runs without their own target.
+        run_dir: folder of a run; None means all runs of this working directory that have unsent data.
+    """
+    if run_dir is not None and not (run_dir / "mlflow" / SPOOL).is_file():
+        raise ValueError(f"resume={str(run_dir)!r}: nothing was logged to MLflow there; give a run's folder")
+    set_environment()
+    if run_dir is not None:
+        return _send(run_dir, _target_of(run_dir, fields), wanted=True)
+    run_dirs = _unsent_runs()
+    if not run_dirs:
+        print("MLflow: nothing left to send")
+    results = []
+    for folder in run_dirs:
+        try:
+            results.append(_send(folder, _target_of(folder, fields), wanted=False))
+        except ValueError as error:
+            print_to_stderr(error)
+            results.append(False)
+    return all(results)
+
+
+def _target_of(run_dir: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the target of a run: its own if this user wrote it and chose no other store, or one in the given store."""
+    folder = run_dir / "mlflow"
+    target = read_target(folder)
+    address = fields["tracking_uri"]
+    if target is None:
+        named = read_object(folder / FILE).get("tracking_uri")
+        if named is not None and named != without_credentials(address):
+            raise ValueError(
+                f"{folder / FILE}: this run was made by someone else or on another machine, and would be sent to "
+                f"{named!r}; if you trust that, add 'callbacks.mlflow_logger.tracking_uri={named}'"
+            )
+        return make_target({**fields, "run_name": run_dir.name}, known_before(folder), typed_command())
+    if fields["by_key"] or ("MLFLOW_TRACKING_URI" in os.environ and not target.get("by_key")):
+        return {**target, "tracking_uri": address}
+    whole = with_credentials(target, [address])
+    if whole is None:
+        raise ValueError(
+            f"{folder / FILE}: this run goes to {target['tracking_uri']}, and credentials are not kept: give "
+            "callbacks.mlflow_logger.tracking_uri=<the whole address>"
+        )
+    return whole
+
+
+def _unsent_runs() -> list[Path]:
+    """Return the folders of runs with unsent data: in `outputs/`, and in its register."""
+    spools = [spool for folder in FOLDERS for spool in Path.cwd().glob(f"outputs/{folder}/mlflow/{SPOOL}")]
+    inside = [spool.parents[1] for spool in spools if not _is_sent(spool.parent)]
+    return sorted({*inside, *unsent_runs(Path.cwd() / REGISTER)})
+
+
+def _is_sent(folder: Path) -> bool:
+    """Return whether the store of a run has all of its spool, or someone else made the run."""
+    target = read_target(folder)
+    if target is None:
+        return True
+    sent = read_sent(folder, target["tracking_uri"])
+    return sent.ended and not sent.postponed and sent.offset == (folder / SPOOL).stat().st_size
+
+
+def _send(run_dir: Path, target: dict[str, Any], wanted: bool) -> bool:
+    folder = run_dir / "mlflow"
+    shown = show_path(run_dir)
+    if has_trainer(run_dir):
+        print(f"{shown}: still running; it sends its data itself")
+        return False
+    terminal = sys.stderr
+    printed_at = time.monotonic()
+    size = max((folder / SPOOL).stat().st_size, 1)
+
+    def report(news: dict[str, Any]) -> None:
+        nonlocal printed_at
+        if "offset" in news and time.monotonic() - printed_at > INTERVAL:
+            printed_at = time.monotonic()
+            print(f"{shown}: {min(news['offset'] / size, 1):.0%} is sent", file=terminal, flush=True)
+        for name in ("error", "refused", "renamed"):
+            if name in news:
+                print(f"{shown}: {news[name]}", file=terminal)
+
+    with open_log(run_dir) as log, contextlib.redirect_stderr(log):  # traces go to the log, as they do in the writer
+        complete = Delivery(run_dir.resolve(), target, report, live=False, wanted=wanted).run()
+    print(f"{shown}: MLflow has {'all' if complete else 'not all'} of it")
+    if complete:
+        unsent_entry(run_dir.resolve(), str(Path.cwd())).unlink(missing_ok=True)  # of a session started here
+        if read_target(folder) is not None:
+            write_target(folder, target)  # a resumed run continues in the store that has it
+    return complete

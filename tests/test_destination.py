@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from runner import ClassificationModel, Logger, LoggerDestination, Record, Timestamp, Trainer
+from runner import ClassificationModel, LoggerDestination, Record, Timestamp, Trainer
 from runner.arguments import ordered_hooks
 from runner.data import TensorLoader
 
@@ -123,15 +123,3 @@ def test_on_other_ranks_only_those_that_ask_for_it_work(monkeypatch, all_ranks: 
     monkeypatch.setenv("RANK", "1")
     *_, loggers = ordered_hooks([], [], [one])
     assert loggers == ((one,) if works else ())
-
-
-def test_a_destination_is_a_callback_and_hears_events_last():
-    heard = []
-
-    class Hears(LoggerDestination):
-        def batch_end(self, state, logger: Logger):
-            heard.append(state.timestamp.batch)
-
-    with make_trainer(Hears(), max_duration="2ba") as trainer:
-        trainer.fit()
-    assert heard == [1, 2]

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from runner import Callback, ClassificationModel, Evaluator, Event, Interval, State, Time, Timestamp, Trainer
+from runner import Callback, ClassificationModel, Evaluator, Event, Interval, Time, Timestamp, Trainer
 from runner.data import TensorLoader
 
 
@@ -33,27 +31,6 @@ def test_a_field_that_does_not_exist_can_be_neither_read_nor_written():
                 setattr(trainer.state, name, 1)
 
 
-def test_what_is_in_flight_is_unset_until_it_exists_and_there_afterwards():
-    in_flight = {"batch", "microbatch", "outputs", "loss", "total_loss"}
-    with make_trainer(max_duration="1ba") as trainer:
-        for name in in_flight:
-            with pytest.raises(AttributeError, match=name):
-                getattr(trainer.state, name)
-        trainer.fit()
-        assert all(isinstance(getattr(trainer.state, name), torch.Tensor | tuple) for name in in_flight)
-
-
-def test_every_field_that_the_specification_names_is_there():
-    named = """
-        model unwrapped_model optimizers schedulers scaler precision device seed rank_zero_seed algorithms callbacks
-        timestamp eval_timestamp predict_timestamp max_duration dataloader dataloader_label dataloader_len
-        train_dataloader evaluators batch microbatch outputs loss total_loss train_metrics eval_metrics
-        eval_metric_values run_name grad_accum microbatch_size
-    """
-    assert {*named.split()} <= {*dir(State), *(one.name for one in dataclasses.fields(State))}
-    assert inspect.isfunction(State.stop_training) and inspect.isfunction(State.get_elapsed_duration)
-
-
 @pytest.mark.parametrize(
     ("duration", "expected"),
     [("8ba", [1 / 8, 2 / 8, 3 / 8, 4 / 8]), ("2ep", [1 / 8, 2 / 8, 3 / 8, 4 / 8]), ("5sp", [2 / 5, 4 / 5, 1.0])],
@@ -72,14 +49,6 @@ def test_the_elapsed_duration_is_a_fraction_and_at_most_one(duration: str, expec
         trainer.fit()
         assert trainer.state.get_elapsed_duration() == "1dur"
     assert seen[: len(expected)] == pytest.approx(expected)
-
-
-def test_the_timestamp_reads_as_numbers_and_compares_with_times():
-    with make_trainer(max_duration="6ba") as trainer:
-        trainer.fit()
-        now = trainer.state.timestamp
-    assert (int(now.epoch), f"{now.epoch}-{now.batch:04d}") == (1, "1-0006")
-    assert now >= "6ba" and not now > "6ba" and now < "2ep" and now >= Time(12, "sp")
 
 
 def test_a_step_of_time_remembers_the_one_before():

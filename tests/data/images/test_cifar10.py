@@ -1,5 +1,4 @@
 import hashlib
-import inspect
 import random
 import re
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from archive_server import Server, serving, tar_gz
-from omegaconf import OmegaConf
 
 from runner import ClassificationModel, Trainer
 from runner.data.images.cifar10 import FOLDER, MD5, MEAN, STD, URL, load_cifar10
@@ -243,10 +241,3 @@ def test_a_download_that_fails_is_one_sentence(run_here: Any, free_port: int):
     ended = run_here(*SHORT, *QUIET, f"data.url=http://127.0.0.1:{free_port}/x.tar.gz", code=2)
     assert re.fullmatch(r"error: data\.url='http.*': cannot be reached \(.*\); get http.* unpack it, .*\n", ended.err)
     assert run_here(*SHORT, "mode=check", code=0).out.count("50,000 samples") == 1
-
-
-def test_the_config_has_every_argument_with_its_default():
-    config = OmegaConf.load(Path(__file__).parents[3] / "conf" / "data" / "cifar10.yaml")
-    arguments: Any = OmegaConf.to_container(OmegaConf.create({"seed": 0, "data": config}), resolve=True)
-    assert arguments["data"].pop("_target_") == "runner.data.images.cifar10.load_cifar10"
-    assert arguments["data"] == {key: one.default for key, one in inspect.signature(load_cifar10).parameters.items()}

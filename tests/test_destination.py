@@ -5,11 +5,10 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from torch import nn
+from tiny_runs import tiny_trainer
 
-from runner import ClassificationModel, LoggerDestination, Record, Timestamp, Trainer
+from runner import LoggerDestination, Record, Timestamp, Trainer
 from runner.arguments import ordered_hooks
-from runner.data import TensorLoader
 
 
 class ByMetrics(LoggerDestination):
@@ -41,15 +40,7 @@ class Everything(LoggerDestination):
 
 
 def make_trainer(*loggers: LoggerDestination, **arguments) -> Trainer:
-    data = TensorLoader(torch.zeros(8, 3), torch.zeros(8, dtype=torch.long), batch_size=2, shuffle=False)
-    return Trainer(
-        model=ClassificationModel(nn.Linear(3, 2), 2),
-        train_dataloader=data,
-        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
-        loggers=list(loggers),
-        device="cpu",
-        **arguments,
-    )
+    return tiny_trainer(loggers=list(loggers), **arguments)
 
 
 def test_a_destination_that_overrides_nothing_takes_everything(tmp_path: Path):

@@ -11,26 +11,17 @@ import numpy as np
 import pytest
 import torch
 from python_process import PATIENCE, run_python
-from torch import nn
+from tiny_runs import tiny_trainer
 
-from runner import Callback, ClassificationModel, LoggerDestination, Timestamp, Trainer
+from runner import Callback, LoggerDestination, Timestamp, Trainer
 from runner.callbacks import InMemoryLogger
-from runner.data import TensorLoader
 from runner.destination import Record
 from runner.failures.facts import Raiser, facts_of
 from runner.logger import Logger, read_back
 
 
 def make_trainer(*loggers: LoggerDestination, **arguments) -> Trainer:
-    data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.long), batch_size=2, shuffle=False)
-    defaults = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
-        "train_dataloader": data,
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
-        "loggers": list(loggers),
-        "device": "cpu",
-    }
-    return Trainer(**(defaults | arguments))
+    return tiny_trainer(loggers=list(loggers), **arguments)
 
 
 def test_a_value_is_that_of_the_moment_it_was_logged():

@@ -4,22 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import tiny_trainer as make_trainer
 from torch import nn
 
-from runner import Callback, ClassificationModel, Evaluator, Event, Interval, Time, Timestamp, Trainer
-from runner.data import TensorLoader
-
-
-def make_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
-    data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.long), batch_size=2, shuffle=False)
-    defaults: dict[str, Any] = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
-        "train_dataloader": data,
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
-        "callbacks": list(callbacks),
-        "device": "cpu",
-    }
-    return Trainer(**(defaults | arguments))
+from runner import Callback, ClassificationModel, Evaluator, Event, Interval, Time, Timestamp
 
 
 def test_a_field_that_does_not_exist_can_be_neither_read_nor_written():

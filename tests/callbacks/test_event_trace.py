@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import make_data, tiny_trainer
 from torch import nn
 
 from runner import Algorithm, Callback, ClassificationModel, Event, Trainer, save_checkpoint
 from runner.callbacks import EventTrace, InMemoryLogger
-from runner.data import TensorLoader
 
 SLEEP = 0.005  # seconds
 TICK = 1e-6  # seconds that the virtual clock goes on with each reading
@@ -75,19 +75,15 @@ def ticking(steady: Any) -> None:
 
 
 def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Trainer:
-    data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.long), batch_size=2, shuffle=False)
+    data = make_data(8)
     defaults: dict[str, Any] = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
         "train_dataloader": data,
         "eval_dataloader": data,
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
         "max_duration": "3ep",
         "algorithms": [Nothing()],
-        "callbacks": list(callbacks),
-        "device": "cpu",
         "run_dir": run_dir,
     }
-    return Trainer(**(defaults | arguments))
+    return tiny_trainer(*callbacks, **(defaults | arguments))
 
 
 def rows(memory: InMemoryLogger) -> dict[tuple[str, str], dict[str, float]]:

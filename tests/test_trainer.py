@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import tiny_trainer
 from torch import nn
 
 from runner import Callback, ClassificationModel, Model, Trainer
@@ -21,13 +22,9 @@ def make_data() -> TensorLoader:
 def make_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
     torch.manual_seed(0)
     defaults: dict[str, Any] = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
         "train_dataloader": make_data(),
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
-        "callbacks": list(callbacks),
-        "device": "cpu",
     }
-    return Trainer(**(defaults | arguments))
+    return tiny_trainer(*callbacks, **(defaults | arguments))
 
 
 # The examples of the original documentation, with only the imports changed

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import tiny_trainer
 from torch import nn
 from torchmetrics import Metric
 
@@ -37,16 +38,12 @@ def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Train
     targets = (inputs.sum(dim=1) > 0).long()
     torch.manual_seed(0)
     defaults: dict[str, Any] = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
         "train_dataloader": TensorLoader(inputs, targets, batch_size=4, shuffle=True),
         "eval_dataloader": TensorLoader(inputs[:10], targets[:10], batch_size=5, shuffle=False),
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
         "max_duration": "2ep",
-        "callbacks": list(callbacks),
-        "device": "cpu",
         "run_dir": run_dir,
     }
-    return Trainer(**(defaults | arguments))
+    return tiny_trainer(*callbacks, **(defaults | arguments))
 
 
 def read(run_dir: Path) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import batch_kinds
 import pytest
 import torch
 from hydra import compose
+from tiny_runs import tiny_trainer
 
 from runner import Callback, Trainer
 from runner.config import build
@@ -47,12 +48,10 @@ def make_trainer(kind: str, **arguments: Any) -> Trainer:
     train, evaluation = load()[:2]
     if "model" not in arguments:
         arguments["model"] = model()
-    return Trainer(
+    return tiny_trainer(
         train_dataloader=train,
         eval_dataloader=evaluation,
-        optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         max_duration="2ep",
-        device="cpu",
         **arguments,
     )
 
@@ -177,14 +176,12 @@ def test_an_endless_loader_resumes_where_it_stopped(tmp_path: Path):
         from runner import save_checkpoint
 
         train, evaluation = batch_kinds.load_endless()
-        with Trainer(
+        with tiny_trainer(
             model=batch_kinds.Plain(),
             train_dataloader=train,
             eval_dataloader=evaluation,
-            optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
             max_duration=duration,
             eval_interval="4ba",
-            device="cpu",
             **arguments,
         ) as trainer:
             trainer.fit()

@@ -18,8 +18,9 @@ def make_data(samples: int) -> TensorLoader:
 
 def tiny_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
     """A Trainer with four batches of two samples, unless the arguments say otherwise."""
+    if "model" not in arguments:
+        arguments["model"] = ClassificationModel(nn.Linear(3, 2), 2)
     defaults: dict[str, Any] = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
         "train_dataloader": make_data(8),
         "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
         "callbacks": list(callbacks),

@@ -361,21 +361,15 @@ def test_the_table_is_printed_on_request(tmp_path: Path, capsys):
 def program() -> None:
     from pathlib import Path
 
-    import torch
+    from tiny_runs import tiny_trainer
 
-    from runner import ClassificationModel, Trainer, get_global_rank
+    from runner import get_global_rank
     from runner.callbacks import EventTrace, InMemoryLogger
-    from runner.data import TensorLoader
 
-    data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.long), batch_size=2, shuffle=False)
-    with Trainer(
-        model=ClassificationModel(torch.nn.Linear(3, 2), 2),
-        train_dataloader=data,
-        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+    with tiny_trainer(
         callbacks=[EventTrace(print_table=True)],
         loggers=[memory := InMemoryLogger()],
         run_dir=Path("run"),
-        device="cpu",
     ) as trainer:
         trainer.fit()
     assert memory.artifacts == [(f"run/event_trace/rank{get_global_rank()}-ba0.json", "event_trace")]

@@ -450,21 +450,15 @@ def test_a_second_fit_exports_again(tmp_path: Path):
 def program() -> None:
     from pathlib import Path
 
-    import torch
+    from tiny_runs import tiny_trainer
 
-    from runner import ClassificationModel, Trainer, get_global_rank
+    from runner import get_global_rank
     from runner.callbacks import ExportForInference, InMemoryLogger
-    from runner.data import TensorLoader
 
-    data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.int64), batch_size=2, shuffle=False)
-    with Trainer(
-        model=ClassificationModel(torch.nn.Linear(3, 2), 2),
-        train_dataloader=data,
-        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+    with tiny_trainer(
         callbacks=[ExportForInference()],
         loggers=[memory := InMemoryLogger()],
         run_dir=Path("run"),
-        device="cpu",
     ) as trainer:
         trainer.fit()
     assert len(memory.artifacts) == (get_global_rank() == 0)

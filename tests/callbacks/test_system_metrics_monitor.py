@@ -91,22 +91,19 @@ def program() -> None:
     import os
 
     import torch
+    from tiny_runs import tiny_trainer
 
-    from runner import ClassificationModel, Trainer
     from runner.callbacks import InMemoryLogger, SystemMetricsMonitor
     from runner.data import TensorLoader
 
     if os.environ["NODES"] == "2":
         os.environ["LOCAL_RANK"] = "0"
     data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.int64), batch_size=4, shuffle=False)
-    with Trainer(
-        model=ClassificationModel(torch.nn.Linear(3, 2), 2),
+    with tiny_trainer(
         train_dataloader=data,
-        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
         max_duration="2ep",
         callbacks=[monitor := SystemMetricsMonitor("1ep")],
         loggers=[memory := InMemoryLogger()],
-        device="cpu",
     ) as trainer:
         trainer.fit()
     cpu = {key: memory.get_timeseries(key) for key in memory.data if key.endswith("memory_gb")}

@@ -8,18 +8,14 @@ from typing import Any
 import batch_kinds
 import pytest
 import torch
-from hydra import compose
+from composed_configs import composed
 from tiny_runs import tiny_trainer
 
 from runner import Callback, Trainer
 from runner.config import build
-from runner.config.composed import to_plain
-from runner.config.composing import initialized
 from runner.config.errors import WrongConfig
 from runner.modes.checking import dry_run
 from runner.precision import Precision
-
-CONF = Path(__file__).resolve().parents[1] / "conf"
 
 KINDS = {
     "detection": ("load_detection", "Detector"),
@@ -57,8 +53,7 @@ def make_trainer(kind: str, **arguments: Any) -> Trainer:
 
 
 def config_of(load: str, model: str, **trainer: Any) -> dict[str, Any]:
-    with initialized(CONF):
-        config = to_plain(compose("config", ["algorithms=none", "callbacks=none"]))
+    config = composed("algorithms=none", "callbacks=none")
     config["data"] = {"_target_": f"batch_kinds.{load}"}
     config["model"] = {"_target_": f"batch_kinds.{model}"}
     config["trainer"] |= trainer

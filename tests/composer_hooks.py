@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from typing import Any
 
 import torch
@@ -26,15 +25,6 @@ from runner.compat.composer import (
 )
 
 # Callbacks
-
-
-class EpochMonitor(Callback):
-    def __init__(self):
-        super().__init__()
-        self.seen: list[str] = []
-
-    def epoch_start(self, state: State, logger: Logger):
-        self.seen.append(f"epoch {state.timestamp.epoch.value} of {state.max_duration}")
 
 
 class EveryNBatches(Callback):
@@ -182,11 +172,6 @@ class TableLogger(Callback):
         logger.log_table(columns=["metric", "value"], rows=rows, name="results")
 
 
-class HyperparameterLogger(Callback):
-    def init(self, state: State, logger: Logger):
-        logger.log_hyperparameters({"seed": state.seed, "run": state.run_name})
-
-
 class Progress(Callback):
     def __init__(self):
         self.lines: list[str] = []
@@ -209,18 +194,6 @@ class OutputCollector(Callback):
 
     def predict_batch_end(self, state: State, logger: Logger):
         self.batches.append(-state.predict_timestamp.batch.value)
-
-
-class RuntimeEstimator(Callback):
-    def __init__(self):
-        self.started = 0.0
-        self.left: list[Time] = []
-
-    def fit_start(self, state: State, logger: Logger):
-        self.started = time.time()
-
-    def batch_end(self, state: State, logger: Logger):
-        self.left.append(state.max_duration - state.timestamp.get(state.max_duration.unit))
 
 
 class DurationChanger(Callback):

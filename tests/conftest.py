@@ -304,7 +304,8 @@ def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRa
         logs = tmp_path_factory.mktemp("ranks")
         script = logs / "program.py"
         script.write_text(source + LEAVE)
-        shutil.copy(HERE / "turns.py", logs)
+        for module in ("tiny_runs.py", "turns.py"):
+            shutil.copy(HERE / module, logs)
         shared = {
             "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(world_size),

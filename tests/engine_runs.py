@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import nn
+from tiny_runs import make_data, tiny_trainer
 
-from runner import Algorithm, Callback, ClassificationModel, LoggerDestination, Trainer
-from runner.data import TensorLoader
+from runner import Algorithm, Callback, LoggerDestination, Trainer
 
 HEARD: list[tuple[str, str]] = []
 
@@ -42,16 +40,9 @@ class L(Hears, LoggerDestination): ...
 
 def make_trainer(algorithms: Any = (), callbacks: Any = (), loggers: Any = (), **arguments: Any) -> Trainer:
     HEARD.clear()
-    data = TensorLoader(torch.ones(6, 3), torch.zeros(6, dtype=torch.long), batch_size=2, shuffle=False)
-    defaults = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
-        "train_dataloader": data,
-        "eval_dataloader": data,
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
-        "device": "cpu",
-        "max_duration": "2ep",
-    }
-    return Trainer(algorithms=algorithms, callbacks=callbacks, loggers=loggers, **(defaults | arguments))
+    data = make_data(6)
+    defaults = {"train_dataloader": data, "eval_dataloader": data, "max_duration": "2ep"}
+    return tiny_trainer(algorithms=algorithms, callbacks=callbacks, loggers=loggers, **(defaults | arguments))
 
 
 def names_at(event: str) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from tiny_runs import tiny_trainer
 from torch import nn
 
 from runner import Callback, ClassificationModel, Event, Trainer
@@ -55,11 +56,8 @@ def make_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
     defaults: dict[str, Any] = {
         "model": Tokens(nn.Linear(3, 2), 2),
         "train_dataloader": make_data(),
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
-        "callbacks": list(callbacks),
-        "device": "cpu",
     }
-    return Trainer(**(defaults | arguments))
+    return tiny_trainer(*callbacks, **(defaults | arguments))
 
 
 def batch_events(microbatches: int) -> list[str]:

@@ -5,25 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import tiny_trainer as make_trainer
 from torch import nn
 
-from runner import Callback, ClassificationModel, LanguageModel, Model, Time, Trainer
+from runner import Callback, ClassificationModel, LanguageModel, Model, Time
 from runner.algorithms import EMA
 from runner.arguments import check_arguments, check_duration, check_iteration_length, check_model
 from runner.callbacks import InMemoryLogger, SpeedMonitor
 from runner.data import TensorLoader
-
-
-def make_trainer(**arguments: Any) -> Trainer:
-    data = TensorLoader(torch.ones(4, 3), torch.zeros(4, dtype=torch.long), batch_size=2, shuffle=False)
-    defaults: dict[str, Any] = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
-        "train_dataloader": data,
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
-        "device": "cpu",
-    }
-    return Trainer(**(defaults | arguments))
-
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_duration": "0ep"}, "max_duration='0ep': must be more than 0"),

@@ -45,12 +45,6 @@ def test_tensors_come_in_order():
     assert list(tensors("none")) == []
 
 
-@pytest.mark.parametrize("odd", [object(), {1, 2}, len, range(3)])
-def test_what_is_no_batch_is_named(odd: object):
-    with pytest.raises(TypeError, match=f"a batch holds a {type(odd).__name__}; it must be a tensor"):
-        map_tensors([torch.zeros(1), odd], lambda tensor: tensor)
-
-
 @pytest.mark.parametrize(
     "batch",
     [

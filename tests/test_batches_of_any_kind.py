@@ -8,17 +8,14 @@ from typing import Any
 import batch_kinds
 import pytest
 import torch
-from hydra import compose
+from composed_configs import composed
+from tiny_runs import tiny_trainer
 
 from runner import Callback, Trainer
 from runner.config import build
-from runner.config.composed import to_plain
-from runner.config.composing import initialized
 from runner.config.errors import WrongConfig
 from runner.modes.checking import dry_run
 from runner.precision import Precision
-
-CONF = Path(__file__).resolve().parents[1] / "conf"
 
 KINDS = {
     "detection": ("load_detection", "Detector"),
@@ -47,19 +44,16 @@ def make_trainer(kind: str, **arguments: Any) -> Trainer:
     train, evaluation = load()[:2]
     if "model" not in arguments:
         arguments["model"] = model()
-    return Trainer(
+    return tiny_trainer(
         train_dataloader=train,
         eval_dataloader=evaluation,
-        optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         max_duration="2ep",
-        device="cpu",
         **arguments,
     )
 
 
 def config_of(load: str, model: str, **trainer: Any) -> dict[str, Any]:
-    with initialized(CONF):
-        config = to_plain(compose("config", ["algorithms=none", "callbacks=none"]))
+    config = composed("algorithms=none", "callbacks=none")
     config["data"] = {"_target_": f"batch_kinds.{load}"}
     config["model"] = {"_target_": f"batch_kinds.{model}"}
     config["trainer"] |= trainer
@@ -177,14 +171,12 @@ def test_an_endless_loader_resumes_where_it_stopped(tmp_path: Path):
         from runner import save_checkpoint
 
         train, evaluation = batch_kinds.load_endless()
-        with Trainer(
+        with tiny_trainer(
             model=batch_kinds.Plain(),
             train_dataloader=train,
             eval_dataloader=evaluation,
-            optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
             max_duration=duration,
             eval_interval="4ba",
-            device="cpu",
             **arguments,
         ) as trainer:
             trainer.fit()

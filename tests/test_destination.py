@@ -5,11 +5,10 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from torch import nn
+from tiny_runs import tiny_trainer
 
-from runner import ClassificationModel, Logger, LoggerDestination, Record, Timestamp, Trainer
+from runner import LoggerDestination, Record, Timestamp, Trainer
 from runner.arguments import ordered_hooks
-from runner.data import TensorLoader
 
 
 class ByMetrics(LoggerDestination):
@@ -41,15 +40,7 @@ class Everything(LoggerDestination):
 
 
 def make_trainer(*loggers: LoggerDestination, **arguments) -> Trainer:
-    data = TensorLoader(torch.zeros(8, 3), torch.zeros(8, dtype=torch.long), batch_size=2, shuffle=False)
-    return Trainer(
-        model=ClassificationModel(nn.Linear(3, 2), 2),
-        train_dataloader=data,
-        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
-        loggers=list(loggers),
-        device="cpu",
-        **arguments,
-    )
+    return tiny_trainer(loggers=list(loggers), **arguments)
 
 
 def test_a_destination_that_overrides_nothing_takes_everything(tmp_path: Path):
@@ -123,15 +114,3 @@ def test_on_other_ranks_only_those_that_ask_for_it_work(monkeypatch, all_ranks: 
     monkeypatch.setenv("RANK", "1")
     *_, loggers = ordered_hooks([], [], [one])
     assert loggers == ((one,) if works else ())
-
-
-def test_a_destination_is_a_callback_and_hears_events_last():
-    heard = []
-
-    class Hears(LoggerDestination):
-        def batch_end(self, state, logger: Logger):
-            heard.append(state.timestamp.batch)
-
-    with make_trainer(Hears(), max_duration="2ba") as trainer:
-        trainer.fit()
-    assert heard == [1, 2]

@@ -131,14 +131,6 @@ def test_only_overridden_methods_are_in_the_table():
                 assert not {one, inherits, nothing} & {*trainer.engine.listeners(event)}
 
 
-def test_a_hook_set_on_the_object_itself_is_called():
-    one, heard = Callback(), []
-    one.batch_end = lambda state, logger: heard.append(state.timestamp.batch)  # type: ignore[method-assign]
-    with make_trainer(callbacks=[one], max_duration="2ba") as trainer:
-        trainer.fit()
-    assert heard == [1, 2]
-
-
 def test_who_overrides_run_event_hears_all_and_its_methods_only_through_itself():
     class Both(Callback):
         def __init__(self, forward):

@@ -138,16 +138,6 @@ def test_evaluation_leaves_training_as_it_was(how: str):
     assert any(module.training for module in trainer.state.unwrapped_model.modules())
 
 
-def test_training_with_evaluations_is_training_without():
-    def weights(interval: Any) -> list[Tensor]:
-        with make_trainer(max_duration="3ep", eval_interval=interval) as trainer:
-            trainer.fit()
-        return [value.clone() for value in trainer.state.unwrapped_model.state_dict().values()]
-
-    for one, other in zip(weights("1ba"), weights(0), strict=True):
-        assert torch.equal(one, other)
-
-
 @pytest.mark.parametrize("fits", [True, False])
 def test_all_of_training_is_back_when_an_evaluation_has_ended(fits: bool):
     """In the middle of training; and alone, before it."""

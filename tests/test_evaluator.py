@@ -33,17 +33,6 @@ def test_a_wrong_argument_is_an_error(arguments: dict[str, Any], message: str):
         Evaluator(**{"dataloader": LOADER, **arguments})
 
 
-def test_metrics_are_selected_by_name():
-    metrics = {"a": 1, "b": 2}
-    assert Evaluator("x", LOADER).select(metrics) == metrics
-    assert Evaluator("x", LOADER, ["b"]).select(metrics) == {"b": 2}
-    assert Evaluator("x", LOADER, []).select(metrics) == {}
-    with pytest.raises(
-        ValueError, match=r"evaluator 'x': metric_names='c': must be among the model's metrics, \['a', 'b'\]"
-    ):
-        Evaluator("x", LOADER, ["c"]).select(metrics)
-
-
 def test_what_the_trainer_takes_becomes_a_list_of_evaluators():
     interval, one, two = Interval("3ba"), Evaluator("one", LOADER), Evaluator("two", LOADER, eval_interval="5ba")
     assert ensure_evaluators(None, interval) == []

@@ -11,26 +11,17 @@ import numpy as np
 import pytest
 import torch
 from python_process import PATIENCE, run_python
-from torch import nn
+from tiny_runs import tiny_trainer
 
-from runner import Callback, ClassificationModel, LoggerDestination, Timestamp, Trainer
+from runner import Callback, LoggerDestination, Timestamp, Trainer
 from runner.callbacks import InMemoryLogger
-from runner.data import TensorLoader
 from runner.destination import Record
 from runner.failures.facts import Raiser, facts_of
-from runner.logger import Logger, join, read_back
+from runner.logger import Logger, read_back
 
 
 def make_trainer(*loggers: LoggerDestination, **arguments) -> Trainer:
-    data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.long), batch_size=2, shuffle=False)
-    defaults = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
-        "train_dataloader": data,
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
-        "loggers": list(loggers),
-        "device": "cpu",
-    }
-    return Trainer(**(defaults | arguments))
+    return tiny_trainer(loggers=list(loggers), **arguments)
 
 
 def test_a_value_is_that_of_the_moment_it_was_logged():
@@ -125,25 +116,6 @@ def test_read_back_keeps_order_and_records_whatever_the_dtypes():
     assert [record.metrics["a"] for record in records] == [1.5, 2.0, 3.0, 0.1, 1.0, 2.0]
     assert [record.metrics["b"] for record in records] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert {type(value) for record in records for value in record.metrics.values()} == {float}
-
-
-def test_records_of_one_moment_are_one():
-    now, later = Timestamp(batch=1), Timestamp(batch=1)  # equal, but not the same moment
-    records = [
-        Record({"a": 1.0}, 1, now, 10.0),
-        Record({"b": 2.0}, 1, now, 10.1),
-        Record({"b": 3.0}, 1, now, 10.2),  # logged again: both are kept
-        Record({"c": 4.0}, 1, now, 10.3),
-        Record({"d": 5.0}, 2, now, 10.4),
-        Record({"e": 6.0}, 2, later, 10.5),
-    ]
-    assert join(records) == [
-        ({"a": 1.0, "b": 2.0}, 1, now, 10.0),
-        ({"b": 3.0, "c": 4.0}, 1, now, 10.2),
-        ({"d": 5.0}, 2, now, 10.4),
-        ({"e": 6.0}, 2, later, 10.5),
-    ]
-    assert join([]) == []
 
 
 def test_a_batch_is_one_record():

@@ -131,18 +131,6 @@ def test_samples_in_lists_count_in_time_and_in_the_means_of_an_evaluation():
         assert trainer.state.eval_timestamp.sample == 42
 
 
-@pytest.mark.parametrize("split", [{"grad_accum": 3}, {"microbatch_size": 2}, {"microbatch_size": 3}])
-def test_microbatches_of_lists_give_the_gradient_of_the_whole_batch(split):
-    weights = []
-    for arguments in ({}, split):
-        torch.manual_seed(0)
-        with make_trainer(model=Detector(), train_dataloader=scenes(), **arguments) as trainer:
-            trainer.fit()
-            weights.append([one.detach() for one in trainer.state.unwrapped_model.parameters()])
-    for whole, parts in zip(*weights, strict=True):
-        torch.testing.assert_close(parts, whole)
-
-
 class Counts(Detector):
     def num_samples(self, batch):
         return len(batch["images"])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from runner import Callback, ClassificationModel, LanguageModel, Model, Trainer
 from runner.data import TensorLoader
-from runner.loss import fractions, root_gradient, total_of
+from runner.loss import fractions
 
 VOCABULARY = 7
 
@@ -108,24 +108,6 @@ def test_microbatches_give_the_gradient_of_the_batch(num_samples: int, batch_siz
         loss = F.cross_entropy(model.get_submodule("module")(inputs), targets)
         assert_equal(actual, gradient(model, loss))
         assert_equal(total, loss.detach())
-
-
-def test_a_partial_window_weighs_its_microbatches_by_their_samples():
-    # Loss (w - x)^2 / 2 at w = 0 has gradient -x: the last window holds x = 2 alone, so its gradient is -2.
-    class Square(Model):
-        def __init__(self):
-            super().__init__()
-            self.w = nn.Parameter(torch.zeros((), dtype=torch.float64))
-
-        def forward(self, batch):
-            return self.w - batch
-
-        def loss(self, outputs, batch):
-            return (outputs**2).mean() / 2
-
-    data = torch.tensor([1.0, 2.0, 3.0, 4.0, 2.0], dtype=torch.float64)
-    seen = train(Square(), (data,), 4, grad_accum=4)
-    assert [float(g[0]) for g in seen.gradients] == [-2.5, -2.0]
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
@@ -253,17 +235,6 @@ def test_a_part_of_a_loss_needs_no_gradient():
     assert_equal(seen.parts[0]["other"], class_data(4)[0].mean())
 
 
-def test_a_loss_is_looked_at_once():
-    data = TensorLoader(*class_data(4), batch_size=4, shuffle=False)
-    model = classifier()
-    arguments: dict[str, Any] = {"optimizers": lambda params: torch.optim.SGD(params, lr=0.1), "device": "cpu"}
-    with Trainer(model=model, train_dataloader=data, eval_dataloader=data, **arguments) as trainer:
-        trainer.eval()
-        assert not trainer.run.loss_is_checked, "an evaluation cannot tell whether there is a gradient"
-        trainer.fit()
-        assert trainer.run.loss_is_checked
-
-
 def test_what_a_training_step_returns_is_looked_at_too():
     class Own(ClassificationModel):
         def training_step(self, state):
@@ -274,27 +245,6 @@ def test_what_a_training_step_returns_is_looked_at_too():
 
     with pytest.raises(TypeError, match="Own.training_step returned a loss of type NoneType: it must"):
         train(Own(seeded(lambda: nn.Linear(3, 4)), 4), class_data(4), 4)
-
-
-def test_total_of():
-    one, two = torch.tensor(1.0), torch.tensor(2.0)
-    assert total_of(one) is one
-    assert float(total_of({"a": one, "b": two})) == 3.0
-    assert total_of({"a": one, "total": two}) is two
-
-
-def test_the_first_gradient_has_the_type_of_the_loss():
-    loss = torch.tensor(3.0, dtype=torch.float16)
-    for scale in (0.5, torch.tensor(0.5, dtype=torch.float64)):
-        root = root_gradient(loss, scale, {})
-        assert root.dtype is torch.float16 and float(root) == 0.5
-
-
-@pytest.mark.parametrize("sizes", [[3, 3, 2], [1], [5, 1]])
-def test_fractions_add_up_to_one(sizes: list[int]):
-    model = classifier()
-    parts = fractions(model, [(torch.zeros(n, 3), torch.zeros(n)) for n in sizes])
-    assert parts == pytest.approx([n / sum(sizes) for n in sizes]) and sum(parts) == pytest.approx(1)
 
 
 def test_large_counts_of_tokens_are_not_rounded():

@@ -25,13 +25,6 @@ def test_neither_mlflow_nor_a_full_disk_ends_training_but_a_lost_end_is_a_failur
     assert query(folder, "select count(*) from runs") == [(0,)]
 
 
-def test_a_folder_that_cannot_be_written_at_the_end_is_a_failure(folder: Path, run_here: Any):
-    code, out, err = run_here(*SHORT, "+callbacks.mine._target_=own.NoFolder")
-    assert code == 1 and "  2/2 " in out
-    assert "OSError: the run's last checkpoint was not written: make room, then resume\n" in err
-    assert query(folder, "select status from runs") == [("FAILED",)]
-
-
 def test_a_folder_of_one_s_own_that_holds_something_is_never_removed(folder: Path, run_here: Any):
     (folder / "kept").mkdir()
     (folder / "kept" / "notes.txt").write_text("mine")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from tiny_runs import tiny_trainer
 
-from runner import ClassificationModel, Trainer
+from runner import Trainer
 from runner.callbacks import CheckpointSaver, EarlyStopper
 from runner.data import TensorLoader
 from runner.metric_choice import choose_metric, metrics_named, name_metric
@@ -21,14 +21,11 @@ METRICS = ["train/Accuracy", "eval/Accuracy", "eval/loss", "eval/F1/3", "other/l
 
 def make_trainer(folder: Path, *callbacks: Any) -> Trainer:
     inputs, targets = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
-    return Trainer(
-        model=ClassificationModel(nn.Linear(3, 2), 2),
+    return tiny_trainer(
+        *callbacks,
         train_dataloader=TensorLoader(inputs, targets, batch_size=4, shuffle=True),
         eval_dataloader=TensorLoader(inputs, targets, batch_size=8, shuffle=False),
-        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
         max_duration="2ep",
-        callbacks=list(callbacks),
-        device="cpu",
         run_dir=folder / "run",
     )
 

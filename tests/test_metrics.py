@@ -86,39 +86,6 @@ def test_what_an_attempt_has_counted_before_it_failed_is_forgotten():
     assert trainer.state.samples_per_microbatch == 1
 
 
-def test_a_batch_that_is_done_again_is_counted_once():
-    class SmallMemory(ClassificationModel):
-        def forward(self, batch):
-            outputs = super().forward(batch)
-            if self.training and len(batch[0]) > 1 and bool(batch[0].sum() != 0):
-                raise torch.OutOfMemoryError("out of memory")
-            return outputs
-
-    class Counted(SmallMemory):
-        def metrics(self, train):
-            return {"count": torchmetrics.SumMetric()} if train else {}
-
-        def update_metric(self, batch, outputs, metric):
-            metric.update(float(len(batch[0])))
-
-    trainer, logged = fit(model=Counted(nn.Linear(3, 2), 2), microbatch_size="auto")
-    assert [value for _, value in logged.data["metrics/train/count"]] == [10.0, 10.0, 10.0]
-    assert trainer.state.samples_per_microbatch == 1
-
-
-def test_evaluation_values_are_those_of_the_whole_data():
-    trainer, logged = fit()
-    inputs, targets = make_data(7)
-    with torch.no_grad():
-        logits = trainer.state.unwrapped_model((inputs, targets))
-    assert logged.data["metrics/eval/MulticlassAccuracy"][-1][1] == pytest.approx(
-        float((logits.argmax(1) == targets).float().mean())
-    )
-    assert logged.data["loss/eval/total"][-1][1] == pytest.approx(
-        float(nn.functional.cross_entropy(logits, targets)), rel=1e-6
-    )
-
-
 def test_the_keys_of_the_trainer_and_their_steps():
     _, logged = fit(eval_dataloader=[Evaluator("a", TensorLoader(*make_data(), batch_size=4, shuffle=False))])
     assert logged.data.keys() == {

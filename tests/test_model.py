@@ -1,5 +1,3 @@
-from collections import OrderedDict, UserDict, namedtuple
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -104,33 +102,6 @@ def test_validate_the_earlier_name_gives_outputs_and_targets(batch):
     train_batch = (batch[0], batch[1] - 7)  # a training batch after it has nothing to do with those targets
     model.update_metric(train_batch, model(train_batch), metric)
     assert metric.updates[1][1] is train_batch[1]
-
-
-Pair = namedtuple("Pair", "inputs targets")
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        torch.zeros(4, 2),
-        (torch.zeros(4, 2), torch.zeros(3)),
-        [torch.zeros(4)],
-        Pair(torch.zeros(4, 2), torch.zeros(4)),
-        {"inputs": torch.zeros(4, 2), "targets": torch.zeros(3)},
-        OrderedDict(scale=torch.tensor(2.0), inputs=torch.zeros(4)),
-        UserDict(inputs=torch.zeros(4)),
-        (["a", "b"], {"nested": [(), {}, torch.zeros(4, 1)]}, torch.zeros(9)),
-    ],
-    ids=str,
-)
-def test_samples_are_counted_along_the_first_dimension_of_the_first_tensor(batch):
-    assert Regression().num_samples(batch) == 4
-
-
-@pytest.mark.parametrize(("batch", "name"), [("text", "str"), (7, "int"), ([], "list"), ({"a": None}, "dict")])
-def test_a_batch_without_tensors_is_an_error_that_says_what_to_override(batch, name):
-    with pytest.raises(TypeError, match=rf"batch of type {name}: .*override Model.num_samples"):
-        Regression().num_samples(batch)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

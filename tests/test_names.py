@@ -173,11 +173,6 @@ def uncommented_keys(text: str) -> list[str]:
     return found
 
 
-def test_uncommented_keys_are_found():
-    text = "# a header\n\na: 1\nb: 2 # unit\n# unit\nc: 3\nd:\n  _target_: x\n  e: [1,\n    2] # unit\n  f: 4\n"
-    assert uncommented_keys(text) == ["line 3: a", "line 11: f"]
-
-
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: str(file.relative_to(CONF)))
 def test_a_config_says_what_its_keys_mean(file: Path):
     text = file.read_text(encoding="utf-8")

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose
+from composed_configs import composed
 from PIL import Image
 from tiers import one_in
 from tiny_tokenizer import TEXT, make_tokenizer
 
 from runner.config import build
-from runner.config.composed import to_plain
-from runner.config.composing import initialized
 from runner.libraries.hugging_face import import_hf
 from runner.modes.checking import dry_run
 
@@ -24,11 +22,6 @@ RECIPES = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 IMAGES = [name for name in RECIPES if name.startswith("imagefolder")]
 NOT_RUN = [*IMAGES, "text_finetune"]
 MEASURED = [name for name in RECIPES if name not in NOT_RUN]
-
-
-def composed(*overrides: str) -> dict[str, Any]:
-    with initialized(CONF):
-        return to_plain(compose("config", [*overrides]))
 
 
 def header(name: str) -> str:

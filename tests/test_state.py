@@ -1,27 +1,13 @@
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from typing import Any
 
 import pytest
 import torch
+from tiny_runs import tiny_trainer as make_trainer
 from torch import nn
 
-from runner import Callback, ClassificationModel, Evaluator, Event, Interval, State, Time, Timestamp, Trainer
-from runner.data import TensorLoader
-
-
-def make_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
-    data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.long), batch_size=2, shuffle=False)
-    defaults: dict[str, Any] = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
-        "train_dataloader": data,
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
-        "callbacks": list(callbacks),
-        "device": "cpu",
-    }
-    return Trainer(**(defaults | arguments))
+from runner import Callback, ClassificationModel, Evaluator, Event, Interval, Time, Timestamp
 
 
 def test_a_field_that_does_not_exist_can_be_neither_read_nor_written():
@@ -31,27 +17,6 @@ def test_a_field_that_does_not_exist_can_be_neither_read_nor_written():
                 getattr(trainer.state, name)
             with pytest.raises(AttributeError, match=name):
                 setattr(trainer.state, name, 1)
-
-
-def test_what_is_in_flight_is_unset_until_it_exists_and_there_afterwards():
-    in_flight = {"batch", "microbatch", "outputs", "loss", "total_loss"}
-    with make_trainer(max_duration="1ba") as trainer:
-        for name in in_flight:
-            with pytest.raises(AttributeError, match=name):
-                getattr(trainer.state, name)
-        trainer.fit()
-        assert all(isinstance(getattr(trainer.state, name), torch.Tensor | tuple) for name in in_flight)
-
-
-def test_every_field_that_the_specification_names_is_there():
-    named = """
-        model unwrapped_model optimizers schedulers scaler precision device seed rank_zero_seed algorithms callbacks
-        timestamp eval_timestamp predict_timestamp max_duration dataloader dataloader_label dataloader_len
-        train_dataloader evaluators batch microbatch outputs loss total_loss train_metrics eval_metrics
-        eval_metric_values run_name grad_accum microbatch_size
-    """
-    assert {*named.split()} <= {*dir(State), *(one.name for one in dataclasses.fields(State))}
-    assert inspect.isfunction(State.stop_training) and inspect.isfunction(State.get_elapsed_duration)
 
 
 @pytest.mark.parametrize(
@@ -72,14 +37,6 @@ def test_the_elapsed_duration_is_a_fraction_and_at_most_one(duration: str, expec
         trainer.fit()
         assert trainer.state.get_elapsed_duration() == "1dur"
     assert seen[: len(expected)] == pytest.approx(expected)
-
-
-def test_the_timestamp_reads_as_numbers_and_compares_with_times():
-    with make_trainer(max_duration="6ba") as trainer:
-        trainer.fit()
-        now = trainer.state.timestamp
-    assert (int(now.epoch), f"{now.epoch}-{now.batch:04d}") == (1, "1-0006")
-    assert now >= "6ba" and not now > "6ba" and now < "2ep" and now >= Time(12, "sp")
 
 
 def test_a_step_of_time_remembers_the_one_before():

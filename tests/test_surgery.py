@@ -265,15 +265,6 @@ def test_models_of_torchvision():
     torch.testing.assert_close(model(inputs), expected, rtol=0, atol=0)
 
 
-def test_models_of_timm():
-    timm = pytest.importorskip("timm")
-    model = timm.create_model("resnet18").eval()
-    inputs = torch.randn(1, 3, 32, 32)
-    expected = model(inputs)
-    assert len(replace_modules(model, {nn.Conv2d: wrap})) == 20
-    torch.testing.assert_close(model(inputs), expected, rtol=0, atol=0)
-
-
 def test_models_of_hugging_face():
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
@@ -304,6 +295,7 @@ class Surgeon(Algorithm):
 
 
 def make_run(tmp_path, whole: bool, as_factory: bool) -> Trainer:
+    torch.manual_seed(0)  # with some inputs, no output is below 0 and the PReLU has no gradient
     model = ClassificationModel(nn.Linear(4, 3), 3)
     optimizers = lambda params: torch.optim.SGD(params, lr=0.1)  # noqa: E731
     return Trainer(

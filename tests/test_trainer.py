@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import tiny_trainer
 from torch import nn
 
-from runner import Callback, ClassificationModel, Event, Logger, Model, State, Time, Trainer
+from runner import Callback, ClassificationModel, Model, Trainer
 from runner.callbacks import EarlyStopper, InMemoryLogger
 from runner.data import DatasetLoader, TensorLoader
 from runner.schedulers import constant, cosine_annealing, linear, multi_step, step
@@ -21,52 +22,12 @@ def make_data() -> TensorLoader:
 def make_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
     torch.manual_seed(0)
     defaults: dict[str, Any] = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
         "train_dataloader": make_data(),
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
-        "callbacks": list(callbacks),
-        "device": "cpu",
     }
-    return Trainer(**(defaults | arguments))
+    return tiny_trainer(*callbacks, **(defaults | arguments))
 
 
 # The examples of the original documentation, with only the imports changed
-
-
-class EpochMonitor(Callback):
-    def epoch_start(self, state: State, logger: Logger):
-        print(f"Epoch: {int(state.timestamp.epoch)}")
-
-
-class EpochMonitorByEvent(Callback):
-    def run_event(self, event: Event, state: State, logger: Logger):
-        if event == Event.EPOCH_START:
-            print(f"Epoch: {int(state.timestamp.epoch)}")
-
-
-@pytest.mark.parametrize("monitor", [EpochMonitor, EpochMonitorByEvent])
-def test_the_epoch_monitor(monitor: type[Callback], capsys):
-    with make_trainer(max_duration="2ep", callbacks=[monitor()]) as trainer:
-        trainer.engine.run_event(Event.EPOCH_START)
-        assert capsys.readouterr().out == "Epoch: 0\n"
-        trainer.fit()
-        assert capsys.readouterr().out == "Epoch: 0\nEpoch: 1\n"
-        trainer.engine.run_event(Event.EPOCH_START)
-        assert capsys.readouterr().out == "Epoch: 2\n"
-
-
-def test_hooks_under_the_earliest_names_run(capsys):
-    class Early(Callback):
-        def training_start(self, state, logger):
-            print("start")
-
-        def training_end(self, state, logger):
-            print("end")
-
-    with make_trainer(Early()) as trainer:
-        trainer.fit()
-        trainer.engine.run_event("training_end")
-    assert capsys.readouterr().out == "start\nend\nend\n"
 
 
 # Learning rates
@@ -109,57 +70,6 @@ def test_the_rate_of_a_batch_is_the_schedule_at_its_own_timestamp(schedulers, du
     expected = [0.1 * formula(n) for n in range(8)]
     seen = rates(schedulers=schedulers, max_duration=duration, grad_accum=grad_accum)
     assert seen == pytest.approx(expected, rel=1e-12, abs=1e-15)
-
-
-def test_a_torch_scheduler_steps_per_epoch_or_per_batch():
-    def halves(optimizer):
-        return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-
-    per_epoch = rates(schedulers=halves, max_duration="2ep")
-    assert per_epoch == pytest.approx([0.1] * 4 + [0.05] * 4)
-    per_batch = rates(schedulers=halves, max_duration="5ba", step_schedulers_every_batch=True)
-    assert per_batch == pytest.approx([0.1 * 0.5**n for n in range(5)])
-
-    def grows(optimizer):
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 + epoch)
-
-    with make_trainer(schedulers=[halves, grows], max_duration="1ep") as trainer:
-        assert len(trainer.state.schedulers) == 2
-
-
-def test_one_torch_scheduler_for_each_optimizer():
-    seen = Rates()
-    layers = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    model = ClassificationModel(layers, 2)
-    optimizers = [torch.optim.SGD(layers[i].parameters(), lr=0.1 * 10**i) for i in (0, 1)]
-    schedulers = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # noqa: E731
-    with make_trainer(seen, model=model, optimizers=optimizers, schedulers=schedulers, max_duration="2ep") as trainer:
-        trainer.fit()
-    assert seen.seen[0] == pytest.approx((0.1, 1.0)) and seen.seen[-1] == pytest.approx((0.05, 0.5))
-
-
-@pytest.mark.parametrize(
-    ("schedulers", "kind", "message"),
-    [
-        ([linear(), lambda o: torch.optim.lr_scheduler.StepLR(o, 1)], ValueError, "would undo each other"),
-        (
-            lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o),
-            TypeError,
-            "schedulers=ReduceLROnPlateau: torch's class cannot see a run",
-        ),
-        ("linear", TypeError, "schedulers='linear': must be a schedule"),
-        (lambda o: None, TypeError, r"returned a NoneType, which has no step\(\)"),
-        (linear(t_warmup="9ba"), ValueError, "t_warmup='9ba' is longer than t_max='1dur'"),
-    ],
-)
-def test_schedulers_that_cannot_work_are_refused_at_once(schedulers, kind, message: str):
-    with pytest.raises(kind, match=message):
-        make_trainer(schedulers=schedulers, max_duration="8ba")
-
-
-def test_scale_schedule_ratio_scales_duration_and_schedules():
-    scaled = rates(schedulers=step("4ba", gamma=0.5), max_duration="8ba", scale_schedule_ratio=0.5)
-    assert scaled == pytest.approx([0.1, 0.1, 0.05, 0.05])
 
 
 @pytest.mark.parametrize(
@@ -264,48 +174,7 @@ def test_the_events_around_a_training_step_still_happen():
     assert inside == ["BEFORE_TRAIN_BATCH", *step_events, *step_events, "AFTER_TRAIN_BATCH"]
 
 
-@pytest.mark.parametrize(
-    ("optimizers", "kind", "message"),
-    [
-        ({"generater": torch.optim.SGD}, ValueError, "optimizers='generater': the keys must name submodules"),
-        ("adam", TypeError, "optimizers='adam': must be an optimizer, or a factory"),
-        (lambda params: None, TypeError, "the factory returned a NoneType"),
-        (
-            lambda params: torch.optim.LBFGS(params),
-            TypeError,
-            "optimizers=LBFGS: its step computes the loss several times",
-        ),
-        (torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1), ValueError, "1 of its parameters are not in the model"),
-    ],
-)
-def test_optimizers_that_cannot_work_are_refused_at_once(optimizers, kind, message: str):
-    with pytest.raises(kind, match=message):
-        make_trainer(optimizers=optimizers)
-
-
 # What the trainer logs
-
-
-def test_the_trainer_s_own_keys_and_steps():
-    memory = InMemoryLogger()
-    arguments = {"eval_dataloader": make_data(), "eval_interval": "1ep", "max_duration": "2ep"}
-    with make_trainer(loggers=memory, **arguments) as trainer:
-        trainer.fit()
-    steps = {key: [timestamp.batch for timestamp, _ in series] for key, series in memory.data.items()}
-    every = [*range(1, 9)]
-    assert steps == {
-        "loss/train/total": every,
-        "time/epoch": every,
-        "time/batch": every,
-        "time/sample": every,
-        "time/eval/sample": [4, 8],
-        "metrics/train/MulticlassAccuracy": [4, 8],
-        "metrics/eval/MulticlassAccuracy": [4, 8],
-        "loss/eval/total": [4, 8],
-    }
-    assert memory.get_timeseries("time/batch") == (every, every)
-    assert memory.get_timeseries("time/sample") == (every, [2 * n for n in every])
-    assert memory.get_timeseries("time/epoch") == (every, [0] * 4 + [1] * 4)
 
 
 @pytest.mark.parametrize("grad_accum", [1, 2])
@@ -336,12 +205,6 @@ def test_a_model_that_is_no_runner_model_is_refused():
         make_trainer(model=nn.Linear(3, 2))
 
 
-def test_durations_as_int_time_or_string_are_equal():
-    for duration in (2, "2ep", Time(2, "ep")):
-        with make_trainer(max_duration=duration) as trainer:
-            assert trainer.state.max_duration == "2ep"
-
-
 def test_torchs_generator_is_left_to_the_user():
     """Models that are made one after the other in one process must not be the same."""
     with make_trainer(max_duration="2ba", eval_dataloader=make_data()) as trainer:
@@ -370,20 +233,6 @@ def test_a_trainer_makes_no_folder_unless_something_is_written(tmp_path, monkeyp
         trainer.fit()
     assert [*tmp_path.iterdir()] == []
     assert trainer.state.run_name and trainer.state.run_dir.parts == ("outputs", trainer.state.run_name)
-
-
-def test_two_equal_trainers_train_equal_weights_whatever_watches():
-    def weights(*callbacks: Callback) -> list[torch.Tensor]:
-        with make_trainer(*callbacks, max_duration="3ep", seed=3) as trainer:
-            trainer.fit()
-        return list(trainer.state.unwrapped_model.parameters())
-
-    class Draws(Callback):
-        def batch_start(self, state, logger):
-            torch.rand(7)
-
-    for one, other in zip(weights(), weights(Draws()), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_what_has_trained_in_one_trainer_is_not_taken_for_new_by_the_next():

@@ -1,4 +1,4 @@
-"""Runs of a linear layer on twenty equal samples, for tests in which only the course of a run matters."""
+"""Runs of a linear layer on equal samples, for tests in which only the course of a run matters."""
 
 from __future__ import annotations
 
@@ -12,15 +12,24 @@ from runner import Callback, ClassificationModel, Trainer
 from runner.data import TensorLoader
 
 
-def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Trainer:
-    data = TensorLoader(torch.ones(20, 3), torch.zeros(20, dtype=torch.long), batch_size=2, shuffle=False)
+def make_data(samples: int) -> TensorLoader:
+    return TensorLoader(torch.ones(samples, 3), torch.zeros(samples, dtype=torch.long), batch_size=2, shuffle=False)
+
+
+def tiny_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
+    """A Trainer with four batches of two samples, unless the arguments say otherwise."""
+    if "model" not in arguments:
+        arguments["model"] = ClassificationModel(nn.Linear(3, 2), 2)
     defaults: dict[str, Any] = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
-        "train_dataloader": data,
+        "train_dataloader": make_data(8),
         "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
-        "max_duration": "1ep",
         "callbacks": list(callbacks),
         "device": "cpu",
-        "run_dir": run_dir,
     }
     return Trainer(**(defaults | arguments))
+
+
+def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Trainer:
+    """A Trainer of an epoch of ten batches, with a folder."""
+    defaults: dict[str, Any] = {"train_dataloader": make_data(20), "max_duration": "1ep", "run_dir": run_dir}
+    return tiny_trainer(*callbacks, **(defaults | arguments))

@@ -137,7 +137,3 @@ def test_arguments_are_checked(make_trainer):
         make_trainer(ActivationCheckpointing(["Linear", "*Layer"]))
     make_trainer(ActivationCheckpointing(["Linear", "*Layer"], allow_no_match=True)).close()
     make_trainer(ActivationCheckpointing("x", allow_no_match=True)).close()
-
-
-def test_resume(check_resume):
-    check_resume(lambda: [ActivationCheckpointing("*Block")], build=net)

@@ -144,10 +144,6 @@ def test_a_model_that_was_left_as_it_is_has_no_longest_sequence(train, make_trai
     train(ALiBi(1, 1.0, allow_no_match=True), max_duration="1ba")
 
 
-def test_microbatches_change_nothing(train, language):
-    torch.testing.assert_close(train(ALiBi(12), **language, grad_accum=3).seen, train(ALiBi(12), **language).seen)
-
-
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -159,13 +155,3 @@ def test_microbatches_change_nothing(train, language):
 def test_arguments_are_checked(arguments: dict, match: str):
     with pytest.raises(ValueError, match=match):
         ALiBi(**arguments)
-
-
-def test_another_model_is_refused(make_trainer):
-    with pytest.raises(ValueError, match="ALiBi found no attention"):
-        make_trainer(ALiBi(12))
-    make_trainer(ALiBi(12, 1.0, allow_no_match=True)).close()
-
-
-def test_resume(check_resume, language):
-    check_resume(lambda: [ALiBi(12)], **language)

@@ -59,17 +59,8 @@ def test_batches_stay_between_the_images_they_are_blended_from(train):
         assert images.max() <= 5 + 1e-9
 
 
-def test_microbatches_change_nothing(train):
-    whole, split = (train(AugMix(mean=0.5, std=0.2), grad_accum=count) for count in (1, 4))
-    torch.testing.assert_close(split.seen, whole.seen)
-
-
 @pytest.mark.parametrize("arguments", [{"severity": 0}, {"depth": 0}, {"depth": -2}, {"width": 0}, {"alpha": 0}])
 def test_arguments_are_checked(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         AugMix(**arguments)
-
-
-def test_resume(check_resume):
-    check_resume(lambda: [AugMix(mean=0.5, std=0.2)])

@@ -119,11 +119,6 @@ def test_alternating_needs_to_know_the_samples(make_trainer):
         trainer.fit()
 
 
-def test_what_is_no_image_is_refused(train):
-    with pytest.raises(ValueError, match=r"needs images \(N, C, H, W\)"):
-        train(BatchAugment(input_key=1))
-
-
 @pytest.mark.parametrize("arguments", [{"pad": -1}, {"pad": 1.5}, {"flip": "both"}])
 def test_arguments_are_checked(arguments: dict):
     (name,) = arguments

@@ -84,12 +84,6 @@ def test_other_layers_stay(make_trainer, layer: nn.Module, arguments: dict):
     assert operated(make_trainer, layer, allow_no_match=True, **arguments) is layer
 
 
-def test_microbatches_change_nothing(train, resnet_without_norms):
-    whole = train(BlurPool(min_channels=2), build=resnet_without_norms)
-    split = train(BlurPool(min_channels=2), build=resnet_without_norms, grad_accum=4)
-    torch.testing.assert_close(split.seen, whole.seen)
-
-
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -101,7 +95,3 @@ def test_microbatches_change_nothing(train, resnet_without_norms):
 def test_arguments_are_checked(arguments: dict, match: str):
     with pytest.raises(ValueError, match=match):
         BlurPool(**arguments)
-
-
-def test_resume(check_resume, resnet):
-    check_resume(lambda: [BlurPool(min_channels=2)], build=resnet)

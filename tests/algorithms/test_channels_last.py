@@ -52,16 +52,6 @@ def test_what_is_trained_is_the_same_but_for_rounding(train, resnet):
     torch.testing.assert_close(train(ChannelsLast(), build=resnet).seen, train(build=resnet).seen)
 
 
-def test_a_model_without_images_is_refused(make_trainer):
-    with pytest.raises(ValueError, match="ChannelsLast found no four-dimensional weight"):
-        make_trainer(ChannelsLast())
-    make_trainer(ChannelsLast(allow_no_match=True)).close()
-
-
-def test_resume(check_resume, resnet):
-    check_resume(lambda: [ChannelsLast()], build=resnet)
-
-
 @pytest.mark.slow
 def test_two_ranks_train_without_a_warning(run_ranks):
     def program():

@@ -35,23 +35,8 @@ def test_nothing_removed_changes_nothing(train):
     assert torch.equal(train(ColOut(0, 0)).seen[5][0], train().seen[5][0])
 
 
-def test_microbatches_change_nothing(train, resnet_without_norms):
-    whole = train(ColOut(0.25, 0.25), build=resnet_without_norms)
-    split = train(ColOut(0.25, 0.25), build=resnet_without_norms, grad_accum=4)
-    torch.testing.assert_close(split.seen, whole.seen)
-
-
 @pytest.mark.parametrize("arguments", [{"p_row": -0.1}, {"p_col": 1.5}])
 def test_arguments_are_checked(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         ColOut(**arguments)
-
-
-def test_what_is_no_image_is_refused(train):
-    with pytest.raises(ValueError, match="ColOut needs floating-point images"):
-        train(ColOut(input_key=1))
-
-
-def test_resume(check_resume, resnet):
-    check_resume(lambda: [ColOut(0.25, 0.25)], build=resnet)

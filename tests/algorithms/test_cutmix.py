@@ -121,7 +121,3 @@ def test_arguments_are_checked(train):
         train(CutMix(input_key=1))
     with pytest.raises(ValueError, match="one target per image"):
         train(CutMix(target_key=0))
-
-
-def test_resume(check_resume):
-    check_resume(lambda: [CutMix(0.5, uniform_sampling=True)])

@@ -40,12 +40,6 @@ def test_squares_have_the_given_side(train):
         assert torch.equal(holes.sum(dim=(1, 2)), sides[0] * sides[1])
 
 
-def test_microbatches_change_nothing(train):
-    whole, split = train(CutOut()), train(CutOut(), grad_accum=4)
-    torch.testing.assert_close(split.seen, whole.seen)
-    assert all(torch.equal(a[0], b[0]) for a, b in zip(split.batches, whole.batches, strict=True))
-
-
 def test_the_data_itself_stays(tmp_path):
     images = torch.rand(8, 1, 4, 4) + 1
     seen = []
@@ -69,12 +63,3 @@ def test_arguments_are_checked(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         CutOut(**arguments)
-
-
-def test_what_is_no_image_is_refused(train):
-    with pytest.raises(ValueError, match=r"CutOut needs floating-point images \(N, C, H, W\)"):
-        train(CutOut(input_key=1))
-
-
-def test_resume(check_resume):
-    check_resume(lambda: [CutOut(2, uniform_sampling=True)])

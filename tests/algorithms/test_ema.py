@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from runner import Algorithm, Callback, evaluation_weights, save_checkpoint
+from runner import Callback, evaluation_weights, save_checkpoint
 from runner.algorithms import EMA
 from runner.algorithms.ema import smoothing_of, update_average
 from runner.checkpoints.files import read_file
@@ -205,14 +205,6 @@ def test_a_half_life_longer_than_the_run_is_said(make_trainer, caplog, half_life
 def test_arguments_are_checked(arguments: dict, message: str):
     with pytest.raises(ValueError, match=message):
         EMA(**arguments)
-
-
-def test_other_averages_are_refused_beside_it(make_trainer):
-    class SWA(Algorithm):
-        def batch_end(self, state, logger): ...
-
-    with pytest.raises(ValueError, match="'EMA' and 'SWA'"):
-        make_trainer(SWA(), EMA())
 
 
 @pytest.mark.parametrize("stop_at", [2, 4])

@@ -96,13 +96,6 @@ def test_a_head_that_is_tied_to_the_embedding_stays_tied(make_trainer):
         trainer.fit()
 
 
-def test_microbatches_change_nothing(train, resnet_without_norms):
-    arguments: dict[str, Any] = {"min_channels": 4, "min_features": 3, "latent_features": 1}
-    whole = train(Factorize(**arguments), build=resnet_without_norms)
-    split = train(Factorize(**arguments), build=resnet_without_norms, grad_accum=4)
-    torch.testing.assert_close(split.seen, whole.seen)
-
-
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -116,13 +109,3 @@ def test_microbatches_change_nothing(train, resnet_without_norms):
 def test_arguments_are_checked(arguments: dict, match: str):
     with pytest.raises(ValueError, match=match):
         Factorize(**arguments)
-
-
-def test_a_model_without_large_layers_is_refused(make_trainer, resnet):
-    with pytest.raises(ValueError, match="Factorize found no layer that is large enough"):
-        make_trainer(Factorize(), build=resnet)
-    make_trainer(Factorize(allow_no_match=True), build=resnet).close()
-
-
-def test_resume(check_resume, resnet):
-    check_resume(lambda: [Factorize(min_channels=4)], build=resnet)

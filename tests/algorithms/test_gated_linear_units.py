@@ -114,80 +114,9 @@ def test_layers_are_factorized_after_they_are_gated(make_trainer, language):
         trainer.fit()
 
 
-def test_microbatches_change_nothing(train, language):
-    torch.testing.assert_close(
-        train(GatedLinearUnits(), **language, grad_accum=3).seen, train(GatedLinearUnits(), **language).seen
-    )
-
-
 def test_it_is_refused_where_it_cannot_work(make_trainer):
     with pytest.raises(ValueError, match="act_fn='swish': must be one of 'sigmoid'"):
         GatedLinearUnits("swish")
     with pytest.raises(ValueError, match="GatedLinearUnits found no feed-forward block"):
         make_trainer(GatedLinearUnits())
     make_trainer(GatedLinearUnits(allow_no_match=True)).close()
-
-
-def test_resume(check_resume, language):
-    check_resume(lambda: [GatedLinearUnits()], **language)
-
-
-@pytest.mark.slow
-def test_two_ranks_train_what_one_does(run_ranks):
-    def program():
-        import copy
-        import os
-        import sys
-        import warnings
-
-        import torch
-        import torch.distributed as dist
-
-        from runner import LanguageModel, Trainer
-        from runner.algorithms import (
-            GatedLinearUnits,
-            LogitSoftcap,
-            NGramEmbedding,
-            QKNorm,
-            RotaryEmbedding,
-            ValueEmbedding,
-        )
-        from runner.data import TensorLoader
-        from runner.models import GPT
-
-        warnings.simplefilter("error")
-
-        def fit(model):
-            tokens = torch.randint(11, (8, 13), generator=torch.Generator().manual_seed(0))
-            algorithms = [
-                GatedLinearUnits(),
-                LogitSoftcap(),
-                NGramEmbedding(3, 50),
-                QKNorm(),
-                RotaryEmbedding(),
-                ValueEmbedding(),
-            ]
-            with Trainer(
-                model=model,
-                train_dataloader=TensorLoader(tokens[:, :-1], tokens[:, 1:], batch_size=4, shuffle=True),
-                optimizers=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
-                algorithms=algorithms,
-                max_duration="3ba",
-                device="cpu",
-            ) as trainer:
-                trainer.fit()
-            return {name: value.clone() for name, value in model.state_dict().items()}
-
-        torch.manual_seed(0)
-        model = LanguageModel(GPT(vocab_size=11, context=12, d_model=16, n_heads=2).double())
-        twin = copy.deepcopy(model)
-        shared = fit(model)
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            os.environ.pop(name, None)
-        torch.testing.assert_close(shared, fit(twin))
-        assert not dist.is_initialized()
-        sys.stdout.write("equal")
-
-    assert [one.stdout.endswith("equal") for one in run_ranks(program)] == [True, True]

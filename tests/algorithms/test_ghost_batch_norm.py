@@ -78,7 +78,3 @@ def test_arguments_are_checked(make_trainer):
     with pytest.raises(ValueError, match="GhostBatchNorm found no batch norm"):
         make_trainer(GhostBatchNorm())
     make_trainer(GhostBatchNorm(allow_no_match=True)).close()
-
-
-def test_resume(check_resume):
-    check_resume(lambda: [GhostBatchNorm(3)], batch_norm=True)

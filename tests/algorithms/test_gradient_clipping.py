@@ -90,7 +90,3 @@ def test_arguments_are_checked(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         GradientClipping(**arguments)
-
-
-def test_resume(check_resume):
-    check_resume(lambda: [GradientClipping("adaptive", 0.01)])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -181,44 +180,3 @@ def test_of_several_losses_the_total_is_weighed_and_the_parts_stay(make_trainer)
     with make_trainer(InfoBatch(0.7, 1.0), build=build, max_duration="4ep") as trainer:
         trainer.fit()
         assert list(trainer.state.loss_parts) == ["entropy"]
-
-
-def test_ranks_train_like_one(run_ranks, tmp_path):
-    def program():
-        import json
-        import os
-
-        import torch
-        from torch import nn
-
-        from runner import ClassificationModel, Trainer
-        from runner.algorithms import InfoBatch
-        from runner.data import TensorLoader
-
-        torch.manual_seed(0)
-        net = nn.Linear(3, 2).double()
-        data = torch.randn(22, 3, dtype=torch.float64), torch.arange(22) % 2  # the last batch has one
-        algorithm = InfoBatch(0.7, 1.0)
-        with Trainer(
-            model=ClassificationModel(net, 2),
-            train_dataloader=TensorLoader(*data, batch_size=7, shuffle=True),
-            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
-            max_duration="4ep",
-            algorithms=algorithm,
-            device="cpu",
-        ) as trainer:
-            trainer.fit()
-            kept = algorithm.state_dict()
-            result = [net.weight.tolist(), kept["scores"].tolist(), kept["weights"].tolist()]
-        with open(f"{os.environ['WORLD_SIZE']}_{os.environ['RANK']}.json", "w") as file:
-            json.dump(result, file)
-
-    run_ranks(program, 1)
-    run_ranks(program, 2)
-    weight, scores, weights = json.loads((tmp_path / "1_0.json").read_text())
-    assert 0.0 in weights
-    for rank in range(2):
-        mine = json.loads((tmp_path / f"2_{rank}.json").read_text())
-        torch.testing.assert_close(torch.tensor(mine[0]), torch.tensor(weight))
-        torch.testing.assert_close(torch.tensor(mine[1]), torch.tensor(scores))
-        assert mine[2] == weights

@@ -150,7 +150,3 @@ def test_a_loss_of_one_s_own_gets_probabilities(train, make_trainer):
     torchs = train(LabelSmoothing(0.2), max_duration="2ba")
     own = train(LabelSmoothing(0.2), max_duration="2ba", model=Own(make_trainer().state.unwrapped_model.module, 3))
     torch.testing.assert_close(own.seen, torchs.seen)
-
-
-def test_resume(check_resume):
-    check_resume(lambda: [LabelSmoothing(0.1)])

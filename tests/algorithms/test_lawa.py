@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runner import Callback, evaluation_weights, save_checkpoint
-from runner.algorithms import EMA, LAWA, SWA, ScheduleFree
+from runner.algorithms import LAWA
 
 
 class History(Callback):
@@ -65,12 +65,6 @@ def test_training_is_the_same_with_and_without(make_trainer):
 def test_arguments_are_checked(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         LAWA(**arguments)
-
-
-@pytest.mark.parametrize("other", [EMA, SWA, ScheduleFree])
-def test_other_averages_are_refused_beside_it(make_trainer, other: Any):
-    with pytest.raises(ValueError, match="cannot be combined"):
-        make_trainer(LAWA(), other())
 
 
 @pytest.mark.parametrize("stop_at", [2, 4])

@@ -200,37 +200,3 @@ def test_resume(make_trainer, tmp_path):
     torch.testing.assert_close(
         dict(second.state.model.state_dict()), dict(whole.state.model.state_dict()), rtol=0, atol=0
     )
-
-
-def test_two_ranks_train_the_weights_of_one(run_ranks):
-    def program():
-        import os
-
-        import torch
-        from torch import nn
-
-        from runner import ClassificationModel, Trainer
-        from runner.algorithms import GradientClipping, LayerFreezing
-        from runner.data import TensorLoader
-
-        def weights_of_training():
-            torch.manual_seed(0)
-            images, targets = torch.randn(16, 4, dtype=torch.float64), torch.arange(16) % 2
-            model = ClassificationModel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)).double(), 2)
-            with Trainer(
-                model=model,
-                train_dataloader=TensorLoader(images, targets, batch_size=8, shuffle=True),
-                optimizers=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.1),
-                algorithms=[LayerFreezing(0.0, 1.0), GradientClipping("norm", 0.1)],
-                max_duration="4ep",
-                device="cpu",
-            ) as trainer:
-                trainer.fit()
-            return [one.detach().clone() for one in model.parameters()]
-
-        together = weights_of_training()
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-            del os.environ[name]
-        torch.testing.assert_close(together, weights_of_training())
-
-    run_ranks(program)

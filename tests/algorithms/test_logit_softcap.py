@@ -60,19 +60,9 @@ def test_any_linear_layer_with_a_fitting_name(make_trainer, bias: bool):
         trainer.fit()
 
 
-def test_microbatches_change_nothing(train, language):
-    torch.testing.assert_close(
-        train(LogitSoftcap(1.0), **language, grad_accum=3).seen, train(LogitSoftcap(1.0), **language).seen
-    )
-
-
 def test_it_is_refused_where_it_cannot_work(make_trainer, language):
     with pytest.raises(ValueError, match="cap=0"):
         LogitSoftcap(0)
     with pytest.raises(ValueError, match="LogitSoftcap found no linear layer with a name like 'tail'"):
         make_trainer(LogitSoftcap(head="tail"), **language)
     make_trainer(LogitSoftcap(head="tail", allow_no_match=True), **language).close()
-
-
-def test_resume(check_resume, language):
-    check_resume(lambda: [LogitSoftcap(1.0)], **language)

@@ -33,13 +33,3 @@ def test_without_autocast_nothing_changes_and_that_is_said(train, caplog: pytest
         low = train(LowPrecisionGroupNorm(), model=net(), **FLOATS)
     assert "LowPrecisionGroupNorm changes nothing with precision=fp32" in caplog.text
     torch.testing.assert_close(low.seen, train(model=net(), **FLOATS).seen, rtol=0, atol=0)
-
-
-def test_a_model_without_group_norm_is_refused(make_trainer):
-    with pytest.raises(ValueError, match="LowPrecisionGroupNorm found no GroupNorm"):
-        make_trainer(LowPrecisionGroupNorm())
-    make_trainer(LowPrecisionGroupNorm(allow_no_match=True)).close()
-
-
-def test_resume(check_resume):
-    check_resume(lambda: [LowPrecisionGroupNorm()], build=net, precision="amp_bf16", **FLOATS)

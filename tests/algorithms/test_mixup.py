@@ -102,7 +102,3 @@ def test_arguments_are_checked(train):
         MixUp(0)
     with pytest.raises(TypeError, match="floating-point inputs only"):
         train(MixUp(input_key=1))
-
-
-def test_resume(check_resume):
-    check_resume(lambda: [MixUp(0.5)])

@@ -93,12 +93,6 @@ def test_names_of_weights_stay_and_an_optimizer_that_exists_gets_the_new_ones(ma
     assert flops == language["build"]().module.flops_per_token(12)  # a table lookup takes no multiplications
 
 
-def test_microbatches_change_nothing(train, language):
-    torch.testing.assert_close(
-        train(NGramEmbedding(3, 100), **language, grad_accum=3).seen, train(NGramEmbedding(3, 100), **language).seen
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -110,13 +104,3 @@ def test_microbatches_change_nothing(train, language):
 def test_arguments_are_checked(arguments: dict, match: str):
     with pytest.raises(ValueError, match=match):
         NGramEmbedding(**arguments)
-
-
-def test_another_model_is_refused(make_trainer):
-    with pytest.raises(ValueError, match="NGramEmbedding found no runner.models.GPT"):
-        make_trainer(NGramEmbedding())
-    make_trainer(NGramEmbedding(allow_no_match=True)).close()
-
-
-def test_resume(check_resume, language):
-    check_resume(lambda: [NGramEmbedding(3, 100)], **language)

@@ -21,7 +21,7 @@ from runner.algorithms._batch import AUGMENTATIONS
 from runner.algorithms._surgery import LAYER_SURGERY
 from runner.engine import overrides
 from runner.event import Event
-from runner.ordering import order_algorithms, snake_case, sort_algorithms
+from runner.ordering import snake_case, sort_algorithms
 
 # torch itself warns when it compiles for the first time.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
@@ -254,12 +254,6 @@ def test_names_that_are_declared_are_those_of_algorithms():
     for one in all_of([*CLASSES]):
         declared = {*one.runs_before, *one.runs_after, *one.conflicts_with}
         assert declared <= {*CLASSES.values()}, type(one).__name__
-
-
-@pytest.mark.parametrize(("key", "other"), [*permutations(("ema", "lawa", "schedule_free", "swa"), 2)])
-def test_averages_exclude_one_another(key: str, other: str):
-    with pytest.raises(ValueError, match=f"'{CLASSES[key]}' and '{CLASSES[other]}' cannot be combined"):
-        order_algorithms(all_of([key, other]))
 
 
 def test_surgery_comes_before_averages_and_these_see_what_compile_leaves_in_place():

@@ -79,17 +79,9 @@ def test_vision_transformers_of_timm(make_trainer):
         assert vit(torch.randn(2, 3, 32, 32)).shape == (2, 3)
 
 
-def test_microbatches_change_nothing(train, language):
-    torch.testing.assert_close(train(QKNorm(), **language, grad_accum=3).seen, train(QKNorm(), **language).seen)
-
-
 def test_it_is_refused_where_it_cannot_work(make_trainer):
     with pytest.raises(ValueError, match="eps=0"):
         QKNorm(eps=0)
     with pytest.raises(ValueError, match="QKNorm found no attention"):
         make_trainer(QKNorm())
     make_trainer(QKNorm(allow_no_match=True)).close()
-
-
-def test_resume(check_resume, language):
-    check_resume(lambda: [QKNorm()], **language)

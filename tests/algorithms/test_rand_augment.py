@@ -42,20 +42,11 @@ def test_batches_are_changed_each_in_its_way(train):
     assert not torch.equal(changed[0][0], changed[3][0])  # the same samples, an epoch later
 
 
-def test_microbatches_change_nothing(train):
-    whole, split = (train(RandAugment(mean=0.5, std=0.2), grad_accum=count) for count in (1, 4))
-    torch.testing.assert_close(split.seen, whole.seen)
-
-
 @pytest.mark.parametrize("arguments", [{"severity": 0}, {"depth": 0}, {"depth": 1.5}, {"std": -1.0}])
 def test_arguments_are_checked(arguments: dict):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]!r}"):
         RandAugment(**arguments)
-
-
-def test_resume(check_resume):
-    check_resume(lambda: [RandAugment(depth=1, mean=0.5, std=0.2)])
 
 
 PHOTOS = torch.rand(24, 2, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -92,12 +92,6 @@ def test_an_optimizer_that_exists_loses_the_learned_positions(make_trainer, lang
     assert set(twin.state_dict()) - set(model.state_dict()) == {"module.position_embedding.weight"}
 
 
-def test_microbatches_change_nothing(train, language):
-    torch.testing.assert_close(
-        train(RotaryEmbedding(), **language, grad_accum=3).seen, train(RotaryEmbedding(), **language).seen
-    )
-
-
 def test_it_is_refused_where_it_cannot_work(make_trainer, language):
     with pytest.raises(ValueError, match="base=1"):
         RotaryEmbedding(1)
@@ -112,10 +106,6 @@ def test_heads_of_odd_width_are_refused(make_trainer, language):
     odd = LanguageModel(GPT(d_model=12, n_heads=4))
     with pytest.raises(ValueError, match="the model's heads have an odd width, 3"):
         make_trainer(RotaryEmbedding(), **language, model=odd)
-
-
-def test_resume(check_resume, language):
-    check_resume(lambda: [RotaryEmbedding()], **language)
 
 
 def test_sequences_of_any_length_and_type_get_tables_of_their_own(make_trainer, language):

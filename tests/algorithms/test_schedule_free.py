@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runner import Callback, evaluation_weights
-from runner.algorithms import EMA, LAWA, SWA, NaNGuard, ScheduleFree
+from runner.algorithms import NaNGuard, ScheduleFree
 from runner.algorithms.schedule_free import _StepWeights
 from runner.optim import Muon
 from runner.schedulers import constant, linear
@@ -144,47 +144,7 @@ def test_arguments_are_checked(arguments: dict[str, Any], message: str):
         ScheduleFree(**arguments)
 
 
-@pytest.mark.parametrize("other", [EMA, SWA, LAWA])
-def test_other_averages_are_refused_beside_it(make_trainer, other: Any):
-    with pytest.raises(ValueError, match="cannot be combined"):
-        make_trainer(ScheduleFree(), other())
-
-
 @pytest.mark.parametrize("stop_at", [2, 4])
 @pytest.mark.parametrize("warmup", ["0ba", "5ba"])
 def test_resume(check_resume, warmup: str, stop_at: int):
     check_resume(lambda: [ScheduleFree(warmup=warmup)], stop_at, optimizers=ADAMW, batch_norm=True)
-
-
-def test_two_ranks_keep_the_average_of_one(run_ranks):
-    def program():
-        import os
-
-        import torch
-
-        from runner import ClassificationModel, Trainer, evaluation_weights
-        from runner.algorithms import ScheduleFree
-        from runner.data import TensorLoader
-
-        def average_of_training():
-            torch.manual_seed(0)
-            images, targets = torch.randn(16, 4, dtype=torch.float64), torch.arange(16) % 2
-            model = ClassificationModel(torch.nn.Linear(4, 2).double(), 2)
-            with Trainer(
-                model=model,
-                train_dataloader=TensorLoader(images, targets, batch_size=8, shuffle=True),
-                optimizers=lambda params: torch.optim.AdamW(params, lr=0.05, betas=(0.0, 0.9)),
-                algorithms=[ScheduleFree()],
-                max_duration="3ep",
-                device="cpu",
-            ) as trainer:
-                trainer.fit()
-                with evaluation_weights(trainer.state):
-                    return [one.detach().clone() for one in model.parameters()]
-
-        together = average_of_training()
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-            del os.environ[name]
-        torch.testing.assert_close(together, average_of_training())
-
-    run_ranks(program)

@@ -68,12 +68,6 @@ def test_its_own_layers_may_be_factorized(make_trainer, resnet):
         trainer.fit()
 
 
-def test_microbatches_change_nothing(train, resnet_without_norms):
-    whole = train(SqueezeExcite(2, 5), build=resnet_without_norms)
-    split = train(SqueezeExcite(2, 5), build=resnet_without_norms, grad_accum=4)
-    torch.testing.assert_close(split.seen, whole.seen)
-
-
 def test_arguments_are_checked(make_trainer, resnet):
     for latent in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match=f"latent_channels={latent!r}"):
@@ -83,7 +77,3 @@ def test_arguments_are_checked(make_trainer, resnet):
     with pytest.raises(ValueError, match="SqueezeExcite found no Conv2d with 128 channels"):
         make_trainer(SqueezeExcite(), build=resnet)
     make_trainer(SqueezeExcite(allow_no_match=True), build=resnet).close()
-
-
-def test_resume(check_resume, resnet):
-    check_resume(lambda: [SqueezeExcite(0.5, 5)], build=resnet)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from itertools import product
 
 import pytest
@@ -187,44 +186,6 @@ def test_a_model_without_such_blocks_is_refused(make_trainer):
 @pytest.mark.parametrize("method", ["block", "sample"])
 def test_resume(check_resume, method: str):
     check_resume(lambda: [StochasticDepth("Residual", method, 0.5, drop_warmup="3ba")], build=net)
-
-
-def test_two_ranks_leave_out_the_same_blocks(run_ranks):
-    def program():
-        import torch
-        from torch import nn
-
-        from runner import ClassificationModel, Trainer
-        from runner.algorithms import StochasticDepth
-        from runner.data import TensorLoader
-
-        class Residual(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.linear = nn.Linear(4, 4)
-
-            def forward(self, x):
-                return x + self.linear(x)
-
-        torch.manual_seed(0)
-        net = nn.Sequential(Residual(), Residual(), Residual(), nn.Linear(4, 3)).double()
-        data = TensorLoader(torch.randn(24, 4).double(), torch.arange(24) % 3, batch_size=4, shuffle=False)
-        with Trainer(
-            model=ClassificationModel(net, 3),
-            train_dataloader=data,
-            optimizers=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.1),
-            algorithms=StochasticDepth("Residual", drop_rate=0.7, drop_distribution="uniform"),
-            device="cpu",
-            max_duration="3ep",
-        ) as trainer:
-            trainer.fit()
-        print([one.tolist() for one in net.parameters()])
-
-    first, second = run_ranks(program)
-    (alone,) = run_ranks(program, 1)
-    assert first.stdout == second.stdout
-    for weights, expected in zip(json.loads(first.stdout), json.loads(alone.stdout), strict=True):
-        torch.testing.assert_close(torch.tensor(weights), torch.tensor(expected))
 
 
 class Saves(Callback):

@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from runner import Callback, evaluation_weights, save_checkpoint
-from runner.algorithms import EMA, LAWA, SWA, ScheduleFree
+from runner.algorithms import SWA
 from runner.algorithms.swa import annealed
 from runner.checkpoints.files import read_file
 from runner.data import DatasetLoader
@@ -211,12 +211,6 @@ def test_parts_of_a_run_are_not_refused(make_trainer, start: str, end: str):
 def test_arguments_are_checked(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         SWA(**arguments)
-
-
-@pytest.mark.parametrize("other", [EMA, LAWA, ScheduleFree])
-def test_other_averages_are_refused_beside_it(make_trainer, other: Any):
-    with pytest.raises(ValueError, match="cannot be combined"):
-        make_trainer(SWA(), other())
 
 
 @pytest.mark.parametrize("stop_at", [2, 4])

@@ -48,11 +48,6 @@ class Largest:
         return numpy.full(size, high)
 
 
-def test_microbatches_change_nothing(train):
-    whole, split = (train(TrivialAugment(mean=0.5, std=0.2), grad_accum=count) for count in (1, 4))
-    torch.testing.assert_close(split.seen, whole.seen)
-
-
 @pytest.mark.parametrize("arguments", [{"severity": 0}, {"severity": 11.0}, {"std": 0.0}])
 def test_arguments_are_checked(arguments: dict):
     (name,) = arguments
@@ -65,7 +60,3 @@ def test_what_is_no_image_or_has_other_channels_is_refused(train):
         train(TrivialAugment(input_key=1))
     with pytest.raises(ValueError, match="the images have 2 channels"):
         train(TrivialAugment(mean=[0.5, 0.5, 0.5]))
-
-
-def test_resume(check_resume):
-    check_resume(lambda: [TrivialAugment(mean=0.5, std=0.25)])

@@ -49,12 +49,6 @@ def test_an_optimizer_that_exists_gets_the_new_weights(make_trainer, language):
         assert model.module.flops_per_token(12) == language["build"]().module.flops_per_token(12)
 
 
-def test_microbatches_change_nothing(train, language):
-    torch.testing.assert_close(
-        train(ValueEmbedding(), **language, grad_accum=3).seen, train(ValueEmbedding(), **language).seen
-    )
-
-
 def test_it_is_refused_where_it_cannot_work(make_trainer, language):
     for layers in ([], "01", 1, [True], [0.5]):
         with pytest.raises(ValueError, match="layers="):
@@ -65,7 +59,3 @@ def test_it_is_refused_where_it_cannot_work(make_trainer, language):
     with pytest.raises(ValueError, match="ValueEmbedding found no runner.models.GPT"):
         make_trainer(ValueEmbedding())
     make_trainer(ValueEmbedding(allow_no_match=True)).close()
-
-
-def test_resume(check_resume, language):
-    check_resume(lambda: [ValueEmbedding()], **language)

@@ -55,12 +55,6 @@ def test_the_optimizer_may_exist_already(make_trainer):
         trainer.fit()
 
 
-def test_microbatches_change_nothing(train, resnet_without_norms):
-    whole = train(WeightStandardization(), build=resnet_without_norms)
-    split = train(WeightStandardization(), build=resnet_without_norms, grad_accum=4)
-    torch.testing.assert_close(split.seen, whole.seen)
-
-
 def test_arguments_are_checked(make_trainer, resnet):
     with pytest.raises(ValueError, match="n_last_layers_ignore=-1"):
         WeightStandardization(-1)
@@ -69,7 +63,3 @@ def test_arguments_are_checked(make_trainer, resnet):
     with pytest.raises(ValueError, match="found no convolution before the last n_last_layers_ignore=99"):
         make_trainer(WeightStandardization(99), build=resnet)
     make_trainer(WeightStandardization(allow_no_match=True)).close()
-
-
-def test_resume(check_resume, resnet):
-    check_resume(lambda: [WeightStandardization()], build=resnet)

@@ -3,9 +3,9 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
+from tiny_runs import tiny_trainer
 
-from runner import Callback, ClassificationModel, Trainer
+from runner import Callback, Trainer
 from runner.callbacks import ConsoleSummary
 from runner.callbacks._best_values import BestValues
 from runner.data import TensorLoader
@@ -13,14 +13,11 @@ from runner.data import TensorLoader
 
 def make_trainer(tmp_path, *callbacks: Callback) -> Trainer:
     inputs, targets = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
-    return Trainer(
-        model=ClassificationModel(nn.Linear(3, 2), 2),
+    return tiny_trainer(
+        *callbacks,
         train_dataloader=TensorLoader(inputs, targets, batch_size=4, shuffle=True),
         eval_dataloader=TensorLoader(inputs, targets, batch_size=8, shuffle=False),
-        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
         max_duration="2ep",
-        callbacks=list(callbacks),
-        device="cpu",
         run_dir=tmp_path / "run",
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import tiny_trainer
 from torch import nn
 
 from runner import Callback, ClassificationModel, Evaluator, LoggerDestination, Trainer
@@ -19,17 +20,15 @@ from runner.data import TensorLoader
 def make_trainer(tmp_path, *callbacks: Callback, **arguments: Any) -> Trainer:
     inputs, targets = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
     defaults: dict[str, Any] = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
         "train_dataloader": TensorLoader(inputs, targets, batch_size=4, shuffle=True),
         "eval_dataloader": TensorLoader(inputs, targets, batch_size=12, shuffle=False),
         "optimizers": lambda params: torch.optim.AdamW(params, lr=0.1),
         "max_duration": "3ep",
         "callbacks": [*callbacks, ConsoleSummary()],
-        "device": "cpu",
         "run_dir": tmp_path / "run",
         "run_name": "tiny-run",
     }
-    return Trainer(**(defaults | arguments))
+    return tiny_trainer(**(defaults | arguments))
 
 
 def test_the_beginning_says_what_is_trained(tmp_path, capsys):

@@ -142,11 +142,6 @@ def test_two_of_them_keep_apart_what_was_best_over_a_resume(cut: int, tmp_path):
     assert second.state.timestamp.epoch == whole.state.timestamp.epoch
 
 
-@pytest.mark.parametrize(("monitor", "label"), [("loss", "eval"), ("eval/loss", "eval"), ("eval/loss", "train")])
-def test_a_metric_may_be_named_as_the_errors_list_it(monitor: str, label: str):
-    assert epochs_run([3.0, 2.0, 9.0] + [4.0] * 9, EarlyStopper(monitor, label)) == 4
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

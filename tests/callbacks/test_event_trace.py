@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import make_data, tiny_trainer
 from torch import nn
 
 from runner import Algorithm, Callback, ClassificationModel, Event, Trainer, save_checkpoint
 from runner.callbacks import EventTrace, InMemoryLogger
-from runner.data import TensorLoader
 
 SLEEP = 0.005  # seconds
 TICK = 1e-6  # seconds that the virtual clock goes on with each reading
@@ -75,19 +75,15 @@ def ticking(steady: Any) -> None:
 
 
 def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Trainer:
-    data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.long), batch_size=2, shuffle=False)
+    data = make_data(8)
     defaults: dict[str, Any] = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
         "train_dataloader": data,
         "eval_dataloader": data,
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
         "max_duration": "3ep",
         "algorithms": [Nothing()],
-        "callbacks": list(callbacks),
-        "device": "cpu",
         "run_dir": run_dir,
     }
-    return Trainer(**(defaults | arguments))
+    return tiny_trainer(*callbacks, **(defaults | arguments))
 
 
 def rows(memory: InMemoryLogger) -> dict[tuple[str, str], dict[str, float]]:
@@ -365,35 +361,18 @@ def test_the_table_is_printed_on_request(tmp_path: Path, capsys):
 def program() -> None:
     from pathlib import Path
 
-    import torch
+    from tiny_runs import tiny_trainer
 
-    from runner import ClassificationModel, Trainer, get_global_rank
+    from runner import get_global_rank
     from runner.callbacks import EventTrace, InMemoryLogger
-    from runner.data import TensorLoader
 
-    data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.long), batch_size=2, shuffle=False)
-    with Trainer(
-        model=ClassificationModel(torch.nn.Linear(3, 2), 2),
-        train_dataloader=data,
-        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+    with tiny_trainer(
         callbacks=[EventTrace(print_table=True)],
         loggers=[memory := InMemoryLogger()],
         run_dir=Path("run"),
-        device="cpu",
     ) as trainer:
         trainer.fit()
     assert memory.artifacts == [(f"run/event_trace/rank{get_global_rank()}-ba0.json", "event_trace")]
-
-
-def test_a_disk_that_refuses_is_reported(tmp_path: Path, caplog):
-    (tmp_path / "event_trace").touch()  # where its folder should be
-    memory = InMemoryLogger()
-    with make_trainer(tmp_path, EventTrace(), loggers=[memory]) as trainer:
-        trainer.fit()
-    assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith("event_trace cannot write (")
-    assert memory.artifacts == []
-    assert rows(memory)
 
 
 def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path, caplog):

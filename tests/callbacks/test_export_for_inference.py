@@ -178,16 +178,6 @@ def test_a_language_model(save_format: str, tmp_path: Path):
         assert "head.weight" not in load_file(path) or "token_embedding.weight" not in load_file(path)  # tied
 
 
-def test_another_model_is_exported_itself_and_takes_a_batch(tmp_path: Path):
-    batch = {"x": torch.randn(4, 2), "offset": torch.randn(4, 1), "y": torch.randn(4, 1)}
-    model = Regression()
-    with make_trainer(tmp_path, ExportForInference(), model=model, train_dataloader=[batch]) as trainer:
-        trainer.fit()
-        more = {key: torch.cat([value, value]) for key, value in batch.items()}
-        expected = model(more)
-    torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(more), expected.detach())
-
-
 def named_batch() -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     x, offset, y = (torch.randn(4, size, generator=generator) for size in (2, 1, 1))
@@ -460,21 +450,15 @@ def test_a_second_fit_exports_again(tmp_path: Path):
 def program() -> None:
     from pathlib import Path
 
-    import torch
+    from tiny_runs import tiny_trainer
 
-    from runner import ClassificationModel, Trainer, get_global_rank
+    from runner import get_global_rank
     from runner.callbacks import ExportForInference, InMemoryLogger
-    from runner.data import TensorLoader
 
-    data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.int64), batch_size=2, shuffle=False)
-    with Trainer(
-        model=ClassificationModel(torch.nn.Linear(3, 2), 2),
-        train_dataloader=data,
-        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
+    with tiny_trainer(
         callbacks=[ExportForInference()],
         loggers=[memory := InMemoryLogger()],
         run_dir=Path("run"),
-        device="cpu",
     ) as trainer:
         trainer.fit()
     assert len(memory.artifacts) == (get_global_rank() == 0)

@@ -204,36 +204,6 @@ def test_it_says_once_that_another_model_writes_nothing(caplog):
     assert memory.tables == {}
 
 
-def program() -> None:
-    import json
-
-    import torch
-
-    from runner import LanguageModel, Trainer
-    from runner.callbacks import Generate, InMemoryLogger
-    from runner.data import TensorLoader
-
-    torch.manual_seed(0)
-    tokens = torch.randint(128, (16, 5), generator=torch.Generator().manual_seed(0))
-    inputs, targets = tokens[:, :4].contiguous(), tokens[:, 1:].contiguous()
-    with Trainer(
-        model=LanguageModel(torch.nn.Embedding(128, 128)),
-        train_dataloader=TensorLoader(inputs, targets, batch_size=4, shuffle=True),
-        optimizers=lambda params: torch.optim.SGD(params, lr=1.0),
-        callbacks=[Generate(["ab"], "2ba", max_new_tokens=20)],
-        loggers=[memory := InMemoryLogger()],
-        device="cpu",
-    ) as trainer:
-        trainer.fit()
-    print(json.dumps(memory.tables["generate"]["rows"]))
-
-
-def test_all_ranks_write_the_same(run_ranks):
-    first, second = run_ranks(program)
-    assert first.stdout == second.stdout
-    assert first.stdout.count('"ab"') == 2
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

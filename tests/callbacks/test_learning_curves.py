@@ -9,6 +9,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
+from tiny_runs import tiny_trainer
 from torch import nn
 
 from runner import Callback, ClassificationModel, Logger, Record, State, Timestamp, Trainer, save_checkpoint
@@ -24,16 +25,12 @@ from runner.schedulers import constant
 def make_trainer(tmp_path, *callbacks, **arguments: Any) -> Trainer:
     inputs, targets = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
     defaults: dict[str, Any] = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
         "train_dataloader": TensorLoader(inputs, targets, batch_size=4, shuffle=True),
         "eval_dataloader": TensorLoader(inputs, targets, batch_size=12, shuffle=False),
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
         "max_duration": "10ep",
-        "callbacks": list(callbacks),
-        "device": "cpu",
         "run_dir": tmp_path / "run",
     }
-    return Trainer(**(defaults | arguments))
+    return tiny_trainer(*callbacks, **(defaults | arguments))
 
 
 def lines(curves: LearningCurves) -> dict[str, dict[str, tuple[list[float], list[float]]]]:

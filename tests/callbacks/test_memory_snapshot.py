@@ -27,28 +27,6 @@ def test_without_a_gpu_it_says_so_once_and_training_goes_on(tmp_path: Path, capl
     assert [*tmp_path.iterdir()] == []
 
 
-def program() -> None:
-    import torch
-
-    from runner import ClassificationModel, Trainer
-    from runner.callbacks import MemorySnapshot, OOMObserver
-    from runner.data import TensorLoader
-
-    with Trainer(
-        model=ClassificationModel(torch.nn.Linear(3, 2), 2),
-        train_dataloader=TensorLoader(torch.ones(8, 3), torch.zeros(8).long(), batch_size=2, shuffle=False),
-        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
-        callbacks=[MemorySnapshot("1ba"), OOMObserver()],
-        device="cpu",
-    ) as trainer:
-        trainer.fit()
-
-
-def test_one_rank_says_it(run_ranks):
-    said = [one.stderr.count("does nothing: the model is on cpu") for one in run_ranks(program)]
-    assert said == [2, 0]  # one line for each of the two callbacks
-
-
 @pytest.mark.parametrize(
     "arguments",
     [{"interval": 0}, {"max_entries": 0}, {"max_entries": 1.5}, {"keep": 0}, {"keep": -2}, {"keep": True}],

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from screen import on_terminal, screen
+from tiny_runs import tiny_trainer
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -32,15 +33,12 @@ class Save(Callback):
 def make_trainer(**arguments: Any) -> Trainer:
     inputs, targets = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
     defaults: dict[str, Any] = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
         "train_dataloader": TensorLoader(inputs, targets, batch_size=4, shuffle=True),
         "eval_dataloader": TensorLoader(inputs, targets, batch_size=12, shuffle=False),
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
         "max_duration": "11ep",
         "callbacks": [ProgressBar()],
-        "device": "cpu",
     }
-    return Trainer(**(defaults | arguments))
+    return tiny_trainer(**(defaults | arguments))
 
 
 def table(text: str) -> list[dict[str, str]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import tiny_trainer
 from torch import nn
 
 from runner import Callback, ClassificationModel, Evaluator, Trainer, save_checkpoint
@@ -88,12 +89,10 @@ def make_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
     defaults: dict[str, Any] = {
         "model": Slow(),
         "train_dataloader": SlowLoader(5),
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
         "max_duration": "8ep",
         "callbacks": callbacks,
-        "device": "cpu",
     }
-    return Trainer(**(defaults | arguments))
+    return tiny_trainer(**(defaults | arguments))
 
 
 def sample(batches: int) -> list[Any]:
@@ -218,9 +217,9 @@ def test_ranks_estimate_by_the_clock_of_rank_zero(run_ranks):
         import time
 
         import torch
-        from torch import nn
+        from tiny_runs import tiny_trainer
 
-        from runner import Callback, ClassificationModel, Evaluator, Trainer, get_global_rank
+        from runner import Callback, Evaluator, get_global_rank
         from runner.callbacks import InMemoryLogger, RuntimeEstimator
         from runner.data import TensorLoader
 
@@ -236,13 +235,10 @@ def test_ranks_estimate_by_the_clock_of_rank_zero(run_ranks):
         torch.manual_seed(0)
         memory = InMemoryLogger()
         data = TensorLoader(torch.randn(24, 3), torch.arange(24) % 2, batch_size=4, shuffle=False)
-        with Trainer(
-            model=ClassificationModel(nn.Linear(3, 2), 2),
+        with tiny_trainer(
             train_dataloader=data,
             eval_dataloader=Evaluator("eval", data),  # six batches, after six of training
-            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
             max_duration="4ep",
-            device="cpu",
             callbacks=[Wait(), RuntimeEstimator(time_unit="seconds")],
             loggers=[memory],
         ) as trainer:

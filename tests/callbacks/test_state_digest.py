@@ -119,49 +119,6 @@ def test_a_second_fit_goes_on(tmp_path: Path):
     assert (tmp_path / "twice" / FILE).read_bytes() == fit(tmp_path / "once")
 
 
-def test_a_killed_run_goes_on_as_if_it_had_not_been(run_ranks, tmp_path: Path):
-    def program():
-        import os
-        import signal
-        import sys
-        from pathlib import Path
-
-        import torch
-
-        from runner import Callback, ClassificationModel, Trainer
-        from runner.callbacks import CheckpointSaver, StateDigest
-        from runner.data import TensorLoader
-
-        class Kill(Callback):
-            def after_train_batch(self, state, logger):
-                if state.timestamp.batch == 7:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        torch.manual_seed(0)
-        network = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5))
-        run_dir = Path(sys.argv[1])
-        resumes = run_dir.exists()
-        with Trainer(
-            model=ClassificationModel(network, 3),
-            train_dataloader=TensorLoader(torch.randn(12, 4), torch.arange(12) % 3, batch_size=4, shuffle=True),
-            optimizers=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
-            max_duration="4ep",
-            device="cpu",
-            run_dir=run_dir,
-            resume_path=run_dir if resumes else None,
-            callbacks=[StateDigest("1ba"), CheckpointSaver("3ba"), *([] if resumes or sys.argv[2:] else [Kill()])],
-        ) as trainer:
-            trainer.fit()
-
-    (killed,) = run_ranks(program, 1, "killed", check=False)
-    assert killed.returncode < 0
-    assert len(read_digests(tmp_path / "killed")) == 7
-    run_ranks(program, 1, "killed")
-    run_ranks(program, 1, "whole", "to the end")
-    assert first_difference(tmp_path / "killed", tmp_path / "whole") == (12, None, ())
-    assert (tmp_path / "killed" / FILE).read_bytes() == (tmp_path / "whole" / FILE).read_bytes()
-
-
 def test_any_number_of_ranks_has_the_same_samples(run_ranks, tmp_path: Path):
     def program():
         import sys

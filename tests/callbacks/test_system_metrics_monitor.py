@@ -9,9 +9,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from torch import nn
+from tiny_runs import tiny_trainer
 
-from runner import Callback, ClassificationModel, Trainer
+from runner import Callback, Trainer
 from runner.callbacks import InMemoryLogger, SystemMetricsMonitor
 from runner.callbacks.system_metrics_monitor import GPU, MACHINE
 
@@ -43,16 +43,7 @@ class Sends(Callback):
 
 
 def make_trainer(*callbacks: Callback, **arguments: Any) -> Trainer:
-    batches = [(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))] * 4
-    defaults: dict[str, Any] = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
-        "train_dataloader": batches,
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
-        "max_duration": "2ep",
-        "callbacks": list(callbacks),
-        "device": "cpu",
-    }
-    return Trainer(**(defaults | arguments))
+    return tiny_trainer(*callbacks, **({"max_duration": "2ep"} | arguments))
 
 
 def series(memory: InMemoryLogger) -> dict[str, tuple[list[int], list[float]]]:
@@ -100,22 +91,19 @@ def program() -> None:
     import os
 
     import torch
+    from tiny_runs import tiny_trainer
 
-    from runner import ClassificationModel, Trainer
     from runner.callbacks import InMemoryLogger, SystemMetricsMonitor
     from runner.data import TensorLoader
 
     if os.environ["NODES"] == "2":
         os.environ["LOCAL_RANK"] = "0"
     data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.int64), batch_size=4, shuffle=False)
-    with Trainer(
-        model=ClassificationModel(torch.nn.Linear(3, 2), 2),
+    with tiny_trainer(
         train_dataloader=data,
-        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
         max_duration="2ep",
         callbacks=[monitor := SystemMetricsMonitor("1ep")],
         loggers=[memory := InMemoryLogger()],
-        device="cpu",
     ) as trainer:
         trainer.fit()
     cpu = {key: memory.get_timeseries(key) for key in memory.data if key.endswith("memory_gb")}

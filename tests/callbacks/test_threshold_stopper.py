@@ -90,11 +90,6 @@ def test_a_metric_of_training(stop_on_batch: bool, expected: int, monitor: str):
     assert batches_run(model, stopper, eval_dataloader=None) == expected
 
 
-def test_a_name_with_a_label_says_whose_metric_it_is():
-    model = Scripted([], [0, 2, 2, 2, 3, 1, 5, 3.5, 9, 9])
-    assert batches_run(model, ThresholdStopper("train/Mean", 4), eval_dataloader=None) == 8
-
-
 def test_it_says_once_why_it_stops(caplog):
     caplog.set_level("INFO", "runner")
     stopper = ThresholdStopper("Mean", 4, "train", stop_on_batch=True)
@@ -183,12 +178,6 @@ def test_ranks_stop_together_by_the_metric_of_all(run_ranks):
         print(trainer.state.timestamp.batch)
 
     assert [one.stdout.split() for one in run_ranks(program)] == [["4"], ["4"]]
-
-
-@pytest.mark.parametrize("arguments", [{"monitor": "Accuracy"}, {"dataloader_label": "test"}])
-def test_an_unknown_metric_is_an_error_that_lists_those_that_exist(arguments: dict):
-    with pytest.raises(ValueError, match=r"is not a metric of this run; there are .*'eval/loss', 'eval/Mean'"):
-        batches_run(Scripted([1.0] * 8), ThresholdStopper(**{"monitor": "loss", "threshold": 0.5} | arguments))
 
 
 @pytest.mark.parametrize(

@@ -192,15 +192,6 @@ def test_a_run_that_fails_has_what_was_recorded(tmp_path: Path):
     assert not torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
 
 
-def test_a_disk_that_refuses_is_reported(tmp_path: Path, caplog):
-    (tmp_path / "torch_profiler").touch()  # where its folder should be
-    with make_trainer(tmp_path, TorchProfiler()) as trainer:
-        trainer.fit()
-        assert trainer.state.timestamp.batch == 20
-    assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith("torch_profiler cannot write (")
-
-
 @contextlib.contextmanager
 def small_files() -> Iterator[None]:
     """Inside, no file can grow beyond 20 KB: torch meets what it meets on a full disk."""
@@ -245,35 +236,6 @@ def test_shapes_stacks_and_memory_are_recorded_on_request(tmp_path: Path):
     assert "[memory]" in names
     assert any("runner/loop.py" in name for name in names)
     assert content["with_flops"] == 1
-
-
-def program() -> None:
-    from pathlib import Path
-
-    import torch
-
-    from runner import ClassificationModel, Trainer
-    from runner.callbacks import TorchProfiler
-    from runner.data import TensorLoader
-
-    data = TensorLoader(torch.ones(16, 3), torch.zeros(16, dtype=torch.long), batch_size=2, shuffle=False)
-    with Trainer(
-        model=ClassificationModel(torch.nn.Linear(3, 2), 2),
-        train_dataloader=data,
-        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
-        callbacks=[TorchProfiler(skip_first=1, active=2)],
-        run_dir=Path("run"),
-        device="cpu",
-    ) as trainer:
-        trainer.fit()
-
-
-def test_each_rank_has_its_file(tmp_path: Path, run_ranks):
-    run_ranks(program)
-    assert files(tmp_path / "run") == ["rank0-ba3-ba4.json", "rank1-ba3-ba4.json"]
-    for name in files(tmp_path / "run"):
-        counts = Counter(one["name"] for one in read(tmp_path / "run" / "torch_profiler" / name))
-        assert counts["backward"] == counts["gloo:all_reduce"] == 2
 
 
 @pytest.mark.gpu

@@ -216,33 +216,6 @@ print(time.perf_counter() - began)
     assert done.stderr.count("wandb is not done after 5 s: training is not affected") == 1
 
 
-def program() -> None:
-    from pathlib import Path
-
-    import torch
-
-    from runner import ClassificationModel, Trainer
-    from runner.callbacks import WandBLogger
-    from runner.data import TensorLoader
-
-    data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.int64), batch_size=2, shuffle=False)
-    with Trainer(
-        model=ClassificationModel(torch.nn.Linear(3, 2), 2),
-        train_dataloader=data,
-        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
-        loggers=[WandBLogger()],
-        run_dir=Path("run"),
-        device="cpu",
-    ) as trainer:
-        trainer.fit()
-
-
-def test_rank_0_logs(tmp_path: Path, run_ranks):
-    run_ranks(program)
-    (folder,) = folders(tmp_path / "run")
-    assert [step for step, _ in series(read(folder)[1], "loss/train/total")] == [1, 2, 3, 4]
-
-
 def test_what_is_not_given_comes_from_the_environment(monkeypatch):
     assert (WandBLogger().mode, WandBLogger().project) == ("offline", "runner")
     monkeypatch.setenv("WANDB_MODE", "online")

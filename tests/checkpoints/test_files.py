@@ -24,7 +24,6 @@ import torch
 from python_process import start_python
 
 from runner.checkpoints.files import (
-    discard,
     find_checkpoint,
     is_complete,
     read_config,
@@ -380,11 +379,6 @@ def test_none_found(tmp_path: Path):
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(FileNotFoundError, match="no complete checkpoint there"):
             find_checkpoint(path)
-
-
-def test_discarding(checkpoint: Path):
-    discard(checkpoint)
-    assert not names(checkpoint.parent)
 
 
 def test_what_a_kill_left_while_a_checkpoint_was_replaced_is_found(tmp_path: Path):

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose
+from composed_configs import composed
 
-from runner.config.composed import check_keys, to_plain
-from runner.config.composing import initialized
+from runner.config.composed import check_keys
 from runner.runs import folder as run_folder
 from runner.sweeps import sweep
-
-CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 def plain(*overrides: str) -> dict[str, Any]:
     run_folder.register_resolver()
     sweep.register_resolver()
-    with initialized(CONF):
-        return to_plain(compose("config", [*overrides]))
+    return composed(*overrides)
 
 
 @pytest.mark.parametrize("key", ["mode", "allow_targets", "skip_finished", "allow_divergence", "predict"])

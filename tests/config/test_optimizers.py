@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose
+from composed_configs import composed
 from rank_runs import program_of
 from torch import nn
 from torch.nn.functional import softplus
@@ -18,8 +18,6 @@ from runner import Model
 from runner.algorithms import ReduceOnPlateau
 from runner.checkpoints.snapshot import save_checkpoint
 from runner.config import build
-from runner.config.composed import to_plain
-from runner.config.composing import initialized
 from runner.data import TensorLoader
 from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.runs.optimizer_changes import change_optimizers
@@ -85,8 +83,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plain(*overrides: str) -> dict[str, Any]:
-    with initialized(CONF):
-        return to_plain(compose("config", [*MLP, *overrides]))
+    return composed(*MLP, *overrides)
 
 
 def made(config: dict[str, Any], tmp_path: Path) -> Any:

@@ -60,19 +60,6 @@ def test_it_goes_to_another_process(make_loader):
     assert numbers(pickle.loads(pickle.dumps(loader))) == numbers(loader)
 
 
-def test_seeking_equals_reading_on(make_loader):
-    reader = make_loader(11, batch_size=3, shuffle=True, seed=2)
-    epochs = [numbers(reader) for _ in range(3)]
-    assert epochs[0] != epochs[1] != epochs[2]
-    for epoch in (0, 1, 2):
-        for batch in range(5):
-            loader = make_loader(11, batch_size=3, shuffle=True, seed=2)
-            loader.seek(epoch, batch)
-            assert numbers(loader) == epochs[epoch][batch:]
-            if epoch < 2:
-                assert numbers(loader) == epochs[epoch + 1]
-
-
 def test_an_abandoned_epoch_is_followed_by_the_next(make_loader):
     reader = make_loader(11, batch_size=3, shuffle=True)
     next(iter(reader))
@@ -229,15 +216,6 @@ def test_augmentation_differs_between_samples_and_epochs_and_seeds_and_not_betwe
         assert not {*other.values()} & {*alone.values()}
 
 
-def test_seeking_reads_nothing_before_the_batch():
-    dataset = Augmented()
-    loader = DatasetLoader(dataset, batch_size=4, shuffle=False)
-    loader.seek(3, 4)
-    assert dataset.read == []
-    list(loader)
-    assert dataset.read == list(range(16, 23))
-
-
 @with_workers
 def test_seeking_reads_nothing_before_the_batch_in_workers():
     class Counted(Augmented):
@@ -317,17 +295,6 @@ def test_a_collate_function_that_draws_is_exact_too():
     batches = [list(loader) for loader in (*here, workers)]
     assert batches[0] == batches[1] == batches[2]
     assert len({tuple(noise) for noise, _ in batches[0]}) == 6
-
-
-def test_an_error_in_a_data_set_comes_through_unchanged():
-    class Broken(Augmented):
-        def __getitem__(self, index):
-            raise OSError(f"sample {index} cannot be read")
-
-    state = random.getstate()
-    with pytest.raises(OSError, match="sample 0 cannot be read"):
-        list(DatasetLoader(Broken(), 4, shuffle=False))
-    assert random.getstate() == state
 
 
 @with_workers

@@ -1,8 +1,5 @@
-import os
-
 import pytest
 import torch
-from python_process import run_python
 
 from runner.data import SampleOrder
 
@@ -72,12 +69,6 @@ def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else():
     assert SampleOrder(6, 4, shuffle=False).permutation(9).tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_making_an_order_draws_no_global_random_number():
-    before = torch.get_rng_state()
-    SampleOrder(100, 10).indices(0, 3)
-    torch.testing.assert_close(torch.get_rng_state(), before)
-
-
 def test_indices_are_int64():
     for shuffle in (True, False):
         assert SampleOrder(10, 3, shuffle=shuffle).indices(0, 3).dtype == torch.int64
@@ -125,13 +116,6 @@ def test_batches_and_epochs_that_do_not_exist_are_errors():
             order.counts(batch)
     with pytest.raises(ValueError, match="epoch=-1: must be at least 0"):
         order.indices(-1, 0)
-
-
-def test_another_process_has_the_same_order():
-    code = "from runner.data import SampleOrder; print(SampleOrder(50, 8, seed=7).permutation(3).tolist())"
-    environment = os.environ | {"PYTHONHASHSEED": "1", "RANK": "1", "WORLD_SIZE": "3"}
-    other = run_python(["-c", code], env=environment, check=True)
-    assert other.stdout.strip() == str(SampleOrder(50, 8, seed=7).permutation(3).tolist())
 
 
 def test_counts_do_not_depend_on_what_the_batch_holds():

@@ -18,7 +18,7 @@ import torch
 from python_process import PATIENCE
 
 from runner.data import DatasetLoader, late_worker
-from runner.data.worker_process import Pickler, dump
+from runner.data.worker_process import dump
 from runner.failures.facts import is_of_environment
 
 pytestmark = [
@@ -253,9 +253,3 @@ def test_tensors_are_shared_and_files_are_opened_again(tmp_path: Path):
     data = data_set(read, shared=shared, part=part, many=many)
     assert values(load(data)) == [int(part[index, 5]) - index for index in range(8)]
     assert int(shared.sum()) == 8
-
-
-def test_queues_and_locks_can_only_be_sent_while_a_process_starts():
-    with pytest.raises(RuntimeError, match="inheritance"):
-        dump(torch.multiprocessing.get_context("forkserver").Lock())
-    assert issubclass(Pickler, object)

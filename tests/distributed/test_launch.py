@@ -287,9 +287,8 @@ def test_processes_do_not_share_a_gpu():
     check_gpus(2, "cpu")
 
 
-@pytest.mark.parametrize("value", ["0", "x", "true", "1.5"])
-def test_a_wrong_number_of_processes_starts_none(run_app: Any, tmp_path: Path, value: str):
-    done = run_app(f"launch.nproc_per_node={value}", exit_code=2)
+def test_a_wrong_number_of_processes_starts_none(run_app: Any, tmp_path: Path):
+    done = run_app("launch.nproc_per_node=x", exit_code=2)
     assert done.stderr.startswith("error: launch.nproc_per_node=") and len(done.stderr.splitlines()) == 1
     assert [*tmp_path.iterdir()] == []
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from tiny_runs import make_data, tiny_trainer
 
-from runner import Callback, ClassificationModel, Event, Trainer, is_complete
+from runner import Callback, Event, Trainer, is_complete
 from runner.callbacks import CheckpointSaver
 from runner.checkpoints.files import find_checkpoint, read_file
 from runner.checkpoints.snapshot import read_timestamp
-from runner.data import TensorLoader
 from runner.distributed.session import SessionOver
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
@@ -47,18 +46,9 @@ class Sends(Callback):
 
 
 def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Trainer:
-    data = TensorLoader(torch.ones(8, 3), torch.zeros(8, dtype=torch.long), batch_size=2, shuffle=False)
-    defaults: dict[str, Any] = {
-        "model": ClassificationModel(nn.Linear(3, 2), 2),
-        "train_dataloader": data,
-        "eval_dataloader": data,
-        "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
-        "max_duration": "3ep",
-        "callbacks": list(callbacks),
-        "device": "cpu",
-        "run_dir": run_dir,
-    }
-    return Trainer(**(defaults | arguments))
+    data = make_data(8)
+    defaults = {"train_dataloader": data, "eval_dataloader": data, "max_duration": "3ep", "run_dir": run_dir}
+    return tiny_trainer(*callbacks, **(defaults | arguments))
 
 
 def handlers() -> list[Any]:

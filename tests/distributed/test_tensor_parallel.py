@@ -405,11 +405,6 @@ def test_a_split_run_is_resumed_evaluated_and_predicts_like_any_other(run_app, t
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("trainer.tensor_parallel=0",), "trainer.tensor_parallel=0: must be a number of ranks"),
-        (
-            ("trainer.tensor_parallel=2", "launch.nproc_per_node=3"),
-            "tensor_parallel=2: must divide the 3 ranks",
-        ),
         (
             ("trainer.context_parallel=2",),
             "no such key; context parallelism is not supported",

@@ -35,10 +35,3 @@ def test_a_config_has_every_argument_of_its_network_and_suits_the_data_it_names(
     for parameter_name, parameter in model.named_parameters():
         assert parameter.grad is not None, parameter_name
         assert torch.isfinite(parameter.grad).all(), parameter_name
-
-
-@pytest.mark.parametrize("name", ["mlp", "resnet8", "gpt"])
-def test_every_key_says_its_unit(name):
-    lines = (FOLDER / f"{name}.yaml").read_text().splitlines()
-    assert lines[0].startswith("# ")
-    assert all(" # " in line for line in lines[1:] if "_target_" not in line and line != "module:")

@@ -92,15 +92,3 @@ def test_the_config_has_every_argument_with_its_default():
         "num_classes": 10,
         "small_images": True,
     }
-
-
-@pytest.mark.slow
-def test_the_command_trains_it(run_here: Any):
-    ended = run_here(
-        *("model=resnet18", "data=synthetic_images", "data.num_samples=8", "data.batch_size=4", "data.size=8"),
-        *("data.eval_samples=4", "trainer.max_duration=1ep", "callbacks=[console_summary]"),
-        code=0,
-    )
-    assert "11.2 M parameters" in ended.out
-    wrong = run_here("model=resnet18", "data=cifar10", "model.module.in_channels=1", "mode=check", code=2)
-    assert "3 channels" in wrong.err

@@ -192,14 +192,11 @@ def test_a_loss_function_and_metrics_by_name(run_here: Any, tmp_path: Any):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["model=supervised", "model.targets=y"], "targets='y': the batch has the positions 0 to 1"),
         (
             ["model=mlp", "+model.metrics.f1={_target_: torchmetrics.F1Score, task: multiclass, num_classes: 3}"],
             "metrics: MulticlassF1Score does not fit outputs of shape (4, 10) and float32",
         ),
         (["model=mlp", "+model.metrics.f1={_target_: torchmetrics.F1, task: binary}"], "torchmetrics has no 'F1'"),
-        (["model=mlp", "+model.metrics.f1={task: binary}"], "it lacks _target_"),
-        (["model=supervised", "model.loss_fn=null"], "model.loss_fn=None: must be a function of (outputs, targets)"),
     ],
 )
 def test_a_wrong_command_is_one_error(run_here: Any, arguments: list[str], message: str):

@@ -10,22 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose
+from composed_configs import composed
 from tiers import one_in
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from runner import Callback, ClassificationModel, Model
 from runner.config import build
-from runner.config.composed import to_plain
-from runner.config.composing import initialized
 from runner.config.errors import WrongConfig
 from runner.data import faked_by
 from runner.event import Event
 from runner.modes.check import report
 from runner.modes.checking import dry_run
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 OWN = "checked_here"
 READ: list[str] = []
 
@@ -113,12 +110,6 @@ def read_large_data(batch_size: int, classes: int = 10) -> tuple[Any, Any]:
     raise AssertionError("read")
 
 
-def plain(*overrides: str) -> dict[str, Any]:
-    """The config that overrides compose."""
-    with initialized(CONF):
-        return to_plain(compose("config", [*overrides]))
-
-
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The working directory and the place for passing files are empty after each test, or as they were left to it."""
@@ -135,7 +126,7 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def try_out(*overrides: str) -> dry_run.Findings:
-    config = plain(*overrides)
+    config = composed(*overrides)
     build.check(config)
     return dry_run.try_out(config)
 
@@ -179,7 +170,7 @@ def test_the_size_of_a_checkpoint_is_foretold(
     overrides = (*overrides, "trainer.max_duration=2ep", "callbacks=[checkpoint_saver,learning_curves]")
     findings = try_out(*overrides)
     assert findings.device == device
-    with build.build(plain(*overrides), tmp_path / "run", "run") as trainer:
+    with build.build(composed(*overrides), tmp_path / "run", "run") as trainer:
         trainer.fit()
         state = trainer.state
         (last,) = (tmp_path / "run" / "checkpoints" / "latest").resolve().parent.glob(f"ep2-ba{state.timestamp.batch}")
@@ -383,7 +374,7 @@ def test_data_that_ranks_would_not_share_are_refused():
 
 def test_a_run_to_resume_stays_as_it_is(tmp_path: Path):
     small = ("model=mlp", "data.batch_size=400", "callbacks=checkpoint_saver")
-    with build.build(plain(*small, "trainer.max_duration=4ba"), tmp_path / "run", "run") as trainer:
+    with build.build(composed(*small, "trainer.max_duration=4ba"), tmp_path / "run", "run") as trainer:
         trainer.fit()
 
     def files() -> dict[Path, int]:
@@ -410,11 +401,11 @@ def test_a_run_to_resume_stays_as_it_is(tmp_path: Path):
 )
 def test_a_key_that_nobody_reads_is_refused_in_every_mode(change: Any, message: str):
     with pytest.raises(ValueError, match=message):
-        build.check(plain("model=mlp", "scheduler=none") | change)
+        build.check(composed("model=mlp", "scheduler=none") | change)
 
 
 def test_the_report_is_short_and_says_what_was_found():
-    config = plain(*EVERYTHING, "model=mlp")
+    config = composed(*EVERYTHING, "model=mlp")
     rows = dict(report(config, dry_run.try_out(config)))
     assert rows["ok model"] == "ClassificationModel(MLP), 26,122 parameters, all trainable"
     assert rows["ok batch"].endswith("through 40 events, on the CPU")

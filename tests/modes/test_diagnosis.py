@@ -258,37 +258,6 @@ def test_of_many_tensors_some_are_described_and_of_none_it_says_so():
     assert "with a batch of no tensors: " in note_of([])
 
 
-FAILS_ON_ONE_RANK = """
-import os
-from runner import ClassificationModel
-from runner.models import MLP
-
-
-class Fails(ClassificationModel):
-    def __init__(self):
-        super().__init__(MLP(64, [8], 10), 10)
-        self.batches = 0
-
-    def forward(self, batch):
-        self.batches += 1
-        if os.environ["RANK"] == "1" and self.batches == 2:
-            raise ValueError("the cause")
-        return super().forward(batch)
-"""
-
-
-@pytest.mark.slow
-def test_a_fault_of_another_rank_is_told_with_its_batch(tmp_path: Path, run_here: Any):
-    (tmp_path / "own.py").write_text(FAILS_ON_ONE_RANK)
-    model = ("~model.num_classes", "~model.module", "model._target_=own.Fails")
-    ended = run_here("model=mlp", *model, "algorithms=none", *DIGITS, "launch.nproc_per_node=2")
-    assert ended.code == 1
-    expected = "in its forward pass, with a batch of float32 (32, 1, 8, 8), int64 (32,) from "
-    *_, cause, note = ended.err.splitlines()
-    assert cause == "ValueError: the cause" and note.startswith(expected)
-    assert ended.err.count("with a batch of") == 1
-
-
 def test_a_rank_that_another_one_ends_has_no_fault_of_its_own():
     def forward(state: Any) -> None:
         raise RankFailed(1, "it was killed")

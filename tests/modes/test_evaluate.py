@@ -134,7 +134,6 @@ def test_training_data_is_predicted_in_its_own_order(trained: Path, run_app: Any
             (("mode=predict",), "resume=<run folder"),
             (("mode=eval", "resume=missing"), "resume='missing': no such folder"),
             (("mode=eval", "rerun=run"), "resume=<the run>"),
-            (("mode=predict", "resume=run", "predict.format=csv"), "predict.format='csv': allowed: parquet, pt"),
             (("mode=predict", "resume=run", "predict.split=evall"), "predict.split='evall': did you mean 'eval'"),
             (("mode=eval", "resume=run", "model.module.hidden=[3]"), "do not fit the model"),
             (("mode=eval", "resume=run", "objective=nothing"), "objective='nothing'"),

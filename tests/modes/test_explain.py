@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose
+from composed_configs import composed
 from python_process import run_python
 
 from runner import Algorithm, Callback, ClassificationModel
 from runner.config import build
-from runner.config.composed import to_plain
-from runner.config.composing import initialized
 from runner.destination import LoggerDestination
 from runner.event import Event
 from runner.modes.explain import print_tables, timeline
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 OWN = "explained_here"
 
 
@@ -86,12 +83,6 @@ class Stepping(ClassificationModel):
         return {}
 
 
-def plain(*overrides: str) -> dict[str, Any]:
-    """The config that overrides compose."""
-    with initialized(CONF):
-        return to_plain(compose("config", [*overrides]))
-
-
 @pytest.fixture(autouse=True)
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scratch").mkdir()
@@ -121,7 +112,7 @@ def why(explained: dict[str, Any], event: Event, name: str) -> list[str]:
     ids=str,
 )
 def test_the_timeline_is_that_of_the_real_run(tmp_path: Path, overrides: tuple[str, ...]):
-    config = plain(f"+algorithms.wrapper._target_={OWN}.Wrapper", *overrides)
+    config = composed(f"+algorithms.wrapper._target_={OWN}.Wrapper", *overrides)
     explained = timeline(config)
     assert [one["event"] for one in explained["events"]] == [*Event]
     with build.build(config, tmp_path / "run", "") as trainer:
@@ -133,7 +124,7 @@ def test_the_timeline_is_that_of_the_real_run(tmp_path: Path, overrides: tuple[s
 
 
 def test_each_place_has_its_reason():
-    explained = timeline(plain("+algorithms=mixup", f"+callbacks.all._target_={OWN}.Everywhere"))
+    explained = timeline(composed("+algorithms=mixup", f"+callbacks.all._target_={OWN}.Everywhere"))
     assert runs(explained, Event.BEFORE_LOSS) == ["mixup", "label_smoothing", "all"]
     place = "algorithms come first"
     assert why(explained, Event.BEFORE_LOSS, "mixup") == [place, "before label_smoothing, by LabelSmoothing.runs_after"]
@@ -150,7 +141,7 @@ def test_each_place_has_its_reason():
 
 def test_what_each_does_is_what_its_own_documentation_says():
     explained = timeline(
-        plain(
+        composed(
             *("model=mlp", f"+algorithms.wrapper._target_={OWN}.Wrapper", "callbacks=none"),
             *(f"+callbacks.all._target_={OWN}.Everywhere", "+callbacks.all.color=red"),
             f"+algorithms.asked._target_={OWN}.Asked",
@@ -176,7 +167,7 @@ def test_what_each_does_is_what_its_own_documentation_says():
 
 def test_all_conflicts_are_told_and_nobody_is_called():
     explained = timeline(
-        plain(
+        composed(
             *("+algorithms=[ema,mixup]", f"+algorithms.wrapper._target_={OWN}.Wrapper"),
             *(f"+callbacks.all._target_={OWN}.Everywhere", f"+callbacks.to._target_={OWN}.Destination"),
         )
@@ -184,11 +175,13 @@ def test_all_conflicts_are_told_and_nobody_is_called():
     assert explained["conflicts"] == ["Wrapper.conflicts_with names EMA", "Wrapper.conflicts_with names MixUp"]
     assert {"ema", "mixup", "wrapper"} <= {one["name"] for one in explained["hooks"]}
     explained = timeline(
-        plain(*(f"+algorithms.{name.lower()}._target_={OWN}.{name}" for name in ("First", "Second")), "callbacks=none")
+        composed(
+            *(f"+algorithms.{name.lower()}._target_={OWN}.{name}" for name in ("First", "Second")), "callbacks=none"
+        )
     )
     assert "form a cycle in runs_before/runs_after" in explained["conflicts"][0]
     assert runs(explained, Event.BATCH_START) == ["first", "second"]
-    explained = timeline(plain(f"model._target_={OWN}.Stepping", "callbacks=none", "algorithms=label_smoothing"))
+    explained = timeline(composed(f"model._target_={OWN}.Stepping", "callbacks=none", "algorithms=label_smoothing"))
     assert "Stepping" in explained["conflicts"][0]
 
 
@@ -196,7 +189,7 @@ def test_the_table_shows_who_listens_and_how_to_see_the_rest(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "120")
-    print_tables("a run", timeline(plain("+algorithms=mixup", f"+algorithms.wrapper._target_={OWN}.Wrapper")))
+    print_tables("a run", timeline(composed("+algorithms=mixup", f"+algorithms.wrapper._target_={OWN}.Wrapper")))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "a run"
     (place,) = (index for index, line in enumerate(lines) if line.startswith("BEFORE_LOSS"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose
+from composed_configs import composed
 from stores import query
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -18,15 +18,12 @@ from runner import Callback, ClassificationModel, Evaluator, Trainer
 from runner.algorithms import EMA
 from runner.callbacks import CheckpointSaver, InMemoryLogger
 from runner.config import build
-from runner.config.composed import to_plain
-from runner.config.composing import initialized
 from runner.config.errors import WrongConfig
 from runner.data import TensorLoader
 from runner.evaluator import with_test
 from runner.modes.checking import dry_run
 from runner.modes.final_test import check_test, evaluate_test_data
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 SHORT = (
     *("model=mlp", "data.batch_size=400", "trainer.max_duration=3ep", "callbacks=[mlflow_logger,checkpoint_saver]"),
     *("data.test_samples=200", "test=best", "callbacks.checkpoint_saver.monitor=MulticlassAccuracy"),
@@ -159,8 +156,7 @@ def test_test_data_with_an_interval_is_refused():
 
 
 def try_out(*overrides: str) -> dry_run.Findings:
-    with initialized(CONF):
-        config = to_plain(compose("config", [*overrides]))
+    config = composed(*overrides)
     build.check(config)
     return dry_run.try_out(config)
 

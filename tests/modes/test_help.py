@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose
+from composed_configs import composed
 from python_process import PATIENCE
 from tiers import one_in
 
@@ -18,8 +18,6 @@ from runner import __version__
 from runner.config import build
 from runner.config.catalogue import CONF, GROUPS, choices, top_keys
 from runner.config.command_line import merge_repeated
-from runner.config.composed import to_plain
-from runner.config.composing import initialized
 from runner.modes.help import explain, overview
 from runner.modes.table import MODES
 
@@ -101,8 +99,7 @@ ALONE = [one for one in CHOICES if one.group not in NEEDS_MORE]
 def test_the_example_of_a_choice_composes_and_binds(choice: Any):
     lines = [*explain(f"{choice.group}.{choice.name}", CONF)]
     arguments = merge_repeated(lines[lines.index("Example") + 1].split()[1:])
-    with initialized(CONF):
-        build.check(to_plain(compose("config", arguments)))
+    build.check(composed(*arguments))
 
 
 def first(name: str) -> str:

@@ -10,17 +10,14 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra import compose
+from composed_configs import composed
 
 from runner.budget import Budget
 from runner.config import build
-from runner.config.composed import to_plain
-from runner.config.composing import initialized
 from runner.failures.facts import WrongKey
 from runner.modes import measure
 from runner.modes.measure import Pace, settle_budget
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 SAVING = "callbacks=[checkpoint_saver]"
 TINY = ("model=mlp", "data.batch_size=400", "callbacks=[state_digest]")
 
@@ -46,11 +43,6 @@ def test_a_budget_that_no_number_of_batches_fits_is_refused(budget: Budget, pace
         pace.fill(budget)
 
 
-def composed(*overrides: str) -> dict[str, Any]:
-    with initialized(CONF):
-        return to_plain(compose("config", [*TINY, *overrides]))
-
-
 def train(config: dict[str, Any], folder: Path) -> Any:
     with build.build(config, folder, "run") as trainer:
         trainer.fit()
@@ -61,13 +53,13 @@ def test_measuring_leaves_nothing_and_changes_no_number(tmp_path: Path, monkeypa
     monkeypatch.setattr(measure, "LEAST", 0.05)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    config = settle_budget(composed("budget=0.1s of all"))
+    config = settle_budget(composed(*TINY, "budget=0.1s of all"))
     assert os.listdir(tmp_path) == []
     (batches,) = re.findall("0.1s of all = ([0-9]+)ba", config["budget"])
     assert settle_budget(config) is config
     measured = train(config, tmp_path / "measured")
     ratio = config["trainer"]["scale_schedule_ratio"]
-    plain = train(composed(f"trainer.scale_schedule_ratio={ratio}"), tmp_path / "plain")
+    plain = train(composed(*TINY, f"trainer.scale_schedule_ratio={ratio}"), tmp_path / "plain")
     assert measured.timestamp.batch == plain.timestamp.batch == int(batches)
     digests = [next((tmp_path / name).glob("*digest*")).read_bytes() for name in ("measured", "plain")]
     assert digests[0] == digests[1]
@@ -84,7 +76,9 @@ def test_operations_are_those_of_all_ranks(tmp_path: Path, run_app: Any, ranks: 
 
 
 def test_operations_are_what_the_model_says():
-    config = composed("model=gpt", "data=synthetic_tokens", "data.batch_size=4", "algorithms=none", "budget=1e9flop")
+    config = composed(
+        *TINY, "model=gpt", "data=synthetic_tokens", "data.batch_size=4", "algorithms=none", "budget=1e9flop"
+    )
     with build.build({**config, "budget": None}, Path("unused"), "run") as trainer:
         model = trainer.state.unwrapped_model
         loader: Any = trainer.state.train_dataloader
@@ -94,7 +88,7 @@ def test_operations_are_what_the_model_says():
 
 def test_a_budget_without_room_for_one_batch_is_refused():
     with pytest.raises(WrongKey, match="budget='10flop': one batch already takes .* floating-point operations"):
-        settle_budget(composed("budget=10flop"))
+        settle_budget(composed(*TINY, "budget=10flop"))
 
 
 @pytest.mark.slow

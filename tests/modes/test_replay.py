@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 import runner
 from runner.checkpoints.digest import read_digests
 from runner.checkpoints.history import checkpoint_before
-from runner.modes.replay import check_replay
 from runner.runs.past import record_of
 
 QUIET = ("callbacks=[checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
@@ -246,10 +245,3 @@ def test_fifty_batches_with_what_changes_training(tmp_path: Path, run_here: Any,
     run_here("model=mlp", "data.batch_size=64", "trainer.max_duration=4ep", *QUIET, saves, RUN, *changes, code=0)
     for batch in random.Random(0).sample(range(1, 77), 10):
         assert replayed(run_here, "run", batch, "replay.picture=''")["equal"] is True
-
-
-def test_the_keys_are_checked_without_a_run():
-    asked = {"batch": 1, "worst": 0, "picture": "", "to": ""}
-    check_replay({"replay": asked})
-    with pytest.raises(ValueError, match=r"replay\.picture='x': must end in"):
-        check_replay({"replay": asked | {"picture": "x"}})

@@ -195,13 +195,6 @@ def test_a_schedule_that_does_not_fit_is_refused_before_training():
         make_schedulers(linear(t_warmup="3ep"), make_optimizers(partial(SGD, lr=1.0), Two()), progress(2), 1.0, False)
 
 
-def test_schedules_are_scaled():
-    optimizers = make_optimizers(partial(SGD, lr=1.0), Two())
-    (rates,), _ = make_schedulers(linear(t_max="10ba"), optimizers, progress(), 0.5, False)
-    rates.step(Progress(Timestamp()._replace(batch=5), Time.parse("2ep"), 5))
-    assert optimizers[0].param_groups[0]["lr"] == pytest.approx(0.0)
-
-
 class Rates(Callback):
     """The rate of each step, as it was used."""
 
@@ -225,11 +218,6 @@ def rates_of(**arguments: Any) -> list[float]:
     ) as trainer:
         trainer.fit()
     return rates.seen
-
-
-def test_batch_n_is_trained_with_the_schedule_at_n():
-    assert rates_of(schedulers=linear()) == pytest.approx([1 - n / 6 for n in range(6)])
-    assert rates_of(schedulers=linear(t_warmup="2ba")) == pytest.approx([0, 1 / 2, 1, 3 / 4, 1 / 2, 1 / 4])
 
 
 def test_torch_schedulers_step_per_epoch_or_batch():

@@ -116,24 +116,6 @@ def test_a_run_that_was_killed_after_its_last_checkpoint_is_finished_quietly(tmp
 
 
 @pytest.mark.slow
-def test_a_run_that_stopped_early_and_was_killed_then_does_not_train_on(tmp_path: Path, run_app: Any):
-    (tmp_path / "own.py").write_text(OWN)
-    stopper = (
-        "+callbacks=early_stopper",
-        "callbacks.early_stopper.min_delta=9",
-        "callbacks.early_stopper.patience=1ba",
-    )
-    killer = "callbacks.checkpoint_saver._target_=own.KilledAfterTheLast"
-    long = "trainer.max_duration=9ep"
-    run_app(*SHORT, long, *QUIET, *stopper, killer, "hydra.run.dir=run", exit_code=-signal.SIGKILL)
-    assert (tmp_path / "run" / "checkpoints" / "latest").resolve().name == "ep2-ba6"
-    (tmp_path / "spared").touch()
-    run_app("resume=run")
-    assert (tmp_path / "run" / "checkpoints" / "latest").resolve().name == "ep2-ba6"
-    assert status(tmp_path / "run") == "FINISHED"
-
-
-@pytest.mark.slow
 def test_a_restart_after_the_last_checkpoint_finishes_it(tmp_path: Path):
     (tmp_path / "own.py").write_text(
         "import os, signal\n"

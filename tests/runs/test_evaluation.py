@@ -7,11 +7,12 @@ from typing import Any
 import numpy
 import torch
 import torchmetrics
+from tiny_runs import tiny_trainer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from runner import ClassificationModel, Evaluator, Trainer
+from runner import ClassificationModel, Evaluator
 from runner.data import TensorLoader
 from runner.runs.evaluation import describe_evaluators
 from runner.runs.result import Result
@@ -65,13 +66,11 @@ def held(images: torch.Tensor) -> Any:
 def describe(folder: Path, data: Any = None, kind: Any = ClassificationModel, subset: int | None = None) -> Any:
     """What a run of one batch says that it was evaluated by."""
     loader = held(inputs()) if data is None else data
-    with Trainer(
+    with tiny_trainer(
         model=kind(nn.Linear(3, 2), 2),
         train_dataloader=held(inputs()),
         eval_dataloader=Evaluator("eval", loader, subset_num_batches=subset),
-        optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
         max_duration="1ba",
-        device="cpu",
         run_dir=folder / "run",
     ) as trainer:
         trainer.fit()
@@ -104,13 +103,10 @@ def test_data_with_noise_are_equal_and_draw_from_no_generator_of_the_run(tmp_pat
         numpy.random.seed(seed)
         torch.manual_seed(seed)
         loader = DataLoader(Noisy(), batch_size=4)
-        with Trainer(
-            model=ClassificationModel(nn.Linear(3, 2), 2),
+        with tiny_trainer(
             train_dataloader=held(inputs()),
             eval_dataloader=loader,
-            optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
             max_duration="1ba",
-            device="cpu",
             run_dir=tmp_path / str(seed),
         ) as trainer:
             before = random.getstate(), str(numpy.random.get_state()), torch.get_rng_state().tolist()

@@ -130,17 +130,6 @@ def test_latest_stands_for_a_run_in_every_mode(tmp_path: Path, run_app: Any):
     assert yaml.safe_load((again / "config.yaml").read_text())["seed"] == 1
 
 
-@pytest.mark.slow
-def test_weights_that_do_not_fit_are_listed(tmp_path: Path, run_app: Any):
-    run_app(*SHORT, *QUIET, "hydra.run.dir=run")
-    deeper = (*SHORT, *QUIET, "trainer.load_path=run", "model.module.hidden=[128,128,10]")
-    refused = run_app(*deeper, exit_code=2)
-    assert "do not fit the model: missing module.layers.6.weight, module.layers.6.bias" in refused.stderr
-    assert len(refused.stderr.splitlines()) == 1 and not folders(tmp_path)
-    done = run_app(*deeper, "trainer.load_strict=false", "hydra.run.dir=loose")
-    assert "loaded in part: missing module.layers.6.weight, module.layers.6.bias" in done.stderr
-
-
 def test_a_folder_without_a_run_is_no_run_whatever_lies_in_it(tmp_path: Path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "manifest.json").write_text('{"name": "of another program"}')

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import copy
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose
+from composed_configs import composed
 from torch import nn
 
 from runner import Callback, ClassificationModel
-from runner.config.composed import to_plain
-from runner.config.composing import initialized
 from runner.config.errors import WrongConfig
 from runner.sweeps.plan import PlannedJob, _check_all, check_jobs, name_job_in
 
-CONF = Path(__file__).resolve().parent.parent.parent / "conf"
 MADE: list[str] = []
 
 
@@ -42,8 +38,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "planned_here", sys.modules[__name__])
     monkeypatch.setattr(sys, "argv", ["runner"])
     MADE.clear()
-    with initialized(CONF):
-        plain = to_plain(compose("config", ["callbacks=none", "algorithms=none", "hydra.run.dir=."]))
+    plain = composed("callbacks=none", "algorithms=none", "hydra.run.dir=.")
     return plain | {
         "callbacks": {"witness": {"_target_": "planned_here.Witness"}},
         "model": {"_target_": "planned_here.Reading", "size": 4},

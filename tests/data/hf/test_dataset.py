@@ -7,7 +7,6 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from omegaconf import OmegaConf
 from tiny_tokenizer import make_tokenizer
 
 from runner import ClassificationModel, Trainer
@@ -322,11 +321,3 @@ def test_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ModuleNotFoundError, match=r"datasets is not installed here: pip install -e '\.\[hf\]'"):
         load(text="text")
-
-
-def test_the_config_has_every_argument_with_its_default():
-    config = OmegaConf.load(Path(__file__).parents[3] / "conf" / "data" / "hf_dataset.yaml")
-    arguments: Any = OmegaConf.to_container(OmegaConf.create({"seed": 0, "data": config}), resolve=True)
-    arguments = arguments["data"]
-    assert arguments.pop("_target_") == "runner.data.hf.dataset.load_hf_dataset"
-    assert arguments == DEFAULTS

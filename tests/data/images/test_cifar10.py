@@ -1,5 +1,4 @@
 import hashlib
-import inspect
 import random
 import re
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from archive_server import Server, serving, tar_gz
-from omegaconf import OmegaConf
 
 from runner import ClassificationModel, Trainer
 from runner.data.images.cifar10 import FOLDER, MD5, MEAN, STD, URL, load_cifar10
@@ -216,16 +214,6 @@ def test_a_run_downloads_and_a_resumed_one_is_equal_to_the_bit(run_here: Any, se
     torch.testing.assert_close(weights(tmp_path / "parts"), weights(tmp_path / "whole"), rtol=0, atol=0)
 
 
-def test_of_two_ranks_one_downloads(run_app: Any, server: Server, strict: dict[str, str], tmp_path: Path):
-    done = run_app(
-        *(*SHORT, *QUIET, f"data.url={server.url}", "data.md5=null", "model.module.width=2"),
-        *("trainer.max_duration=4ep", "launch.nproc_per_node=2", "hydra.run.dir=run"),
-        env=strict,
-    )
-    assert server.requests == 1 and (done.stdout + done.stderr).count("downloading http") == 1
-    assert weights(tmp_path / "run")
-
-
 @pytest.mark.parametrize("wrong", [("data.batch_size=0",), ("model.module.in_channels=0",), ("data.url=cifar",)])
 def test_a_wrong_command_downloads_nothing(run_here: Any, server: Server, tmp_path: Path, wrong: tuple[str]):
     ended = run_here(*SHORT, *QUIET, f"data.url={server.url}", *wrong, code=2)
@@ -237,16 +225,3 @@ def test_the_best_of_the_training_images_is_tested(run_here: Any, folder: Path):
     given = (*SHORT, *QUIET, f"data.path={folder}", "data.url=null", "data.eval_samples=5", "trainer.max_duration=2ep")
     ended = run_here(*given, "test=best", "callbacks.checkpoint_saver.monitor=eval/loss", code=0)
     assert "test/MulticlassAccuracy" in ended.out
-
-
-def test_a_download_that_fails_is_one_sentence(run_here: Any, free_port: int):
-    ended = run_here(*SHORT, *QUIET, f"data.url=http://127.0.0.1:{free_port}/x.tar.gz", code=2)
-    assert re.fullmatch(r"error: data\.url='http.*': cannot be reached \(.*\); get http.* unpack it, .*\n", ended.err)
-    assert run_here(*SHORT, "mode=check", code=0).out.count("50,000 samples") == 1
-
-
-def test_the_config_has_every_argument_with_its_default():
-    config = OmegaConf.load(Path(__file__).parents[3] / "conf" / "data" / "cifar10.yaml")
-    arguments: Any = OmegaConf.to_container(OmegaConf.create({"seed": 0, "data": config}), resolve=True)
-    assert arguments["data"].pop("_target_") == "runner.data.images.cifar10.load_cifar10"
-    assert arguments["data"] == {key: one.default for key, one in inspect.signature(load_cifar10).parameters.items()}

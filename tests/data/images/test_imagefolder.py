@@ -1,4 +1,3 @@
-import inspect
 import shutil
 import sys
 from importlib.util import find_spec
@@ -7,7 +6,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from PIL import Image
 
 from runner import ClassificationModel, Trainer
@@ -129,10 +127,3 @@ def test_what_to_install_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install -e '\.\[vision\]'"):
         load(folder)
-
-
-def test_the_config_has_every_argument_with_its_default():
-    config = OmegaConf.load(Path(__file__).parents[3] / "conf" / "data" / "imagefolder.yaml")
-    arguments = {**OmegaConf.to_container(OmegaConf.create({"seed": 0, "data": config}), resolve=True)["data"]}  # pyright: ignore
-    assert arguments.pop("_target_") == "runner.data.images.imagefolder.load_imagefolder"
-    assert arguments == {key: one.default for key, one in inspect.signature(load_imagefolder).parameters.items()}

@@ -92,20 +92,3 @@ def test_a_run_reads_from_an_address(tmp_path: Path, run_here: Callable[..., Any
         (server.folder / "001.parquet").unlink()
         ended = run_here(*command, *SMALL, address, code=2)
         assert f"{server.url}/001.parquet': there is no such file" in ended.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("data.path=none",), "error: data.path='none': no shards found; give files that end with .parquet"),
-        (("data.cache_gb=1e-6",), "error: data.cache_gb=1e-06: must hold the shards that are read at a time"),
-        (("data.cache_dir=/dev/null/x",), "error: data.cache_dir='/dev/null/x': cannot be written to"),
-        (("data.path='s4://x/a.parquet'",), "error: data.path='s4://x/a.parquet': "),
-        (("data.inputs=x",), "has no column 'x', only inputs, targets"),
-    ],
-)
-def test_what_is_wrong_ends_with_2(arguments: tuple[str, ...], message: str, tmp_path: Path, run_here: Any):
-    (tmp_path / "shards").mkdir()
-    write_parquet(tmp_path / "shards")
-    for mode in ("train", "check"):
-        assert message in run_here(f"mode={mode}", *KINDS["parquet"][1], *SMALL, *arguments, code=2).err

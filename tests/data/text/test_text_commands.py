@@ -96,28 +96,3 @@ def test_mode_check_finds_tokens_outside_of_the_vocabulary(data: str, here: Path
     assert "ok batch" in run_here(*command, code=0).out
     found = run_here(*command, "model.module.vocab_size=299", code=2)
     assert "In its forward pass" in found.err and "out of range" in found.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    one_in(
-        3,
-        [
-            (
-                (*DATA["text_files"], "data.path=nowhere"),
-                "error: data.path='nowhere': does not exist; give a text file or a folder of text files\n",
-            ),
-            ((*DATA["text_files"], "data.tokenizer=./no"), "error: data.tokenizer='./no': transformers cannot load it"),
-            ((*DATA["text_files"], "data.contxt=8"), "data.contxt"),
-            (
-                (*DATA["hf_dataset"], "data.text=words"),
-                "error: data.text='words': no such column; the columns are text",
-            ),
-            ((*DATA["hf_dataset"], "data.eval_split=x"), "error: data.eval_split='x': Unknown split"),
-            ((*DATA["hf_dataset"], "+data.streaming=true"), "data.streaming"),
-        ],
-    ),
-)
-def test_what_is_wrong_ends_with_2(arguments: tuple[str, ...], message: str, here: Path, run_here: Callable[..., Any]):
-    for mode in ("train", "check"):
-        assert message in run_here(f"mode={mode}", *SHORT, *arguments, code=2).err

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from tiny_tokenizer import TEXT, make_tokenizer
 
 from runner.data.text import text_files
@@ -206,11 +205,3 @@ def test_what_to_install_is_said(texts: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModuleNotFoundError, match=r"transformers is not installed here: pip install -e '\.\[hf\]'"):
         load(texts, tokenizer="gpt2")
-
-
-def test_the_config_has_every_argument_with_its_default():
-    config = OmegaConf.load(Path(__file__).parents[3] / "conf" / "data" / "text_files.yaml")
-    arguments: Any = OmegaConf.to_container(OmegaConf.create({"seed": 0, "data": config}), resolve=True)
-    arguments = arguments["data"]
-    assert arguments.pop("_target_") == "runner.data.text.text_files.load_text_files"
-    assert arguments == {key: one.default for key, one in inspect.signature(load_text_files).parameters.items()}

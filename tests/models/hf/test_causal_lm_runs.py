@@ -226,25 +226,13 @@ def test_a_large_model_is_tried_out_without_its_weights(run_here, models: Path):
     assert "on the meta device" in ended.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    one_in(
-        4,
-        [
-            (["data.context=65"], "error: model.module.context=65: '.*gpt2' has 64 positions"),
-            (["model.module.name=gone/for/good"], "error: model.module.name='gone/for/good': there is no such folder"),
-            (["model.module.overrides={layers: 2}"], "error: model.module.overrides=.* has no 'layers'"),
-            (["model.module.attention=flash"], "error: model.module.attention='flash': .* did you mean"),
-        ],
-    ),
-)
-def test_a_wrong_command_ends_before_data_are_read(run_here, models: Path, arguments: list[str], message: str):
+def test_a_wrong_command_ends_before_data_are_read(run_here, models: Path):
     data = "data._target_=own.load"  # which is there for its signature only
     Path("own.py").write_text(
         "def load(batch_size, context, eval_batch_size, eval_bytes, test_bytes, seed):\n"
         "    raise RuntimeError('data were read')\n"
     )
-    ended = run_here(*command(models / "gpt2", data, *arguments), code=2)
+    ended = run_here(*command(models / "gpt2", data, "data.context=65"), code=2)
     assert len(ended.err.splitlines()) == 1
-    assert re.match(message, ended.err), ended.err
+    assert re.match("error: model.module.context=65: '.*gpt2' has 64 positions", ended.err), ended.err
     sys.modules.pop("own", None)

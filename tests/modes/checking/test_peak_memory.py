@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from modes.test_check import plain
+from composed_configs import composed
 from rank_runs import program_of
 from sharded_runs import on_ranks
 from torch import nn
@@ -36,14 +36,14 @@ class TwoBatches(Callback):
 
 
 def predicted(*overrides: str) -> dry_run.Findings:
-    config = plain(*overrides)
+    config = composed(*overrides)
     build.check(config)
     return dry_run.try_out(config)
 
 
 def allocated(folder: Path, *overrides: str) -> int:
     """The most bytes that torch's allocator had given at once when two batches were trained; data come before."""
-    config = plain(*overrides)
+    config = composed(*overrides)
     train, _ = build.make_data(config)
     parts = build.make_parts(config) | {"callbacks": [TwoBatches()], "schedulers": None}
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
@@ -137,7 +137,7 @@ def test_a_rank_has_its_share():
     assert replica.activations == shard.activations == pytest.approx(alone.activations / 2, rel=0.01)
     assert shard.peak < replica.peak < alone.peak
     blocks = [
-        4 * sum(one.numel() for one in block.parameters()) for block in build.make_model(plain(*DEEP)).module.blocks
+        4 * sum(one.numel() for one in block.parameters()) for block in build.make_model(composed(*DEEP)).module.blocks
     ]
     assert shard.gathered == replica.weights - sum(blocks[2:])
 
@@ -200,7 +200,7 @@ class Reading(Model):
 def test_a_model_that_reads_values_is_tried_all_the_same(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "peaks_here", sys.modules[__name__])
     own = ("algorithms=none", "~model.num_classes", "~model.module", "model._target_=peaks_here.Reading")
-    config = plain("model=mlp", *own)
+    config = composed("model=mlp", *own)
     findings = dry_run.try_out(config)
     assert findings.sizes.peak == 0 and "DataDependent" in findings.unpredicted
     rows = dict(report(config, findings))

@@ -3,17 +3,19 @@
     python benchmarks/growth.py            # everything
     python benchmarks/growth.py cache      # what has this word in its name
 
-Costs are CPU seconds of this process. The exponent is the slope of the line through the logarithms of costs and sizes:
-0 where the cost stays the same, 1 where it grows in proportion.
+Costs are CPU seconds of this process and those that it has started. The exponent is the slope of the line through the
+logarithms of costs and sizes: 0 where the cost stays the same, 1 where it grows in proportion.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +24,7 @@ from pathlib import Path
 import numpy
 
 from runner.data.shards.cache import ShardCache
+from runner.runs.patch import patch
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,11 @@ class Cost:
     """The largest exponent."""
 
 
+def cpu_seconds() -> float:
+    """Return the CPU time until now, with that of processes that have ended."""
+    return sum(os.times()[:4])
+
+
 def shard_in_cache(files: int, full: bool) -> float:
     """Return the seconds of another shard in a cache that holds files; they fill it, or a tenth of it."""
     size, shards = 1000, 200
@@ -51,14 +59,29 @@ def shard_in_cache(files: int, full: bool) -> float:
             cache.get(f"{files + number:032x}", size, lambda path, grow: path.write_bytes(bytes(size)))
 
         fetch(0)  # finds out how much the files take
-        began = time.process_time()
+        began = cpu_seconds()
         for number in range(1, 1 + shards):
             fetch(number)
-        return (time.process_time() - began) / shards
+        return (cpu_seconds() - began) / shards
+
+
+def changed_file(megabytes: int) -> float:
+    """Return the seconds in which the changes of a repository are recorded that has a changed file of such a size."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        file = Path("weights.bin")
+        file.write_bytes(os.urandom(megabytes * 1_000_000))
+        who = ("-c", "user.name=n", "-c", "user.email=n@example.org")
+        for command in (("init", "-q"), ("add", "."), ("commit", "-qm", "first")):
+            subprocess.run(["git", *who, *command], check=True)
+        file.write_bytes(os.urandom(megabytes * 1_000_000))
+        began = cpu_seconds()
+        patch()
+        return cpu_seconds() - began
 
 
 COSTS = (
     Cost("a shard in a cache", "files", (1_000, 4_000, 16_000, 40_000), partial(shard_in_cache, full=False), 0.3),
+    Cost("the patch beside a changed file", "megabytes", (1, 10, 100), changed_file, 0.5),
     Cost("a shard in a full cache", "files", (1_000, 4_000, 16_000, 40_000), partial(shard_in_cache, full=True), 0.3),
 )
 

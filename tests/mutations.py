@@ -1459,7 +1459,7 @@ FAULTS = (
     ),
     Fault(
         "record: a patch that leaves out bytes",
-        "runner/runs/uncommitted.py",
+        "runner/runs/patch.py",
         '"--binary", ',
         "",
         "runs/test_record.py",

@@ -23,6 +23,10 @@ from pathlib import Path
 
 import numpy
 
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+
+from many_runs import write_many  # type: ignore[import-not-found] (a file of the tests)
+
 from runner.data.shards.cache import ShardCache
 from runner.runs.patch import patch
 
@@ -79,7 +83,18 @@ def changed_file(megabytes: int) -> float:
         return cpu_seconds() - began
 
 
+def table_of_runs(runs: int) -> float:
+    """Return the seconds of the command that compares so many runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_many(Path(folder, "outputs"), runs)
+        began = cpu_seconds()
+        command = [sys.executable, "-m", "runner", "table", "outputs"]
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        return cpu_seconds() - began
+
+
 COSTS = (
+    Cost("the table of runs", "runs", (1_000, 3_000, 10_000), table_of_runs, 1.0),
     Cost("a shard in a cache", "files", (1_000, 4_000, 16_000, 40_000), partial(shard_in_cache, full=False), 0.3),
     Cost("the patch beside a changed file", "megabytes", (1, 10, 100), changed_file, 0.5),
     Cost("a shard in a full cache", "files", (1_000, 4_000, 16_000, 40_000), partial(shard_in_cache, full=True), 0.3),

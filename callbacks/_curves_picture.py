@@ -30,17 +30,18 @@ def panels(curves: Mapping[str, Curve]) -> dict[str, list[str]]:
     return {title: keys[:MAX_CURVES] for title, keys in (*shown, *rates.items())}
 
 
-def draw(curves: Mapping[str, Curve], title: str, batches_per_epoch: int | None) -> Any:
+def draw(curves: Mapping[str, Curve], title: str, batches_per_epoch: int | None, left_out: int = 0) -> Any:
     """Return a matplotlib figure of the curves of a run.
 
-    With a number of batches per epoch, a second axis counts epochs.
+    With a number of batches per epoch, a second axis counts epochs. The title counts those that have no room, with
+    `left_out` others that were not given.
     """
     shown = panels(curves)
     columns = min(3, len(shown))
     rows = math.ceil(len(shown) / columns)
     with style():
         figure = make_figure(max(5.0, 4.2 * columns), 3.1 * rows + 0.3)
-        left_out = len(curves) - sum(map(len, shown.values()))
+        left_out += len(curves) - sum(map(len, shown.values()))
         figure.suptitle(shorten(title, 80) + (f"  ({left_out:,} curves are not drawn)" if left_out else ""))
         end = max(curve.steps[-1] for curve in curves.values())
         for position, (name, keys) in enumerate(shown.items(), start=1):

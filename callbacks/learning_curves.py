@@ -27,11 +27,11 @@ class LearningCurves(LoggerDestination):
     """Draws losses, metrics and learning rates at FIT_END.
 
     The picture is written to the run's folder with its points, `learning_curves.csv`, from which a sweep draws its
-    report. It is logged as an artifact in the folder 'plots', and shown in a notebook. For each key a bounded number of
-    points is kept, each the mean of equally many neighbours, so memory and checkpoints stay small; a resumed run draws
-    the curves from the beginning. The loss of single batches is drawn faintly behind the mean over the batches around
-    each. Learning rates need no other callback; those that are tensors on a GPU are read when the run is saved or ends,
-    so training never waits for them.
+    report. It is logged as an artifact in the folder 'plots', and shown in a notebook. Of the keys that there is room
+    for, a bounded number of points is kept, each the mean of equally many neighbours, so memory and checkpoints stay
+    small; a resumed run draws the curves from the beginning. The loss of single batches is drawn faintly behind the
+    mean over the batches around each. Learning rates need no other callback; those that are tensors on a GPU are read
+    when the run is saved or ends, so training never waits for them.
 
     Args:
         filename: name of the picture; its suffix determines the format.
@@ -46,6 +46,7 @@ class LearningCurves(LoggerDestination):
         self.filename = filename
         self._curves: dict[str, Curve] = {}
         self._ignored: set[str] = set()  # keys that are not drawn
+        self._left_out = 0  # number of those that would be, if there were room
         self._rates: dict[str, Curve] = {}  # learning rates by key
         self._unread: list[tuple[int, dict[str, Any]]] = []  # batches, and rates that may still be on a GPU
         self._next_rates = 0  # the next batch whose rates are drawn
@@ -77,11 +78,20 @@ class LearningCurves(LoggerDestination):
                     continue
                 if key in curves:
                     curves[key].add(record.step, value)
-                elif key.startswith(KEPT):
-                    curves[key] = Curve()
-                    curves[key].add(record.step, value)
-                else:
+                elif not key.startswith(KEPT):
                     ignored.add(key)
+                elif self._begin(key):
+                    curves[key].add(record.step, value)
+
+    def _begin(self, key: str) -> bool:
+        """Begin a curve, and return whether the picture has room for it; one that comes after it makes room."""
+        self._curves[key] = Curve()
+        drawn = {name for names in panels(self._curves).values() for name in names}
+        for name in self._curves.keys() - drawn:
+            del self._curves[name]
+            self._ignored.add(name)
+            self._left_out += 1
+        return key in drawn
 
     def fit_end(self, state: State, logger: Logger) -> None:
         logger.flush()  # the intended host-device sync, once per fit
@@ -94,7 +104,8 @@ class LearningCurves(LoggerDestination):
         now = state.timestamp
         length = state.train_dataloader_len or 0
         epochs_are_alike = now.batch == now.epoch * length + now.batch_in_epoch
-        picture = render(draw(curves, state.run_name, length if epochs_are_alike else None), path.suffix[1:])
+        figure = draw(curves, state.run_name, length if epochs_are_alike else None, self._left_out)
+        picture = render(figure, path.suffix[1:])
         if in_notebook():
             show_in_cell(picture, path.suffix[1:])
         with disk_errors_reported(self.config_key):

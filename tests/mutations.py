@@ -593,9 +593,9 @@ FAULTS = (
     Fault(
         "shards: the cache grows without bound",
         "runner/data/shards/cache.py",
-        "                        path.unlink(missing_ok=True)\n                        taken -= one\n",
-        "                        taken -= one\n",
-        "data/shards/test_shards.py data/shards/test_addresses.py",
+        "                path.unlink(missing_ok=True)\n                taken -= size\n",
+        "                taken -= size\n",
+        "data/shards/test_shards.py data/shards/test_addresses.py data/shards/test_cache.py",
     ),
     Fault(
         "shards: none is fetched ahead",
@@ -1459,7 +1459,7 @@ FAULTS = (
     ),
     Fault(
         "record: a patch that leaves out bytes",
-        "runner/runs/uncommitted.py",
+        "runner/runs/patch.py",
         '"--binary", ',
         "",
         "runs/test_record.py",

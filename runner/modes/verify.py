@@ -30,10 +30,11 @@ from runner.runs.changes import find_changes
 from runner.runs.kept_code import changed_modules
 from runner.runs.past import ENVIRONMENT as ENVIRONMENT_FILE
 from runner.runs.past import forked_after, given_run, record_of
+from runner.runs.patch import patch
 from runner.runs.record import environment, packages_of
 from runner.runs.run_files import write_pin
+from runner.runs.secrets import without_secrets
 from runner.runs.trust import is_own
-from runner.runs.uncommitted import patch
 from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
 
@@ -222,7 +223,7 @@ def _changed_since(record: Path) -> Iterator[str]:
         yield printable(change)
     if changed := changed_modules(record):
         yield f"code: {', '.join(sorted(changed))}"
-    if (record / PATCH).is_file() and (record / PATCH).read_bytes() != patch():
+    if (record / PATCH).is_file() and (record / PATCH).read_bytes() != without_secrets(patch())[0]:
         yield "uncommitted changes, see git.patch of the run"
 
 

@@ -52,16 +52,19 @@ class Curve:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the points as plain numbers, for a checkpoint."""
-        pending = [list(point) for point in self._pending]
-        return {"steps": list(self.steps), "values": list(self.values), "stride": self.stride, "pending": pending}
+        """Return the points as float64 tensors, for a checkpoint."""
+        import torch  # here, because sweeps read curves without it
+
+        pending = torch.tensor(self._pending, dtype=torch.float64)
+        steps, values = (torch.tensor(numbers, dtype=torch.float64) for numbers in (self.steps, self.values))
+        return {"steps": steps, "values": values, "stride": self.stride, "pending": pending}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the points of a checkpoint."""
-        self.steps = array("d", state["steps"])
-        self.values = array("d", state["values"])
+        self.steps = array("d", state["steps"].tolist())
+        self.values = array("d", state["values"].tolist())
         self.stride = state["stride"]
-        self._pending = [tuple(point) for point in state["pending"]]
+        self._pending = [(step, value) for step, value in state["pending"].tolist()]
 
 
 def write_curves(folder: Path, curves: Mapping[str, Curve]) -> None:

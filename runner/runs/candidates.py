@@ -22,7 +22,7 @@ from runner.files.names import RESULT, SWEEP
 from runner.metric_choice import metrics_named
 from runner.runs.conditions import choose, parse_conditions, to_number, to_text
 from runner.runs.decision import Samples, pair_values
-from runner.runs.listing import OUTPUTS, SavedFolder, find_runs, read_config
+from runner.runs.listing import OUTPUTS, SavedFolder, find_runs
 from runner.runs.result import FOLD, SEED, Result, read_result
 from runner.runs.sweep_jobs import left_out
 from runner.terminal.text import print_to_stderr
@@ -140,17 +140,23 @@ def find_candidate(text: str, key: str) -> Candidate:
         known = [(one, one.result) for one in find_runs(Path(OUTPUTS))]
         below = [one for one, result in known if result is None or not result.parent]
     found = choose(below, parse_conditions(shlex.join(conditions), key), key)
-    known = {one.folder.resolve(): one for one in found}
+    known = {_identity(one.folder): one for one in found}
     trained = [one for one in known.values() if one.setting("mode") in (None, "train")]
     if not trained:
         raise WrongKey(key, "no trained run; runner runs lists runs", repr(text))
     runs = [
-        Run(one.folder, one.result, _flat(read_config(one.folder)))
+        Run(one.folder, one.result, _flat(one))
         for one in trained
         if one.result is not None and one.status == "finished"
     ]
     runs.sort(key=lambda run: (to_number(run.config.get(SEED)) or 0.0, str(run.folder)))
     return Candidate(text, runs, [one for one in trained if one.status != "finished"])
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    """Return what a folder has in common with its other names: links, and other paths to it."""
+    state = folder.stat()
+    return state.st_dev, state.st_ino
 
 
 def _runs_in(folder: Path) -> Iterator[SavedFolder]:
@@ -208,7 +214,8 @@ def pairing_keys(a: Candidate, b: Candidate, key: str) -> list[str]:
 
 def check_comparable(a: Candidate, b: Candidate, metric: str, pairing: Sequence[str], allows_budget: bool) -> None:
     """Check that two candidates were evaluated in the same way, and trained for the same length."""
-    if shared := {run.folder.resolve() for run in a.runs} & {run.folder.resolve() for run in b.runs}:
+    folders = {_identity(run.folder): run.folder for run in a.runs}
+    if shared := [folders[place] for run in b.runs if (place := _identity(run.folder)) in folders]:
         raise ValueError(f"both {a.name!r} and {b.name!r} contain the run {min(shared)}")
     found = [{pair_of(run, pairing): run.result.evaluated_by(metric) for run in one.runs} for one in (a, b)]
     pairs = found[0].keys() & found[1].keys()
@@ -251,8 +258,8 @@ def _expand(word: str) -> Iterator[Path]:
         yield from (Path(one) for one in sorted(glob(word)) if Path(one).is_dir())
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a config that is trained with, by dotted key."""
+def _flat(run: SavedFolder) -> dict[str, Any]:
+    """Return the part of a run's config that is trained with, by dotted key."""
     flat: dict[str, Any] = {}
 
     def add(key: str, value: Any) -> None:
@@ -263,6 +270,6 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
             flat[key] = value
 
     for section in TRAINED:
-        if section in config:
-            add(section, config[section])
+        if (value := run.section(section)) is not None:
+            add(section, value)
     return flat

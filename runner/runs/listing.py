@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ RUNS = ("*", "*/*", "sweeps/*/*/*")  # folders in it: of runs from Python, of co
 LOCK = ".lock"  # in a run's folder, locked while the run trains
 CONFIG = "config.yaml"
 LARGEST = 1_000_000  # bytes of a config that is read
+SMALL = 16_000  # characters of a section that is kept parsed
 MOST_NODES = 100_000  # values of a config, where an alias counts as everything it refers to
+_SECTION = re.compile(r"^(\w+):.*\n(?:[ -].*\n)*", re.MULTILINE)
 FIELDS = ("status", "name", "folder", "started", "seconds", "objective")
 """The fields for selecting a run, besides its metrics, its choices and the keys of its config."""
 
@@ -81,26 +84,42 @@ class SavedFolder:
     def setting(self, key: str) -> Any:
         """Return a value of the config by its full key; None if there is none. Only its section is parsed."""
         section, *parts = key.split(".")
-        if section not in self._sections:
-            self._sections[section] = self._read_section(section)
-        node = self._sections[section]
+        node = self.section(section)
         for part in parts:
             if not isinstance(node, Mapping) or part not in node:
                 return None
             node = node[part]
         return node
 
+    def section(self, name: str) -> Any:
+        """Return a top-level value of the config, not to be changed; None if there is none."""
+        if name not in self._sections:
+            self._sections[name] = self._read_section(name)
+        return self._sections[name]
+
     def _read_section(self, name: str) -> Any:
-        found = re.search(rf"^{re.escape(name)}:.*\n(?:[ -].*\n)*", self._config, re.MULTILINE)
-        try:
-            section = load_plain(found[0]) if found else None
-        except ValueError:
+        if self._texts is not None and name not in self._texts:
             return None
-        return section.get(name) if isinstance(section, Mapping) else None
+        config: Any = None
+        if self._texts is not None:
+            with suppress(ValueError):  # it refers to another section, or is damaged
+                config = _parse(self._texts[name])
+        if config is None:
+            with suppress(ValueError):
+                config = load_plain(self._config)
+        return config.get(name) if isinstance(config, Mapping) else None
 
     @cached_property
     def _sections(self) -> dict[str, Any]:
         return {}
+
+    @cached_property
+    def _texts(self) -> dict[str, str] | None:
+        """The text of each section; None if the config is not written as the runner does."""
+        found = [*_SECTION.finditer(self._config)]
+        texts = {match[1]: match[0] for match in found}
+        is_all = sum(len(text) for text in texts.values()) == len(self._config)
+        return texts if is_all and len(texts) == len(found) else None
 
     @cached_property
     def _config(self) -> str:
@@ -125,6 +144,16 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _parse(text: str) -> Any:
+    """Return what YAML text holds. Many runs have the same sections, each of which is parsed once."""
+    return _parse_once(text) if len(text) <= SMALL else load_plain(text)
+
+
+@lru_cache(maxsize=4096)
+def _parse_once(text: str) -> Any:
+    return load_plain(text)
 
 
 def load_plain(text: str) -> Any:

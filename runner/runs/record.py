@@ -33,9 +33,10 @@ from runner.files.signing import sign
 from runner.files.whole import write_whole
 from runner.runs.kept_code import CODE, write_code
 from runner.runs.past import ENVIRONMENT, FROM_BATCH
+from runner.runs.patch import git_commit, patch
 from runner.runs.secrets import is_secret, without_secrets
 from runner.runs.trust import SIGNED, signed_code
-from runner.runs.uncommitted import git_commit, loose_modules, patch
+from runner.runs.uncommitted import loose_modules
 from runner.terminal.console import show_path
 
 log = logging.getLogger("runner")

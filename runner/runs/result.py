@@ -7,9 +7,11 @@ import math
 import os
 import socket
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from runner.failures.exit_codes import DIVERGED, code_of_failure
@@ -200,27 +202,37 @@ def read_result(folder: Path) -> Result | None:
     """Return the result of the run in a folder, which may come from someone else; None if it cannot be read."""
     try:
         content = json.loads(read_bounded(folder / RESULT, LARGEST))
-        return Result(**{key: _as_kind(_KINDS[key], value) for key, value in content.items() if key != "schema"})
+        return Result(**{key: _reader(_KINDS[key])(value) for key, value in content.items() if key != "schema"})
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         return None
 
 
-def _as_kind(kind: Any, value: Any) -> Any:
-    """Return a value from JSON in the type of its field; numbers that JSON has no form for are text there.
+@lru_cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """Return a function that makes a value of the type of a field from JSON, where some numbers are text.
 
-    Raises:
-        TypeError, ValueError, AttributeError: it is not of that type.
+    It raises TypeError, ValueError or AttributeError if the value is not of that type.
     """
-    inner = get_args(kind)
+    inner = [_reader(part) for part in get_args(kind) if part is not NoneType]
     if get_origin(kind) is UnionType:
-        return None if value is None else _as_kind(inner[0], value)
+        return lambda value: None if value is None else inner[0](value)
     if get_origin(kind) is dict:
-        return {name: _as_kind(inner[1], one) for name, one in value.items()}
+        return lambda value: {name: inner[1](part) for name, part in value.items()}
     if get_origin(kind) is list:
-        return [_as_kind(inner[0], one) for one in value]
-    if kind is str and not isinstance(value, str):
+        return lambda value: [inner[0](part) for part in value]
+    if kind is str:
+        return _as_text
+    return _unchanged if kind is Any else kind
+
+
+def _as_text(value: Any) -> str:
+    if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
-    return value if kind is Any else kind(value)
+    return value
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def objectives_of(objective: str | list[str] | None) -> list[str]:

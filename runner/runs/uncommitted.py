@@ -1,4 +1,4 @@
-"""Uncommitted code that a run uses: changes to tracked files, and modules that git does not track."""
+"""Uncommitted modules that a run uses."""
 
 from __future__ import annotations
 
@@ -15,62 +15,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from runner.files.git import diff, filters, git, root_of, submodules
+from runner.files.git import diff, git
+from runner.runs.patch import first_of
 
 log = logging.getLogger("runner")
 
 OURS = "runner"
 """The package of this project."""
 LIMIT = 10_000_000  # bytes of modules to keep with a run
-_SHOWN = 4  # files to list; the rest are counted
 _INSTALLED = {"site-packages", "dist-packages"}
 _DOTTED = re.compile(r"[^\W\d]\w*(\.\w+)+")
-
-
-def git_commit() -> str | None:
-    """Return the commit of the working directory; None outside of a repository, or in one without commits."""
-    with suppress(OSError, subprocess.SubprocessError):
-        return _commit()
-    return None
-
-
-def _commit() -> str:
-    return os.fsdecode(git("rev-parse", "--verify", "--quiet", "HEAD")).strip()
-
-
-def patch() -> bytes:
-    """Return a patch from the commit to the current working tree, for `git apply`; empty if nothing has changed.
-
-    Changes inside submodules are part of it. A warning says what cannot be recorded.
-    """
-    try:
-        _commit()
-        root = root_of()
-        return b"".join(_patch(folder, root) for folder in (root, *submodules(root)))
-    except (OSError, subprocess.SubprocessError) as error:
-        here = Path.cwd()
-        has_no_commit = isinstance(error, subprocess.CalledProcessError) and error.returncode == 1
-        if not has_no_commit and any((one / ".git").exists() for one in (here, *here.parents)):
-            reason = os.fsdecode(getattr(error, "stderr", None) or b"").partition("\n")[0] or error
-            log.warning("git failed, so the commit or uncommitted changes are not recorded: %s", reason)
-        return b""
-
-
-def _patch(folder: Path, root: Path) -> bytes:
-    """Return the changes in a working tree, with paths relative to that of the root."""
-    inside = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
-    prefixes = (f"--src-prefix=a/{inside}", f"--dst-prefix=b/{inside}")
-    left_out = []
-    if names := filters(folder):  # without them such files look changed
-        changed = diff("--name-only", "-z", "HEAD", folder=folder)
-        facts = os.fsdecode(git("check-attr", "-z", "--stdin", "filter", folder=folder, given=changed)).split("\0")
-        left_out = [path for path, name in zip(facts[0::3], facts[2::3], strict=False) if name in names]
-    if left_out:
-        more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
-        shown = ", ".join(f"{inside}{one}" for one in left_out[:_SHOWN])
-        log.warning("git's filters are not run, so changes of these files are not recorded: %s%s", shown, more)
-    paths = (".", *(f":(exclude,top,literal){one}" for one in left_out))
-    return diff("--binary", *prefixes, "HEAD", "--", *paths, folder=folder)
 
 
 def loose_modules(config: Mapping[str, Any]) -> dict[str, bytes]:
@@ -97,13 +51,11 @@ def loose_modules(config: Mapping[str, Any]) -> dict[str, bytes]:
             else:
                 kept[name] = file.read_bytes()
     if left_out:
-        more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
         log.warning(
             "the uncommitted code of this run exceeds the %d MB that are kept with it; commit the files that are left "
-            "out: %s%s",
+            "out: %s",
             LIMIT // 1_000_000,
-            ", ".join(left_out[:_SHOWN]),
-            more,
+            first_of(left_out),
         )
     return kept
 
@@ -183,9 +135,11 @@ def _ours_not_committed() -> Iterator[tuple[str, Path]]:
 
 
 def _committed(folder: Path) -> set[Path] | None:
-    """Return the files in a folder that are unchanged since the commit; None if there is no repository."""
+    """Return the source files in a folder that are unchanged since the commit; None if there is no repository."""
+    sources = ("--", "*.py")
     try:
-        listed = (git("ls-files", "-z", folder=folder), diff("--name-only", "-z", "--relative", "HEAD", folder=folder))
+        changes = diff("--name-only", "-z", "--relative", "HEAD", *sources, folder=folder)
+        listed = git("ls-files", "-z", *sources, folder=folder), changes
     except (OSError, subprocess.SubprocessError):
         return None
     tracked, changed = ({folder / os.fsdecode(one) for one in names.split(b"\0") if one} for names in listed)

@@ -14,7 +14,7 @@ from torch import nn
 
 from runner import Callback, ClassificationModel, Logger, Record, State, Timestamp, Trainer, save_checkpoint
 from runner.callbacks import InMemoryLogger, LearningCurves, LRMonitor
-from runner.callbacks._curves_picture import draw, panels, smooth
+from runner.callbacks._curves_picture import draw, smooth
 from runner.callbacks.learning_curves import next_point
 from runner.data import TensorLoader
 from runner.pictures.curves import MAX_POINTS, read_curve, write_curves
@@ -192,18 +192,30 @@ def test_many_points_are_averaged_into_few():
     assert list(curves.state_dict()) == ["loss/a/total"]
 
 
-def test_of_many_curves_those_are_shown_that_there_is_room_for(tmp_path):
-    curves = LearningCurves()
-    metrics = {f"metrics/train/PerClass/{number}": 0.1 for number in range(1000)} | {"metrics/train/Accuracy": 0.5}
-    metrics |= {f"metrics/eval/Metric{number}": 0.1 for number in range(9)}
-    curves.log_records([Record(metrics, step, Timestamp(), 0.0) for step in range(1, 4)])
+def test_of_many_curves_those_are_kept_and_shown_that_there_is_room_for(tmp_path):
+    curves, per_class = LearningCurves(), LearningCurves()
+    classes = {f"metrics/train/PerClass/{number}": 0.1 for number in range(1000)}
+    others = {"metrics/train/Accuracy": 0.5} | {f"metrics/eval/Metric{number}": 0.1 for number in range(9)}
+    for step in range(1, 4):
+        curves.log_records([Record(classes | others, step, Timestamp(), 0.0)])
+        per_class.log_records([Record(classes, step, Timestamp(), 0.0)])
     drawn = lines(curves)
     assert len(drawn) == 6 and next(iter(drawn)) == "Accuracy"
-    assert draw(curves.curves, "run", None).get_suptitle() == "run  (1,004 curves are not drawn)"
-    write_curves(tmp_path, {key: curves._curves[key] for key in ("metrics/train/PerClass/0", "metrics/train/Accuracy")})
+    assert draw(curves.curves, "run", None, curves._left_out).get_suptitle() == "run  (1,004 curves are not drawn)"
+    assert [*per_class.curves] == [*per_class.state_dict()] == [f"metrics/train/PerClass/{one}" for one in range(8)]
+    write_curves(tmp_path, curves.curves)
     assert list(read_curve(tmp_path, "metrics/train/Accuracy").values) == [0.5] * 3
-    per_class = {key: curve for key, curve in curves._curves.items() if "PerClass" in key}
-    assert [*panels(per_class).values()] == [[f"metrics/train/PerClass/{number}" for number in range(8)]]
+
+
+def test_a_checkpoint_of_a_thousand_keys_is_small():
+    curves = LearningCurves()
+    metrics = {f"loss/train/part{number}": 0.5 for number in range(1000)}
+    curves.log_records([Record(metrics, step, Timestamp(), 0.0) for step in range(1, 2000)])
+    kept = curves.state_dict()
+    assert len(kept) == 8 and all(kept[key]["values"].dtype == torch.float64 for key in kept)
+    other = LearningCurves()
+    other.load_state_dict(kept)
+    assert [list(one.values) for one in other.curves.values()] == [list(one.values) for one in curves.curves.values()]
 
 
 def test_a_resumed_run_draws_the_whole_of_it(tmp_path):

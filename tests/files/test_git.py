@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from runner.callbacks._mlflow.description import git_tags
-from runner.runs.uncommitted import git_commit, loose_modules, patch
+from runner.runs import patch as patches
+from runner.runs.patch import git_commit, patch
+from runner.runs.uncommitted import loose_modules
 
 
 def run_git(folder: Path, *arguments: str) -> str:
@@ -122,3 +124,50 @@ def test_nothing_is_said_where_there_is_nothing_to_record(
     assert git_commit() is None and patch() == b""
     run_git(tmp_path, "init", "-q")
     assert git_commit() is None and patch() == b"" and caplog.text == ""
+
+
+def test_a_large_file_that_has_changed_is_recorded_by_its_digest(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(patches, "LARGE", 1000)
+    names = ("large.bin", "touched.bin", "gone.bin", "lib/inner.bin")
+    for name in names:
+        (repository / name).write_bytes(os.urandom(2000))
+        run_git((repository / name).parent, "add", Path(name).name)
+        run_git((repository / name).parent, "commit", "-qm", name)
+    run_git(repository, "commit", "-qam", "the submodule")
+    assert patch() == b""
+    (repository / "large.bin").write_bytes(bytes(3000))
+    (repository / "lib" / "inner.bin").write_bytes(bytes(10))
+    (repository / "gone.bin").unlink()
+    os.utime(repository / "touched.bin", (1, 1))
+    (repository / "own.py").write_text("a = 2\n")
+    made = patch()
+    lines = made.decode().splitlines()
+    digest = run_git(repository, "hash-object", "large.bin").strip()
+    assert f'# not recorded: "large.bin", 3000 bytes, blob {digest}' in lines
+    assert '# not recorded: "gone.bin", which is gone' in lines
+    assert lines[2].startswith('# not recorded: "lib/inner.bin", 10 bytes, blob ')
+    assert "touched" not in made.decode() and "GIT binary patch" not in made.decode()
+    assert 'only size and digest of large files that have changed: "gone.bin", which is gone' in caplog.text
+    run_git(repository, "checkout", "-q", "own.py")
+    subprocess.run(["git", "apply"], cwd=repository, input=made, check=True)
+    assert (repository / "own.py").read_text() == "a = 2\n"
+
+
+def test_files_beyond_a_total_size_are_left_out_the_largest_first(repository: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(patches, "TOTAL", 700)
+    for number in (1, 2, 3):
+        (repository / f"{number}.txt").write_text("a" * 100 * number)
+    run_git(repository, "add", ".")
+    run_git(repository, "commit", "-qm", "three")
+    for number in (1, 2, 3):
+        (repository / f"{number}.txt").write_text("b" * 100 * number)
+    (repository / "own.py").write_text("a = 2\n")
+    made = patch().decode()
+    assert made.count("# not recorded: ") == 0
+    (repository / "3.txt").write_text("b" * 900)
+    made = patch().decode()
+    assert made.count("# not recorded: ") == 1 and '"3.txt", 900 bytes' in made and "+++ b/2.txt" in made
+    monkeypatch.setattr(patches, "DIGESTED", 100)
+    assert '"3.txt", 900 bytes of ' in patch().decode()

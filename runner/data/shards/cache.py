@@ -18,7 +18,12 @@ from runner.files.lock import PATIENCE, alone, size_of
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PARTIAL = re.compile(r"\w+\.[0-9a-f]{8}\.(\d+)\.partial(\.raw)?")
 KEPT = ".shard"
-WHOLE = re.compile(rf"[0-9a-f]{{32}}{re.escape(KEPT)}")
+WHOLE = re.compile(r"[0-9a-f]{32}\.(\w+)")
+FACTS = ("json", "sha256", "lock")
+"""What is known of a shard, and its lock; they outlast the shard."""
+FACTS_AGE = 30 * 86400.0  # seconds after which facts that nobody has used are removed
+MANY = 100  # files from which on room is made for several shards at a time
+SHARE = 16  # of the limit, 1 / SHARE is then made free
 Make = Callable[[Path, Callable[[int], None]], object]
 """Makes a file at a path, and says before each part how large the file will be with it."""
 
@@ -46,6 +51,7 @@ class ShardCache:
         check_number("cache_gb", gigabytes, "(0, inf]")
         self.folder = Path(folder).expanduser().absolute()
         self.limit = round(gigabytes * 1e9)
+        self._taken = self.folder / "taken"
         self._given = folder
         self._gigabytes = gigabytes
         with self._explained():
@@ -96,13 +102,13 @@ class ShardCache:
     def _make(self, path: Path, size: int, make: Make, keep: Collection[str], shown: str) -> None:
         partial = path.with_name(f"{path.stem}.{secrets.token_hex(4)}.{size}.partial")
         raw = Path(f"{partial}.raw")
-        self._reserve(partial, size, keep, shown)
+        self._reserve(partial, size, 0, keep, shown)
 
         def grow(now: int) -> None:
             nonlocal size
             if now > size:  # than was known
+                self._reserve(partial, now, size, keep, shown)
                 size = now
-                self._reserve(partial, size, keep, shown)
 
         try:
             make(partial, grow)
@@ -118,45 +124,82 @@ class ShardCache:
             partial.unlink(missing_ok=True)
             raw.unlink(missing_ok=True)
 
-    def _reserve(self, partial: Path, size: int, keep: Collection[str], shown: str) -> None:
-        """Make room for a file, and put an empty one there for which it is reserved."""
+    def _reserve(self, partial: Path, size: int, before: int, keep: Collection[str], shown: str) -> None:
+        """Make room for a file, and put an empty one there for which it is reserved.
+
+        `before` is what has been reserved for it until now.
+        """
         kept = {f"{name}{KEPT}" for name in keep}
         waited_since = time.monotonic()
         while True:
-            with alone(self.folder / "room.lock", "makes room", lambda: 0):
-                reserved, files = self._look(partial)
-                taken = reserved + sum(one for _, one, _ in files)
-                for _, one, path in files:
-                    if taken + size <= self.limit:
-                        break
-                    if path.name not in kept:
-                        path.unlink(missing_ok=True)
-                        taken -= one
+            reserved = 0
+            with alone(self.folder / "room.lock", "makes room", lambda: 0) as is_alone:
+                taken = self._read_taken() if is_alone else None
+                if taken is not None:
+                    taken -= before
+                if taken is None or taken + size > self.limit:
+                    reserved, files = self._look(partial)
+                    taken = reserved + self._evict(files, self.limit - reserved - size, kept)
                 if taken + size <= self.limit:
                     partial.touch()
+                    self._taken.write_text(str(taken + size))
                     return
             if keep or not reserved or time.monotonic() - waited_since > PATIENCE:
                 reason = f"no room for {shown}, at least {size / 1e9:.3g} GB, besides those in use; raise it"
                 raise wrong_argument("cache_gb", self._gigabytes, reason, NoRoom)
             time.sleep(0.1)  # what others are making will be whole, and may then make room
 
+    def _read_taken(self) -> int | None:
+        """Return how many bytes the files take at most; None if that is not known.
+
+        Reserved room is added, and nothing is subtracted until the files are looked at again. So a process that is
+        killed at any moment leaves a number that is too large, if any.
+        """
+        try:
+            return int(self._taken.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _evict(self, files: list[tuple[int, int, Path]], room: int, kept: Collection[str]) -> int:
+        """Remove the least recently used files until the others fit into `room`, and return how many bytes these take.
+
+        Of many files more are removed than have to be, so that not every shard looks at all of them.
+        """
+        taken = sum(size for _, size, _ in files)
+        if taken > room and len(files) > MANY:
+            room -= self.limit // SHARE
+        for _, size, path in files:
+            if taken <= room:
+                break
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
+                taken -= size
+        return taken
+
     def _look(self, own: Path) -> tuple[int, list[tuple[int, int, Path]]]:
-        """Return the bytes reserved by others, and the time of use, size and path of whole files, oldest first."""
+        """Return the bytes reserved by others, and the time of use, size and path of whole files, oldest first.
+
+        What killed processes have left, and facts that nobody has used for long, are removed.
+        """
         reserved = 0
         files = []
+        now = time.time()
         for path in self.folder.iterdir():
             try:
                 state = path.stat()
             except FileNotFoundError:
                 continue
-            if WHOLE.fullmatch(path.name):  # other files in the folder are not the cache's
+            whole = WHOLE.fullmatch(path.name)
+            if whole and f".{whole[1]}" == KEPT:  # other files in the folder are not the cache's
                 files.append((state.st_mtime_ns, state.st_size, path))
-            elif (found := PARTIAL.fullmatch(path.name)) is None or path == own:
+            elif whole and whole[1] in FACTS and now - state.st_mtime > FACTS_AGE:
+                path.unlink(missing_ok=True)
+            elif (partial := PARTIAL.fullmatch(path.name)) is None or path == own:
                 continue
-            elif time.time() - state.st_mtime > 2 * PATIENCE:
+            elif now - state.st_mtime > 2 * PATIENCE:
                 path.unlink(missing_ok=True)  # left by a process that was killed
-            elif found[2] is None:
-                reserved += max(int(found[1]), state.st_size)
+            elif partial[2] is None:
+                reserved += max(int(partial[1]), state.st_size)
         return reserved, sorted(files)
 
     @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
 import threading
 import time
@@ -138,6 +139,7 @@ class ShardedDataset(Dataset[Any]):
         form = self._form
         kept = self._cache.folder / f"{self._names[shard]}.json"
         if is_description(found := read_object(kept), form):
+            os.utime(kept)  # the cache removes those that nobody uses
             return found
         with _naming(file, self._key):
             if file.is_local:

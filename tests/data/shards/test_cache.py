@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +42,46 @@ def test_a_file_that_grows_makes_room_as_it_is_written(tmp_path: Path):
     cache.get(new, 15, make)
     assert seen == [True, False]
     assert cache.has(new)
+
+
+def fill(cache: ShardCache, numbers: range, size: int = 10) -> None:
+    for number in numbers:
+        cache.get(f"{number:032x}", size, lambda path, grow: path.write_bytes(bytes(size)) and None)
+
+
+@pytest.mark.parametrize(("gigabytes", "looks"), [(1, 1), (3000e-9, 1 + 600 // 18)])
+def test_few_shards_look_at_all_files(gigabytes: float, looks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen: list[int] = []
+    look = ShardCache._look
+
+    def counted(cache: ShardCache, own: Path) -> Any:
+        seen.append(len([*cache.folder.glob("*.shard")]))
+        return look(cache, own)
+
+    monkeypatch.setattr(ShardCache, "_look", counted)
+    cache = ShardCache(str(tmp_path), gigabytes)
+    fill(cache, range(900))
+    assert len(seen) <= looks
+    assert sum(one.stat().st_size for one in tmp_path.glob("*.shard")) <= cache.limit
+
+
+@pytest.mark.parametrize("noted", ["", "9" * 12, None])
+def test_a_wrong_note_of_what_is_taken_removes_no_more_than_needed(noted: str | None, tmp_path: Path):
+    cache = ShardCache(str(tmp_path), 1000e-9)
+    fill(cache, range(100))
+    note = tmp_path / "taken"
+    assert note.read_text() == "1000"
+    note.unlink() if noted is None else note.write_text(noted)
+    fill(cache, range(100, 101))
+    assert not cache.has(f"{0:032x}") and cache.has(f"{1:032x}") and note.read_text() == "1000"
+
+
+def test_facts_of_shards_are_removed_when_nobody_has_used_them_for_long(tmp_path: Path):
+    cache = ShardCache(str(tmp_path), 100e-9)
+    for kind in ("json", "sha256", "lock", "txt"):
+        for number in (1, 2):
+            (tmp_path / f"{number:032x}.{kind}").touch()
+        os.utime(tmp_path / f"{1:032x}.{kind}", (0, 0))
+    fill(cache, range(3, 4))
+    left = {one.name for one in tmp_path.glob(f"{1:032x}.*")}
+    assert left == {f"{1:032x}.txt"} and len([*tmp_path.glob(f"{2:032x}.*")]) == 4

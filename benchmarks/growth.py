@@ -1,0 +1,130 @@
+"""How costs grow with the size of what they depend on; exit code 1 if one grows faster than its limit.
+
+    python benchmarks/growth.py            # everything
+    python benchmarks/growth.py cache      # what has this word in its name
+
+Costs are CPU seconds of this process and those that it has started. The exponent is the slope of the line through the
+logarithms of costs and sizes: 0 where the cost stays the same, 1 where it grows in proportion.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+
+from many_runs import write_many  # type: ignore[import-not-found] (a file of the tests)
+
+from runner.data.shards.cache import ShardCache
+from runner.runs.patch import patch
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A cost at several sizes."""
+
+    name: str
+    of: str
+    """What has these sizes."""
+    sizes: tuple[int, ...]
+    measure: Callable[[int], float]
+    """Returns the seconds of CPU time at a size."""
+    limit: float
+    """The largest exponent."""
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time until now, with that of processes that have ended."""
+    return sum(os.times()[:4])
+
+
+def shard_in_cache(files: int, full: bool) -> float:
+    """Return the seconds of another shard in a cache that holds files; they fill it, or a tenth of it."""
+    size, shards = 1000, 200
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(files):
+            Path(folder, f"{number:032x}.shard").write_bytes(bytes(size))
+            Path(folder, f"{number:032x}.json").touch()
+        cache = ShardCache(folder, files * size * (1 if full else 10) / 1e9)
+
+        def fetch(number: int) -> None:
+            cache.get(f"{files + number:032x}", size, lambda path, grow: path.write_bytes(bytes(size)))
+
+        fetch(0)  # finds out how much the files take
+        began = cpu_seconds()
+        for number in range(1, 1 + shards):
+            fetch(number)
+        return (cpu_seconds() - began) / shards
+
+
+def changed_file(megabytes: int) -> float:
+    """Return the seconds in which the changes of a repository are recorded that has a changed file of such a size."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        file = Path("weights.bin")
+        file.write_bytes(os.urandom(megabytes * 1_000_000))
+        who = ("-c", "user.name=n", "-c", "user.email=n@example.org")
+        for command in (("init", "-q"), ("add", "."), ("commit", "-qm", "first")):
+            subprocess.run(["git", *who, *command], check=True)
+        file.write_bytes(os.urandom(megabytes * 1_000_000))
+        began = cpu_seconds()
+        patch()
+        return cpu_seconds() - began
+
+
+def table_of_runs(runs: int) -> float:
+    """Return the seconds of the command that compares so many runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_many(Path(folder, "outputs"), runs)
+        began = cpu_seconds()
+        command = [sys.executable, "-m", "runner", "table", "outputs"]
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        return cpu_seconds() - began
+
+
+COSTS = (
+    Cost("the table of runs", "runs", (1_000, 3_000, 10_000), table_of_runs, 1.0),
+    Cost("a shard in a cache", "files", (1_000, 4_000, 16_000, 40_000), partial(shard_in_cache, full=False), 0.3),
+    Cost("the patch beside a changed file", "megabytes", (1, 10, 100), changed_file, 0.5),
+    Cost("a shard in a full cache", "files", (1_000, 4_000, 16_000, 40_000), partial(shard_in_cache, full=True), 0.3),
+)
+
+
+def exponent(sizes: tuple[int, ...], seconds: list[float]) -> float:
+    """Return the slope of the line through the logarithms."""
+    return float(numpy.polyfit(numpy.log(sizes), numpy.log(seconds), 1)[0])
+
+
+def main(arguments: list[str]) -> int:
+    """Print the table, and return whether a cost grows too fast."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="parts of names of costs (default: all)")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each, of which the median counts")
+    options = parser.parse_args(arguments)
+    failed = False
+    for cost in COSTS:
+        if options.words and not any(word in cost.name for word in options.words):
+            continue
+        seconds = [statistics.median(cost.measure(size) for _ in range(options.rounds)) for size in cost.sizes]
+        grows = exponent(cost.sizes, seconds)
+        too_fast = grows > cost.limit
+        failed |= too_fast
+        print(f"{cost.name}: exponent {grows:.2f} (limit {cost.limit:g}){'  TOO FAST' * too_fast}")
+        for size, value in zip(cost.sizes, seconds, strict=True):
+            print(f"{size:>12,} {cost.of}: {1e3 * value:10.3f} ms", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

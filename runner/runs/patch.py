@@ -1,0 +1,149 @@
+"""Uncommitted changes of tracked files, as a patch; large files are recorded by their digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import stat
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from runner.files.git import diff, filters, git, root_of, submodules
+
+log = logging.getLogger("runner")
+
+LARGE = 2_000_000  # bytes from which a file, before or after its change, is left out
+TOTAL = 10_000_000  # bytes of all files in the patch
+DIGESTED = 256_000_000  # bytes that are read for digests, which takes up to half a second
+SHOWN = 4  # files to list; the rest are counted
+
+
+class _Change(NamedTuple):
+    """A tracked file that may have changed.
+
+    Attributes:
+        path: relative to the top of its working tree.
+        blob: git's digest of the committed content; zeros if there is none.
+        size: the larger one of the sizes of the committed content and of the file, in bytes.
+    """
+
+    path: str
+    blob: str
+    size: int
+
+
+def git_commit() -> str | None:
+    """Return the commit of the working directory; None outside of a repository, or in one without commits."""
+    try:
+        return os.fsdecode(git("rev-parse", "--verify", "--quiet", "HEAD")).strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def patch() -> bytes:
+    """Return a patch from the commit to the current working tree, for `git apply`; empty if nothing has changed.
+
+    Changes inside submodules are part of it. Large files, and files beyond a total size, have a line at the top
+    instead, with their size and digest. A warning says what cannot be recorded.
+    """
+    try:
+        git("rev-parse", "--verify", "--quiet", "HEAD")
+        root = root_of()
+        parts = [_patch(folder, root) for folder in (root, *submodules(root))]
+    except (OSError, subprocess.SubprocessError) as error:
+        here = Path.cwd()
+        has_no_commit = isinstance(error, subprocess.CalledProcessError) and error.returncode == 1
+        if not has_no_commit and any((folder / ".git").exists() for folder in (here, *here.parents)):
+            reason = os.fsdecode(getattr(error, "stderr", None) or b"").partition("\n")[0] or error
+            log.warning("git failed, so the commit or uncommitted changes are not recorded: %s", reason)
+        return b""
+    large = [file for files, _ in parts for file in files]
+    if large:
+        log.warning("git.patch has only size and digest of large files that have changed: %s", first_of(large))
+    return b"".join([*(f"# not recorded: {file}\n".encode() for file in large), *(changes for _, changes in parts)])
+
+
+def first_of(names: Sequence[str]) -> str:
+    """Return the first few of some names, and how many there are besides."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _patch(folder: Path, root: Path) -> tuple[list[str], bytes]:
+    """Return the large files of a working tree that have changed, and the changes of the others.
+
+    Paths are relative to that of the root.
+    """
+    inside = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
+    changes = [*_changes(folder)]
+    filtered: set[str] = set()
+    if changes and (names := filters(folder)):  # without them such files look changed
+        given = "\0".join(change.path for change in changes)
+        facts = os.fsdecode(git("check-attr", "-z", "--stdin", "filter", folder=folder, given=os.fsencode(given)))
+        fields = facts.split("\0")
+        filtered = {path for path, name in zip(fields[0::3], fields[2::3], strict=False) if name in names}
+    if filtered:
+        shown = first_of([f"{inside}{path}" for path in sorted(filtered)])
+        log.warning("git's filters are not run, so changes of these files are not recorded: %s", shown)
+    room = TOTAL
+    large: list[_Change] = []
+    for change in sorted(changes, key=lambda change: change.size):
+        if change.path in filtered:
+            continue
+        room -= change.size
+        if change.size > LARGE or room < 0:
+            large.append(change)
+    left_out = sorted(filtered | {change.path for change in large})
+    paths = (".", *(f":(exclude,top,literal){path}" for path in left_out))
+    prefixes = (f"--src-prefix=a/{inside}", f"--dst-prefix=b/{inside}")
+    described = [*_describe(folder, inside, large)]
+    return described, diff("--binary", *prefixes, "HEAD", "--", *paths, folder=folder)
+
+
+def _changes(folder: Path) -> Iterator[_Change]:
+    """Yield tracked files that may have changed, judged by their size and time, so that no content is read."""
+    fields = git("diff-index", "-z", "--ignore-submodules=dirty", "HEAD", folder=folder).split(b"\0")
+    rows = [(facts.split(b" ")[2], os.fsdecode(path)) for facts, path in zip(fields[0::2], fields[1::2], strict=False)]
+    given = b"".join(blob + b"\n" for blob, _ in rows)
+    sizes = git("cat-file", "--batch-check=%(objectsize)", folder=folder, given=given).splitlines() if rows else []
+    for (blob, path), size in zip(rows, sizes, strict=True):
+        committed = int(size) if size.isdigit() else 0  # a new file, or the commit of a submodule
+        yield _Change(path, blob.decode(), max(committed, _size_of(folder / path) or 0))
+
+
+def _describe(folder: Path, inside: str, changes: Sequence[_Change]) -> Iterator[str]:
+    """Yield the paths, sizes and digests of files whose content differs from what is committed."""
+    room = DIGESTED
+    for change in changes:
+        path = folder / change.path
+        shown = json.dumps(f"{inside}{change.path}")
+        size = _size_of(path)
+        if size is None:
+            yield f"{shown}, which is gone"
+        elif (room := room - size) < 0:
+            yield f"{shown}, {size} bytes of {path.lstat().st_mtime_ns}"
+        elif (blob := _blob_of(path, size, len(change.blob))) != change.blob:
+            yield f"{shown}, {size} bytes, blob {blob}"
+
+
+def _size_of(path: Path) -> int | None:
+    """Return the size of a file in bytes; None if there is none, 0 for links and folders."""
+    try:
+        state = path.lstat()
+    except OSError:
+        return None
+    return state.st_size if stat.S_ISREG(state.st_mode) else 0
+
+
+def _blob_of(path: Path, size: int, length: int) -> str:
+    """Return git's digest of a file's content, of so many hexadecimal digits."""
+    digest = hashlib.sha1(usedforsecurity=False) if length == 40 else hashlib.sha256()
+    digest.update(f"blob {size}\0".encode())
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -18,7 +18,7 @@ RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 CAPABILITY = (8, 9)  # of the first GPUs that multiply in float8
 MULTIPLE = 16  # of features, which such a product needs
 HEAD = "*head*"
-"""Matches the name of the layer that returns logits in most models; no error where there is none of that name."""
+"""Matches the name of the layer that returns logits in most models. It is not an error if no layer matches."""
 
 
 def find_linear(model: nn.Module, exclude: Sequence[str]) -> list[str]:

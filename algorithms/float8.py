@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
@@ -17,6 +17,8 @@ from runner.libraries.extras import require
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 CAPABILITY = (8, 9)  # of the first GPUs that multiply in float8
 MULTIPLE = 16  # of features, which such a product needs
+HEAD = "*head*"
+"""Matches the name of the layer that returns logits in most models. It is not an error if no layer matches."""
 
 
 def find_linear(model: nn.Module, exclude: Sequence[str]) -> list[str]:
@@ -26,7 +28,7 @@ def find_linear(model: nn.Module, exclude: Sequence[str]) -> list[str]:
         for name, one in model.named_modules()
         if type(one) is nn.Linear
         and one.in_features % MULTIPLE == one.out_features % MULTIPLE == 0
-        and not any(fnmatchcase(name, pattern) for pattern in exclude)
+        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
     ]
 
 
@@ -46,15 +48,15 @@ class Float8(Algorithm):
     Raises:
         ImportError: the package torchao is not installed.
         ValueError: the recipe is unknown, or `exclude` no list; or, at INIT, the device is no GPU of capability 8.9 or
-            more and `emulate` is False, no layer is left that could run in float8, or 'rowwise_with_gw_hp' meets
-            autocast on another device than a GPU.
+            more and `emulate` is False, a pattern matches no linear layer, no layer is left that could run in float8,
+            or 'rowwise_with_gw_hp' meets autocast on another device than a GPU.
 
     Evidence: strong for speed in large models (torchao's and torchtitan's benchmarks); losses stay close in them.
     """
 
     runs_after = LAYER_SURGERY
 
-    def __init__(self, recipe: str = "tensorwise", exclude: Sequence[str] = ("*head*",), emulate: bool = False) -> None:
+    def __init__(self, recipe: str = "tensorwise", exclude: Sequence[str] = (HEAD,), emulate: bool = False) -> None:
         check_one_of("recipe", recipe, RECIPES)
         check_list("exclude", exclude, "patterns")
         require("Float8", "float8", "torchao")
@@ -73,6 +75,13 @@ class Float8(Algorithm):
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # pyright: ignore[reportMissingImports]
 
         model = state.unwrapped_model
+        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        idle = [pattern for pattern in self.exclude if pattern != HEAD and not fnmatch.filter(linear, pattern)]
+        if idle:
+            raise ValueError(
+                f"exclude={self.exclude!r}: {', '.join(map(repr, idle))} matches no linear layer; there are "
+                f"{', '.join(linear[:8])}{', ...' * (len(linear) > 8)}"
+            )
         names = find_linear(model, self.exclude)
         report(self, state, names, f"linear layer with sizes that are multiples of {MULTIPLE}")
         # Padded, because the last batch of an epoch may have any size.

@@ -218,7 +218,7 @@ def compare(one: Callable[[], float], other: Callable[[], float]) -> float:
 
 
 def peak(run: Callable[[], float]) -> float:
-    """Return the most bytes of the GPU that a run held, without what was there before."""
+    """Return the peak GPU memory of a run in bytes, not counting what was allocated before."""
     gc.collect()  # the parts of a Trainer refer to each other
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -275,7 +275,7 @@ def throughput() -> Iterator[Row]:
 
 
 def plug_ins() -> Iterator[Row]:
-    """What each algorithm and callback adds to a step, of the GPT, or of ResNet-18 if it does not fit that."""
+    """What each algorithm and callback adds to a step of the GPT, or of ResNet-18 if it does not work with the GPT."""
     operations = importlib.import_module("operations")
     plain = {name: statistics.median(by_trainer(name) for _ in range(ROUNDS)) for name in NETWORKS}
     for module in (algorithms, callbacks):

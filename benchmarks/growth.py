@@ -51,7 +51,7 @@ def cpu_seconds() -> float:
 
 
 def shard_in_cache(files: int, full: bool) -> float:
-    """Return the seconds of another shard in a cache that holds files; they fill it, or a tenth of it."""
+    """Return the mean CPU seconds to fetch a shard into a cache that `files` shards fill completely or to a tenth."""
     size, shards = 1000, 200
     with tempfile.TemporaryDirectory() as folder:
         for number in range(files):
@@ -70,7 +70,7 @@ def shard_in_cache(files: int, full: bool) -> float:
 
 
 def changed_file(megabytes: int) -> float:
-    """Return the seconds in which the changes of a repository are recorded that has a changed file of such a size."""
+    """Return the CPU seconds it takes to record a repository's changes when one file of this size has changed."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         file = Path("weights.bin")
         file.write_bytes(os.urandom(megabytes * 1_000_000))

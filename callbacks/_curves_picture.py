@@ -33,8 +33,8 @@ def panels(curves: Mapping[str, Curve]) -> dict[str, list[str]]:
 def draw(curves: Mapping[str, Curve], title: str, batches_per_epoch: int | None, left_out: int = 0) -> Any:
     """Return a matplotlib figure of the curves of a run.
 
-    With a number of batches per epoch, a second axis counts epochs. The title counts those that have no room, with
-    `left_out` others that were not given.
+    With a number of batches per epoch, a second axis counts epochs. The title says how many curves do not fit,
+    including `left_out` curves that are not in `curves`.
     """
     shown = panels(curves)
     columns = min(3, len(shown))

@@ -27,11 +27,11 @@ class LearningCurves(LoggerDestination):
     """Draws losses, metrics and learning rates at FIT_END.
 
     The picture is written to the run's folder with its points, `learning_curves.csv`, from which a sweep draws its
-    report. It is logged as an artifact in the folder 'plots', and shown in a notebook. Of the keys that there is room
-    for, a bounded number of points is kept, each the mean of equally many neighbours, so memory and checkpoints stay
-    small; a resumed run draws the curves from the beginning. The loss of single batches is drawn faintly behind the
-    mean over the batches around each. Learning rates need no other callback; those that are tensors on a GPU are read
-    when the run is saved or ends, so training never waits for them.
+    report. It is logged as an artifact in the folder 'plots', and shown in a notebook. Only curves that fit in the
+    picture are kept, each with a bounded number of points that are means over equally many neighbors, so memory and
+    checkpoints stay small; a resumed run draws the curves from the beginning. The loss of single batches is drawn
+    faintly behind the mean over the batches around each. Learning rates need no other callback; those that are tensors
+    on a GPU are read when the run is saved or ends, so training never waits for them.
 
     Args:
         filename: name of the picture; its suffix determines the format.
@@ -84,7 +84,7 @@ class LearningCurves(LoggerDestination):
                     curves[key].add(record.step, value)
 
     def _begin(self, key: str) -> bool:
-        """Begin a curve, and return whether the picture has room for it; one that comes after it makes room."""
+        """Begin a curve and return whether it fits in the picture. Curves that sort after it may be dropped for it."""
         self._curves[key] = Curve()
         drawn = {name for names in panels(self._curves).values() for name in names}
         for name in self._curves.keys() - drawn:

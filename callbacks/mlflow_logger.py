@@ -231,7 +231,7 @@ class MLflowLogger(LoggerDestination):
             self.log_table(columns, rows, name, step=0)
         for path in summary.files:
             session.append_artifact(path, "sweep")
-        # The step: a rerun sweep has finished at least the jobs it had before.
+        # The number of finished jobs serves as the step, because it never decreases when a sweep is rerun.
         session.append_metrics([(dict(summary.metrics), int(summary.metrics["sweep/finished"]), time.time())])
         session.finish(summary.status)
         session.wait(self._close_timeout)

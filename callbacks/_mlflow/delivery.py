@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -71,6 +72,7 @@ class Delivery:
         self._attempts = LAST_ATTEMPTS if live else 1
         self._patience = LOCK_PATIENCE if live else 0.0
         self._finishing = threading.Event()
+        self._abandoned = threading.Event()
         if not live:
             self._finishing.set()
         self._is_done = False
@@ -85,10 +87,26 @@ class Delivery:
         """Have the rest sent at once, because the trainer will add nothing more or has ended."""
         self._finishing.set()
 
+    def abandon(self) -> None:
+        """Leave the rest to another delivery of the run, after what is being sent now."""
+        self._abandoned.set()
+        self._finishing.set()
+
     def run(self) -> bool:
-        """Send until the store has the whole run, which is returned, or it is left to another sender."""
-        while not self._is_done:
-            live = not self._finishing.is_set()  # asked before the spool is read, which has everything if not
+        """Send until the store has the whole run or the rest is left to another sender; return whether it has all."""
+        try:
+            self._send_all()
+        finally:
+            self._stop_sampling()
+            if self._lock is not None:
+                self._lock.close()
+            self.stopped.set()
+            self._report({"stopped": True, "complete": self.complete})
+        return self.complete
+
+    def _send_all(self) -> None:
+        while not self._is_done and not self._abandoned.is_set():
+            live = not self._finishing.is_set()  # checked before the spool is read, which is complete if not
             try:
                 pause = 0.0 if self._send(live) else SEND_INTERVAL
                 self._failures = 0
@@ -102,16 +120,12 @@ class Delivery:
                 self._finishing.wait(pause)
             elif not self._is_done:
                 time.sleep(pause)
-        self._stop_sampling()
-        if self._lock is not None:
-            self._lock.close()
-        self.stopped.set()
-        self._report({"stopped": True, "complete": self.complete})
-        return self.complete
 
     def _send(self, live: bool) -> bool:
         """Send a chunk, and return whether there may be more."""
-        self._lock = self._lock or lock_file(self._folder / "writer.lock", self._patience)
+        self._lock = self._lock or lock_file(self._folder / "writer.lock", 0.0 if live else self._patience)
+        if self._lock is None and live:
+            return False  # the writer of an earlier session still sends
         if self._lock is None:
             raise BlockingIOError(f"another process is sending {self._spool}")
         sink = self._sink = self._sink or self._open()
@@ -228,13 +242,18 @@ class Delivery:
             del self._sampler.samples[: len(taken)]
 
     def _tell(self, kind: str, text: str) -> None:
-        text = without_those_of(self._target["tracking_uri"], text)
-        print(text, file=sys.stderr, flush=True)
+        text = self._print(text)
         self._report({kind: text})
 
     def _print_trace(self) -> None:
-        trace = without_those_of(self._target["tracking_uri"], traceback.format_exc())
-        print(trace, file=sys.stderr, flush=True)
+        self._print(traceback.format_exc())
+
+    def _print(self, text: str) -> str:
+        """Print a text without credentials, and return it."""
+        text = without_those_of(self._target["tracking_uri"], text)
+        with suppress(OSError, ValueError):  # the log is on the disk of the run, which may be full
+            print(text, file=sys.stderr, flush=True)
+        return text
 
 
 class LoadSampler(threading.Thread):

@@ -1,4 +1,4 @@
-"""Describes a run for MLflow: its parameters, what was typed, its data sets, in words, and where it comes from.
+"""Describes a run for MLflow: its parameters, command, data sets and origin, and a description in words.
 
 Importing it imports the standard library only.
 """

@@ -51,7 +51,9 @@ def serve() -> None:
     """Serve the trainer that started this process until it has ended and everything is sent."""
     for number in HANDLED:
         signal.signal(number, signal.SIG_IGN)  # sent to all processes of a job: this one must outlive the trainer
-    os.nice(5)  # a quarter of a core that training wants too: less, and on a busy machine nothing is sent for minutes
+    # At this priority the writer still gets a quarter of a core that training also wants. At a lower one, nothing
+    # would be sent for minutes on a busy machine.
+    os.nice(5)
     set_environment()
     trainer = os.getppid()
     pipe = os.dup(1)
@@ -67,8 +69,9 @@ def serve() -> None:
     with importing(), contextlib.suppress(Exception):  # reported once there is a run
         importlib.import_module("runner.callbacks._mlflow.sink")
         importlib.import_module("runner.callbacks._mlflow.store").open_early(resolve_uri(None))
-    for line in sys.stdin:
-        writer.execute(**json.loads(line))
+    with contextlib.suppress(ValueError):  # of a trainer that was killed in the middle of a line
+        for line in sys.stdin:
+            writer.execute(**json.loads(line))
     writer.leave()
 
 
@@ -78,23 +81,23 @@ class Writer:
     def __init__(self, trainer: int, report: Callable[[dict[str, Any]], None]) -> None:
         self._trainer = trainer
         self._report = report
-        self._deliveries: dict[int, Delivery] = {}  # that are not done; of the one run left by others, by -1
+        # Unfinished deliveries by number; -1 is the delivery of a run that an earlier writer left unsent.
+        self._deliveries: dict[int, Delivery] = {}
         self._threads: list[threading.Thread] = []
         self._addresses: list[str] = []
         self._known: set[Path] = set()  # runs that are not looked for in the register again
         self._leftover = threading.Lock()
 
     def execute(self, number: int, run_dir: str = "", target: dict[str, Any] | None = None) -> None:
-        """Start a delivery, which a command with a target asks for, or finish it."""
+        """Start a delivery if the command has a target; otherwise finish the delivery with this number."""
         folder = Path(run_dir)
         if target is None:
             if delivery := self._deliveries.get(number):
                 delivery.finish()
             return
-        for earlier in list(self._deliveries.values()):
-            if earlier.run_dir == folder:  # an earlier session of the run
-                earlier.finish()
-                earlier.stopped.wait()
+        earlier = [delivery for delivery in list(self._deliveries.values()) if delivery.run_dir == folder]
+        for delivery in earlier:  # of an earlier session of the run
+            delivery.abandon()
 
         def report(news: dict[str, Any]) -> None:
             self._report({"number": number, **news})
@@ -111,7 +114,8 @@ class Writer:
         self._deliveries[number] = Delivery(folder, target, report, live=True)
         if os.getppid() != self._trainer:
             self._deliveries[number].finish()
-        thread = threading.Thread(target=self._deliver, args=(number, Path(target["cwd"])), daemon=True)
+        given = (number, Path(target["cwd"]), earlier)
+        thread = threading.Thread(target=self._deliver, args=given, daemon=True)
         thread.start()
         self._threads = [thread, *(other for other in self._threads if other.is_alive())]
 
@@ -127,7 +131,7 @@ class Writer:
         os._exit(1)  # the next writer continues after what is marked as sent
 
     def leave(self) -> None:
-        """Exit when everything is sent, or the time is up: the trainer has ended, or wants no more of this process."""
+        """Exit once everything is sent or time is up: the trainer has ended, or no longer needs this process."""
         deadline = time.monotonic() + LINGER
         self._finish()
         for thread in self._threads:
@@ -138,34 +142,44 @@ class Writer:
         for delivery in list(self._deliveries.values()):
             delivery.finish()
 
-    def _deliver(self, number: int, working_dir: Path) -> None:
-        self._deliveries[number].run()
-        del self._deliveries[number]
+    def _deliver(self, number: int, working_dir: Path, earlier: list[Delivery]) -> None:
+        """Deliver a run after earlier deliveries of it have ended, and then runs that others left unsent."""
+        for delivery in earlier:
+            delivery.stopped.wait()
+        try:
+            self._deliveries[number].run()
+        finally:
+            del self._deliveries[number]
         with self._leftover:
             for run_dir in unsent_runs(working_dir / REGISTER):
                 if run_dir not in self._known:
                     self._known.add(run_dir)
                     with contextlib.suppress(OSError):
-                        self._send_leftover(run_dir)
+                        self._send_leftover(run_dir, working_dir)
 
-    def _send_leftover(self, run_dir: Path) -> None:
+    def _send_leftover(self, run_dir: Path, working_dir: Path) -> None:
         """Deliver a run of this user that an earlier writer left unsent, unless its trainer is alive."""
         target = read_target(run_dir / "mlflow")
         target = target and with_credentials(target, self._addresses)
-        if target and not has_trainer(run_dir):
-            self._deliveries[-1] = Delivery(run_dir, target, lambda _: None, live=False, wanted=False)
-            self._deliveries[-1].run()
+        if not target or has_trainer(run_dir):
+            return
+        delivery = self._deliveries[-1] = Delivery(run_dir, target, lambda _: None, live=False, wanted=False)
+        try:
+            is_complete = delivery.run()
+        finally:
             del self._deliveries[-1]
+        if is_complete:  # its last session may have been started in another folder, with a register of its own
+            unsent_entry(run_dir, str(working_dir)).unlink(missing_ok=True)
 
 
 def sync(fields: Mapping[str, Any], run_dir: Path | None) -> bool:
     """Send unsent data of runs, print the outcome, and return whether everything is sent.
 
     Args:
-        fields: `tracking_uri`, `by_key` and `experiment_name` of this command, as in `make_target`. Runs go to this
-            address if it was chosen for this command, in the config or, except for runs whose own address was chosen in
-            theirs, by `$MLFLOW_TRACKING_URI`. Otherwise each goes to its own, and the address must be that of a run
-            that someone else made. The experiment is that of runs without their own target.
+        fields: `tracking_uri`, `by_key` and `experiment_name` of this command, as in `make_target`. The address
+            replaces a run's own if it is set in this command's config, or by `$MLFLOW_TRACKING_URI` if the run's own
+            address was not set in a config. If someone else made the run, the address must match the recorded one,
+            if any. `experiment_name` is used for runs without a target of their own.
         run_dir: folder of a run; None means all runs of this working directory that have unsent data.
     """
     if run_dir is not None and not (run_dir / "mlflow" / SPOOL).is_file():
@@ -187,7 +201,7 @@ def sync(fields: Mapping[str, Any], run_dir: Path | None) -> bool:
 
 
 def _target_of(run_dir: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the target of a run: its own if this user wrote it and chose no other store, or one in the given store."""
+    """Return the target that this user wrote for a run, at another address if one was chosen; else a new target."""
     folder = run_dir / "mlflow"
     target = read_target(folder)
     address = fields["tracking_uri"]
@@ -218,7 +232,7 @@ def _unsent_runs() -> list[Path]:
 
 
 def _is_sent(folder: Path) -> bool:
-    """Return whether the store of a run has all of its spool, or someone else made the run."""
+    """Return whether the store has a run's entire spool; also True for a run that someone else made."""
     target = read_target(folder)
     if target is None:
         return True

@@ -119,8 +119,8 @@ class Session:
             spool.append_metrics(records)
             if spool.departed != departed_before:
                 log.warning(
-                    "MLflow: batch %d was trained before with another loss; from it on the run holds the values of "
-                    "both",
+                    "MLflow: batch %d had a different loss when it was trained before; from that batch on, the run "
+                    "contains the values of both sessions",
                     spool.departed,
                 )
                 spool.append({"tags": {"runner.departed_at": str(spool.departed)}})
@@ -194,7 +194,7 @@ class Session:
         elif self._status and self._writer is not None:
             self._wait_aloud(timeout)
             if not self._complete:
-                self._warn("error", f"{self._share_sent()} was there when the run ended")
+                self._warn("error", f"{self._share_sent()} had arrived when the run ended")
 
     def wait_for_id(self, timeout: float) -> None:
         """Wait until the run has an id in MLflow, or the writer has given up."""
@@ -211,7 +211,7 @@ class Session:
         if self._stopped.wait(min(quiet, timeout)):
             return
         while (left := deadline - time.monotonic()) > 0:
-            line = f"saving to MLflow: {self._share_sent()} is there; waiting up to {left:.0f} s"
+            line = f"saving to MLflow: {self._share_sent()} has arrived; waiting up to {left:.0f} s"
             print(f"{erase}{line}", end=end, file=sys.stderr, flush=True)
             if self._stopped.wait(min(pause, left)):
                 break
@@ -243,12 +243,13 @@ class Session:
             write_sent(self._folder, Sent(self._fields["tracking_uri"], self.run_id))
         target = self._target = make_target(self._fields, before, typed_command())
         write_target(self._folder, target)
-        with contextlib.suppress(OSError):  # without an entry, it is found in `outputs/`
-            write_whole(unsent_entry(self._run_dir, target["cwd"]), str(self._run_dir))
         self.run_id = read_sent(self._folder, target["tracking_uri"]).run_id
         self._spool = spool
         identity = {"start": target["start_time"], "spool": target["spool"], "name": target["run_name"]}
         spool.append(hidden_everywhere(identity))
+        # After the line, so that a sender of what was there before it does not remove the entry.
+        with contextlib.suppress(OSError):  # without an entry, it is found in `outputs/`
+            write_whole(unsent_entry(self._run_dir, target["cwd"]), str(self._run_dir))
         self._deliver()
 
     def _deliver(self) -> None:

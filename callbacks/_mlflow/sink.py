@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import posixpath
 import re
 import shutil
 import tempfile
@@ -47,13 +48,29 @@ NAMES = r"[^/\w.\- :]"  # characters that MLflow does not accept in names
 PATHS = r"[^/\w.\- ]"  # nor in those of images and tables
 
 
+def artifact_path(path: str) -> str | None:
+    """Return a path within a run's artifacts as MLflow accepts it; None for the top folder.
+
+    Raises:
+        ValueError: it is outside of them.
+    """
+    path = posixpath.normpath(path)
+    if path == ".":
+        return None
+    try:
+        verify_artifact_path(path)
+    except mlflow.exceptions.MlflowException as error:
+        raise ValueError(error.message) from error
+    return path
+
+
 class RunSink:
     """Sends the entries of a spool to one run.
 
     SQL stores identify a metric by (key, time, step, value), so one that is sent twice is stored once. A store without
-    such a key may hold the metrics of one call twice if the writer was killed during that call. `tell` is called with
-    'refused' and a message about an entry that MLflow will never accept and that is left out, and with 'renamed' and
-    one about a name that it does not accept. Files outside of the run's folder are never read, sent or removed.
+    such a key may hold the metrics of one call twice if the writer was killed during that call. `tell` takes a kind and
+    a message: 'refused' for an entry that is left out because MLflow will never accept it, 'renamed' for a name that
+    MLflow does not accept. Files outside of the run's folder are never read, sent or removed.
     """
 
     def __init__(self, client: MlflowClient, run: Run, run_dir: Path, tell: Callable[[str, str], None]) -> None:
@@ -204,8 +221,10 @@ class RunSink:
         shutil.rmtree(folder, ignore_errors=True)
 
     def _log_text(self, entry: dict[str, Any]) -> None:
-        verify_artifact_path(entry["file"])
-        self._client.log_text(self.run_id, entry["text"], entry["file"])
+        file = artifact_path(entry["file"])
+        if file is None:
+            raise ValueError(f"file={entry['file']!r}: must be the name of a file")
+        self._client.log_text(self.run_id, entry["text"], file)
 
     def _log_table(self, entry: dict[str, Any]) -> None:
         file = f"tables/{self._key(entry['table'], PATHS)}.json"
@@ -218,11 +237,10 @@ class RunSink:
 
     def _log_artifact(self, entry: dict[str, Any]) -> None:
         path = self._own_file(entry["artifact"])
-        if entry["folder"]:
-            verify_artifact_path(entry["folder"])
-        self._client.log_artifact(self.run_id, str(path), entry["folder"])
-        if entry["folder"] in PICTURES and path.suffix == ".png":
-            self._link_in_note(f"{entry['folder']}/{path.name}")
+        folder = artifact_path(entry["folder"] or ".")
+        self._client.log_artifact(self.run_id, str(path), folder)
+        if folder in PICTURES and path.suffix == ".png":
+            self._link_in_note(f"{folder}/{path.name}")
         if path.is_relative_to(copies := self._run_dir / "mlflow" / FILES):
             shutil.rmtree(copies / path.relative_to(copies).parts[0], ignore_errors=True)
 

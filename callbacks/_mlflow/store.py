@@ -87,11 +87,11 @@ def open_store(uri: str) -> MlflowClient:
     Raises:
         TimeoutError: another process has been creating the store for a minute.
     """
+    database = database_of(uri)
+    if database is not None and (uri not in _clients or not database.exists()):
+        with _making:
+            _make_missing_store(database)
     if uri not in _clients:
-        database = database_of(uri)
-        if database is not None:
-            with _making:
-                _make_missing_store(database)
         client = MlflowClient(address_for_mlflow(uri))
         client.search_experiments(max_results=1)
         _clients[uri] = client  # only after the first call has succeeded

@@ -122,7 +122,7 @@ def artifact_location(tracking_uri: str) -> str | None:
 
 
 def unsent_entry(run_dir: Path, working_dir: str) -> Path:
-    """Return the file that names a run in the register of runs not sent completely, of the folder it was started in."""
+    """Return the path of a run's entry in the register of unsent runs in `working_dir`, where the run was started."""
     return Path(working_dir) / REGISTER / hashlib.blake2b(str(run_dir).encode(), digest_size=8).hexdigest()
 
 
@@ -173,13 +173,18 @@ def read_target(folder: Path) -> dict[str, Any] | None:
 
 
 def known_before(folder: Path) -> dict[str, Any]:
-    """Return the identity of a run, perhaps someone else's, as `before` of `make_target`; empty without a spool."""
+    """Return the identity of a run, perhaps someone else's, as `before` of `make_target`; empty without a spool.
+
+    The first line of the spool has it, or else the target, if the trainer was killed in between.
+    """
     try:
         first = next((entry for entry, _ in read_entries(folder / SPOOL) if entry is not None), {})
     except OSError:
         return {}
-    known = {"spool": first.get("spool"), "start_time": first.get("start"), "run_name": first.get("name")}
+    written = {"spool": first.get("spool"), "start_time": first.get("start"), "run_name": first.get("name")}
+    target = read_object(folder / FILE)
     checks = {"spool": is_id, "start_time": _is_time, "run_name": lambda name: isinstance(name, str)}
+    known = {key: value if checks[key](value) else target.get(key) for key, value in written.items()}
     return {key: value for key, value in known.items() if checks[key](value)}
 
 

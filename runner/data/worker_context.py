@@ -48,9 +48,9 @@ class _Queue(multiprocessing.queues.Queue):
         state["_on_queue_feeder_error"] = partial(_send_instead, weakref.ref(self))
         os.set_blocking(state["_reader"].fileno(), False)
         if not after_fork:
-            # As long as this refers to the ends of the pipe, the garbage collector does not take them with the queue.
-            # It would close them, torch's loader would then put its last item, and the thread that sends it would
-            # close the same descriptors again, which may belong to other files by then.
+            # The finalizer keeps the ends of the pipe alive when the garbage collector frees the queue. Without it,
+            # they would be closed first; torch's loader would then put its last item, and the thread that sends it
+            # would close the same descriptors a second time, when they may already belong to other files.
             weakref.finalize(self, _let_go, state["_reader"], state["_writer"]).atexit = False
 
     def _recv_bytes(self) -> bytes:

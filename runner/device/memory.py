@@ -39,7 +39,7 @@ def bytes_in_use(device: torch.device) -> int:
 
 
 def collect_garbage(device: torch.device) -> None:
-    """Free what earlier Trainers of this process left on a GPU: their parts refer to each other, so Python keeps them.
+    """Free GPU memory of earlier Trainers in this process, whose reference cycles keep it until garbage collection.
 
     Without it, the second job of a sweep would hold the first one's weights and data beside its own.
     """

@@ -154,7 +154,7 @@ def find_candidate(text: str, key: str) -> Candidate:
 
 
 def _identity(folder: Path) -> tuple[int, int]:
-    """Return what a folder has in common with its other names: links, and other paths to it."""
+    """Return the device and inode of a folder, which are the same for every link and path to it."""
     state = folder.stat()
     return state.st_dev, state.st_ino
 

@@ -125,7 +125,7 @@ def _describe(folder: Path, inside: str, changes: Sequence[_Change]) -> Iterator
         if size is None:
             yield f"{shown}, which is gone"
         elif (room := room - size) < 0:
-            yield f"{shown}, {size} bytes of {path.lstat().st_mtime_ns}"
+            yield f"{shown}, {size} bytes, modified at {path.lstat().st_mtime_ns} ns"
         elif (blob := _blob_of(path, size, len(change.blob))) != change.blob:
             yield f"{shown}, {size} bytes, blob {blob}"
 

@@ -61,6 +61,11 @@ def test_where_it_cannot_run_it_is_refused(make_trainer, language, monkeypatch: 
             "found no linear layer with sizes that are multiples",
         ),
         (
+            Float8(exclude=["*blocks.1*", "*atention*"], emulate=True),
+            {},
+            r"'\*atention\*' matches no linear layer; there are .*attention\.qkv, ",
+        ),
+        (
             Float8(RECIPES[-1], emulate=True),
             {"precision": "amp_fp16"},
             "ignores autocast on cpu: set",

@@ -192,7 +192,7 @@ def test_many_points_are_averaged_into_few():
     assert list(curves.state_dict()) == ["loss/a/total"]
 
 
-def test_of_many_curves_those_are_kept_and_shown_that_there_is_room_for(tmp_path):
+def test_only_curves_that_fit_in_the_picture_are_kept_and_drawn(tmp_path):
     curves, per_class = LearningCurves(), LearningCurves()
     classes = {f"metrics/train/PerClass/{number}": 0.1 for number in range(1000)}
     others = {"metrics/train/Accuracy": 0.5} | {f"metrics/eval/Metric{number}": 0.1 for number in range(9)}

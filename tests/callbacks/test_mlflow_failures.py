@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import resource
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow_runs import log_steps, logging_to, points, query
 from python_process import wait_until
 
 from runner.callbacks import MLflowLogger
+from runner.callbacks._mlflow.delivery import Delivery
 from runner.callbacks._mlflow.spool import Spool, read_entries
+from runner.callbacks._mlflow.target import make_target
 from runner.callbacks._mlflow.writer_process import shared_writer
+from runner.files.lock import lock_file
 
 
 def kill_writer() -> None:
@@ -67,20 +73,43 @@ def test_the_wait_at_the_end_is_bounded(
         assert 1.4 < time.monotonic() - started < 45  # by default it waits for a minute
     assert capsys.readouterr().err == ""  # nothing is said of so short a wait
     [record] = caplog.records
-    assert "0% of what was logged was there when the run ended" in record.message
+    assert "0% of what was logged had arrived when the run ended" in record.message
     kill_writer()
 
 
 def test_a_server_that_does_not_answer_holds_up_no_other_run(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        with logging_to(MLflowLogger(f"http://127.0.0.1:{deaf.getsockname()[1]}", close_timeout=0), "deaf"):
-            pass
+        for _ in range(2):  # the second session does not wait for what the first one sends
+            with logging_to(MLflowLogger(f"http://127.0.0.1:{deaf.getsockname()[1]}", close_timeout=0), "deaf"):
+                pass
         started = time.monotonic()
         with logging_to(MLflowLogger(), "r") as (state, logger):
             log_steps(state, logger, range(1, 4))
         assert time.monotonic() - started < 25  # a call to that server waits for 30 s
         kill_writer()
     assert points("loss") == [(1, 1.0), (2, 2.0), (3, 3.0)] and query("select status from runs") == [("FINISHED",)]
+
+
+def test_full_disk_of_the_log_ends_no_delivery_without_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("where a folder is wanted")
+    fields = {"tracking_uri": f"sqlite:///{tmp_path}/file/mlflow.db", "by_key": True, "experiment_name": "e"}
+    target = make_target({**fields, "run_name": "r"}, {}, ["train"])
+    spool = Spool(tmp_path / "mlflow")
+    spool.append({"start": target["start_time"], "spool": target["spool"], "name": "r"})
+    spool.close()
+    news: list[dict[str, Any]] = []
+    with open("/dev/full", "wb", buffering=0) as full:
+        monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(full, write_through=True))
+        delivery = Delivery(tmp_path, target, news.append, live=False)
+        assert not delivery.run()
+        monkeypatch.undo()
+    assert ["error" in report for report in news] == [True, False] and delivery.stopped.is_set()
+    assert news[-1] == {"stopped": True, "complete": False}
+    lock = lock_file(tmp_path / "mlflow" / "writer.lock")
+    assert lock is not None, "the delivery still has it"
+    lock.close()
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

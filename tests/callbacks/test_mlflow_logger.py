@@ -296,3 +296,15 @@ def test_parameters_are_flat_and_spelled_as_on_the_command_line() -> None:
 def test_wrong_arguments_are_named(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}={value}"):
         MLflowLogger(**{name: value})  # type: ignore[arg-type]
+
+
+def test_folder_of_an_artifact_may_be_any_relative_path(folder: Path) -> None:
+    with logging_to(MLflowLogger(), "r") as (_, logger):
+        (folder / "r").mkdir(exist_ok=True)
+        (folder / "r" / "a.txt").write_text("a")
+        for place in ("plots/", "./x//y", "."):
+            logger.log_artifact(folder / "r" / "a.txt", place)
+    [(uri,)] = query("select artifact_uri from runs")
+    stored = Path(uri.removeprefix("file://"))
+    assert {str(file.relative_to(stored)) for file in stored.rglob("a.txt")} == {"plots/a.txt", "x/y/a.txt", "a.txt"}
+    assert query("select status from runs") == [("FINISHED",)]

@@ -18,6 +18,8 @@ from python_process import PATIENCE, start_python, wait_until
 
 from runner.callbacks import MLflowLogger
 from runner.callbacks._mlflow import writer_process
+from runner.callbacks._mlflow.spool import Spool
+from runner.callbacks._mlflow.target import known_before, make_target, unsent_entry, write_target
 from runner.callbacks._mlflow.writer_process import shared_writer
 from runner.files.whole import read_object, write_whole
 
@@ -95,6 +97,33 @@ def test_a_killed_trainer_leaves_a_failed_run_with_all_its_points(folder: Path) 
     finish_child(start_child("r", "kill"), -signal.SIGKILL)
     wait_until(lambda: query("select status from runs") == [("FAILED",)])
     assert points("loss") == [(step, float(step)) for step in range(1, 51)]
+
+
+def test_entry_of_a_run_that_was_resumed_elsewhere_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with logging_to(MLflowLogger(), "outputs/a"):
+        pass
+    writer = shared_writer()
+    os.kill(writer.pid, signal.SIGKILL)  # it knows that it has sent the run
+    wait_until(lambda: not writer.alive)
+    other = folder / "other"
+    other.mkdir()
+    monkeypatch.chdir(other)
+    entry = unsent_entry(folder / "outputs" / "a", str(other))
+    write_whole(entry, str(folder / "outputs" / "a"))
+    with logging_to(MLflowLogger(f"sqlite:///{folder}/outputs/mlflow.db"), "outputs/b"):
+        pass
+    wait_until(lambda: not entry.exists())
+
+
+def test_identity_is_kept_if_the_trainer_was_killed_before_the_first_line(tmp_path: Path) -> None:
+    fields = {"tracking_uri": "sqlite:///mlflow.db", "by_key": True, "experiment_name": "e", "run_name": "r"}
+    target = make_target(fields, {}, ["train"])
+    assert known_before(tmp_path) == {}
+    spool = Spool(tmp_path)
+    write_target(tmp_path, target)
+    spool.append({"status": "FAILED", "t": 1})
+    spool.close()
+    assert known_before(tmp_path) == {key: target[key] for key in ("spool", "start_time", "run_name")}
 
 
 @pytest.mark.slow

@@ -102,7 +102,8 @@ def test_batches_that_come_out_otherwise_are_there_twice(folder: Path, caplog: p
     assert not caplog.records
     log_losses({3: math.nan, 4: 7.0, 5: 5.0, 6: 3.0, 7: 2.0}, speed=3.0)
     assert [record.message for record in caplog.records] == [
-        "MLflow: batch 4 was trained before with another loss; from it on the run holds the values of both"
+        "MLflow: batch 4 had a different loss when it was trained before; from that batch on, the run contains the "
+        "values of both sessions"
     ]
     log_losses({5: 5.0, 6: 3.0, 7: 2.0, 8: 1.0}, speed=4.0)  # of the newer future, not of the older
     assert len(caplog.records) == 1

@@ -211,7 +211,7 @@ def test_a_host_that_is_ahead_logs_the_speed_of_the_device(monkeypatch: pytest.M
 def test_a_gpu_has_done_what_is_counted():
     series, _, seconds = fit(SpeedMonitor(time_unit="seconds"), device="cuda")
     assert 0 < series["time/train"][-1] <= seconds
-    # The rate ends when the GPU has done the last batch, the time when the host has heard of it.
+    # The rate counts until the GPU finishes the last batch; the time counts until the host learns that it has.
     assert series["throughput/batches_per_sec"][-1] == pytest.approx(20 / series["time/train"][-1], rel=1e-2)
 
 

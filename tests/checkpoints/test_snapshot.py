@@ -429,7 +429,7 @@ def save_and_resume() -> None:
 @pytest.mark.parametrize("weights_only", [False, True])
 @pytest.mark.parametrize("averaged", [False, True])
 @pytest.mark.parametrize("copy", [False, True])
-def test_what_is_captured_has_arrived_on_the_host(weights_only: bool, averaged: bool, copy: bool, device: str):
+def test_capture_waits_for_copies_to_the_host(weights_only: bool, averaged: bool, copy: bool, device: str):
     with make_trainer(device=device, algorithms=[EMA("1ba")] if averaged else []) as trainer:
         trainer.fit()
         with torch.no_grad(), evaluation_weights(trainer.state):

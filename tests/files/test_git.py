@@ -170,4 +170,4 @@ def test_files_beyond_a_total_size_are_left_out_the_largest_first(repository: Pa
     made = patch().decode()
     assert made.count("# not recorded: ") == 1 and '"3.txt", 900 bytes' in made and "+++ b/2.txt" in made
     monkeypatch.setattr(patches, "DIGESTED", 100)
-    assert '"3.txt", 900 bytes of ' in patch().decode()
+    assert '"3.txt", 900 bytes, modified at ' in patch().decode()

@@ -144,7 +144,7 @@ def test_what_a_gpu_does_not_name_is_a_hint():
     assert [note for note in raised.value.__notes__ if "mode=check" in note] == raised.value.__notes__
 
 
-def test_the_first_batch_that_a_gpu_refuses_has_the_hint_too():
+def test_device_assert_in_the_first_batch_adds_a_hint():
     config = {"trainer": {}, "model": {"_target_": "own.Own"}, "data": {"_target_": "own.Data"}}
     expected = "^AcceleratorError: CUDA error: device-side assert triggered\n  mostly a label .* mode=check tries a few"
     with pytest.raises(WrongConfig, match=expected), naming_fault(config):

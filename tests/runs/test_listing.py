@@ -24,7 +24,7 @@ PLAIN = {"seed": 3, "model": {"sizes": [1, 2], "text": "a: b\n\nc"}, "data": Non
         '"seed": 1\nmodel: {a: 1}\n',
     ],
 )
-def test_a_section_is_what_it_is_in_the_whole(text: str, tmp_path: Path):
+def test_section_parsed_alone_equals_section_of_whole_config(text: str, tmp_path: Path):
     (tmp_path / CONFIG).write_text(text)
     folder = SavedFolder(tmp_path, None)
     whole = read_config(tmp_path)

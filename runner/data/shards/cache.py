@@ -20,10 +20,10 @@ PARTIAL = re.compile(r"\w+\.[0-9a-f]{8}\.(\d+)\.partial(\.raw)?")
 KEPT = ".shard"
 WHOLE = re.compile(r"[0-9a-f]{32}\.(\w+)")
 FACTS = ("json", "sha256", "lock")
-"""What is known of a shard, and its lock; they outlast the shard."""
-FACTS_AGE = 30 * 86400.0  # seconds after which facts that nobody has used are removed
-MANY = 100  # files from which on room is made for several shards at a time
-SHARE = 16  # of the limit, 1 / SHARE is then made free
+"""Suffixes of a shard's metadata and lock files, which stay when the shard is evicted."""
+FACTS_AGE = 30 * 86400.0  # seconds after which unused files of these kinds are removed
+MANY = 100  # with more files than this, each eviction makes room for several shards
+SHARE = 16  # such an eviction frees an extra 1 / SHARE of the limit
 Make = Callable[[Path, Callable[[int], None]], object]
 """Makes a file at a path, and says before each part how large the file will be with it."""
 
@@ -125,9 +125,9 @@ class ShardCache:
             raw.unlink(missing_ok=True)
 
     def _reserve(self, partial: Path, size: int, before: int, keep: Collection[str], shown: str) -> None:
-        """Make room for a file, and put an empty one there for which it is reserved.
+        """Make room for a file, and reserve it by creating the file empty.
 
-        `before` is what has been reserved for it until now.
+        `before` is the number of bytes already reserved for it.
         """
         kept = {f"{name}{KEPT}" for name in keep}
         waited_since = time.monotonic()
@@ -152,8 +152,8 @@ class ShardCache:
     def _read_taken(self) -> int | None:
         """Return how many bytes the files take at most; None if that is not known.
 
-        Reserved room is added, and nothing is subtracted until the files are looked at again. So a process that is
-        killed at any moment leaves a number that is too large, if any.
+        Reservations are added at once, but nothing is subtracted until the folder is scanned again. So a process that
+        is killed at any point leaves no number, or at worst one that is too large.
         """
         try:
             return int(self._taken.read_text())
@@ -163,7 +163,7 @@ class ShardCache:
     def _evict(self, files: list[tuple[int, int, Path]], room: int, kept: Collection[str]) -> int:
         """Remove the least recently used files until the others fit into `room`, and return how many bytes these take.
 
-        Of many files more are removed than have to be, so that not every shard looks at all of them.
+        If there are many files, more are removed than necessary, so that not every new shard has to scan the folder.
         """
         taken = sum(size for _, size, _ in files)
         if taken > room and len(files) > MANY:
@@ -179,7 +179,7 @@ class ShardCache:
     def _look(self, own: Path) -> tuple[int, list[tuple[int, int, Path]]]:
         """Return the bytes reserved by others, and the time of use, size and path of whole files, oldest first.
 
-        What killed processes have left, and facts that nobody has used for long, are removed.
+        Leftovers of killed processes are removed, and so are metadata and locks that have long been unused.
         """
         reserved = 0
         files = []

@@ -117,12 +117,22 @@ class LearningCurves(LoggerDestination):
         if self._logger is not None:
             self._logger.flush()  # the checkpoint includes everything logged before it
         self._read_rates()
-        return {key: curve.state_dict() for key, curve in self.curves.items()}
+        import torch
+
+        saved = {key: curve.saved() for key, curve in self.curves.items()}
+        points = [point for pairs, _ in saved.values() for point in pairs]
+        return {
+            # One tensor (N, 2) of steps and values for all curves: each tensor of a checkpoint takes room of its own.
+            "points": torch.tensor(points, dtype=torch.float64).reshape(-1, 2),
+            "curves": {key: [len(pairs), *facts] for key, (pairs, facts) in saved.items()},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for key, saved in state.items():
+        first = 0
+        for key, (count, whole, stride) in state["curves"].items():
             curve = (self._rates if key.startswith(RATES) else self._curves)[key] = Curve()
-            curve.load_state_dict(saved)
+            curve.restore(state["points"][first : first + count].tolist(), whole, stride)
+            first += count
 
     def _note_rates(self, state: State, batch: int) -> None:
         """Keep the learning rates as they are at a batch."""

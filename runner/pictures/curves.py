@@ -6,9 +6,8 @@ import csv
 import io
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from runner.files.printable import csv_cell
 from runner.files.whole import write_whole
@@ -51,20 +50,18 @@ class Curve:
                 for one in (self.steps, self.values)
             )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the points as float64 tensors, for a checkpoint."""
-        import torch  # here, because sweeps read curves without it
+    def saved(self) -> tuple[list[tuple[float, float]], list[int]]:
+        """Return all (step, value) pairs, with those not averaged yet at the end, and what `restore` needs beside."""
+        points = [*zip(self.steps, self.values, strict=True), *self._pending]
+        return points, [len(self.steps), self.stride]
 
-        pending = torch.tensor(self._pending, dtype=torch.float64)
-        steps, values = (torch.tensor(numbers, dtype=torch.float64) for numbers in (self.steps, self.values))
-        return {"steps": steps, "values": values, "stride": self.stride, "pending": pending}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the points of a checkpoint."""
-        self.steps = array("d", state["steps"].tolist())
-        self.values = array("d", state["values"].tolist())
-        self.stride = state["stride"]
-        self._pending = [(step, value) for step, value in state["pending"].tolist()]
+    def restore(self, points: Sequence[Sequence[float]], whole: int, stride: int) -> None:
+        """Take over what `saved` returned."""
+        pairs = [(step, value) for step, value in points]
+        self.steps = array("d", (step for step, _ in pairs[:whole]))
+        self.values = array("d", (value for _, value in pairs[:whole]))
+        self._pending = pairs[whole:]
+        self.stride = stride
 
 
 def write_curves(folder: Path, curves: Mapping[str, Curve]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -90,6 +91,13 @@ def test_a_server_that_does_not_answer_holds_up_no_other_run(folder: Path) -> No
     assert points("loss") == [(1, 1.0), (2, 2.0), (3, 3.0)] and query("select status from runs") == [("FINISHED",)]
 
 
+class FullDisk(io.StringIO):
+    """The log on a disk without room."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_full_disk_of_the_log_ends_no_delivery_without_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,11 +108,10 @@ def test_full_disk_of_the_log_ends_no_delivery_without_a_report(
     spool.append({"start": target["start_time"], "spool": target["spool"], "name": "r"})
     spool.close()
     news: list[dict[str, Any]] = []
-    with open("/dev/full", "wb", buffering=0) as full:
-        monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(full, write_through=True))
-        delivery = Delivery(tmp_path, target, news.append, live=False)
+    delivery = Delivery(tmp_path, target, news.append, live=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", FullDisk())
         assert not delivery.run()
-        monkeypatch.undo()
     assert ["error" in report for report in news] == [True, False] and delivery.stopped.is_set()
     assert news[-1] == {"stopped": True, "complete": False}
     lock = lock_file(tmp_path / "mlflow" / "writer.lock")

@@ -15,9 +15,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from runner.callbacks._mlflow.failures import Deleted, explain
 from runner.callbacks._mlflow.spool import SPOOL, Sent, Spool, is_metrics, now_ms, read_entries, read_sent, write_sent
 from runner.callbacks._mlflow.target import address_for_mlflow, unsent_entry
-from runner.files.addresses import without_credentials, without_those_of
+from runner.files.addresses import without_those_of
 from runner.files.lock import lock_file
 
 if TYPE_CHECKING:
@@ -34,13 +35,6 @@ MAX_SAMPLES = 20_000  # of system metrics, about a day; while a server is away f
 PREFIX = "system/"
 
 Report = Callable[[dict[str, Any]], None]
-
-
-class Deleted(Exception):
-    """Raised for a run or experiment that was deleted in MLflow and accepts no data until it is restored.
-
-    Its data stay in the register of unsent runs until then.
-    """
 
 
 class Delivery:
@@ -292,21 +286,3 @@ class LoadSampler(threading.Thread):
         """Stop sampling. Samples that are not sent yet stay available."""
         self._finishing.set()
         self.join(1.0)
-
-
-def explain(error: Exception, tracking_uri: str) -> str:
-    """Return what went wrong in one line, without the HTTP client's layers if the server was not reached."""
-    import requests
-
-    chain: list[BaseException] = [error]
-    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
-        chain.append(inner)
-    store = without_credentials(tracking_uri)
-    if any(isinstance(link, requests.ConnectionError) for link in chain):
-        reasons = [link.strerror for link in chain if isinstance(link, OSError) and link.strerror]
-        return f"{store} cannot be reached ({reasons[-1] if reasons else 'the connection broke off'})"
-    if any(isinstance(link, requests.Timeout) for link in chain):
-        return f"{store} does not answer"
-    if isinstance(error, Deleted):
-        return str(error)
-    return f"{type(error).__name__}: {' '.join(without_those_of(tracking_uri, str(error)).split())[:500]}"

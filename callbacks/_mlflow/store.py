@@ -14,8 +14,8 @@ import requests
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run
 
-from runner.callbacks._mlflow.delivery import Deleted, explain
 from runner.callbacks._mlflow.description import origin_tags
+from runner.callbacks._mlflow.failures import Deleted, explain
 from runner.callbacks._mlflow.spool import is_id
 from runner.callbacks._mlflow.target import address_for_mlflow, artifact_location, database_of, sqlite_uri
 from runner.files.lock import lock_file

@@ -1,0 +1,30 @@
+"""What goes wrong with MLflow, in one line and without credentials."""
+
+from __future__ import annotations
+
+from runner.files.addresses import without_credentials, without_those_of
+
+
+class Deleted(Exception):
+    """Raised for a run or experiment that was deleted in MLflow and accepts no data until it is restored.
+
+    Its data stay in the register of unsent runs until then.
+    """
+
+
+def explain(error: Exception, tracking_uri: str) -> str:
+    """Return what went wrong in one line, without the HTTP client's layers if the server was not reached."""
+    import requests
+
+    chain: list[BaseException] = [error]
+    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(inner)
+    store = without_credentials(tracking_uri)
+    if any(isinstance(link, requests.ConnectionError) for link in chain):
+        reasons = [link.strerror for link in chain if isinstance(link, OSError) and link.strerror]
+        return f"{store} cannot be reached ({reasons[-1] if reasons else 'the connection broke off'})"
+    if any(isinstance(link, requests.Timeout) for link in chain):
+        return f"{store} does not answer"
+    if isinstance(error, Deleted):
+        return str(error)
+    return f"{type(error).__name__}: {' '.join(without_those_of(tracking_uri, str(error)).split())[:500]}"

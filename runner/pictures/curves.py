@@ -51,7 +51,7 @@ class Curve:
             )
 
     def saved(self) -> tuple[list[tuple[float, float]], list[int]]:
-        """Return all (step, value) pairs, with those not averaged yet at the end, and what `restore` needs beside."""
+        """Return all (step, value) pairs, those not averaged yet last, and the other arguments of `restore`."""
         points = [*zip(self.steps, self.values, strict=True), *self._pending]
         return points, [len(self.steps), self.stride]
 

@@ -259,7 +259,7 @@ def _expand(word: str) -> Iterator[Path]:
 
 
 def _flat(run: SavedFolder) -> dict[str, Any]:
-    """Return the part of a run's config that is trained with, by dotted key."""
+    """Return the part of a run's config that affects training, by dotted key."""
     flat: dict[str, Any] = {}
 
     def add(key: str, value: Any) -> None:

@@ -9,6 +9,7 @@ import os
 import stat
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,10 +39,13 @@ class _Change(NamedTuple):
 
 def git_commit() -> str | None:
     """Return the commit of the working directory; None outside of a repository, or in one without commits."""
-    try:
-        return os.fsdecode(git("rev-parse", "--verify", "--quiet", "HEAD")).strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
+    with suppress(OSError, subprocess.SubprocessError):
+        return _commit()
+    return None
+
+
+def _commit() -> str:
+    return os.fsdecode(git("rev-parse", "--verify", "--quiet", "HEAD")).strip()
 
 
 def patch() -> bytes:
@@ -51,7 +55,7 @@ def patch() -> bytes:
     instead, with their size and digest. A warning says what cannot be recorded.
     """
     try:
-        git("rev-parse", "--verify", "--quiet", "HEAD")
+        _commit()
         root = root_of()
         parts = [_patch(folder, root) for folder in (root, *submodules(root))]
     except (OSError, subprocess.SubprocessError) as error:
@@ -140,7 +144,7 @@ def _size_of(path: Path) -> int | None:
 
 
 def _blob_of(path: Path, size: int, length: int) -> str:
-    """Return git's digest of a file's content, of so many hexadecimal digits."""
+    """Return git's digest of a file's content, `length` hexadecimal digits: 40 of SHA-1 or 64 of SHA-256."""
     digest = hashlib.sha1(usedforsecurity=False) if length == 40 else hashlib.sha256()
     digest.update(f"blob {size}\0".encode())
     with path.open("rb") as file:

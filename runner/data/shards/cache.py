@@ -18,8 +18,8 @@ from runner.files.lock import PATIENCE, alone, size_of
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PARTIAL = re.compile(r"\w+\.[0-9a-f]{8}\.(\d+)\.partial(\.raw)?")
 KEPT = ".shard"
-WHOLE = re.compile(r"[0-9a-f]{32}\.(\w+)")
-FACTS = ("json", "sha256", "lock")
+OURS = re.compile(r"[0-9a-f]{32}\.\w+")
+FACTS = (".json", ".sha256", ".lock")
 """Suffixes of a shard's metadata and lock files, which stay when the shard is evicted."""
 FACTS_AGE = 30 * 86400.0  # seconds after which unused files of these kinds are removed
 MANY = 100  # with more files than this, each eviction makes room for several shards
@@ -189,10 +189,10 @@ class ShardCache:
                 state = path.stat()
             except FileNotFoundError:
                 continue
-            whole = WHOLE.fullmatch(path.name)
-            if whole and f".{whole[1]}" == KEPT:  # other files in the folder are not the cache's
+            is_ours = OURS.fullmatch(path.name)  # other files in the folder are left alone
+            if is_ours and path.suffix == KEPT:
                 files.append((state.st_mtime_ns, state.st_size, path))
-            elif whole and whole[1] in FACTS and now - state.st_mtime > FACTS_AGE:
+            elif is_ours and path.suffix in FACTS and now - state.st_mtime > FACTS_AGE:
                 path.unlink(missing_ok=True)
             elif (partial := PARTIAL.fullmatch(path.name)) is None or path == own:
                 continue

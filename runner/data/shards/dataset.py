@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,8 @@ class ShardedDataset(Dataset[Any]):
         form = self._form
         kept = self._cache.folder / f"{self._names[shard]}.json"
         if is_description(found := read_object(kept), form):
-            os.utime(kept)  # the cache removes those that nobody uses
+            with suppress(OSError):  # it belongs to another user, or was removed a moment ago
+                os.utime(kept)  # the cache removes those that nobody uses
             return found
         with _naming(file, self._key):
             if file.is_local:

@@ -85,3 +85,26 @@ def test_facts_of_shards_are_removed_when_nobody_has_used_them_for_long(tmp_path
     fill(cache, range(3, 4))
     left = {one.name for one in tmp_path.glob(f"{1:032x}.*")}
     assert left == {f"{1:032x}.txt"} and len([*tmp_path.glob(f"{2:032x}.*")]) == 4
+
+
+def test_description_that_cannot_be_touched_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As in a folder that users share: only its owner may set the time of a file."""
+    pyarrow: Any = __import__("pyarrow.parquet")
+    for number in range(2):
+        table = pyarrow.table({"inputs": [[1.0]] * 8, "targets": [0] * 8})
+        pyarrow.parquet.write_table(table, tmp_path / f"{number}.parquet")
+    given: dict[str, Any] = {"path": str(tmp_path / "*.parquet"), "cache_dir": str(tmp_path / "cache")}
+    given |= {"num_workers": 0, "shuffle_shards": 1}
+    assert len(load_parquet_shards(**given)[0]) > 0
+    refused: list[str] = []
+    utime = os.utime
+
+    def refuse(path: Any, *arguments: Any, **named: Any) -> None:
+        if str(path).endswith(".json"):
+            refused.append(str(path))
+            raise PermissionError
+        utime(path, *arguments, **named)
+
+    monkeypatch.setattr("runner.data.shards.dataset.os.utime", refuse)
+    assert len(load_parquet_shards(**given)[0]) > 0
+    assert len(refused) == 2

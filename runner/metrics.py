@@ -10,7 +10,6 @@ Logs:
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from runner.distributed.collectives import all_reduce_sum
 from runner.distributed.ranks import get_data_parallel_group
 from runner.hooks import Callback
+from runner.libraries.torchmetrics import empty
 from runner.logger import Logger
 from runner.model import Model
 from runner.state import State
@@ -117,15 +117,6 @@ def update_metrics(model: Model, batch: Any, outputs: Any, metrics: Mapping[str,
         elif not any(getattr(part, "update_called", False) for part in metric.modules()):
             model.update_metric(batch, outputs, metric)
             empty(metric)
-
-
-def empty(metric: Any) -> None:
-    """Empty a metric's states but keep their types and dimensions, which must agree when ranks gather the states."""
-    for part in metric.modules():
-        for name, seen in getattr(part, "metric_state", {}).items():
-            joined = isinstance(seen, list) and getattr(part._reductions[name], "__name__", "") == "dim_zero_cat"
-            nothing = [torch.atleast_1d(one)[:0] for one in seen[:1]] if joined else copy.deepcopy(part._defaults[name])
-            setattr(part, name, nothing)
 
 
 def lower_is_better(name: str, metric: Any) -> bool:

@@ -186,3 +186,9 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def own_forward_methods(model: nn.Module) -> list[str]:
+    """Return the names of the methods beside `forward` with which a model's class calls its layers."""
+    names = ("eval_forward", "validate")
+    return [name for name in names if getattr(type(model), name, None) is not getattr(Model, name, None)]

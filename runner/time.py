@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from runner.failures.nearest_times import nearest_times
+from runner.nearest_times import nearest_times
 
 
 class TimeUnit(StrEnum):

@@ -32,7 +32,7 @@ from runner.fit_result import FitResult
 from runner.hooks import Algorithm, Callback
 from runner.logger import Logger
 from runner.metrics import TrainerLog, TrainMetrics, make_metrics
-from runner.model import Model
+from runner.model import Model, own_forward_methods
 from runner.optim.factories import Optimizers, existing_optimizers, make_optimizers, make_schedulers
 from runner.optim.steps import Steps, make_steps
 from runner.ordering import name_hooks
@@ -361,7 +361,7 @@ class Trainer:
         fire(Event.INIT)
         model = state.model = state.unwrapped_model
         self._layout.move(model, state.device, state.precision.weight_dtype)  # for new modules
-        self._layout.place(model, state.device)
+        self._layout.place(model, state.device, own_forward_methods(model))
         state.optimizers = make_optimizers(optimizers, model)
         rates, stepped = make_schedulers(schedulers, state.optimizers, state.progress, *self._scaling)
         batch_schedulers, epoch_schedulers = (stepped, []) if self._step_every_batch else ([], stepped)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from runner.distributed.ranks import get_data_parallel_rank, get_world_size
-from runner.metrics import empty
+from runner.libraries.torchmetrics import empty
 from runner.state import State
 
 

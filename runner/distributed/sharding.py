@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,6 @@ from runner.distributed.collectives import replicate
 from runner.distributed.deferred import Draw, deferred, fill, free
 from runner.distributed.ranks import get_data_parallel_size, get_world_size, share_samples
 from runner.distributed.saved_tensor import SavedTensor, place_of, unsaved
-from runner.model import Model
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -112,7 +111,7 @@ class Layout:
             remedy = "set parallel='ddp'" if self.parallel == "fsdp" else "set 1"
             raise ValueError(f"{self._said}: {name}.training_step would see weights in shards; {remedy}")
 
-    def reduces_in_backward(self, model: Model, microbatch_size: int | str | None) -> bool:
+    def reduces_in_backward(self, model: nn.Module, microbatch_size: int | str | None) -> bool:
         """Return whether backward averages gradients over the ranks; otherwise the steps have to."""
         if get_data_parallel_size() == 1 or self.parallel == "fsdp":
             return True
@@ -122,7 +121,7 @@ class Layout:
         # also sums the gradients of its first batch in a different order than later ones, which changes the last bit
         # with three or more ranks.
         exact = get_world_size() > 2 and torch.are_deterministic_algorithms_enabled()
-        return model.training_step is None and microbatch_size != "auto" and not exact
+        return getattr(model, "training_step", None) is None and microbatch_size != "auto" and not exact
 
     def move(self, model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
         """Move a model to this rank's device; weights without values get these first, unless they will be sharded."""
@@ -133,8 +132,11 @@ class Layout:
             fill(model)
         model.to(device, dtype)
 
-    def place(self, model: nn.Module, device: torch.device) -> None:
-        """Split and shard a model in place, after all got the weights of rank 0; no replica changes. All ranks."""
+    def place(self, model: nn.Module, device: torch.device, forward_methods: Iterable[str] = ()) -> None:
+        """Split and shard a model in place, after all got the weights of rank 0; no replica changes. All ranks.
+
+        `forward_methods` names methods that call the model's layers as `forward` does, so that they need whole weights.
+        """
         if not self.shards:
             return
         if get_world_size() == 1:
@@ -158,11 +160,11 @@ class Layout:
             # Gathering what is split in both ways takes two steps, of which torch warns for each tensor.
             logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         if self.parallel == "fsdp":
-            self._shard(model, mesh[names[: names.index("shard") + 1]])
+            self._shard(model, mesh[names[: names.index("shard") + 1]], forward_methods)
         if draws:
             fill_shards(model, device, draws)
 
-    def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
+    def _shard(self, model: nn.Module, mesh: DeviceMesh, forward_methods: Iterable[str]) -> None:
         """Shard a model in place over the ranks of a mesh."""
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
@@ -176,9 +178,8 @@ class Layout:
             fully_shard(unit, mesh=mesh, mp_policy=inner, shard_placement_fn=place)
         # By default the root would stay whole after an evaluation, and its parameters not be the optimizer's.
         fully_shard(model, mesh=mesh, reshard_after_forward=True, mp_policy=outer, shard_placement_fn=place)
-        for name in ("eval_forward", "validate"):
-            if getattr(type(model), name, None) is not getattr(Model, name, None):
-                register_fsdp_forward_method(model, name)
+        for name in forward_methods:
+            register_fsdp_forward_method(model, name)
 
     def compile(self, model: nn.Module) -> None:
         """Compile a model: as a whole, or, where it is sharded, each unit by itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
 import sys
@@ -60,6 +61,18 @@ def import_metric() -> Any:
             importlib.import_module("torchmetrics.metric")
         del vars(package)["__path__"]  # so that an import of a module in it asks for this, and loads the package first
     return importlib.import_module("torchmetrics.metric").Metric
+
+
+def empty(metric: Any) -> None:
+    """Empty a metric's states but keep their types and dimensions, which must agree when ranks gather the states."""
+    import torch
+
+    for part in metric.modules():
+        for name, values in getattr(part, "metric_state", {}).items():
+            if isinstance(values, list) and getattr(part._reductions[name], "__name__", "") == "dim_zero_cat":
+                setattr(part, name, [torch.atleast_1d(value)[:0] for value in values[:1]])
+            else:
+                setattr(part, name, copy.deepcopy(part._defaults[name]))
 
 
 class _Package(ModuleType):

@@ -13,7 +13,7 @@ from runner.config import build
 from runner.config.errors import config_errors
 from runner.distributed.job import Job
 from runner.failures.facts import WrongKey
-from runner.modes.final_test import check_test_data
+from runner.final_test import check_test_data
 from runner.runs.folder import MANIFEST
 from runner.runs.record import log_record
 from runner.runs.recording import check_objective, recording, timing

@@ -119,6 +119,7 @@ def _failing_as(crash: Mapping[str, Any], noted: ReplayedBatch) -> Iterator[None
 
 def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, begun: int) -> None:
     from runner.models.sample_losses import worst_samples
+    from runner.modes.retraining.standing import compare_digests
 
     asked = job.config["replay"]
     run = Path(job.config["run"])
@@ -178,29 +179,6 @@ def _describe(
         for place in places
     ]
     return described, [captions[place] for place in places]
-
-
-def compare_digests(run: Path, again: Path, begun: int, batch: int) -> tuple[bool | None, tuple[str, str]]:
-    """Return whether the digests of a run are equal to those of the batches trained again, None if it kept none.
-
-    Returns:
-        The answer, and a label and a text for people.
-    """
-    from runner.checkpoints.digest import PARTS, first_difference
-    from runner.distributed.ranks import get_world_size
-    from runner.modes.retraining.standing import ranks_of
-
-    ranks = ranks_of(run, batch)
-    alike = ranks == get_world_size()
-    try:
-        found = first_difference(again, run, PARTS if alike else ["samples"])
-    except (FileNotFoundError, ValueError):
-        text = f"the run kept none of batches {begun + 1} to {batch}; +callbacks=state_digest keeps them"
-        return None, ("digests", text)
-    what = "" if alike else f"samples, on {get_world_size()} of the {ranks} ranks that the run had, "
-    if found.batch is None:
-        return True, ("ok digests", f"{what}equal to the bit up to batch {found.agreed}")
-    return False, ("warning digests", f"{what}different at batch {found.batch}, in {', '.join(found.parts)}")
 
 
 def _rows(noted: ReplayedBatch, worst: list[str]) -> Iterator[tuple[str, str]]:

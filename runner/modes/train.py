@@ -17,13 +17,12 @@ from runner.distributed.job import Job
 from runner.distributed.session import Pruned, SessionOver
 from runner.event import Event
 from runner.failures.exits import exits_as_failures
-from runner.modes.final_test import check_test, evaluate_test_data
-from runner.runs.forks import planted
+from runner.final_test import check_test, evaluate_test_data
 from runner.runs.optimizer_changes import change_optimizers
 from runner.runs.record import log_record
 from runner.runs.recording import check_converged, check_objective, diverging, recording, timing
 from runner.runs.restarting import restarting
-from runner.runs.result import Objective
+from runner.runs.result import Objective, objectives_of
 
 if TYPE_CHECKING:
     from runner.state import State
@@ -41,7 +40,10 @@ def train(job: Job) -> Objective:
     with suppress(Pruned), diverging(), recording(job) as result, exits_as_failures(), restarting(job):
         with config_errors():
             job = replace(job, config=settled(job.config))
-            job = replace(job, config=planted(job))
+            if job.config["at"] is not None:
+                from runner.modes.retraining.trunk import begin_fork  # imports torch
+
+                job = replace(job, config=begin_fork(job))
             trainer = build.build(job.config, Path(job.run_dir), job.run_name)
         # Imports torch, which `build` has imported by now.
         from runner.modes.diagnosis import noting_first_batch, refusing_first_batch
@@ -110,5 +112,5 @@ def record(trainer: Trainer, job: Job) -> None:
     check_trainable(state, job.may_be_over)
     check_length(job.config, end, state.train_dataloader_len)
     check_objective(state, job.config["objective"])
-    check_test(state, job.config)
+    check_test(state, job.config["test"], objectives_of(job.config["objective"]))
     log_record(trainer.logger, job, state.resumed_from)

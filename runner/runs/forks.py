@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.checkpoints.history import checkpoint_before, read_time
+from runner.checkpoints.history import checkpoint_before
 from runner.config.command_line import typed_value
-from runner.distributed.environment import is_rank_zero
-from runner.distributed.job import Job
 from runner.failures.facts import WrongKey
-from runner.files.whole import link_or_copy, read_object
-
-PARENT = "runner.parent"
-"""The tag with the folder of the parent."""
-FORKED_AT = "runner.forked_at"
-"""The tag with the batch after which a fork begins."""
-FOLDER = "fork"
-"""The subfolder of a fork's folder that holds the checkpoint it began with, whatever becomes of the parent's."""
+from runner.files.whole import read_object
+from runner.runs.recording import FORKED_AT, PARENT
 
 
 def fork_batch(arguments: Sequence[str]) -> int | None:
@@ -50,33 +40,3 @@ def find_fork(config: Mapping[str, Any], run_dir: str | None) -> tuple[str | Non
     if re.fullmatch(r"[0-9a-f]{32}", str(run_id)):
         tags["mlflow.parentRunId"] = str(run_id)  # MLflow shows the fork below its parent
     return (None if checkpoint is None else str(checkpoint)), tags
-
-
-def planted(job: Job) -> dict[str, Any]:
-    """Return a config that resumes from a checkpoint in the fork's own folder, if it is a fork. All ranks.
-
-    Where the parent has a checkpoint of that batch, it is a copy, which shares its blocks on the disk with the original
-    where the file system can do that. Otherwise the batches after the parent's last checkpoint are retrained. It stays
-    when the parent deletes old checkpoints, or is deleted itself.
-
-    Raises:
-        WrongKey: the parent has no such batch.
-        OSError: the checkpoint cannot be written.
-    """
-    config = job.config
-    run_dir = Path(job.run_dir)
-    source = None if config["resume"] is None else Path(config["resume"])
-    if config["at"] is None or (source is not None and source.is_relative_to(run_dir)):
-        return config
-    batch = int(job.tags[FORKED_AT])
-    if source is None or read_time(source).batch != batch:
-        from runner.modes.retraining.trunk import train_trunk  # imports torch
-
-        path = train_trunk(job, Path(job.tags[PARENT]), batch, run_dir / FOLDER / f"ba{batch}")
-        return {**config, "resume": str(path)}
-    copy = run_dir / FOLDER / source.name
-    if is_rank_zero() and not copy.exists():
-        partial = copy.with_name(f".{copy.name}.partial-{os.getpid()}")
-        shutil.copytree(source, partial, copy_function=link_or_copy)
-        partial.rename(copy)
-    return {**config, "resume": str(copy)}

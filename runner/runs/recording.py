@@ -24,7 +24,6 @@ from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
 from runner.files.whole import read_bounded
 from runner.metric_choice import metrics_named
-from runner.runs.forks import FORKED_AT, PARENT
 from runner.runs.listing import LARGEST, load_plain
 from runner.runs.load import LoadMeter
 from runner.runs.result import TIME, Result, objectives_of, read_result
@@ -34,6 +33,11 @@ if TYPE_CHECKING:
     from runner.state import State
 
 log = logging.getLogger("runner")
+
+PARENT = "runner.parent"
+"""The tag with the folder of the parent."""
+FORKED_AT = "runner.forked_at"
+"""The tag with the batch after which a fork begins."""
 
 # Keys that do not affect training.
 _NO_PART = (*OF_THE_COMMAND, "run_name")

@@ -31,12 +31,13 @@ from runner.distributed.shares import refuse_unsharded
 from runner.evaluator import ensure_evaluators
 from runner.event import Event
 from runner.failures.facts import annotate
+from runner.final_test import check_test
 from runner.hooks import Callback
 from runner.modes.checking.lint import find_mistakes
 from runner.modes.checking.one_batch import OneBatch, TrialData
 from runner.modes.checking.sizes import Sizes, at_peak, describe_groups, measure, size_of
 from runner.modes.diagnosis import NO_CHOICES, Choices, hook_at_fault, naming_fault
-from runner.modes.final_test import check_test
+from runner.runs.result import objectives_of
 from runner.state import State
 from runner.trainer import Trainer
 
@@ -221,7 +222,7 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings) -
             **parts,
         )
         with trainer:
-            check_test(trainer.state, config)
+            check_test(trainer.state, config["test"], objectives_of(config["objective"]))
             trainer.fit()
             if data.evaluators:
                 trainer.eval()

@@ -143,3 +143,25 @@ def _planned_end(state: State) -> int | None:
         return int(convert(state.max_duration, TimeUnit.BATCH, None, state.train_dataloader_len))
     except ValueError:
         return None
+
+
+def compare_digests(run: Path, again: Path, begun: int, batch: int) -> tuple[bool | None, tuple[str, str]]:
+    """Return whether the digests of a run are equal to those of the batches trained again, None if it kept none.
+
+    Returns:
+        The answer, and a label and a text for people.
+    """
+    from runner.checkpoints.digest import PARTS, first_difference
+    from runner.distributed.ranks import get_world_size
+
+    ranks = ranks_of(run, batch)
+    alike = ranks == get_world_size()
+    try:
+        found = first_difference(again, run, PARTS if alike else ["samples"])
+    except (FileNotFoundError, ValueError):
+        text = f"the run kept none of batches {begun + 1} to {batch}; +callbacks=state_digest keeps them"
+        return None, ("digests", text)
+    what = "" if alike else f"samples, on {get_world_size()} of the {ranks} ranks that the run had, "
+    if found.batch is None:
+        return True, ("ok digests", f"{what}equal to the bit up to batch {found.agreed}")
+    return False, ("warning digests", f"{what}different at batch {found.batch}, in {', '.join(found.parts)}")

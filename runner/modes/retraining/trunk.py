@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from runner.checkpoints.history import read_time
 from runner.checkpoints.snapshot import save_checkpoint
 from runner.config import build
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
+from runner.files.whole import link_or_copy
 from runner.hooks import Callback
-from runner.modes.replay import compare_digests
-from runner.modes.retraining.standing import check_reached, standing_before
+from runner.modes.retraining.standing import check_reached, compare_digests, standing_before
+from runner.runs.recording import FORKED_AT, PARENT
 from runner.terminal.console import print_block, show_path
 
 if TYPE_CHECKING:
     from runner.logger import Logger
     from runner.state import State
 
+FOLDER = "fork"
+"""The subfolder of a fork's folder that holds the checkpoint it began with, whatever becomes of the parent's."""
 CURVES = "runner.callbacks.LearningCurves"
 
 
@@ -36,7 +42,35 @@ class _SaveAt(Callback):
                 one.evaluated_at = self.batch  # the fork evaluates what is due here
 
 
-def train_trunk(job: Job, parent: Path, batch: int, path: Path) -> Path:
+def begin_fork(job: Job) -> dict[str, Any]:
+    """Return the config of a fork, which resumes from a checkpoint in the fork's own folder. All ranks.
+
+    Where the parent has a checkpoint of that batch, it is a copy, which shares its blocks on the disk with the original
+    where the file system can do that. Otherwise the batches after the parent's last checkpoint are retrained. It stays
+    when the parent deletes old checkpoints, or is deleted itself.
+
+    Raises:
+        WrongKey: the parent has no such batch.
+        OSError: the checkpoint cannot be written.
+    """
+    config = job.config
+    run_dir = Path(job.run_dir)
+    source = None if config["resume"] is None else Path(config["resume"])
+    if source is not None and source.is_relative_to(run_dir):
+        return config
+    batch = int(job.tags[FORKED_AT])
+    if source is None or read_time(source).batch != batch:
+        path = _train_trunk(job, Path(job.tags[PARENT]), batch, run_dir / FOLDER / f"ba{batch}")
+        return {**config, "resume": str(path)}
+    copy = run_dir / FOLDER / source.name
+    if is_rank_zero() and not copy.exists():
+        partial = copy.with_name(f".{copy.name}.partial-{os.getpid()}")
+        shutil.copytree(source, partial, copy_function=link_or_copy)
+        partial.rename(copy)
+    return {**config, "resume": str(copy)}
+
+
+def _train_trunk(job: Job, parent: Path, batch: int, path: Path) -> Path:
     """Train a parent from its last checkpoint up to a batch, save it at `path`, and return `path`. All ranks.
 
     It is trained with the parent's config, on the fork's ranks and device. Of the parent's callbacks, those run that a

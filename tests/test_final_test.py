@@ -21,8 +21,8 @@ from runner.config import build
 from runner.config.errors import WrongConfig
 from runner.data import TensorLoader
 from runner.evaluator import with_test
+from runner.final_test import check_test, evaluate_test_data
 from runner.modes.checking import dry_run
-from runner.modes.final_test import check_test, evaluate_test_data
 
 SHORT = (
     *("model=mlp", "data.batch_size=400", "trainer.max_duration=3ep", "callbacks=[mlflow_logger,checkpoint_saver]"),
@@ -144,7 +144,7 @@ def test_what_cannot_be_tested_is_refused_before_training(
 def test_what_can_be_tested_is_accepted(tmp_path: Path):
     for monitor in ("loss", "eval/loss", "train/MulticlassAccuracy"):
         with make_trainer(tmp_path / "run", CheckpointSaver(monitor=monitor)) as trainer:
-            check_test(trainer.state, {"test": "best", "objective": "test/loss"})
+            check_test(trainer.state, "best", ["test/loss"])
 
 
 def test_test_data_with_an_interval_is_refused():

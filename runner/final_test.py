@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.checks import refuse_if
 from runner.metric_choice import short_name
-from runner.runs.result import objectives_of
 
 if TYPE_CHECKING:
     from runner.evaluator import Evaluator
@@ -19,11 +18,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("runner")
 
 
-def check_test(state: State, config: Mapping[str, Any]) -> None:
-    """Check, before training, that there is something to test."""
-    test = config["test"]
+def check_test(state: State, test: str | None, objectives: Iterable[str]) -> None:
+    """Check, before training, that there is something to test, and that every objective on test data is measured."""
     untested = {one.label for one in _tests(state)} if test is None else ()
-    for objective in objectives_of(config["objective"]):
+    for objective in objectives:
         reason = "test data is evaluated only with test=best or test=last; add one"
         refuse_if(short_name(objective).partition("/")[0] in untested, "objective", objective, reason)
     if test is not None:

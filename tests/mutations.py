@@ -1659,7 +1659,7 @@ FAULTS = (
     ),
     Fault(
         "forks: the checkpoint stays with the parent",
-        "runner/runs/forks.py",
+        "runner/modes/retraining/trunk.py",
         'return {**config, "resume": str(copy)}',
         "return config",
         "runs/test_forks.py",

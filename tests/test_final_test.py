@@ -23,6 +23,7 @@ from runner.data import TensorLoader
 from runner.evaluator import with_test
 from runner.final_test import check_test, evaluate_test_data
 from runner.modes.checking import dry_run
+from runner.runs.result import objectives_of
 
 SHORT = (
     *("model=mlp", "data.batch_size=400", "trainer.max_duration=3ep", "callbacks=[mlflow_logger,checkpoint_saver]"),
@@ -138,7 +139,7 @@ def test_what_cannot_be_tested_is_refused_before_training(
         make_trainer(tmp_path / "run", saver, **arguments) as trainer,
         pytest.raises(ValueError, match=said),
     ):
-        check_test(trainer.state, {"test": None, "objective": None, **config})
+        check_test(trainer.state, config.get("test"), objectives_of(config.get("objective")))
 
 
 def test_what_can_be_tested_is_accepted(tmp_path: Path):

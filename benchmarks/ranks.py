@@ -1,9 +1,10 @@
-"""What the trainer costs on two ranks: training, evaluation and prediction, against loops written by hand.
+"""What the trainer costs on several ranks: training, evaluation and prediction, against loops written by hand.
 
     python benchmarks/ranks.py                # an MLP for digits, and a small GPT: about two minutes
     python benchmarks/ranks.py --clock cpu    # the same by CPU time, for a machine that others use
+    python benchmarks/ranks.py --ranks 4      # two by default
 
-Two processes of one thread each, which average gradients over gloo, read batches that are there already, from a list. A
+Processes of one thread each, which average gradients over gloo, read batches that are there already, from a list. A
 careful person's loop with torch's DistributedDataParallel and the trainer take turns, many short rounds each, by the
 clock of rank 0. The ratio is taken round by round; printed are the median ratio and its quartiles. In an evaluation
 both sides average the loss over all samples, in a prediction both keep the outputs; what `Trainer.eval` and
@@ -212,13 +213,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=25, help="that count, of each kind (default 25)")
     parser.add_argument("--tasks", nargs="*", default=[*TASKS], choices=TASKS, help="which networks")
     parser.add_argument("--clock", default="wall", choices=CLOCKS, help="time that passes, or that of a rank's threads")
+    parser.add_argument("--ranks", type=int, default=2, help="how many (default 2)")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     failed = False
     for name in arguments.tasks:
         with tempfile.TemporaryDirectory() as folder:
-            found = start(partial(measure, name, arguments.rounds, CLOCKS[arguments.clock]), 2, Path(folder))
-        print(f"\n{name} on two ranks, {arguments.clock} clock", flush=True)
+            measured = partial(measure, name, arguments.rounds, CLOCKS[arguments.clock])
+            found = start(measured, arguments.ranks, Path(folder))
+        print(f"\n{name} on {arguments.ranks} ranks, {arguments.clock} clock", flush=True)
         for kind in KINDS:
             failed |= print_ratios(found[kind], LIMITS)
     return int(failed)

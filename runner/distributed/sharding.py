@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -252,6 +252,12 @@ def is_sharded(value: Tensor | nn.Module) -> bool:
     if isinstance(value, nn.Module):
         return any(map(is_sharded, value.parameters()))
     return hasattr(value, "full_tensor")
+
+
+def any_sharded(tensors: Iterable[Tensor]) -> bool:
+    """Return whether this rank holds only a part of any of some tensors."""
+    # Asked of each class once: asking each tensor takes as long as a norm of a small one.
+    return any(hasattr(kind, "full_tensor") for kind in set(map(type, tensors)))
 
 
 def local(tensor: Any) -> Tensor:

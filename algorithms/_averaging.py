@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from runner import Algorithm, Interval, Logger, State, Time, TimeUnit, get_global_rank, get_world_size
 from runner.batch import to_device
 from runner.checks import check_whole
-from runner.distributed.sharding import is_sharded, like, local
+from runner.distributed.sharding import any_sharded, is_sharded, like, local
 from runner.model import in_eval_mode
 from runner.models.beginning import BATCH_NORMS
 from runner.optim.scheduled_rates import ScheduledRates
@@ -32,11 +32,16 @@ def wide_copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to(wide, copy=True)
 
 
+def _parts(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return this rank's parts of tensors; those of a model that is not sharded as they are."""
+    return [*(map(local, tensors) if any_sharded(tensors) else tensors)]
+
+
 @torch.no_grad()
 def copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Copy tensors in place, in one fused operation; of sharded tensors, each rank copies its part."""
     if into:
-        torch._foreach_copy_([*map(local, into)], [*map(local, values)])  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_copy_(_parts(into), _parts(values))  # pyright: ignore[reportPrivateImportUsage]
 
 
 @torch.no_grad()
@@ -48,8 +53,9 @@ def move_towards(averages: Sequence[Tensor], values: Sequence[Tensor], weight: f
         values: tensors of the same shapes, in the averages' precision or a lower one.
         weight: weight of the values, in [0, 1].
     """
-    averages = [*map(local, averages)]
-    values = [local(value).to(average.dtype) for average, value in zip(averages, values, strict=True)]
+    averages = _parts(averages)
+    pairs = zip(averages, _parts(values), strict=True)
+    values = [value if value.dtype == average.dtype else value.to(average.dtype) for average, value in pairs]
     torch._foreach_lerp_(averages, values, weight)  # pyright: ignore[reportPrivateImportUsage]
 
 

@@ -38,8 +38,8 @@ from _ranks import Found, runs, start
 
 from runner import Callback, LanguageModel, Trainer
 from runner.callbacks import CheckpointSaver
-from runner.checkpoints.digest import digest
 from runner.checkpoints.files import read_file
+from runner.checkpoints.hashing import digest
 from runner.data import TensorLoader
 from runner.distributed.ranks import get_global_rank
 from runner.distributed.sharding import local

@@ -16,17 +16,24 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy
+import torch
+from torch import nn
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 from many_runs import write_many  # type: ignore[import-not-found] (a file of the tests)
 
+from runner import Callback, ClassificationModel, Trainer
+from runner.callbacks import InMemoryLogger, OptimizerMonitor, StateDigest
+from runner.data import TensorLoader
 from runner.data.shards.cache import ShardCache
 from runner.runs.patch import patch
 
@@ -93,7 +100,92 @@ def table_of_runs(runs: int) -> float:
         return cpu_seconds() - began
 
 
+class ManyTensors(nn.Module):
+    """A network of so many parameters, each of a few numbers."""
+
+    def __init__(self, tensors: int, numbers: int = 8) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(torch.full((numbers,), 0.01) for _ in range(tensors))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return logits `(N, 2)` for inputs `(N, 2)`."""
+        return inputs * torch.stack([part[0] for part in self.parts]).sum()
+
+
+def make_trainer(folder: str, module: nn.Module, batches: int = 1, callbacks: Sequence[Callback] = ()) -> Trainer:
+    """Return a trainer of so many batches."""
+    return Trainer(
+        model=ClassificationModel(module, 2),
+        train_dataloader=TensorLoader(torch.rand(batches, 2), torch.zeros(batches).long(), batch_size=1, shuffle=False),
+        optimizers=lambda parameters: torch.optim.AdamW(parameters, foreach=True),
+        max_duration="1ep",
+        callbacks=[*callbacks],
+        loggers=[InMemoryLogger()],
+        device="cpu",
+        run_dir=folder,
+    )
+
+
+class Ends(Callback):
+    """Notes the CPU time at the end of each batch."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def batch_checkpoint(self, state: Any, logger: Any) -> None:
+        """Note the time."""
+        self.times.append(time.process_time())
+
+
+def step(tensors: int, callback: Callable[[], Callback] | None = None) -> float:
+    """Return the CPU seconds of a training step with so many parameters."""
+    ends = Ends()
+    callbacks = [ends] if callback is None else [callback(), ends]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        make_trainer(folder, ManyTensors(tensors), 22, callbacks) as trainer,
+    ):
+        trainer.fit()
+    return (ends.times[-1] - ends.times[1]) / 20
+
+
+def trainer_with(callbacks: int) -> float:
+    """Return the CPU seconds it takes to make a trainer with so many callbacks."""
+    with tempfile.TemporaryDirectory() as folder:
+        watching = [Ends() for _ in range(callbacks)]
+        began = cpu_seconds()
+        with make_trainer(folder, ManyTensors(1), callbacks=watching):
+            return cpu_seconds() - began
+
+
+def checkpoint(megabytes: int) -> float:
+    """Return the CPU seconds of a checkpoint of this size, its weights and Adam's averages."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        make_trainer(folder, ManyTensors(16, megabytes * 1_000_000 // (16 * 3 * 4))) as trainer,
+    ):
+        trainer.fit()
+        began = cpu_seconds()
+        for number in range(5):
+            trainer.save_checkpoint(Path(folder, str(number)))
+        return (cpu_seconds() - began) / 5
+
+
+TENSORS = (100, 500, 2_000)
+"""The exponent of a bare step is up to 1.07, as larger steps leave the processor's caches."""
+
 COSTS = (
+    Cost("a step", "tensors", TENSORS, step, 1.2),
+    Cost(
+        "a step with optimizer_monitor",
+        "tensors",
+        TENSORS,
+        partial(step, callback=lambda: OptimizerMonitor(True, 1)),
+        1.2,
+    ),
+    Cost("a step with state_digest", "tensors", TENSORS, partial(step, callback=lambda: StateDigest("1ba")), 1.2),
+    Cost("a trainer", "callbacks", (100, 300, 1_000), trainer_with, 1.1),
+    Cost("a checkpoint", "megabytes", (1, 10, 100), checkpoint, 1.05),
     Cost("the table of runs", "runs", (1_000, 3_000, 10_000), table_of_runs, 1.0),
     Cost("a shard in a cache", "files", (1_000, 4_000, 16_000, 40_000), partial(shard_in_cache, full=False), 0.3),
     Cost("the patch beside a changed file", "megabytes", (1, 10, 100), changed_file, 0.5),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -81,9 +81,11 @@ class OptimizerMonitor(Callback):
         self._metrics = {f"l2_norm/grad/{name}": norm for name, norm in zip(self._parameters, norms, strict=True)}
         self._metrics["l2_norm/grad/global"] = torch.linalg.vector_norm(torch.stack([*norms]))
         is_first = state.timestamp.batch == 0  # the first step creates the momenta
-        if self.log_optimizer_metrics and (is_first or any(one is not None for one in self._moments(state))):
-            # One fused operation makes a negated copy, to which another later adds the new weights.
-            self._changes = torch._foreach_neg(self._weights())  # pyright: ignore[reportPrivateImportUsage]
+        if self.log_optimizer_metrics and (is_first or any(moment is not None for moment in self._moments(state))):
+            weights: list[Tensor] = [*self._parameters.values()]
+            with torch.no_grad():
+                # One fused operation makes a negated copy, to which another later adds the new weights.
+                self._changes = torch._foreach_neg(weights)  # pyright: ignore[reportPrivateImportUsage]
 
     def _due_after(self, batch: int) -> int:
         interval = self.batch_log_interval
@@ -92,24 +94,28 @@ class OptimizerMonitor(Callback):
     def _add_optimizer_metrics(self, state: State) -> None:
         import torch
 
-        weights = self._weights()
-        torch._foreach_add_(self._changes, weights)  # pyright: ignore[reportPrivateImportUsage]
-        found = zip(self._parameters, self._moments(state), weights, self._changes, strict=True)
-        tensors: dict[str, Tensor] = {}
-        for name, moment, weight, change in found:
-            if moment is not None:
-                kinds = {"moment": moment, "param": weight, "update": change}
-                tensors |= {f"l2_norm/{kind}/{name}": tensor for kind, tensor in kinds.items()}
-        self._metrics |= zip(tensors, l2_norms([*tensors.values()]), strict=True)
-
-    def _weights(self) -> list[Tensor]:
-        return [parameter.detach() for parameter in self._parameters.values()]
+        weights: list[Tensor] = [*self._parameters.values()]
+        rows = [*zip(self._parameters, self._moments(state), weights, self._changes, strict=True)]
+        rows = [row for row in rows if row[1] is not None]
+        keys = [f"l2_norm/{kind}/{name}" for name, *_ in rows for kind in ("moment", "param", "update")]
+        with torch.no_grad():
+            torch._foreach_add_(self._changes, weights)  # pyright: ignore[reportPrivateImportUsage]
+            norms = l2_norms([tensor for _, *tensors in rows for tensor in tensors])
+        self._metrics |= zip(keys, norms, strict=True)
 
     def _moments(self, state: State) -> Iterator[Tensor | None]:
+        kept = [optimizer.state for optimizer in state.optimizers]
         for parameter in self._parameters.values():
-            kept = (optimizer.state.get(parameter, {}) for optimizer in state.optimizers)
-            moments = (one[key] for one in kept for key in FIRST_MOMENTS if one.get(key) is not None)
-            yield next(moments, None)
+            yield _moment([states[parameter] for states in kept if parameter in states])
+
+
+def _moment(states: Sequence[Mapping[str, Any]]) -> Tensor | None:
+    """Return the mean of past gradients among what optimizers keep for a parameter, if any."""
+    for state in states:
+        for key in FIRST_MOMENTS:
+            if state.get(key) is not None:
+                return state[key]
+    return None
 
 
 def l2_norms(tensors: Sequence[Any]) -> Sequence[Tensor]:
@@ -120,11 +126,11 @@ def l2_norms(tensors: Sequence[Any]) -> Sequence[Tensor]:
     import torch
 
     from runner.device.numbers import numbers_of
-    from runner.distributed.sharding import whole
+    from runner.distributed.sharding import any_sharded, whole
 
     if not tensors:
         return []
     tensors = [*map(numbers_of, tensors)]
     dtype = reduce(torch.promote_types, {tensor.dtype for tensor in tensors}, torch.float32)
     norms = torch._foreach_norm(list(tensors), 2, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
-    return [*map(whole, norms)]
+    return [*map(whole, norms)] if any_sharded(norms) else norms

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from runner.event import Event
 from runner.failures.facts import add_raiser
-from runner.hooks import Algorithm, Handler, Hooks
+from runner.hooks import Algorithm, Callback, Handler, Hooks
 from runner.logger import Logger
 from runner.terminal.console import describe_time
 
@@ -38,7 +39,7 @@ class Engine:
         self.state = state
         self.logger = logger
         self._closed = False
-        self._table: dict[str, tuple[Handler, ...]] = {event: tuple(self._handlers(event)) for event in Event}
+        self._table = self._make_table()
         self.on: Any = type("on", (), {})
         """A function for each event that fires it: `on.batch_start()` is `run_event(Event.BATCH_START)` without the
         lookup. They stand on a class, where Python finds them faster than on an object."""
@@ -83,13 +84,12 @@ class Engine:
         self._closed = True
         state = self.state
         first = state.error
-        everyone: list[Hooks] = [*state.callbacks, *state.algorithms, *self.logger.destinations]
+        watching: list[Hooks] = [*state.callbacks, *state.algorithms]
         steps: list[tuple[str, str, Callable[[], None]]] = [
-            *((one.config_key, "close", partial(one.close, state, self.logger)) for one in state.callbacks),
-            *((one.config_key, "close", partial(one.close, state, self.logger)) for one in state.algorithms),
+            *((one.config_key, "close", partial(one.close, state, self.logger)) for one in watching),
             ("logger", "flush", self.logger.flush),
             *((one.config_key, "close", partial(one.close, state, self.logger)) for one in self.logger.destinations),
-            *((one.config_key, "post_close", one.post_close) for one in everyone),
+            *((one.config_key, "post_close", one.post_close) for one in (*watching, *self.logger.destinations)),
             ("logger", "close", self.logger.close),
         ]
         for owner, method, step in steps:
@@ -108,19 +108,20 @@ class Engine:
         if first is not None and first is not state.error:
             raise first
 
-    def _handlers(self, event: Event) -> Iterator[Handler]:
-        algorithms: Sequence[Hooks] = self.state.algorithms
-        kinds = [algorithms, self.state.callbacks, self.logger.destinations]
-        if event.closes_bracket:
-            kinds[0] = algorithms[::-1]
-        if event is Event.INIT:
-            kinds.reverse()
-        for one in (one for kind in kinds for one in kind):
-            handler = _handler(one, event)
-            if handler is not None:
-                for watcher in self.state.callbacks:
-                    handler = watcher.wrap_handler(handler, one, event)
-                yield handler
+    def _make_table(self) -> dict[str, tuple[Handler, ...]]:
+        kinds = (self.state.algorithms, self.state.callbacks, self.logger.destinations)
+        own = {id(one): _own_handlers(one) for one in chain(*kinds)}
+        watchers = [one for one in kinds[1] if getattr(one.wrap_handler, "__func__", None) is not Callback.wrap_handler]
+
+        def handlers(event: Event) -> Iterator[Handler]:
+            ordered = (kinds[0][::-1] if event.closes_bracket else kinds[0], *kinds[1:])
+            for one in chain(*(ordered[::-1] if event is Event.INIT else ordered)):
+                if (handler := own[id(one)].get(event)) is not None:
+                    for watcher in watchers:
+                        handler = watcher.wrap_handler(handler, one, event)
+                    yield handler
+
+        return {event: tuple(handlers(event)) for event in Event}
 
     def _firing(self, event: Event, handlers: Sequence[Handler]) -> Callable[[], None]:
         """Return a function that calls the handlers of an event."""
@@ -159,11 +160,11 @@ def overrides(one: Hooks, name: str) -> bool:
     return name in vars(one) or getattr(type(one), name) is not getattr(Hooks, name)
 
 
-def _handler(one: Hooks, event: Event) -> Handler | None:
-    """Return the method that an object runs at an event, or None if it does not listen to the event."""
+def _own_handlers(one: Hooks) -> dict[Event, Handler]:
+    """Return the methods that an object runs, by event."""
     if any(overrides(one, name) for name in ("run_event", "match", "apply")):
-        return partial(one.run_event, event)
-    return getattr(one, event.value) if overrides(one, event) else None
+        return {event: partial(one.run_event, event) for event in Event}
+    return {event: getattr(one, event.value) for event in Event if overrides(one, event)}
 
 
 def _owner(handler: Handler) -> Hooks:

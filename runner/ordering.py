@@ -58,16 +58,17 @@ def sort_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
 
 def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:
     """Give each hook without a `config_key` its class name in snake case, with a number if that is taken."""
-    taken = {one.config_key for one in hooks if one.config_key}
+    taken = {one.config_key: 1 for one in hooks if one.config_key}  # and the last number tried with each
     if len({id(one) for one in hooks}) < len(hooks) or len(taken) < sum(bool(one.config_key) for one in hooks):
         name = "algorithms" if isinstance(hooks[0], Algorithm) else "callbacks"
         raise ValueError(f"{name}={hooks!r}: the same object or config_key twice; each needs its own")
     for one in hooks:
         if not one.config_key:
-            stem = snake_case(type(one).__name__)
-            numbered = (f"{stem}_{number}" for number in range(2, len(hooks) + 2))
-            one.config_key = next(key for key in (stem, *numbered) if key not in taken)
-            taken.add(one.config_key)
+            one.config_key = stem = snake_case(type(one).__name__)
+            while one.config_key in taken:
+                taken[stem] += 1
+                one.config_key = f"{stem}_{taken[stem]}"
+            taken[one.config_key] = 1
     return tuple(hooks)
 
 

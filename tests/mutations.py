@@ -1241,8 +1241,8 @@ FAULTS = (
     Fault(
         "dispatch: brackets do not nest",
         "runner/engine.py",
-        "kinds[0] = algorithms[::-1]",
-        "kinds[0] = algorithms",
+        "kinds[0][::-1] if event.closes_bracket else kinds[0]",
+        "kinds[0]",
         "test_engine.py",
     ),
     Fault(
@@ -1262,8 +1262,8 @@ FAULTS = (
     Fault(
         "dispatch: destinations come last at INIT",
         "runner/engine.py",
-        "            kinds.reverse()",
-        "            pass",
+        "ordered[::-1] if event is Event.INIT else ordered",
+        "ordered",
         "test_engine.py",
     ),
     Fault(

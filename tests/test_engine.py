@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from engine_runs import HEARD, A, C, L, make_trainer, names_at
@@ -166,3 +168,30 @@ def test_a_run_event_override_may_pass_on_to_methods_under_the_earliest_names():
     with make_trainer(callbacks=[Both()]) as trainer:
         trainer.fit()
     assert HEARD == [("both", "training_start")]
+
+
+def calls_to_make_a_trainer(callbacks: int) -> int:
+    """Calls of Python functions."""
+    count = 0
+
+    def note(frame, event, argument):
+        nonlocal count
+        count += event == "call"
+
+    watching = [Counts() for _ in range(callbacks)]
+    sys.setprofile(note)
+    try:
+        trainer = make_trainer(callbacks=watching)
+    finally:
+        sys.setprofile(None)
+    trainer.close()
+    return count
+
+
+class Counts(Callback):
+    def batch_end(self, state, logger): ...
+
+
+def test_making_a_trainer_takes_a_time_in_proportion_to_its_callbacks():
+    none, few, many = map(calls_to_make_a_trainer, (0, 20, 200))
+    assert many - none < 11 * (few - none)

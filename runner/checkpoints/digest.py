@@ -6,10 +6,8 @@ torch is not imported until there is a state to hash, so that comparing files of
 
 from __future__ import annotations
 
-import hashlib
 import json
-import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,23 +26,14 @@ MEASURED = ("loss", "gradients", "weights")
 """Parts for which a line also holds a number, under 'values'."""
 
 
-def digest(value: Any) -> str:
-    """Return a hash, 32 hexadecimal digits, of tensors, numbers, strings, lists and dicts, nested to any depth.
-
-    Tensors are compared by shape, dtype and bits, floats by their bits (0.0 is not -0.0), and dicts regardless of their
-    order. Numbers of different types differ; a list equals a tuple. Tensors on an accelerator are copied to the host.
-    """
-    found = hashlib.blake2b(digest_size=16)
-    _feed(found.update, value)
-    return found.hexdigest()
-
-
 def digest_state(state: State) -> dict[str, str]:
     """Return digests of this rank's state by part, all but `samples`; call it after a batch and before evaluations.
 
     Sharded tensors are gathered, so call it on all ranks if the model is sharded.
     """
     import torch
+
+    from runner.checkpoints.hashing import digest
 
     generators = [torch.get_rng_state()]
     if state.device.type == "cuda":
@@ -56,7 +45,7 @@ def digest_state(state: State) -> dict[str, str]:
         "randomness": generators,
         "loss": getattr(state, "total_loss", None),  # not before the first batch
         "gradients": {name: one.grad for name, one in state.unwrapped_model.named_parameters()},
-        "weights": state.unwrapped_model.state_dict(),
+        "weights": state.unwrapped_model.state_dict(keep_vars=True),  # detaching each would take as long as hashing
         "optimizer": [
             [one.state_dict() for one in (*state.optimizers, *state.schedulers)],
             state.scaler.state_dict() if state.scaler is not None else None,
@@ -78,50 +67,21 @@ def measure_state(state: State) -> dict[str, float]:
 
 def norm(tensors: Iterable[Tensor]) -> float:
     """Return the norm of all elements of some tensors together; gathers what is sharded, one tensor at a time."""
-    from runner.device.numbers import numbers_of
-    from runner.distributed.sharding import whole
-
-    return sum(float(numbers_of(whole(one.detach())).double().norm()) ** 2 for one in tensors) ** 0.5
-
-
-def _feed(update: Callable[[Any], object], value: Any) -> None:
-    """Feed a value to a hash: the type and size come before the bits, so that no two values feed the same bytes."""
-    if value is None or isinstance(value, bool | int):
-        update(f"{type(value).__name__} {value};".encode())
-    elif isinstance(value, float):
-        update(b"float " + struct.pack("<d", value))
-    elif isinstance(value, str | bytes):
-        content = value.encode() if isinstance(value, str) else value
-        update(f"{type(value).__name__} {len(content)};".encode() + content)
-    elif isinstance(value, Mapping):
-        update(f"dict {len(value)};".encode())
-        for key in sorted(value, key=repr):
-            _feed(update, key)
-            _feed(update, value[key])
-    elif isinstance(value, Sequence):
-        update(f"list {len(value)};".encode())
-        for one in value:
-            _feed(update, one)
-    else:
-        _feed_tensor(update, value)
-
-
-def _feed_tensor(update: Callable[[Any], object], tensor: Tensor) -> None:
     import torch
 
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"a {type(tensor).__name__} has no digest: state is tensors, numbers, strings, lists and dicts")
-    from runner.distributed.sharding import whole
+    from runner.device.numbers import numbers_of
+    from runner.distributed.sharding import any_sharded, whole
 
-    tensor = whole(tensor)
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_sparse().coalesce()
-        update(f"sparse {tuple(tensor.shape)};".encode())
-        _feed(update, [tensor.indices(), tensor.values()])
-        return
-    update(f"tensor {tensor.dtype} {tuple(tensor.shape)};".encode())
-    # The intended host-device sync: one tensor at a time, so that the host never holds all of them.
-    update(tensor.cpu().resolve_conj().reshape(-1).view(torch.uint8).numpy())
+    tensors = [*tensors]
+    if not tensors:
+        return 0.0
+    if any_sharded(tensors):
+        norms = [numbers_of(whole(tensor)).double().norm() for tensor in tensors]
+    else:
+        with torch.no_grad():
+            numbers = [*map(numbers_of, tensors)]
+            norms = torch._foreach_norm(numbers, 2, dtype=torch.float64)  # pyright: ignore[reportPrivateImportUsage]
+    return sum(value**2 for value in torch.stack([*norms]).tolist()) ** 0.5
 
 
 def read_digests(path: str | Path) -> list[dict[str, Any]]:

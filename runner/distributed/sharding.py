@@ -255,6 +255,12 @@ def is_sharded(value: Tensor | nn.Module) -> bool:
     return hasattr(value, "full_tensor")
 
 
+def any_sharded(tensors: Iterable[Tensor]) -> bool:
+    """Return whether this rank holds only a part of any of some tensors."""
+    # Asked of each class once: asking each tensor takes as long as a norm of a small one.
+    return any(hasattr(kind, "full_tensor") for kind in set(map(type, tensors)))
+
+
 def local(tensor: Any) -> Tensor:
     """Return this rank's part of a tensor, sharing its memory; an unsharded tensor unchanged."""
     # Around all of this, no_grad would take nine calls of Python for each tensor in each batch.

@@ -13,7 +13,7 @@ from runner import Algorithm, Callback, ClassificationModel, Model, Trainer, sav
 from runner.algorithms import EMA, GradientClipping, NaNGuard
 from runner.algorithms.nan_guard import all_finite
 from runner.callbacks import InMemoryLogger, OptimizerMonitor
-from runner.checkpoints.digest import digest
+from runner.checkpoints.hashing import digest
 from runner.data import TensorLoader
 
 SPOILT = (1, 4)  # batches counted from 0, of six

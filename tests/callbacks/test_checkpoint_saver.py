@@ -13,8 +13,8 @@ from saver_runs import fit, saved, target
 from runner import Algorithm, Callback, LoggerDestination
 from runner.algorithms import EMA
 from runner.callbacks import CheckpointSaver, ThresholdStopper
-from runner.checkpoints.digest import digest
 from runner.checkpoints.files import read_file
+from runner.checkpoints.hashing import digest
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

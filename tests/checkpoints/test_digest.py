@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from runner import ClassificationModel, State, Trainer, first_difference
 from runner.algorithms import EMA
-from runner.checkpoints.digest import append_digests, digest, digest_state, read_digests, truncate_digests
+from runner.checkpoints import hashing
+from runner.checkpoints.digest import append_digests, digest_state, read_digests, truncate_digests
+from runner.checkpoints.hashing import digest
 from runner.data import TensorLoader
 
 QUIET_NAN, OTHER_NAN = (struct.unpack("<d", struct.pack("<Q", bits))[0] for bits in (0x7FF8 << 48, 0x7FF8 << 48 | 1))
@@ -69,6 +71,21 @@ def test_a_digest_is_that_of_documented_bytes():
     written += b"str 1;b" + b"list 4;NoneType None;bool True;int -2;float " + struct.pack("<d", 0.5)
     written += b"int 3;" + b"bytes 2;xy"
     assert digest(value) == hashlib.blake2b(written, digest_size=16).hexdigest()
+
+
+def test_tensors_that_come_to_the_host_together_have_the_digest_of_each_by_itself(monkeypatch: pytest.MonkeyPatch):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(), (3,), (2, 5), (0,), (40, 50), (7, 1, 3)]
+    drawn = [torch.randn(shape, generator=generator) for shape in shapes]
+    dtypes = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool, torch.complex64)
+    tensors = [tensor.to(dtype) for tensor in drawn for dtype in dtypes]
+    tensors += [drawn[2].t(), tensors[5].conj(), drawn[4][::2, 1::3], drawn[4].to_sparse()]
+    value = {"a": tensors[::2], "b": [{"c": tensor, "d": 1.5} for tensor in tensors]}
+    together = digest(value)
+    monkeypatch.setattr(hashing, "MOST", 500)
+    assert digest(value) == together
+    monkeypatch.setattr(hashing, "SMALL", 0)  # each by itself
+    assert digest(value) == together
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, [torch.float32], {"a": 1j}])

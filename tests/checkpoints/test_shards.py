@@ -23,8 +23,8 @@ from sharded_runs import CASES, OPTIMIZERS, difference, make_trainer, on_ranks, 
 from torch import Tensor
 
 from runner import Callback, get_global_rank
-from runner.checkpoints.digest import digest
 from runner.checkpoints.files import find_checkpoint, read_file, verify
+from runner.checkpoints.hashing import digest
 from runner.checkpoints.manifest import MANIFEST
 from runner.checkpoints.shards import DTYPES, should_shard, write_safetensors
 from runner.checkpoints.writing import write_checkpoint

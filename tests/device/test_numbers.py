@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from runner import Algorithm, Callback, ClassificationModel, Trainer
 from runner.algorithms import EMA, SAM, GradientClipping
 from runner.callbacks import CheckpointSaver, InMemoryLogger, OptimizerMonitor, StateDigest
-from runner.checkpoints.digest import digest, norm
+from runner.checkpoints.digest import norm
+from runner.checkpoints.hashing import digest
 from runner.data import TensorLoader
 from runner.device.numbers import numbers_of
 from runner.distributed.ranks import get_global_rank

@@ -18,8 +18,9 @@ from torch import nn
 
 from runner import Algorithm, LanguageModel, Model, Trainer, get_global_rank, get_world_size
 from runner.algorithms import StochasticDepth
-from runner.checkpoints.digest import digest, read_digests
+from runner.checkpoints.digest import read_digests
 from runner.checkpoints.files import read_file, verify
+from runner.checkpoints.hashing import digest
 from runner.distributed.blocks import find_units
 from runner.distributed.sharding import Layout, check_parameters, count_copies, is_sharded, local, whole
 from runner.models import GPT, ResNet8

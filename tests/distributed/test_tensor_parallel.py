@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import SumMetric
 
 from runner import Callback, LanguageModel, Model, Trainer, get_global_rank, get_world_size
-from runner.checkpoints.digest import digest, read_digests
+from runner.checkpoints.digest import read_digests
+from runner.checkpoints.hashing import digest
 from runner.data import Replicated, SampleOrder, Sharded, TensorLoader
 from runner.dataloader import BatchStream
 from runner.distributed.ranks import get_data_parallel_rank, get_data_parallel_size

@@ -14,7 +14,7 @@ from sharded_runs import on_ranks
 from torch import nn
 
 from runner import Algorithm, LanguageModel, Model, Trainer, get_global_rank, get_world_size
-from runner.checkpoints.digest import digest
+from runner.checkpoints.hashing import digest
 from runner.data import TensorLoader
 from runner.distributed.deferred import deferred, fill
 from runner.distributed.sharding import local, whole

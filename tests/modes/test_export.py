@@ -13,7 +13,7 @@ from torch import nn
 
 from runner import ClassificationModel
 from runner.callbacks import CheckpointSaver, LoadCheckpoint
-from runner.checkpoints.digest import digest
+from runner.checkpoints.hashing import digest
 from runner.checkpoints.manifest import UnreadableCheckpoint
 from runner.checkpoints.mirror import Mirror
 from runner.checkpoints.writing import write_checkpoint

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from runner.batch import map_tensors, split
-from runner.checkpoints.digest import digest, norm
+from runner.checkpoints.digest import norm
+from runner.checkpoints.hashing import digest
 from runner.distributed.ranks import get_global_rank
 from runner.distributed.sharding import is_sharded, whole
 from runner.event import Event

@@ -174,6 +174,44 @@ def checkpoint(megabytes: int) -> float:
 TENSORS = (100, 500, 2_000)
 """The exponent of a bare step is up to 1.07, as larger steps leave the processor's caches."""
 
+
+def start_of_sweep(jobs: int) -> float:
+    """Return the CPU seconds until the first of so many jobs trains."""
+    return sweep(jobs, stop=True)[0]
+
+
+def job_of_sweep(jobs: int) -> float:
+    """Return the mean CPU seconds from the start of a job of one batch to that of the next, of so many jobs."""
+    seconds = sweep(jobs, stop=False)
+    return (seconds[-1] - seconds[0]) / (jobs - 1)
+
+
+def sweep(jobs: int, stop: bool) -> list[float]:
+    """Return the CPU seconds of a sweep's process at the start of each job; with `stop`, it ends at the first."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "own.py").write_text(WATCH)
+        training = ("model=mlp", "trainer.max_duration=1ba", "~callbacks.mlflow_logger")
+        command = [sys.executable, "-m", "runner", "-m", f"seed=range({jobs})", *training]
+        command.append("+callbacks.watch._target_=own.Watch")
+        subprocess.run([*command, f"+callbacks.watch.stop={stop}"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        return [float(line) for line in Path(folder, "seconds").read_text().splitlines()]
+
+
+WATCH = """
+import os, time
+from runner import Callback
+
+class Watch(Callback):
+    def __init__(self, stop: bool) -> None:
+        self.stop = stop
+
+    def fit_start(self, state, logger):
+        with open("seconds", "a") as file:
+            file.write(f"{time.process_time()}\\n")
+        if self.stop:
+            os._exit(0)
+"""
+
 COSTS = (
     Cost("a step", "tensors", TENSORS, step, 1.2),
     Cost(
@@ -186,6 +224,8 @@ COSTS = (
     Cost("a step with state_digest", "tensors", TENSORS, partial(step, callback=lambda: StateDigest("1ba")), 1.2),
     Cost("a trainer", "callbacks", (100, 300, 1_000), trainer_with, 1.1),
     Cost("a checkpoint", "megabytes", (1, 10, 100), checkpoint, 1.05),
+    Cost("the start of a sweep", "jobs", (5, 20, 80, 300), start_of_sweep, 0.2),
+    Cost("a job of a sweep", "jobs", (5, 20, 80), job_of_sweep, 0.2),
     Cost("the table of runs", "runs", (1_000, 3_000, 10_000), table_of_runs, 1.0),
     Cost("a shard in a cache", "files", (1_000, 4_000, 16_000, 40_000), partial(shard_in_cache, full=False), 0.3),
     Cost("the patch beside a changed file", "megabytes", (1, 10, 100), changed_file, 0.5),

@@ -21,17 +21,19 @@ if TYPE_CHECKING:
 
 KEPT = ("loss/", "metrics/")
 RATES = "lr-"
+FEWEST = 6  # batches of a run with a picture; drawing fewer takes longer than training them
 
 
 class LearningCurves(LoggerDestination):
     """Draws losses, metrics and learning rates at FIT_END.
 
     The picture is written to the run's folder with its points, `learning_curves.csv`, from which a sweep draws its
-    report. It is logged as an artifact in the folder 'plots', and shown in a notebook. Only curves that fit in the
-    picture are kept, each with a bounded number of points that are means over equally many neighbors, so memory and
-    checkpoints stay small; a resumed run draws the curves from the beginning. The loss of single batches is drawn
-    faintly behind the mean over the batches around each. Learning rates need no other callback; those that are tensors
-    on a GPU are read when the run is saved or ends, so training never waits for them.
+    report. It is logged as an artifact in the folder 'plots', and shown in a notebook; a run of fewer than six batches
+    has only the points. Only curves that fit in the picture are kept, each with a bounded number of points that are
+    means over equally many neighbors, so memory and checkpoints stay small; a resumed run draws the curves from the
+    beginning. The loss of single batches is drawn faintly behind the mean over the batches around each. Learning rates
+    need no other callback; those that are tensors on a GPU are read when the run is saved or ends, so training never
+    waits for them.
 
     Args:
         filename: name of the picture; its suffix determines the format.
@@ -100,6 +102,12 @@ class LearningCurves(LoggerDestination):
         self._note_rates(state, state.timestamp.batch)
         self._read_rates()
         curves = {key: curve for key, curve in self.curves.items() if curve.steps}
+        with disk_errors_reported(self.config_key):
+            write_curves(state.run_dir, {key: curves[key] for keys in panels(curves).values() for key in keys})
+            if state.timestamp.batch >= FEWEST:
+                self._draw(curves, state, logger)
+
+    def _draw(self, curves: Mapping[str, Curve], state: State, logger: Logger) -> None:
         path = state.run_dir / self.filename
         now = state.timestamp
         length = state.train_dataloader_len or 0
@@ -108,10 +116,8 @@ class LearningCurves(LoggerDestination):
         picture = render(figure, path.suffix[1:])
         if in_notebook():
             show_in_cell(picture, path.suffix[1:])
-        with disk_errors_reported(self.config_key):
-            write_curves(state.run_dir, {key: curves[key] for keys in panels(curves).values() for key in keys})
-            write_whole(path, picture)
-            logger.log_artifact(path, "plots")
+        write_whole(path, picture)
+        logger.log_artifact(path, "plots")
 
     def state_dict(self) -> dict[str, Any]:
         if self._logger is not None:

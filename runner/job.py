@@ -221,7 +221,7 @@ def check_in_mode(mode: Mode, config: Mapping[str, Any], hydra_config: Any) -> N
         names = " or ".join(f"mode={one.name}" for one in MODES.values() if one.trains_again)
         raise ValueError(f"run={config['run']!r}: is for {names}; rerun= repeats a run, and resume= continues it")
     if mode.needs_experiment:
-        build.check(config)
+        build.check(config, sweep.led.passed if sweep.led is not None else None)
     mode.check_config(config)
     if mode.on_all_ranks:
         check_gpus(build.make_launch(config).processes(), config["trainer"].get("device"))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -72,24 +73,37 @@ def make_launch(config: Mapping[str, Any]) -> Launch:
 
     Its section is checked before everything else, because the processes start early.
     """
-    check_signature("launch", section_of(config, "launch"))
-    return make("launch", config["launch"])
+    return _make_launch(json.dumps(section_of(config, "launch")))
 
 
-def check(config: Mapping[str, Any]) -> None:
+@cache
+def _make_launch(section: str) -> Launch:
+    check_signature("launch", json.loads(section))
+    return make("launch", json.loads(section))
+
+
+def check(config: Mapping[str, Any], passed: set[str] | None = None) -> None:
     """Check that a config can be built: its keys are known, its targets exist, and their arguments fit.
 
-    No data is read, and no object is made but the `Launch`.
+    No data is read, and no object is made but the `Launch`. The jobs of a sweep share `passed`, see `once`.
     """
+    passed = set() if passed is None else passed
     check_keys(config)
-    launch = make_launch(config)
-    _check_trainer(config["trainer"], launch.nproc_per_node)
+    once(passed, _check_trainer, config["trainer"], make_launch(config).nproc_per_node)
     check_budget(config)
     for path, section in targets(config):
-        check_signature(path, section, _SUPPLIED if path == "trainer" else ())
+        once(passed, check_signature, path, section, _SUPPLIED if path == "trainer" else ())
     for key, path in (("resume", config["resume"]), ("trainer.load_path", config["trainer"].get("load_path"))):
         if path is not None:
             checkpoint_of(key, path)
+
+
+def once(passed: set[str], check: Callable[..., Any], *arguments: Any) -> None:
+    """Check parts of a config, unless they have `passed` the same check before."""
+    mark = repr((check.__name__, arguments))
+    if mark not in passed:
+        check(*arguments)
+        passed.add(mark)
 
 
 def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
@@ -125,7 +139,7 @@ def make_parts(config: Mapping[str, Any], uploads: bool = True) -> dict[str, Any
     parts = {
         "callbacks": {key: make(f"callbacks.{key}", one) for key, one in (config.get("callbacks") or {}).items()},
         "algorithms": {key: make(f"algorithms.{key}", one) for key, one in (config.get("algorithms") or {}).items()},
-        "optimizers": _make_optimizers(config),
+        "optimizers": make_optimizer(config),
         "schedulers": make("scheduler", config.get("scheduler")),
     }
     for one in parts["callbacks"].values():
@@ -309,7 +323,7 @@ def checkpoint_of(key: str, path: str) -> Path:
         raise WrongKey(key, f"{reason}; give a run's folder, or a checkpoint's", repr(path)) from error
 
 
-def _make_optimizers(config: Mapping[str, Any]) -> Any:
+def make_optimizer(config: Mapping[str, Any]) -> Any:
     """Return the optimizer of a config, or a dict of them by submodule; mostly factories.
 
     A factory of parameters is tried on a tiny model, so that wrong arguments are reported before the model is made.

@@ -38,6 +38,8 @@ def without_replaced(
     if typed.keys().isdisjoint((*SINGLE, *LISTS)):
         return config, []
     recipes = recipes_of([*overrides, *options], CONF)
+    if not recipes:
+        return config, []
     chosen = default_choices()
     for text in reversed(recipes):
         chosen |= chosen_in(text)

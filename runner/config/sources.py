@@ -101,7 +101,7 @@ def _sets(file: Path, group: str, key: str) -> bool:
 
 def _content(file: Path) -> Mapping[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return content if isinstance(content, Mapping) else {}

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ def _not_committed(modules: Mapping[str, list[Path]]) -> Iterator[tuple[str, Pat
         committed = _committed(root)
         for _, place in group:
             files = [*_files([place])]
-            if any(file not in (committed or ()) for file in files):
+            if any(str(file) not in (committed or ()) for file in files):
                 yield from ((file.relative_to(root).as_posix(), file) for file in files)
 
 
@@ -127,20 +128,23 @@ def _ours_not_committed() -> Iterator[tuple[str, Path]]:
     home = Path(__file__).resolve().parents[2]
     if not _INSTALLED.isdisjoint(home.parts) or (committed := _committed(home)) is None:
         return  # an installed package, or an unpacked copy
+    resolve = cache(os.path.realpath)  # runner/callbacks, for example, is a link to callbacks/
     for name, module in sorted(sys.modules.items()):
         if name.partition(".")[0] == OURS and (place := getattr(module, "__file__", None)):
-            file = Path(place).resolve()  # runner/callbacks, for example, is a link to callbacks/
-            if file not in committed:
-                yield f"{name.replace('.', '/')}{'/__init__' if file.stem == '__init__' else ''}.py", file
+            folder, base = os.path.split(place)
+            if (file := os.path.join(resolve(folder), base)) not in committed:
+                yield f"{name.replace('.', '/')}{'/__init__' if base == '__init__.py' else ''}.py", Path(file)
 
 
-def _committed(folder: Path) -> set[Path] | None:
-    """Return the source files in a folder that are unchanged since the commit; None if there is no repository."""
+def _committed(folder: Path) -> set[str] | None:
+    """Return the paths of a folder's source files that are unchanged since the commit; None without a repository."""
     sources = ("--", "*.py")
     try:
         changes = diff("--name-only", "-z", "--relative", "HEAD", *sources, folder=folder)
         listed = git("ls-files", "-z", *sources, folder=folder), changes
     except (OSError, subprocess.SubprocessError):
         return None
-    tracked, changed = ({folder / os.fsdecode(one) for one in names.split(b"\0") if one} for names in listed)
+    tracked, changed = (
+        {os.path.join(folder, os.fsdecode(one)) for one in names.split(b"\0") if one} for names in listed
+    )
     return tracked - changed

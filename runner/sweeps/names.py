@@ -8,9 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-
 from runner.config.composed import GROUPS, OF_THE_COMMAND
+from runner.config.composing import parse_override
 
 LONGEST = 100  # characters in a name
 
@@ -46,7 +45,7 @@ def describe(values: Mapping[str, Any]) -> str:
 
 def swept_values(overrides: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
     """Return the values that are specific to a job, by key without + and ~."""
-    parsed = OverridesParser.create().parse_overrides(own_overrides(overrides, fixed))
+    parsed = map(parse_override, own_overrides(overrides, fixed))
     return {one.get_key_element().lstrip("+~"): one.value() for one in parsed}
 
 

@@ -6,20 +6,17 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig
 
 from runner.config import build
 from runner.config.command_line import key_of
-from runner.config.composed import to_plain
 from runner.config.errors import ConstructorFailed, WrongConfig, config_errors
-from runner.config.replaced import about_dropped, without_replaced
+from runner.config.job_loader import JobLoader
+from runner.config.replaced import about_dropped
 from runner.failures.facts import WrongKey
-from runner.runs.recording import fingerprint
-from runner.runs.rerun import options_of
 from runner.terminal.text import print_to_stderr
 
 ON_THIS_MACHINE = ("basic", "joblib", "submitit_local")
@@ -43,27 +40,18 @@ def typed_overrides(config: DictConfig) -> list[Override]:
     return [*{one.get_key_element(): one for one in parsed}.values()]  # if a key is given twice, the last one counts
 
 
-def compose_jobs(config: DictConfig, typed: list[Override]) -> list[PlannedJob]:
+def compose_jobs(config: DictConfig, typed: list[Override], loader: JobLoader) -> list[PlannedJob]:
     """Return all jobs; if the sweeper chooses jobs one by one, return one possible job."""
-    loader = GlobalHydra.instance().config_loader()
     examples = ([_example(one)] for one in typed)
     jobs = product(*(map(_choices, typed) if is_grid(config) else examples))
     swept = [key_of(one.get_key_element()) for one in typed if one.is_sweep_override()]
     planned = []
     said: list[list[str]] = []
     for number, overrides in enumerate(jobs):
-        composed = loader.load_sweep_config(config, list(overrides))
-        with read_write(composed.hydra), open_dict(composed.hydra):
-            composed.hydra.job.num = number
-            composed.hydra.job.id = str(number)
-            composed.hydra.runtime.output_dir = config.hydra.sweep.dir
-        HydraConfig.instance().set_config(composed)
-        own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-        own, dropped = without_replaced(own, overrides, options_of(composed.hydra))
+        plain, dropped = loader.plain(overrides, number)
         if dropped and dropped not in said:
             said.append(dropped)
             print_to_stderr(about_dropped(dropped))
-        plain = to_plain(own)
         planned.append(PlannedJob([one for one in overrides if key_of(one) in swept], plain))
     HydraConfig.instance().cfg = None
     return planned
@@ -74,17 +62,20 @@ def is_grid(config: DictConfig) -> bool:
     return config.hydra.runtime.choices["hydra/sweeper"] == "basic"
 
 
-def check_jobs(jobs: list[PlannedJob], launcher: str) -> None:
-    """Check that each job can be built, as far as possible without its data."""
+def check_jobs(jobs: list[PlannedJob], launcher: str, passed: set[str]) -> None:
+    """Check that each job can be built, as far as possible without its data.
+
+    What has `passed` needs no second check when the jobs run in this process.
+    """
     if launcher == "basic":
         build.warm_up(jobs[0].config)
-        _check_all(jobs, is_here=True)
+        _check_all(jobs, passed, is_here=True)
     else:  # in a separate process: this one only waits for others, and need not import torch
         from concurrent.futures import ProcessPoolExecutor
         from multiprocessing import get_context
 
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            process.submit(_check_all, jobs, launcher in ON_THIS_MACHINE).result()
+            process.submit(_check_all, jobs, passed, launcher in ON_THIS_MACHINE).result()
 
 
 def name_job_in(message: str, key: str, overrides: Sequence[str], others: int = 0) -> str:
@@ -97,37 +88,41 @@ def name_job_in(message: str, key: str, overrides: Sequence[str], others: int = 
     return f"{message}\n  in the job {' '.join(overrides)}{f' and {others} more' if others else ''}"
 
 
-def _check_all(jobs: list[PlannedJob], is_here: bool) -> None:
+def _check_all(jobs: list[PlannedJob], passed: set[str], is_here: bool) -> None:
     from runner.modes.checking.dry_run import collecting_warnings
 
-    made: set[str] = set()
     with collecting_warnings([]):  # the jobs will repeat any warnings
         for job in jobs:
             try:
                 with config_errors():
-                    build.check(job.config)
-                    _make(job.config, made, is_here)
+                    build.check(job.config, passed)
+                    _make(job.config, passed, is_here)
             except WrongConfig as error:
                 text = name_job_in(str(error), error.key, job.overrides)
                 raise WrongConfig(text, error.key, error.at, error.allowed, error.fix) from error.__cause__
 
 
-def _make(config: dict[str, Any], made: set[str], is_here: bool) -> None:
+def _make(config: dict[str, Any], passed: set[str], is_here: bool) -> None:
     """Create the parts of a job except its data, each distinct section once for all jobs; the model takes no memory."""
+    build.once(passed, build.make, "folds", config.get("folds"))
+    for group in ("callbacks", "algorithms"):
+        for key, section in (config.get(group) or {}).items():
+            build.once(passed, build.make, f"{group}.{key}", section)
+    build.once(passed, build.make_optimizer, {"optimizer": config["optimizer"]})
+    build.once(passed, build.make, "scheduler", config.get("scheduler"))
+    model = {key: config[key] for key in ("model", "init_weights")}
+    build.once(passed, _make_model, {**model, "seed": 0}, is_here)
+
+
+def _make_model(config: dict[str, Any], is_here: bool) -> None:
     from runner.modes.checking.dry_run import make_model_on_meta
 
-    parts = fingerprint([config.get(group) for group in ("optimizer", "scheduler", "callbacks", "algorithms")])
-    model = fingerprint(config["model"])
-    build.make("folds", config.get("folds"))
-    if parts not in made:
-        build.make_parts(config)
-    if model not in made and make_model_on_meta(config) is None:
+    if make_model_on_meta(config) is None:
         try:
             build.make_model(config)
         except ConstructorFailed:
             if is_here:  # other machines may have other devices
                 raise
-    made |= {parts, model}
 
 
 def _choices(override: Override) -> list[str]:

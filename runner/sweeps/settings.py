@@ -26,6 +26,11 @@ class SweepJob:
     values: dict[str, Any]
     loss: float
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it has an objective."""
+        return math.isfinite(self.loss)
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -47,7 +52,7 @@ class Setting:
     @property
     def done(self) -> list[SweepJob]:
         """The jobs that have an objective."""
-        return [job for job in self.jobs if math.isfinite(job.loss)]
+        return [job for job in self.jobs if job.is_done]
 
     @property
     def losses(self) -> dict[str, float]:
@@ -93,7 +98,7 @@ class Setting:
 
     def describe_missing(self) -> str:
         """Return the outcome of jobs without an objective, such as '1 failed, 2 not finite'; empty without them."""
-        statuses = [job.result.status.lower() for job in self.jobs if job not in self.done]
+        statuses = [job.result.status.lower() for job in self.jobs if not job.is_done]
         missing = Counter("not finite" if status == "finished" else status for status in statuses)
         return ", ".join(f"{count} {status}" for status, count in missing.items())
 

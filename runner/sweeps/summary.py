@@ -168,7 +168,7 @@ def _as_json(led: Sweep, settings: Sequence[Setting], ladder: Ladder | None) -> 
                         "name": job.result.name,
                         "seed": job.values.get(SEED),
                         "fold": job.values.get(FOLD),
-                        "objective": job.result.objective if job in setting.done else None,
+                        "objective": job.result.objective if job.is_done else None,
                         "status": job.result.status,
                         "seconds": round(job.result.seconds, 3),
                     }

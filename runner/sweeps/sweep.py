@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config import build
 from runner.config.errors import WrongConfig, config_errors
+from runner.config.job_loader import JobLoader
 from runner.config.nearest import nearest
 from runner.destination import SweepSummary
 from runner.distributed.launch import check_launcher
@@ -78,6 +79,7 @@ class Sweep:
         stopped_by: the signal that stopped it; 0 if none did.
         handlers: signal handlers from before the sweep.
         progress: prints a line for each job that ends; None for a mode without results.
+        passed: the checks that parts of its jobs' configs have passed, see `runner.config.build.once`.
         is_ladder: whether it trains sizes at equal compute, see `runner.sweeps.ladder.jobs`.
     """
 
@@ -96,6 +98,7 @@ class Sweep:
     handlers: dict[int, Any] = field(default_factory=dict)
     progress: Progress | None = None
     is_ladder: bool = False
+    passed: set[str] = field(default_factory=set)
 
     @classmethod
     def read(cls, folder: str | Path) -> Sweep:
@@ -209,10 +212,11 @@ def begin(config: DictConfig) -> None:
         jobs_before = [one for one in led.results() if one.status != "REFUSED"]
         over = [one for one in jobs_before if led.is_over(one)]
         resume_study(config, led.id, over, [one for one in jobs_before if one not in over])
-    jobs = compose_jobs(config, typed) if mode.keeps_folder else []
+    loader = JobLoader(config)
+    jobs = compose_jobs(config, typed, loader) if mode.keeps_folder else []
     if mode.keeps_folder:
         if config.resume is None and config.rerun is None:
-            check_jobs(jobs, led.launcher)
+            check_jobs(jobs, led.launcher, led.passed)
             led.leave_out_others(config, jobs)
         led.destinations = build.make_destinations(jobs[0].config)
         for destination in led.destinations:

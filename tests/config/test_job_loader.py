@@ -1,0 +1,105 @@
+"""The configs of a sweep's jobs are those that Hydra composes, and are composed once if only values differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import ConfigCompositionException
+from hydra.types import RunMode
+from omegaconf import OmegaConf, open_dict
+
+from runner.config.catalogue import CONF
+from runner.config.composing import initialized
+from runner.config.job_loader import JobLoader
+
+SHARED = ("hydra.run.dir=.", "hydra.sweep.dir=.", "model=mlp")
+
+
+@pytest.fixture
+def loader() -> Iterator[JobLoader]:
+    with initialized(CONF):
+        hydra: Any = GlobalHydra.instance().hydra
+        yield JobLoader(hydra.compose_config("config", [*SHARED], run_mode=RunMode.MULTIRUN))
+        HydraConfig.instance().cfg = None
+
+
+@pytest.fixture
+def composed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The overrides of each config that Hydra composes."""
+    found: list[Any] = []
+    load = JobLoader.load_configuration
+
+    def count(*given: Any, **named: Any) -> Any:
+        found.append(named["overrides"])
+        return load(*given, **named)
+
+    monkeypatch.setattr(JobLoader, "load_configuration", count)
+    return found
+
+
+def whole(loader: JobLoader, overrides: list[str], number: int) -> tuple[Any, Any]:
+    """The config of a job as Hydra's launcher and as the check before the first job see it."""
+    plain = loader.plain(overrides, number)
+    config = loader.load_sweep_config(loader._master, overrides)
+    with open_dict(config):  # as launchers do
+        config.hydra.job.num = config.hydra.job.id = number
+        config.hydra.runtime.output_dir = "."
+    return OmegaConf.to_container(config), plain
+
+
+@pytest.mark.parametrize(
+    ("jobs", "times"),
+    [
+        ([["seed=0"], ["seed=1"], ["seed=-1"]], 1),
+        ([["optimizer.lr=0.1", "seed=1"], ["optimizer.lr=x", "seed=1"], ["optimizer.lr=null", "seed=2"]], 1),
+        ([["model=mlp", "seed=0"], ["model=resnet8", "seed=0"], ["model=mlp", "seed=1"]], 2),
+        ([["model.module.hidden=[8]"], ["model.module.hidden=[16,16]"], ["model.module.hidden=8"]], 2),
+        ([["experiment=digits_plain", "optimizer=adamw", f"optimizer.lr={lr}"] for lr in (0.1, 0.2)], 1),
+        ([["+vars.x=1", "seed=${vars.x}"], ["+vars.x=2", "seed=${vars.x}"]], 1),
+        ([["+vars.x=1", "run_name=a${vars.x}"], ["+vars.x=2", "run_name=a${vars.x}"]], 1),
+        ([["run_name=j${hydra:job.num}", f"seed={seed}"] for seed in range(3)], 1),
+        ([["~callbacks.progress_bar", "+callbacks=[speed_monitor]", f"seed={seed}"] for seed in range(2)], 1),
+        ([["run_name='a b'"], ['run_name="c=d"'], ["run_name=e"]], 1),
+        ([["optimizer={lr: 1, momentum: 0}", f"optimizer.lr={lr}"] for lr in (0.1, 0.2)], 2),
+        ([[f"optimizer.lr={lr}", "optimizer={lr: 1}"] for lr in (0.1, 0.2)], 2),
+        ([["optimizer.lr=0.5", f"++optimizer.lr={lr}"] for lr in (0.1, 0.2)], 2),
+        ([["+vars.d={a: 1}"], ["+vars.d={b: 2}"]], 2),
+    ],
+)
+def test_jobs_have_the_configs_that_hydra_composes(
+    jobs: list[list[str]], times: int, loader: JobLoader, composed: list[Any], monkeypatch: pytest.MonkeyPatch
+):
+    jobs = [[*job, *(one for one in SHARED[2:] if not job[0].startswith("model="))] for job in jobs]
+    found = [whole(loader, job, number) for number, job in enumerate(jobs)]
+    assert len(composed) == times
+    again = [whole(loader, job, number) for number, job in reversed([*enumerate(jobs)])]
+    assert len(composed) == times and again[::-1] == found
+    monkeypatch.setenv("RUNNER_PUBLIC_ONLY", "composing")
+    assert [whole(loader, job, number) for number, job in enumerate(jobs)] == found
+    assert len(composed) == times + 2 * len(jobs)
+
+
+def test_hydra_says_what_is_wrong_with_a_job(loader: JobLoader):
+    loader.plain(["seed=0", "model=mlp"], 0)
+    with pytest.raises(ConfigCompositionException, match="Could not override 'sed'"):
+        loader.plain(["sed=1", "model=mlp"], 1)
+    assert loader.plain(["seed=2", "model=mlp"], 2)[0]["seed"] == 2
+
+
+def test_a_loader_travels_to_other_processes_without_the_configs(loader: JobLoader, composed: list[Any]):
+    empty = len(cloudpickle.dumps(loader))
+    loader.plain(["seed=0"], 0)
+    assert len(cloudpickle.dumps(loader)) == empty
+    there = cloudpickle.loads(cloudpickle.dumps(loader))
+    assert there.load_sweep_config(loader._master, ["seed=1"]).seed == 1
+
+
+def test_a_sweep_composes_once_what_its_jobs_share(run_here: Any, composed: list[Any]):
+    run_here("-m", "seed=0,1,2,3", "model=mlp", "callbacks=none", "trainer.max_duration=1ba", code=0)
+    (job,) = composed
+    assert job[1:] == ["seed=0", "model=mlp", "callbacks=none", "trainer.max_duration=1ba"]

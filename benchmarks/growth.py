@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import statistics
 import subprocess
@@ -27,6 +28,8 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 from many_runs import write_many  # type: ignore[import-not-found] (a file of the tests)
 
+from runner.callbacks._mlflow.spool import Spool
+from runner.callbacks._mlflow.target import make_target, set_environment
 from runner.data.shards.cache import ShardCache
 from runner.runs.patch import patch
 
@@ -93,10 +96,37 @@ def table_of_runs(runs: int) -> float:
         return cpu_seconds() - began
 
 
+def write_spool(folder: Path, batches: int, keys: int) -> Spool:
+    """Return the spool of a run with so many batches, each with so many metrics."""
+    spool = Spool(folder)
+    spool.append_metrics([({f"loss/{key}": 0.5 for key in range(keys)}, batch, batch) for batch in range(batches)])
+    return spool
+
+
+def sent_values(values: int) -> float:
+    """Return the CPU seconds it takes to send so many values to a new SQLite store."""
+    set_environment()  # before MLflow is imported
+    from runner.callbacks._mlflow.delivery import Delivery
+    from runner.callbacks._mlflow.store import open_store
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+        fields = {"tracking_uri": f"sqlite:///{folder}/mlflow.db", "by_key": True, "experiment_name": "growth"}
+        target = make_target({**fields, "run_name": "run"}, {}, [])
+        open_store(target["tracking_uri"])
+        spool = write_spool(Path(folder, "mlflow"), values // 5, keys=5)
+        spool.append({"status": "FINISHED", "t": 1})
+        spool.close()
+        began = cpu_seconds()
+        if not Delivery(Path(folder), target, lambda news: None, live=False).run():
+            raise RuntimeError("the store has not all values")
+        return cpu_seconds() - began
+
+
 COSTS = (
     Cost("the table of runs", "runs", (1_000, 3_000, 10_000), table_of_runs, 1.0),
     Cost("a shard in a cache", "files", (1_000, 4_000, 16_000, 40_000), partial(shard_in_cache, full=False), 0.3),
     Cost("the patch beside a changed file", "megabytes", (1, 10, 100), changed_file, 0.5),
+    Cost("sending to MLflow", "values", (5_000, 20_000, 80_000), sent_values, 1.05),
     Cost("a shard in a full cache", "files", (1_000, 4_000, 16_000, 40_000), partial(shard_in_cache, full=True), 0.3),
 )
 

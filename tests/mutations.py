@@ -1408,6 +1408,13 @@ FAULTS = (
         "callbacks/test_mlflow_logger.py",
     ),
     Fault(
+        "MLflow: the latest value in a list of runs is the first",
+        "runner/libraries/mlflow_rows.py",
+        "or order > latest",
+        "or order < latest",
+        "libraries/test_mlflow_rows.py",
+    ),
+    Fault(
         "MLflow: what was sent is sent again",
         "callbacks/_mlflow/delivery.py",
         "sent.offset = offset",

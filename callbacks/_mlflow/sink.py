@@ -24,6 +24,7 @@ from mlflow.store.artifact.artifact_repo import verify_artifact_path
 
 from runner.callbacks._mlflow.spool import FILES, IMAGES, is_id, now_ms
 from runner.callbacks._mlflow.store import TAG_LENGTH, refuse_deleted
+from runner.libraries.mlflow_rows import log_metrics
 from runner.terminal.text import shortened
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class RunSink:
         metrics = [Metric(self._key(k), v, entry["t"], entry["s"]) for entry in entries for k, v in entry["m"].items()]
         for batch in _batched(metrics, METRICS_PER_CALL):
             try:
-                self._client.log_batch(self.run_id, metrics=batch)
+                log_metrics(self._client, self.run_id, batch)
             except Exception as error:
                 if not self._is_final(error):
                     raise

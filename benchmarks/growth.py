@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -103,6 +104,21 @@ def write_spool(folder: Path, batches: int, keys: int) -> Spool:
     return spool
 
 
+def resumed_spool(batches: int) -> float:
+    """Return the CPU seconds it takes a run to go on after so many batches, a thousand of them after its checkpoint."""
+    with tempfile.TemporaryDirectory() as folder:
+        spool = write_spool(Path(folder), batches, keys=2)
+        position = spool.position(batches)
+        spool.append_metrics([({"loss/0": 0.5}, batches + number, 1.0) for number in range(1000)])
+        spool.close()
+        began = time.process_time()
+        resumed = Spool(Path(folder))
+        resumed.since = position
+        resumed.append_metrics([({"loss/0": 0.5}, batches, 1.0)])
+        resumed.close()
+        return time.process_time() - began
+
+
 def sent_values(values: int) -> float:
     """Return the CPU seconds it takes to send so many values to a new SQLite store."""
     set_environment()  # before MLflow is imported
@@ -126,6 +142,7 @@ COSTS = (
     Cost("the table of runs", "runs", (1_000, 3_000, 10_000), table_of_runs, 1.0),
     Cost("a shard in a cache", "files", (1_000, 4_000, 16_000, 40_000), partial(shard_in_cache, full=False), 0.3),
     Cost("the patch beside a changed file", "megabytes", (1, 10, 100), changed_file, 0.5),
+    Cost("going on with a spool", "batches", (3_000, 30_000, 300_000), resumed_spool, 0.2),
     Cost("sending to MLflow", "values", (5_000, 20_000, 80_000), sent_values, 1.05),
     Cost("a shard in a full cache", "files", (1_000, 4_000, 16_000, 40_000), partial(shard_in_cache, full=True), 0.3),
 )

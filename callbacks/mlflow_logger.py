@@ -249,7 +249,9 @@ class MLflowLogger(LoggerDestination):
         return sync(fields, run_dir)
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self._session is None else {**self._session.state_dict(), "best": self._best.state_dict()}
+        if self._session is None or self._state is None:
+            return {}
+        return {**self._session.state_dict(self._state.timestamp.batch), "best": self._best.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._best.load_state_dict(state.get("best", {}))

@@ -279,7 +279,7 @@ class Session:
         self.experiment_id = report.get("experiment_id", self.experiment_id)
         self._offset = report.get("offset", self._offset)
         self._complete = report.get("complete", self._complete)
-        for kind in ("error", "refused", "renamed"):
+        for kind in ("error", "refused", "renamed", "behind"):
             if kind in report:
                 self._warn(kind, report[kind])
         if "stopped" in report and writer is self._writer:

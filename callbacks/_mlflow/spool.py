@@ -28,8 +28,9 @@ IMAGES = "images"  # folder of images that are removed once they are sent
 FILES = "files"  # folder of copied artifacts and models, which are removed likewise
 MODEL = "model.pt2"  # name of an exported model
 EXAMPLE = "example.npy"  # name of its input example
-CHUNK = 1 << 20  # bytes of the spool to read, send and mark as sent at a time
+CHUNK = 1 << 20  # bytes of the spool to read at a time
 TAIL = 1 << 16  # bytes before a checkpoint's position, with what is logged there again when the run goes on
+METRICS_PER_CALL = 1000  # the most that MLflow takes
 LOSS = "loss/train/total"  # metric by which a batch that is trained again is compared
 SAME_LOSS = 1e-3  # relative tolerance; on a GPU or on other ranks, rounding differs
 
@@ -48,6 +49,9 @@ class Sent:
     """Whether the last entry sent was a final status."""
     postponed: list[int] = field(default_factory=list)
     """Offsets of earlier entries with files that the artifact store did not accept."""
+    sent_at: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, list[Any]] = field(default_factory=dict)
+    """What `Thinning` knows after these bytes, if it is used."""
 
 
 def is_id(value: object) -> TypeGuard[str]:
@@ -78,7 +82,9 @@ def read_sent(folder: Path, tracking_uri: str) -> Sent:
         sent = Sent(**{**saved, "tracking_uri": tracking_uri})
         size = (folder / SPOOL).stat().st_size
         is_whole = all(type(number) is int and 0 <= number <= size for number in (sent.offset, *sent.postponed))
-    except (OSError, TypeError):
+        is_whole &= {type(time) for time in sent.sent_at.values()} <= {int}
+        is_whole &= {len(value) for value in sent.left_out.values()} <= {3}
+    except (OSError, TypeError, AttributeError):
         return Sent(tracking_uri)
     return sent if is_same and is_whole else Sent(tracking_uri)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import statistics
 import subprocess
@@ -33,6 +34,8 @@ from many_runs import write_many  # type: ignore[import-not-found] (a file of th
 
 from runner import Callback, ClassificationModel, Trainer
 from runner.callbacks import InMemoryLogger, OptimizerMonitor, StateDigest
+from runner.callbacks._mlflow.spool import Spool
+from runner.callbacks._mlflow.target import make_target, set_environment
 from runner.data import TensorLoader
 from runner.data.shards.cache import ShardCache
 from runner.runs.patch import patch
@@ -212,6 +215,48 @@ class Watch(Callback):
             os._exit(0)
 """
 
+
+def write_spool(folder: Path, batches: int, keys: int) -> Spool:
+    """Return the spool of a run with so many batches, each with so many metrics."""
+    spool = Spool(folder)
+    spool.append_metrics([({f"loss/{key}": 0.5 for key in range(keys)}, batch, batch) for batch in range(batches)])
+    return spool
+
+
+def resumed_spool(batches: int) -> float:
+    """Return the CPU seconds it takes a run to go on after so many batches, a thousand of them after its checkpoint."""
+    with tempfile.TemporaryDirectory() as folder:
+        spool = write_spool(Path(folder), batches, keys=2)
+        position = spool.position(batches)
+        spool.append_metrics([({"loss/0": 0.5}, batches + number, 1.0) for number in range(1000)])
+        spool.close()
+        began = time.process_time()
+        resumed = Spool(Path(folder))
+        resumed.since = position
+        resumed.append_metrics([({"loss/0": 0.5}, batches, 1.0)])
+        resumed.close()
+        return time.process_time() - began
+
+
+def sent_values(values: int) -> float:
+    """Return the CPU seconds it takes to send so many values to a new SQLite store."""
+    set_environment()  # before MLflow is imported
+    from runner.callbacks._mlflow.delivery import Delivery
+    from runner.callbacks._mlflow.store import open_store
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+        fields = {"tracking_uri": f"sqlite:///{folder}/mlflow.db", "by_key": True, "experiment_name": "growth"}
+        target = make_target({**fields, "run_name": "run"}, {}, [])
+        open_store(target["tracking_uri"])
+        spool = write_spool(Path(folder, "mlflow"), values // 5, keys=5)
+        spool.append({"status": "FINISHED", "t": 1})
+        spool.close()
+        began = cpu_seconds()
+        if not Delivery(Path(folder), target, lambda news: None, live=False).run():
+            raise RuntimeError("the store has not all values")
+        return cpu_seconds() - began
+
+
 COSTS = (
     Cost("a step", "tensors", TENSORS, step, 1.2),
     Cost(
@@ -229,6 +274,8 @@ COSTS = (
     Cost("the table of runs", "runs", (1_000, 3_000, 10_000), table_of_runs, 1.0),
     Cost("a shard in a cache", "files", (1_000, 4_000, 16_000, 40_000), partial(shard_in_cache, full=False), 0.3),
     Cost("the patch beside a changed file", "megabytes", (1, 10, 100), changed_file, 0.5),
+    Cost("going on with a spool", "batches", (3_000, 30_000, 300_000), resumed_spool, 0.2),
+    Cost("sending to MLflow", "values", (5_000, 20_000, 80_000), sent_values, 1.05),
     Cost("a shard in a full cache", "files", (1_000, 4_000, 16_000, 40_000), partial(shard_in_cache, full=True), 0.3),
 )
 

@@ -2,25 +2,26 @@
 
     python benchmarks/shortcuts.py
 
-A command of two batches, and a loop of small batches, are run in turn with all shortcuts, and with the public way in
-place of each. Printed are CPU seconds of the command, with the end of its process, and CPU microseconds of a batch:
-the median over the rounds of the difference from the run with all shortcuts in the same round. A shortcut that saves
-neither 0.1 s of a command nor 3 us of a batch is to go: then the exit code is 1.
+A command of two batches, a loop of small batches, and the sending of values to MLflow are run in turn with all
+shortcuts, and with the public way in place of each. Printed are CPU seconds of the command, with the end of its
+process, and CPU microseconds of a batch and of a value: the median over the rounds of the difference from the run with
+all shortcuts in the same round. A shortcut that saves neither 0.1 s of a command nor 3 us of a batch or value is to go:
+then the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
+
+import numpy
 
 from runner.libraries.shortcuts import NAMES
 
-LEAST_SECONDS = 0.1
-LEAST_MICROSECONDS = 3.0
 COMMAND = ("-m", "runner", "trainer.max_duration=2ba", "~callbacks.mlflow_logger")
 BATCHES = """
 import time, torch
@@ -39,6 +40,12 @@ with Trainer(model=model, train_dataloader=data, optimizers=sgd, device="cpu", p
         times.append((time.thread_time() - began) / 400)
     print(min(times) * 1e6)
 """
+VALUES = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).resolve().parent)!r})
+from growth import sent_values
+print(sent_values(5000) / 5000 * 1e6)
+"""
 
 
 def command_seconds(public: str) -> float:
@@ -55,6 +62,11 @@ def batch_microseconds(public: str) -> float:
     return float(run(("-c", BATCHES), public, None).split()[-1])
 
 
+def value_microseconds(public: str) -> float:
+    """Return the CPU microseconds it takes to send a value to MLflow."""
+    return float(run(("-c", VALUES), public, None).split()[-1])
+
+
 def run(arguments: tuple[str, ...], public: str, folder: str | None) -> str:
     """Run Python without some shortcuts, and return what it prints."""
     env = os.environ | {"RUNNER_PUBLIC_ONLY": public}
@@ -64,31 +76,30 @@ def run(arguments: tuple[str, ...], public: str, folder: str | None) -> str:
     return done.stdout
 
 
+MEASURES = {
+    "s of a command": (command_seconds, 0.1),
+    "us of a batch": (batch_microseconds, 3.0),
+    "us of a value": (value_microseconds, 3.0),
+}
+"""What is measured, and the least that a shortcut has to save of one of them."""
+
+
 def main() -> int:
     """Measure in turn, print a table, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
     cases = ("", *NAMES, "1")
-    seconds: dict[str, list[float]] = {case: [] for case in cases}
-    microseconds: dict[str, list[float]] = {case: [] for case in cases}
-    for _ in range(rounds):
-        for case in cases:
-            seconds[case].append(command_seconds(case))
-            microseconds[case].append(batch_microseconds(case))
-
-    def saved(values: dict[str, list[float]], case: str) -> float:
-        return statistics.median(slow - fast for slow, fast in zip(values[case], values[""], strict=True))
-
-    print(f"with all shortcuts: a command {statistics.median(seconds['']):.2f} s,", end=" ")
-    print(f"a batch {statistics.median(microseconds['']):.0f} us of CPU time")
+    costs = numpy.array([[[cost(case) for cost, _ in MEASURES.values()] for case in cases] for _ in range(rounds)])
+    least = [least for _, least in MEASURES.values()]
+    print(f"{'':<24}{''.join(f'{name:>16}' for name in MEASURES)}")
     idle = []
-    print(f"{'saved by':<14}{'s of a command':>16}{'us of a batch':>16}")
-    for case in cases[1:]:
-        name = "all" if case == "1" else case
-        print(f"{name:<14}{saved(seconds, case):>16.2f}{saved(microseconds, case):>16.1f}")
-        if saved(seconds, case) < LEAST_SECONDS and saved(microseconds, case) < LEAST_MICROSECONDS:
-            idle.append(name)
+    for number, case in enumerate(cases):
+        name = {"": "with all shortcuts", "1": "saved by all"}.get(case, f"saved by {case}")
+        values = numpy.median(costs[:, number] - (costs[:, 0] if number else 0), axis=0)
+        print(f"{name:<24}{''.join(f'{value:>16.2f}' for value in values)}")
+        if (values < least).all():
+            idle.append(case)
     if idle:
         print(f"saves too little: {', '.join(idle)}")
     return bool(idle)

@@ -55,6 +55,10 @@ class MLflowLogger(LoggerDestination):
         log_system_metrics: whether MLflow's monitor logs CPU, memory, disk, network and GPUs under `system/`.
         system_metrics_interval: seconds between two samples of system metrics.
         close_timeout: seconds to wait at the end for data that is not sent yet.
+        max_values_per_second: most metrics to send a second, on average, for stores that take fewer than are logged;
+            None sends all. A metric is then sent if n / `max_values_per_second` seconds have passed since the last one
+            of its key, where n is the number of keys so far; the last one of each key is sent at the end of the run.
+            The spool holds all, and system metrics are not counted.
         nested: whether the runs of a sweep's jobs are children of the sweep's run, which the UI then shows collapsed.
         log_model: 'last' or 'best' logs the model with these weights at FIT_END, with signature, input example and the
             metrics of its step; None logs none. 'best' is the best checkpoint of a `CheckpointSaver` with `monitor`.
@@ -63,8 +67,8 @@ class MLflowLogger(LoggerDestination):
 
     Raises:
         ValueError: `tracking_uri` is not an address that MLflow supports, `close_timeout` is negative,
-            `system_metrics_interval` is not above 0, `log_model` is none of the above, or there is a name to register
-            but no model, or, at FIT_START, no callback chooses a best checkpoint.
+            `system_metrics_interval` or `max_values_per_second` is not above 0, `log_model` is none of the above, or
+            there is a name to register but no model, or, at FIT_START, no callback chooses a best checkpoint.
         ImportError: the package orjson is missing.
 
     Logs:
@@ -81,6 +85,7 @@ class MLflowLogger(LoggerDestination):
         log_system_metrics: bool = True,
         system_metrics_interval: float = 5.0,
         close_timeout: float = 60.0,
+        max_values_per_second: float | None = None,
         nested: bool = False,
         log_model: str | None = None,
         register_model: Address | None = None,
@@ -88,6 +93,7 @@ class MLflowLogger(LoggerDestination):
         require("MLflowLogger", None, "orjson")
         check_number("close_timeout", close_timeout, "[0, inf]", "a number of seconds")
         check_number("system_metrics_interval", system_metrics_interval, "(0, inf]", "a number of seconds")
+        check_number("max_values_per_second", max_values_per_second, "(0, inf)", none="no limit")
         check_one_of("log_model", log_model, (None, "last", "best"))
         if register_model is not None and log_model is None:
             raise ValueError(f"register_model={register_model!r}: no model is logged; add log_model=last or best")
@@ -101,6 +107,7 @@ class MLflowLogger(LoggerDestination):
         self._tags = {str(key): str(value) for key, value in (tags or {}).items()}
         self._system_metrics_interval = system_metrics_interval if log_system_metrics else None
         self._close_timeout = close_timeout
+        self._max_values_per_second = max_values_per_second
         self._nested = nested
         self._log_model = log_model
         self._register_model = register_model
@@ -160,7 +167,8 @@ class MLflowLogger(LoggerDestination):
     def _open(self, folder: Path, name: str, interval: float | None) -> Session:
         self.tracking_uri = uri_of_run(self.tracking_uri, folder)
         target = {"tracking_uri": self.tracking_uri, "experiment_name": self.experiment_name, "run_name": name}
-        return Session(folder, **target, by_key=self._by_key, system_metrics_interval=interval)
+        target |= {"system_metrics_interval": interval, "max_values_per_second": self._max_values_per_second}
+        return Session(folder, **target, by_key=self._by_key)
 
     def _append(self, *entries: dict[str, Any]) -> None:
         if self._session is not None:
@@ -249,7 +257,9 @@ class MLflowLogger(LoggerDestination):
         return sync(fields, run_dir)
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self._session is None else {**self._session.state_dict(), "best": self._best.state_dict()}
+        if self._session is None or self._state is None:
+            return {}
+        return {**self._session.state_dict(self._state.timestamp.batch), "best": self._best.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._best.load_state_dict(state.get("best", {}))

@@ -9,15 +9,27 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from runner.callbacks._mlflow.failures import Deleted, explain
-from runner.callbacks._mlflow.spool import SPOOL, Sent, Spool, is_metrics, now_ms, read_entries, read_sent, write_sent
+from runner.callbacks._mlflow.spool import (
+    METRICS_PER_CALL,
+    SPOOL,
+    Line,
+    Sent,
+    Spool,
+    is_metrics,
+    now_ms,
+    read_entries,
+    read_sent,
+    write_sent,
+)
 from runner.callbacks._mlflow.target import address_for_mlflow, unsent_entry
+from runner.callbacks._mlflow.thinning import Pace, Thinning
 from runner.files.addresses import without_those_of
 from runner.files.lock import lock_file
 
@@ -30,6 +42,7 @@ SEND_INTERVAL = 2.0  # seconds between two sends during training, because MLflow
 LAST_ATTEMPTS = 3  # attempts before the spool of a finished run is left to the next run
 LONGEST_PAUSE = 60.0  # maximum seconds between two attempts during training
 LOCK_PATIENCE = 60.0  # seconds to wait for the writer of an earlier session of the run, which is still sending
+LAST = {"status", "model"}  # entries before which the last value of each key is sent
 FILES = {"artifact", "text", "table", "images", "model"}  # entries that go to the artifact store, a separate store
 MAX_SAMPLES = 20_000  # of system metrics, about a day; while a server is away for longer, further samples are dropped
 PREFIX = "system/"
@@ -74,6 +87,8 @@ class Delivery:
         self._next_files = 0.0
         self._lock: IO[str] | None = None
         self._sent = Sent("")
+        self._known = 0  # offset up to which the store has all metrics, if `sent.json` does not say so
+        self._pace = Pace()
         self._sink: RunSink | None = None
         self._sampler: LoadSampler | None = None
 
@@ -107,6 +122,7 @@ class Delivery:
             except Exception as error:
                 self._print_trace()
                 self._report({"error": explain(error, self._target["tracking_uri"])})
+                self._pace = Pace()
                 self._failures += 1
                 self._is_done = not live and self._failures >= self._attempts
                 pause = min(2.0**self._failures / 4, LONGEST_PAUSE)
@@ -123,21 +139,15 @@ class Delivery:
         if self._lock is None:
             raise BlockingIOError(f"another process is sending {self._spool}")
         sink = self._sink = self._sink or self._open()
-        entries = list(read_entries(self._spool, self._sent.offset))
-        for together, group in groupby(entries, key=lambda pair: is_metrics(pair[0])):
-            chunk = list(group)
-            if together:
-                sink.send_metrics([entry for entry, _ in chunk if entry is not None])
-                self._mark(chunk[-1][1], ended=False)
-                continue
-            for entry, end in chunk:
-                self._send_entry(sink, entry)
-                self._mark(end, ended=entry is not None and "status" in entry)
+        lines = list(read_entries(self._spool, self._sent.offset))
+        self._send_lines(sink, lines)
+        if not lines:
+            self._pace = Pace()
         self._send_samples(sink)
-        if live or not entries:
+        if live or not lines:
             self._send_postponed(sink, live)
-        if entries or live:
-            return bool(entries)
+        if lines or live:
+            return bool(lines)
         if not self._sent.ended:
             return self._mark_failed()
         unsent_entry(self.run_dir, self._target["cwd"]).unlink(missing_ok=True)
@@ -156,8 +166,60 @@ class Delivery:
             sent = Sent(address, run.info.run_id)
             write_sent(self._folder, sent)
         self._sent = sent
+        self._known = self._find_known(run) if sent.offset == 0 else 0
         self._report({"run_id": run.info.run_id, "experiment_id": run.info.experiment_id, "offset": sent.offset})
         return RunSink(client, run, self.run_dir, self._tell)
+
+    def _find_known(self, run: Run) -> int:
+        """Return the offset up to which the store has all metrics, for a spool whose `sent.json` was lost.
+
+        Metrics are sent in order, so the store has those of all lines before the last one that it has something of.
+        Sending a value that it has takes several times as long as sending a new one.
+        """
+        latest = {metric.key: (metric.value, metric.step, metric.timestamp) for metric in run.data._metric_objs}
+        known = begin = 0
+        for entry, end in read_entries(self._spool, limit=None) if latest else ():
+            if is_metrics(entry):
+                for key, value in entry["m"].items():
+                    if latest.get(key) == (value, entry["s"], entry["t"]):
+                        del latest[key]  # an equal one that comes later may not be there
+                        known = begin
+            begin = end
+        return known
+
+    def _send_lines(self, sink: RunSink, lines: Sequence[Line]) -> None:
+        """Send lines in order, metrics in as few calls as MLflow allows, and mark after each call what was sent."""
+        thinning = Thinning(self._target.get("max_values_per_second"), self._sent)
+        metrics: list[dict[str, Any]] = []
+        values = 0
+        for (entry, end), (following, _) in pairwise([*lines, (None, 0)]):
+            if is_metrics(entry):
+                chosen = thinning.choose(entry)
+                if end > self._known:
+                    metrics.append(chosen)
+                    values += len(chosen["m"])
+                if is_metrics(following) and values + len(chosen["m"]) <= METRICS_PER_CALL:
+                    continue
+                sink.send_metrics(metrics)
+            else:
+                if entry is not None and not LAST.isdisjoint(entry):
+                    sink.send_metrics(thinning.take_rest())
+                self._send_entry(sink, entry)
+            self._watch_pace(values, end)
+            self._mark(end, entry is not None and "status" in entry, thinning)
+            metrics = []
+            values = 0
+
+    def _watch_pace(self, values: int, end: int) -> None:
+        """Tell the trainer if values are logged faster than they are sent."""
+        rate = self._pace.note(values, end - self._sent.offset, self._spool.stat().st_size - end)
+        if rate is not None and not self._finishing.is_set():
+            text = (
+                f"it takes {rate:,.0f} values a second, and more are logged. Training does not wait for it, and the "
+                "rest is sent afterwards; to send fewer, log less often, or add "
+                f"callbacks.mlflow_logger.max_values_per_second={rate / 2:.0f}"
+            )
+            self._report({"behind": text})
 
     def _send_entry(self, sink: RunSink, entry: dict[str, Any] | None) -> None:
         """Send an entry that is no metric.
@@ -197,10 +259,12 @@ class Delivery:
             del self._sent.postponed[0]
             write_sent(self._folder, self._sent)
 
-    def _mark(self, offset: int, ended: bool) -> None:
+    def _mark(self, offset: int, ended: bool, thinning: Thinning) -> None:
         sent = self._sent
         sent.offset = offset
         sent.ended = ended
+        sent.sent_at = dict(thinning.sent_at)
+        sent.left_out = dict(thinning.left_out)
         write_sent(self._folder, sent)
         self._failures = 0  # pauses grow only while nothing is accepted
         self._report({"offset": offset})

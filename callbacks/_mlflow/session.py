@@ -58,6 +58,8 @@ class Session:
         self.experiment_id: str | None = None
         self._target: dict[str, Any] = {}
         self._spool: Spool | None = None
+        self._position = 0  # in the spool, of the checkpoint from which the run goes on
+        self._position_of: dict[str, Any] = {}  # identity of that spool
         self._writer: WriterProcess | None = None
         self._number = 0  # of the delivery
         self._offset = 0  # bytes of the spool that MLflow has
@@ -81,19 +83,26 @@ class Session:
             for write in held:
                 self._write(write)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the ids of the run and its spool and the run's folder, or an empty dict if they are not known yet.
+    def state_dict(self, batch: int) -> dict[str, Any]:
+        """Return the ids of the run and its spool, the run's folder and the spool's position; empty before it begins.
 
-        The spool is synced to disk first, so that after a power cut it reaches as far as the checkpoint.
+        The spool is synced to disk, so that after a power cut it reaches as far as the checkpoint.
         """
+        spool = self._spool
+        position = self._position if spool is None else spool.position(batch)
         with contextlib.suppress(OSError):  # other code reports a disk that is gone
-            if self._spool is not None:
-                self._spool.sync()
-        known = {"run_id": self.run_id, "spool": self._target.get("spool"), "run_dir": str(self._run_dir)}
-        return known if self.run_id else {}
+            if spool is not None:
+                spool.sync()
+        identity = {key: self._target.get(key) for key in ("spool", "start_time")}
+        known = {"run_id": self.run_id, "run_dir": str(self._run_dir), "position": position} | identity
+        return known if known["spool"] else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue a saved run if the folder is the same but has lost its ids. Call it before `begin`."""
+        """Continue a saved run, also if the folder is the same but has lost its ids. Call it before `begin`."""
+        position = state.get("position")
+        if type(position) is int and position >= 0:
+            self._position = position
+            self._position_of = {key: state.get(key) for key in ("spool", "start_time")}
         if state.get("run_dir") == str(self._run_dir) and is_id(state.get("run_id")) and is_id(state.get("spool")):
             self.run_id = state["run_id"]
             self._target = {"spool": state["spool"]}
@@ -238,6 +247,8 @@ class Session:
         if not spool.exclusive:
             self._warn("shared", f"another process logs to {self._folder} at this moment; both end up in one run")
         before = known_before(self._folder)
+        if before | self._position_of == before:  # the spool may have been lost and begun again
+            spool.since = self._position
         if "spool" not in before and self.run_id is not None:
             before = {**before, **self._target}
             write_sent(self._folder, Sent(self._fields["tracking_uri"], self.run_id))
@@ -268,7 +279,7 @@ class Session:
         self.experiment_id = report.get("experiment_id", self.experiment_id)
         self._offset = report.get("offset", self._offset)
         self._complete = report.get("complete", self._complete)
-        for kind in ("error", "refused", "renamed"):
+        for kind in ("error", "refused", "renamed", "behind"):
             if kind in report:
                 self._warn(kind, report[kind])
         if "stopped" in report and writer is self._writer:

@@ -22,14 +22,14 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.store.artifact.artifact_repo import verify_artifact_path
 
-from runner.callbacks._mlflow.spool import FILES, IMAGES, is_id, now_ms
+from runner.callbacks._mlflow.spool import FILES, IMAGES, METRICS_PER_CALL, is_id, now_ms
 from runner.callbacks._mlflow.store import TAG_LENGTH, refuse_deleted
+from runner.libraries.mlflow_rows import log_metrics
 from runner.terminal.text import shortened
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-METRICS_PER_CALL = 1000
 PAIRS_PER_CALL = 100  # parameters or tags
 KEY_LENGTH = 250
 PARAM_LENGTH = 6000
@@ -102,7 +102,7 @@ class RunSink:
         metrics = [Metric(self._key(k), v, entry["t"], entry["s"]) for entry in entries for k, v in entry["m"].items()]
         for batch in _batched(metrics, METRICS_PER_CALL):
             try:
-                self._client.log_batch(self.run_id, metrics=batch)
+                log_metrics(self._client, self.run_id, batch)
             except Exception as error:
                 if not self._is_final(error):
                     raise

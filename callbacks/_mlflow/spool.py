@@ -28,9 +28,13 @@ IMAGES = "images"  # folder of images that are removed once they are sent
 FILES = "files"  # folder of copied artifacts and models, which are removed likewise
 MODEL = "model.pt2"  # name of an exported model
 EXAMPLE = "example.npy"  # name of its input example
-CHUNK = 1 << 20  # bytes of the spool to read, send and mark as sent at a time
+CHUNK = 1 << 20  # bytes of the spool to read at a time
+TAIL = 1 << 16  # bytes before a checkpoint's position, with what is logged there again when the run goes on
+METRICS_PER_CALL = 1000  # the most that MLflow takes
 LOSS = "loss/train/total"  # metric by which a batch that is trained again is compared
 SAME_LOSS = 1e-3  # relative tolerance; on a GPU or on other ranks, rounding differs
+
+Line = tuple[dict[str, Any] | None, int]  # an entry, None for a torn line, and the offset of its end
 
 
 @dataclass
@@ -45,6 +49,9 @@ class Sent:
     """Whether the last entry sent was a final status."""
     postponed: list[int] = field(default_factory=list)
     """Offsets of earlier entries with files that the artifact store did not accept."""
+    sent_at: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, list[Any]] = field(default_factory=dict)
+    """What `Thinning` knows after these bytes, if it is used."""
 
 
 def is_id(value: object) -> TypeGuard[str]:
@@ -75,7 +82,9 @@ def read_sent(folder: Path, tracking_uri: str) -> Sent:
         sent = Sent(**{**saved, "tracking_uri": tracking_uri})
         size = (folder / SPOOL).stat().st_size
         is_whole = all(type(number) is int and 0 <= number <= size for number in (sent.offset, *sent.postponed))
-    except (OSError, TypeError):
+        is_whole &= {type(time) for time in sent.sent_at.values()} <= {int}
+        is_whole &= {len(value) for value in sent.left_out.values()} <= {3}
+    except (OSError, TypeError, AttributeError):
         return Sent(tracking_uri)
     return sent if is_same and is_whole else Sent(tracking_uri)
 
@@ -98,7 +107,7 @@ def write_sent(folder: Path, sent: Sent) -> None:
     write_whole(folder / "sent.json", json.dumps(asdict(sent) | shown))
 
 
-def read_entries(path: Path, offset: int = 0, limit: int | None = CHUNK) -> Iterator[tuple[dict[str, Any] | None, int]]:
+def read_entries(path: Path, offset: int = 0, limit: int | None = CHUNK) -> Iterator[Line]:
     """Yield the complete lines after `offset`, about `limit` bytes of them, each with the offset of its end.
 
     A line that is not a JSON object, because a write was interrupted, is yielded as None.
@@ -115,7 +124,7 @@ def read_entries(path: Path, offset: int = 0, limit: int | None = CHUNK) -> Iter
             yield (entry if isinstance(entry, dict) else None), end
 
 
-def is_metrics(entry: dict[str, Any] | None) -> bool:
+def is_metrics(entry: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
     """Return whether a spool entry holds metrics in the form written here."""
     return entry is not None and isinstance(entry.get("m"), dict) and {type(entry.get(key)) for key in "st"} == {int}
 
@@ -128,6 +137,7 @@ class Spool:
 
     Attributes:
         departed: first retrained batch with a different loss than in an earlier session, or None.
+        since: position of the spool at the checkpoint from which the run goes on; 0 if there is none.
         size: bytes in the spool.
 
     Raises:
@@ -142,6 +152,7 @@ class Spool:
         self._lock = threading.Lock()
         self._inherited = self.size = os.fstat(self._fd).st_size
         self._torn = self._inherited > 0 and os.pread(self._fd, 1, self._inherited - 1) != b"\n"
+        self.since = 0
         self._written: dict[int, tuple[frozenset[str], float | None]] | None = None
         self.departed: int | None = None
 
@@ -191,6 +202,11 @@ class Spool:
         if entries:
             self._write(b"".join([encode_line(entry, _encode) for entry in entries]))
 
+    def position(self, batch: int) -> int:
+        """Return the offset from which on a run that goes on from this batch finds what was written after it."""
+        is_ahead = not self._inherited or (self._written is not None and batch > max(self._written, default=0))
+        return self.size if is_ahead else self.since
+
     def sync(self) -> None:
         """Sync the spool to disk, so that it survives a power cut.
 
@@ -210,21 +226,21 @@ class Spool:
     def _not_written(self, metrics: dict[str, float], step: int) -> dict[str, float]:
         """Return the metrics of a step that no earlier session wrote, or all if this session departs from it."""
         if self._written is None:
-            self._written = self._read_written(step)
+            self._written = self._read_written()
         keys, loss = self._written.get(step, (frozenset(), None))
         if loss is not None and LOSS in metrics and not _is_same(metrics[LOSS], loss):
             self.departed = step
             return metrics
         return {key: value for key, value in metrics.items() if key not in keys}
 
-    def _read_written(self, first_step: int) -> dict[int, tuple[frozenset[str], float | None]]:
-        """Return the keys that earlier sessions wrote and the last loss, for each step from `first_step` on."""
+    def _read_written(self) -> dict[int, tuple[frozenset[str], float | None]]:
+        """Return the keys that earlier sessions wrote after the checkpoint and the last loss, for each step."""
         written: dict[int, tuple[frozenset[str], float | None]] = {}
         shared: dict[frozenset[str], frozenset[str]] = {}  # most steps have the same keys and share one set
-        for entry, end in read_entries(self.path, limit=None):
+        for entry, end in read_entries(self.path, max(self.since - TAIL, 0), limit=None):
             if end > self._inherited:
                 break
-            if entry is not None and is_metrics(entry) and entry["s"] >= first_step:
+            if is_metrics(entry):
                 keys, loss = written.get(entry["s"], (frozenset(), None))
                 keys = keys.union(entry["m"])
                 written[entry["s"]] = shared.setdefault(keys, keys), entry["m"].get(LOSS, loss)

@@ -144,8 +144,8 @@ def make_target(fields: Mapping[str, Any], before: Mapping[str, Any], command: S
 
     Args:
         fields: `tracking_uri` with credentials, `by_key`, which is whether it was chosen in the config rather than by
-            the environment, `experiment_name`, `run_name`, and optionally `start_time` in milliseconds since 1970 and
-            `system_metrics_interval` in seconds.
+            the environment, `experiment_name`, `run_name`, and optionally `start_time` in milliseconds since 1970,
+            `system_metrics_interval` in seconds and `max_values_per_second`.
         before: what `known_before` returned for an earlier session of the run, empty for a new one.
         command: the command that trains.
     """

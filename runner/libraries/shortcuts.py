@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-NAMES = ("backward", "collector", "composing", "exit", "optimizer", "compiler", "torchmetrics")
+NAMES = ("backward", "collector", "composing", "exit", "optimizer", "compiler", "torchmetrics", "metrics")
 
 
 def is_taken(name: str) -> bool:

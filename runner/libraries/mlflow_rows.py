@@ -1,0 +1,62 @@
+"""Writes metrics straight into the tables of a SQLite store of MLflow, which makes an object of each and is slower."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from runner.libraries.shortcuts import is_taken
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric
+
+LARGEST = 1.7976931348623157e308  # what MLflow stores for infinity
+VALUES = "(key, value, timestamp, step, is_nan, run_uuid) VALUES (?, ?, ?, ?, ?, ?)"
+INSERT = f"""
+INSERT INTO metrics {VALUES} ON CONFLICT (key, timestamp, step, run_uuid, value, is_nan) DO NOTHING
+"""
+INSERT_LATEST = f"""
+INSERT INTO latest_metrics {VALUES} ON CONFLICT (key, run_uuid)
+DO UPDATE SET value = excluded.value, timestamp = excluded.timestamp, step = excluded.step, is_nan = excluded.is_nan
+WHERE (excluded.step, excluded.timestamp, excluded.value)
+> (latest_metrics.step, latest_metrics.timestamp, latest_metrics.value)
+"""
+
+
+def log_metrics(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) -> None:
+    """Log at most 1000 metrics with valid names; in a SQL store, each is stored once, however often it is logged.
+
+    Raises:
+        Exception: as `MlflowClient.log_batch`.
+    """
+    store: Any = getattr(getattr(client, "_tracking_client", None), "store", None)
+    are_usual = all(type(metric.value) is float and metric.timestamp >= 0 for metric in metrics)
+    if is_taken("metrics") and getattr(store, "db_type", None) == "sqlite" and are_usual:
+        with suppress(Exception):  # other tables of another version; what else may fail fails again
+            if _insert(store, run_id, metrics):
+                return
+    client.log_batch(run_id, metrics=metrics)
+
+
+def _insert(store: Any, run_id: str, metrics: Sequence[Metric]) -> bool:
+    """Insert metrics, and return whether that was done, which is not if the run was deleted."""
+    rows: list[tuple[Any, ...]] = []
+    latest: dict[str, tuple[Any, ...]] = {}
+    for metric in metrics:
+        is_nan = math.isnan(metric.value)
+        value = 0.0 if is_nan else max(-LARGEST, min(metric.value, LARGEST))
+        rows.append((metric.key, value, metric.timestamp, metric.step, is_nan, run_id))
+        order = (metric.step, metric.timestamp, value)
+        if metric.key not in latest or order > latest[metric.key][0]:
+            latest[metric.key] = (order, rows[-1])
+    with store.ManagedSessionMaker(read_only=False) as session:
+        connection = session.connection()
+        stage = connection.exec_driver_sql("SELECT lifecycle_stage FROM runs WHERE run_uuid = ?", (run_id,)).scalar()
+        if stage != "active":
+            return False
+        connection.exec_driver_sql(INSERT, rows)
+        connection.exec_driver_sql(INSERT_LATEST, [row for _, row in latest.values()])
+    return True

@@ -1,0 +1,181 @@
+"""Runs with many values: sent in steps that are marked, thinned on request, and resumed without reading all of it."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow_runs import change, log_steps, logging_to, points, query
+from python_process import wait_until
+
+from runner.callbacks import MLflowLogger
+from runner.callbacks._mlflow import thinning
+from runner.callbacks._mlflow.delivery import Delivery
+from runner.callbacks._mlflow.session import Session
+from runner.callbacks._mlflow.spool import TAIL, Sent, Spool, read_entries, read_sent
+from runner.callbacks._mlflow.target import make_target, resolve_uri
+from runner.callbacks._mlflow.thinning import Thinning
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of MLflow and what it imports, which else lives in the writer
+Values = list[tuple[dict[str, float], int, float]]
+
+
+def deliver(values: Values, report: Callable[[dict[str, Any]], None] = lambda _: None, **fields: Any) -> bool:
+    """Add values to the spool of the run `r`, which then ends, and send it to the default store."""
+    folder = Path("r/mlflow").resolve()
+    fields |= {"tracking_uri": resolve_uri(None), "by_key": False, "experiment_name": "e", "run_name": "r"}
+    target = make_target({**fields, "spool": "a" * 32}, {}, ["train"])
+    spool = Spool(folder)
+    if not spool.resumed:
+        spool.append({"start": target["start_time"], "spool": target["spool"], "name": "r"})
+    if values:
+        spool.append_metrics(values)
+        spool.append({"status": "FINISHED", "t": 1})
+    spool.close()
+    return Delivery(folder.parent, target, report, live=False).run()
+
+
+def stored() -> list[tuple[str, int, float]]:
+    return sorted(query("select key, step, value from metrics"))
+
+
+class Killed(BaseException):
+    """Ends a sender as a signal would."""
+
+
+def test_what_a_call_has_sent_is_not_sent_again_after_the_sender_was_killed(folder: Path) -> None:
+    values = [({f"key{number}": float(step) for number in range(1000)}, step, 1.0) for step in range(5)]
+    marked = []
+
+    def report(news: dict[str, Any]) -> None:
+        if news.get("offset"):
+            marked.append(news["offset"])
+            if len(marked) == 3:  # the first line, and two of metrics
+                raise Killed
+
+    with pytest.raises(Killed):
+        deliver(values, report)
+    assert len(stored()) == 2000
+    assert read_sent(folder / "r" / "mlflow", resolve_uri(None)).offset == marked[-1] > 0
+    assert deliver([])
+    assert stored() == sorted((key, step, value) for metrics, step, _ in values for key, value in metrics.items())
+
+
+def test_a_sender_that_knows_nothing_sends_no_value_again_that_the_store_has(folder: Path) -> None:
+    values = [({"loss": float(step)}, step, 1.0 + step) for step in range(20)]
+    assert deliver(values[:10])
+    change("update metrics set value = -1 where step < 9")  # one that came again would be there beside this
+    (folder / "r" / "mlflow" / "sent.json").unlink()
+    assert deliver(values[10:])
+    assert stored() == sorted(("loss", step, -1.0 if step < 9 else float(step)) for step in range(20))
+
+
+def test_thinned_run_keeps_rare_values_and_the_last_of_each_key(folder: Path) -> None:
+    values = [({"fast": float(step)} | ({} if step % 20 else {"rare": 0.5}), step, step / 10) for step in range(96)]
+    assert deliver(values, max_values_per_second=2)
+    assert points("rare") == [(step, 0.5) for step in range(0, 96, 20)]
+    assert points("fast") == [(step, float(step)) for step in (*range(0, 96, 10), 95)]  # two keys: one a second
+    assert sum("m" in (entry or {}) for entry, _ in read_entries(folder / "r" / "mlflow" / "spool.jsonl")) == 96
+
+
+def test_choice_of_values_is_the_same_for_any_sender() -> None:
+    entries = [{"m": {"a": 1.0, f"b{step % 7}": 2.0}, "s": step, "t": step * 10} for step in range(500)]
+    whole = Thinning(30, Sent(""))
+    chosen = [whole.choose(entry) for entry in entries]
+    sent = Sent("")
+    for entry, expected in zip(entries, chosen, strict=True):
+        other = Thinning(30, sent)
+        Thinning(30, sent).choose(entry)  # by a sender that failed to send it
+        assert other.choose(entry) == expected
+        sent.sent_at = other.sent_at
+        sent.left_out = other.left_out
+    assert 100 < sum(len(entry["m"]) for entry in chosen) < 5 * 30 + 8 + 1
+
+
+def test_a_store_that_takes_fewer_values_than_are_logged_is_named_during_training(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(thinning, "WINDOW", 0.2)
+    fields = {"tracking_uri": resolve_uri(None), "by_key": False, "experiment_name": "e", "run_name": "r"}
+    target = make_target(fields, {}, ["train"])
+    spool = Spool(folder / "r" / "mlflow")
+    session = Session(folder / "r", **fields)
+    delivery = Delivery(folder / "r", target, partial(session._receive, None), live=True)  # type: ignore[arg-type]
+    sender = threading.Thread(target=delivery.run)
+    sender.start()
+    steps = iter(range(1_000_000))
+
+    def is_named() -> bool:
+        spool.append_metrics([({f"key{n}": 0.0 for n in range(1000)}, next(steps), 1.0) for _ in range(10)])
+        return "values a second, and more are logged" in caplog.text
+
+    wait_until(is_named)
+    delivery.abandon()
+    spool.close()
+    sender.join()
+    assert "callbacks.mlflow_logger.max_values_per_second=" in caplog.text
+
+
+def read_by_this_process() -> int:
+    """Return the bytes that this process has read from files so far."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_a_resumed_run_reads_only_what_was_logged_after_its_checkpoint(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.append_metrics([({"loss": 1.0, "more": 2.0}, step, 1.0) for step in range(1, 100_001)])
+    position = spool.position(100_000)
+    spool.append_metrics([({"loss": 1.0}, step, 1.0) for step in range(100_001, 100_101)])
+    spool.close()
+    resumed = Spool(tmp_path)
+    resumed.since = position
+    before = read_by_this_process()
+    resumed.append_metrics([({"loss": 1.0}, step, 1.0) for step in range(100_001, 100_103)])
+    assert read_by_this_process() - before < 4 * TAIL < spool.size / 10
+    resumed.close()
+    lines = [entry["s"] for entry, _ in read_entries(resumed.path, limit=None) if entry is not None]
+    assert lines == [*range(1, 100_103)]
+
+
+def test_a_run_resumed_while_it_trained_batches_again_logs_none_of_them_twice(folder: Path) -> None:
+    """Its checkpoint lies before what the first session logged for later batches."""
+
+    def train(steps: range, saved: dict[str, Any] | None, save_at: int = 0) -> dict[str, Any]:
+        kept = {}
+        logged = MLflowLogger()
+        with logging_to(logged, "r", saved=saved) as (state, logger):
+            for step in steps:
+                log_steps(state, logger, range(step, step + 1))
+                if step == save_at:
+                    logger.flush()
+                    kept = logged.state_dict()
+        return kept
+
+    first = train(range(1, 3001), None, save_at=2000)
+    second = train(range(2001, 2501), first, save_at=2400)
+    assert second["position"] == first["position"] > 0
+    third = train(range(2401, 3501), second, save_at=3400)
+    assert third["position"] > first["position"]
+    train(range(3401, 3601), third)
+    assert points("loss") == [(step, float(step)) for step in range(1, 3601)]
+
+
+def test_a_position_in_a_spool_that_was_lost_does_not_count_in_its_successor(folder: Path) -> None:
+    def train(steps: range, saved: dict[str, Any] | None) -> dict[str, Any]:
+        logged = MLflowLogger()
+        with logging_to(logged, "r", saved=saved) as (state, logger):
+            log_steps(state, logger, steps)
+            logger.flush()
+            wait_until(lambda: logged.run_id is not None)
+            return logged.state_dict()
+
+    saved = train(range(1, 3001), None)
+    shutil.rmtree(folder / "r" / "mlflow")
+    train(range(3001, 3011), saved)
+    train(range(3001, 3021), saved)
+    assert points("loss") == [(step, float(step)) for step in range(1, 3021)]

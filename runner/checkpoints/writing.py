@@ -134,7 +134,7 @@ class _HashingFile:
         self._hashing: deque[Future[None]] = deque()
 
     def write(self, data: Any) -> int:
-        content = memoryview(data)
+        content = memoryview(data).cast("B")
         for start in range(0, len(content), BLOCK):
             self._block += content[start : start + BLOCK]
             if len(self._block) >= BLOCK:

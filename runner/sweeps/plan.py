@@ -14,9 +14,9 @@ from omegaconf import DictConfig
 from runner.config import build
 from runner.config.command_line import key_of
 from runner.config.errors import ConstructorFailed, WrongConfig, config_errors
-from runner.config.job_loader import JobLoader
 from runner.config.replaced import about_dropped
 from runner.failures.facts import WrongKey
+from runner.sweeps.job_loader import JobLoader
 from runner.terminal.text import print_to_stderr
 
 ON_THIS_MACHINE = ("basic", "joblib", "submitit_local")

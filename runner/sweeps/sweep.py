@@ -24,7 +24,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config import build
 from runner.config.errors import WrongConfig, config_errors
-from runner.config.job_loader import JobLoader
 from runner.config.nearest import nearest
 from runner.destination import SweepSummary
 from runner.distributed.launch import check_launcher
@@ -41,6 +40,7 @@ from runner.runs.recording import fingerprint, identify
 from runner.runs.result import Result, read_result
 from runner.runs.saved_run import SavedRun, is_id
 from runner.runs.sweep_jobs import claims, keep_claims
+from runner.sweeps.job_loader import JobLoader
 from runner.sweeps.ladder.jobs import prepare_ladder
 from runner.sweeps.names import name_rest, own_overrides, short_names
 from runner.sweeps.plan import PlannedJob, check_jobs, compose_jobs, is_grid, typed_overrides

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf, open_dict
 
 from runner.config.catalogue import CONF
 from runner.config.composing import initialized
-from runner.config.job_loader import JobLoader
+from runner.sweeps.job_loader import JobLoader
 
 SHARED = ("hydra.run.dir=.", "hydra.sweep.dir=.", "model=mlp")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from runner import Algorithm, Logger, State, stream_seed
 from runner.algorithms._batch import Key, get_images, get_item, with_item
 from runner.algorithms._first_batch import first_batch
-from runner.checks import check_number, refuse_if
+from runner.failures.checks import check_number, refuse_if
 
 MAX_SEVERITY = 10.0
 TOLERANCE = 0.2

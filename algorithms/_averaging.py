@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from runner import Algorithm, Interval, Logger, State, Time, TimeUnit, get_global_rank, get_world_size
-from runner.batch import to_device
-from runner.checks import check_whole
+from runner.core.randomness import ForwardStream
+from runner.device.batch import to_device
 from runner.distributed.sharding import any_sharded, is_sharded, like, local
-from runner.model import in_eval_mode
+from runner.failures.checks import check_whole
 from runner.models.beginning import BATCH_NORMS
+from runner.models.model import in_eval_mode
 from runner.optim.scheduled_rates import ScheduledRates
-from runner.randomness import ForwardStream
-from runner.time import convert
+from runner.timing.time import convert
 
 log = logging.getLogger("runner")
 
@@ -269,7 +269,7 @@ def keep_base_rates(state: State, name: str) -> None:
     """Remember each group's learning rate, so that `set_rates` does not start from one it has set. For BEFORE_LOAD."""
     if not all(isinstance(one, ScheduledRates) for one in state.schedulers):
         raise ValueError(
-            f"{name}: torch's own schedulers would overwrite the learning rate; use those of runner.schedulers"
+            f"{name}: torch's own schedulers would overwrite the learning rate; use those of runner.optim.schedulers"
         )
     for optimizer in state.optimizers:
         for group in optimizer.param_groups:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runner import Algorithm
-from runner.batch import map_samples
+from runner.device.batch import map_samples
 
 Key = int | str
 """Place of a part in a batch: an index into a tuple or list, or a key of a mapping."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from runner import Algorithm, Logger, State, stream_seed
 from runner.algorithms._batch import Key, class_probabilities, get_item, with_item
-from runner.checks import check_number
 from runner.distributed.ranks import get_data_parallel_size
+from runner.failures.checks import check_number
 from runner.models.target_mean import TargetMean, read_loss
 
 

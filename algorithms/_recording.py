@@ -11,8 +11,8 @@ from torch.autograd.function import once_differentiable
 
 from runner.algorithms._snapshot import KeptBuffers
 from runner.algorithms._whole_step import Step
-from runner.batch import map_tensors, tensors
-from runner.loss import total_of
+from runner.device.batch import map_tensors, tensors
+from runner.models.loss import total_of
 
 WARM_UP = 3  # passes before the recording, as torch does it: libraries choose and allocate what may not be recorded
 

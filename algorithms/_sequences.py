@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner.batch import map_tensors, tensors
+from runner.device.batch import map_tensors, tensors
 
 
 def cut_into_pieces(batch: Any, whole: int, length: int, asked: str, remedy: str) -> Any:

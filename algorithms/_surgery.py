@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from runner import Algorithm, Model, State, get_global_rank, replace_modules, stream_seed
-from runner.surgery import Policy, Selector
+from runner.models.surgery import Policy, Selector
 
 log = logging.getLogger("runner")
 

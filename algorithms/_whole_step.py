@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from runner import Model, State
+from runner.core.engine import overrides
 from runner.distributed.sharding import is_sharded
-from runner.engine import overrides
 
 Step = Callable[[Any], tuple[Any, Any]]
 """Returns the outputs for a batch and their loss."""

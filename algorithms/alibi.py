@@ -15,7 +15,7 @@ from runner.algorithms._first_batch import first_batch
 from runner.algorithms._gpt import Kept, drop_positions
 from runner.algorithms._sequences import cut_into_pieces
 from runner.algorithms._surgery import operate
-from runner.checks import check_number, check_whole
+from runner.failures.checks import check_number, check_whole
 from runner.models import GPT
 from runner.models.gpt import CausalAttention
 

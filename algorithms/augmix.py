@@ -9,7 +9,7 @@ from torch import Tensor
 from runner.algorithms._augmentation import MAX_SEVERITY, Augmentation, PerChannel
 from runner.algorithms._batch import Key
 from runner.algorithms._image_operations import CORE, apply_each
-from runner.checks import check_number, check_whole
+from runner.failures.checks import check_number, check_whole
 
 MAX_DEPTH = 3  # largest number of operations in a chain whose depth is drawn
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from runner import Algorithm, Logger, State, stream_seed
 from runner.algorithms._batch import Key, get_item, with_item
-from runner.checks import check_one_of, check_whole
+from runner.failures.checks import check_one_of, check_whole
 
 FLIPS = (None, "random", "alternating")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._batch import AUGMENTATIONS, pick_samples, refuse_alternating_flips
-from runner.checks import check_number
+from runner.failures.checks import check_number
 
 
 def scheduled_size(progress: float, start: float, duration: float, whole: int) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import operate
-from runner.checks import check_whole
+from runner.failures.checks import check_whole
 
 
 def blur(images: Tensor, stride: int | tuple[int, int] = 1) -> Tensor:

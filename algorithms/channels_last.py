@@ -8,7 +8,7 @@ from torch import Tensor
 from runner import Algorithm, Logger, State
 from runner.algorithms._batch import AUGMENTATIONS
 from runner.algorithms._surgery import LAYER_SURGERY, report
-from runner.batch import map_tensors
+from runner.device.batch import map_tensors
 
 
 def to_channels_last(tensor: Tensor) -> Tensor:

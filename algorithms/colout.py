@@ -7,7 +7,7 @@ from torch import Tensor
 
 from runner import Algorithm, Logger, State, stream_seed
 from runner.algorithms._batch import Key, get_images, with_item
-from runner.checks import check_numbers
+from runner.failures.checks import check_numbers
 
 
 def draw_kept(length: int, share: float, generator: torch.Generator) -> Tensor:

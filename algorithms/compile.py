@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import report
 from runner.algorithms._whole_step import join_loss, refuse_what_needs_parts
-from runner.checks import check_one_of
 from runner.distributed.blocks import find_repeated
+from runner.failures.checks import check_one_of
 
 SCOPES = ("block", "model", "step")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")

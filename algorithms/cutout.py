@@ -8,7 +8,7 @@ from torch import Tensor
 from runner import Algorithm, Logger, State, stream_seed
 from runner.algorithms._batch import Key, get_images, with_item
 from runner.algorithms._boxes import cover, draw_boxes
-from runner.checks import check_number, check_whole
+from runner.failures.checks import check_number, check_whole
 
 
 def cut_out(images: Tensor, holes: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from runner import Algorithm, Logger, State
-from runner.checks import check_one_of, check_whole
 from runner.distributed.sharding import is_sharded
+from runner.failures.checks import check_one_of, check_whole
 
 FORMATS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from runner import Interval, Logger, State, Time, TimeUnit, get_global_rank
 from runner.algorithms._averaging import TimedAverage, copy_all, count_updates, log, move_towards, swapped_in, wide_copy
 from runner.checkpoints.weights import names_of_observers
-from runner.checks import check_number
 from runner.distributed.sharding import like
+from runner.failures.checks import check_number
 
 
 def smoothing_of(half_life: float, interval: float = 1.0) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import operate, resolve_width
-from runner.checks import check_counts
+from runner.failures.checks import check_counts
 
 
 def factorize(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import LAYER_SURGERY, report
-from runner.checks import check_list, check_one_of
+from runner.failures.checks import check_list, check_one_of
 from runner.libraries.extras import require
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")

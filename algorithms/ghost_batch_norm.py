@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import operate
-from runner.checks import check_whole
+from runner.failures.checks import check_whole
 from runner.models.beginning import BATCH_NORMS
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
-from runner.checks import check_number, check_one_of
 from runner.device.numbers import make_plain, numbers_of
 from runner.distributed.sharding import added_up
+from runner.failures.checks import check_number, check_one_of
 
 TYPES = ("norm", "value", "adaptive")
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State, TimeUnit, stream_seed
 from runner.algorithms._surgery import operate
-from runner.checks import check_counts, check_number, refuse_if
+from runner.failures.checks import check_counts, check_number, refuse_if
 
 
 def draw_masks(sigma: int, units: int, p: float, seed: int) -> Tensor:

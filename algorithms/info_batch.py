@@ -9,9 +9,9 @@ from torch import Tensor
 
 from runner import Algorithm, Logger, State, stream_seed
 from runner.algorithms._batch import AUGMENTATIONS, pick_samples, refuse_alternating_flips
-from runner.checks import check_numbers, refuse_if
 from runner.data.order import SampleOrder
 from runner.distributed.collectives import all_reduce_sum
+from runner.failures.checks import check_numbers, refuse_if
 from runner.models.sample_losses import sample_losses
 
 

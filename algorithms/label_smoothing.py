@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from runner import Algorithm, LanguageModel, Logger, Model, State
 from runner.algorithms._batch import Key, class_probabilities, get_item, with_item
-from runner.checks import check_number
+from runner.failures.checks import check_number
 from runner.models.supervised import SupervisedModel
 from runner.models.target_mean import TargetMean, read_loss
 

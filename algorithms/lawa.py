@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from runner import Logger, State, Time
 from runner.algorithms._averaging import TimedAverage, WeightAverage, wide_copy
-from runner.checks import check_whole, parse_interval
+from runner.failures.checks import check_whole, parse_interval
 
 
 def mean_of(snapshots: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

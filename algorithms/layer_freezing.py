@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from runner import Algorithm, Logger, State, TimeUnit, get_global_rank
-from runner.checks import check_number
+from runner.failures.checks import check_number
 
 log = logging.getLogger("runner")
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import operate
-from runner.checks import check_number
+from runner.failures.checks import check_number
 
 
 def softcap(logits: Tensor, cap: float) -> Tensor:

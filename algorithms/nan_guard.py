@@ -14,9 +14,9 @@ from torch.nn.utils import get_total_norm
 
 from runner import Algorithm, Interval, Logger, State, Time, get_global_rank, get_world_size
 from runner.algorithms._snapshot import KeptBuffers, roll_back, take_snapshot
-from runner.checks import check_one_of, check_whole, refuse_if
 from runner.device.numbers import numbers_of
 from runner.distributed.sharding import local, whole
+from runner.failures.checks import check_one_of, check_whole, refuse_if
 from runner.failures.facts import divergence
 
 POLICIES = ("raise", "skip", "rollback")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import operate
-from runner.checks import check_whole
+from runner.failures.checks import check_whole
 from runner.models import GPT
 
 MULTIPLIER = 1_000_003  # a prime, small enough that its product with a row number stays far below 2^63

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import LAYER_SURGERY, operate
-from runner.batch import map_tensors, tensors
+from runner.device.batch import map_tensors, tensors
 
 
 class _Constant(nn.Module):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from runner import Algorithm, Logger, State, stream_seed
 from runner.algorithms._batch import Key, get_images, get_item, resize, with_item
-from runner.checks import check_number, check_numbers, check_one_of, check_whole, refuse_if
+from runner.failures.checks import check_number, check_numbers, check_one_of, check_whole, refuse_if
 
 MODES = ("resize", "crop")
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import operate
-from runner.checks import check_number
+from runner.failures.checks import check_number
 
 
 def normalize(x: Tensor, scale: Tensor | None, eps: float) -> Tensor:

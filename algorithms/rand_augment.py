@@ -8,7 +8,7 @@ from torch import Tensor
 from runner.algorithms._augmentation import MAX_SEVERITY, Augmentation, PerChannel
 from runner.algorithms._batch import Key
 from runner.algorithms._image_operations import ALL, apply_each
-from runner.checks import check_whole
+from runner.failures.checks import check_whole
 
 
 def rand_augment(images: Tensor, strength: float, depth: int, generator: numpy.random.Generator) -> Tensor:

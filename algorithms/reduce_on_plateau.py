@@ -8,9 +8,9 @@ from typing import Any
 
 from runner import Algorithm, Logger, State, Time, Timestamp, TimeUnit, get_global_rank
 from runner.algorithms._averaging import keep_base_rates, set_rates
-from runner.checks import check_number, check_numbers, check_one_of
-from runner.metric_choice import MetricChoice, choose_metric
-from runner.schedulers import time_axis
+from runner.failures.checks import check_number, check_numbers, check_one_of
+from runner.optim.schedulers import time_axis
+from runner.training.metric_choice import MetricChoice, choose_metric
 
 log = logging.getLogger("runner")
 

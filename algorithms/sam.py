@@ -11,12 +11,12 @@ from torch import Tensor
 from runner import Algorithm, Event, Logger, State
 from runner.algorithms._averaging import copy_all
 from runner.algorithms._snapshot import KeptBuffers
-from runner.batch import split
-from runner.checks import check_numbers, check_whole
+from runner.core.engine import overrides
+from runner.core.randomness import ForwardStream
+from runner.device.batch import split
 from runner.distributed.sharding import is_sharded
-from runner.engine import overrides
-from runner.loss import fractions, root_gradient, total_of
-from runner.randomness import ForwardStream
+from runner.failures.checks import check_numbers, check_whole
+from runner.models.loss import fractions, root_gradient, total_of
 
 
 @torch.no_grad()

@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 
 from runner import Logger, State, Time, get_global_rank
 from runner.algorithms._averaging import WeightAverage, copy_all, keep_base_rates, move_towards, set_rates, wide_copy
-from runner.checks import check_number
 from runner.distributed.sharding import local
-from runner.schedulers import constant
+from runner.failures.checks import check_number
+from runner.optim.schedulers import constant
 
 log = logging.getLogger("runner")
 

@@ -18,9 +18,9 @@ from runner.algorithms._batch import (
     resize,
     with_item,
 )
-from runner.checks import check_number, check_numbers, check_whole
 from runner.distributed.collectives import broadcast_buffers
-from runner.model import in_eval_mode
+from runner.failures.checks import check_number, check_numbers, check_whole
+from runner.models.model import in_eval_mode
 from runner.models.sample_losses import sample_losses
 
 

@@ -9,8 +9,8 @@ from runner import Algorithm, Logger, State
 from runner.algorithms._batch import Key, get_item
 from runner.algorithms._first_batch import first_batch
 from runner.algorithms._sequences import cut_into_pieces
-from runner.batch import map_tensors
-from runner.checks import check_counts, check_number, refuse_if
+from runner.device.batch import map_tensors
+from runner.failures.checks import check_counts, check_number, refuse_if
 
 
 def scheduled_length(progress: float, duration: float, shortest: int, longest: int, step: int) -> int:

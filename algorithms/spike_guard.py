@@ -14,9 +14,9 @@ from torch.nn.utils import get_total_norm
 
 from runner import Algorithm, Logger, State, get_global_rank, get_world_size
 from runner.algorithms._snapshot import roll_back, take_snapshot
-from runner.checks import check_counts, check_number, check_whole
 from runner.device.numbers import numbers_of
 from runner.distributed.sharding import is_sharded, like, whole
+from runner.failures.checks import check_counts, check_number, check_whole
 from runner.failures.facts import divergence
 
 COLUMNS = ("first_batch", "last_batch", "worst_batch", "loss", "gradient_norm", "deviations", "back_to_batch")

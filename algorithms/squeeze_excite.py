@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import operate, resolve_width
-from runner.checks import check_whole
+from runner.failures.checks import check_whole
 
 Layer = Callable[[Tensor], Tensor]
 

@@ -8,8 +8,8 @@ from torch import nn
 from runner import Algorithm, Logger, State, Time, stream_seed
 from runner.algorithms._stochastic_block import DISTRIBUTIONS, METHODS, StochasticBlock, draw_kept, drop_rates
 from runner.algorithms._surgery import LAYER_SURGERY, operate
-from runner.checks import check_number, check_one_of
-from runner.model import in_eval_mode
+from runner.failures.checks import check_number, check_one_of
+from runner.models.model import in_eval_mode
 
 
 class StochasticDepth(Algorithm):

@@ -13,7 +13,7 @@ from runner.algorithms._averaging import (
     set_rates,
     wide_copy,
 )
-from runner.checks import check_number, check_whole, parse_interval
+from runner.failures.checks import check_number, check_whole, parse_interval
 
 
 def annealed(rate: float, swa_lr: float, progress: float) -> float:

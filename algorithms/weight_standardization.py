@@ -8,7 +8,7 @@ from torch.nn.utils import parametrize
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import report
-from runner.checks import check_whole
+from runner.failures.checks import check_whole
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

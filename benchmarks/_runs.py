@@ -47,7 +47,7 @@ def compose(arguments: Iterable[str]) -> dict[str, Any]:
     import hydra
     from omegaconf import OmegaConf
 
-    from runner.config.command_line import merge_repeated
+    from runner.cli.command_line import merge_repeated
     from runner.config.composing import initialized
 
     overrides = merge_repeated([*arguments, "callbacks=none", "trainer.eval_interval=0", "trainer.device=cpu"])

@@ -34,7 +34,7 @@ from pathlib import Path
 
 from _runs import ROOT, Result, Run, results, seeds_from
 
-from runner.runs.decision import LEVEL, Samples, count_needed, decide
+from runner.comparing.decision import LEVEL, Samples, count_needed, decide
 
 RANGE = 4.0  # ratios that half to twice a budget can show, either way
 FACTORS = (0.5, 1.0, 2.0)

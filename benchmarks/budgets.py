@@ -17,9 +17,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from runner.budget import Budget
 from runner.checkpoints.files import find_checkpoint
 from runner.checkpoints.snapshot import read_timestamp
+from runner.training.budget import Budget
 
 
 def main() -> None:

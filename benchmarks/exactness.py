@@ -44,7 +44,7 @@ from runner.data import TensorLoader
 from runner.distributed.ranks import get_global_rank
 from runner.distributed.sharding import local
 from runner.models import GPT
-from runner.modes.checking.sizes import size_of
+from runner.trials.sizes import size_of
 
 EXACT: dict[str, Any] = {"exact": True}  # 64 bits and no dropout, whose masks are of a rank
 LIMIT = 0.30

@@ -38,7 +38,7 @@ from runner.callbacks._mlflow.spool import Spool
 from runner.callbacks._mlflow.target import make_target, set_environment
 from runner.data import TensorLoader
 from runner.data.shards.cache import ShardCache
-from runner.runs.patch import patch
+from runner.records.patch import patch
 
 
 @dataclass(frozen=True)

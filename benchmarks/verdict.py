@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from runner import ClassificationModel, Trainer
-from runner.data.images.digits import load_digits
-from runner.runs.decision import (
+from runner.comparing.decision import (
     LEVEL,
     Samples,
     bootstrap,
@@ -30,6 +29,7 @@ from runner.runs.decision import (
     permute,
     smallest_p,
 )
+from runner.data.images.digits import load_digits
 
 REPEATS = 4_000
 SIGMAS = 3  # of what is counted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.plugins import Plugins
+from runner.core.plugins import Plugins
 
 plugins = Plugins(__name__, __path__[0])
 __getattr__ = plugins.load

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from runner.metric_choice import MetricChoice, name_metric
+from runner.training.metric_choice import MetricChoice, name_metric
 
 if TYPE_CHECKING:
     from runner import State

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Timestamp
 from runner.checkpoints.manifest import is_name
-from runner.checks import check_inner_path
+from runner.failures.checks import check_inner_path
 from runner.files.addresses import without_credentials
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from runner.checks import check_one_of
+from runner.failures.checks import check_one_of
 
 if TYPE_CHECKING:
     import torch

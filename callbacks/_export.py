@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from runner import State
-from runner.batch import count_samples, map_tensors, tensors
+from runner.device.batch import count_samples, map_tensors, tensors
 from runner.distributed.sharding import copy_whole, is_sharded
 
 Run = Callable[[Any], Any]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from runner import State, evaluation_weights
-from runner.model import in_eval_mode
+from runner.models.model import in_eval_mode
 
 
 @contextmanager

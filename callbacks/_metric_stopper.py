@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from runner import Callback
-from runner.checks import check_one_of
-from runner.metric_choice import MetricChoice, choose_metric
+from runner.failures.checks import check_one_of
+from runner.training.metric_choice import MetricChoice, choose_metric
 
 if TYPE_CHECKING:
     from runner import Logger, State

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import runner
 from runner.callbacks._disk import disk_errors_reported
-from runner.checks import check_inner_path, refuse_if
+from runner.failures.checks import check_inner_path, refuse_if
 
 if TYPE_CHECKING:
     from runner import State

@@ -9,7 +9,7 @@ from runner import TimeUnit
 
 if TYPE_CHECKING:
     from runner import State
-    from runner.time import Progress
+    from runner.timing.time import Progress
 
 TINY = 1e-6  # tolerance for rounding errors in quotients that should be whole numbers
 

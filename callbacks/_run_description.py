@@ -46,7 +46,7 @@ def describe_run(state: State, width: int) -> list[str]:
 def describe_events(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
     """Yield which algorithms and callbacks run at which events, in order; events with the same list share a line."""
     from runner import Engine, Event, LoggerDestination
-    from runner.metrics import TrainerLog, TrainMetrics
+    from runner.training.metrics import TrainerLog, TrainMetrics
 
     engine = Engine(state, logger)
     groups: dict[tuple[str, ...], list[str]] = {}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Time, TimeUnit
 from runner.callbacks._thinning import next_measurement
-from runner.checks import check_list
-from runner.time import convert
+from runner.failures.checks import check_list
+from runner.timing.time import convert
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -109,7 +109,7 @@ class ActivationMonitor(Callback):
         self._see(name, "output", output)
 
     def _see(self, name: str, kind: str, values: Any) -> None:
-        from runner.batch import tensors
+        from runner.device.batch import tensors
 
         if (name, kind) in self._seen:
             return

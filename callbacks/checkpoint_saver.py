@@ -11,11 +11,11 @@ from runner import Callback, Interval, Time, Timestamp
 from runner.callbacks._checkpoint_folder import CheckpointFolder, check_alone, check_names
 from runner.callbacks._mirror_uploads import MirrorUploads
 from runner.callbacks._soundness import find_fault
-from runner.checks import check_flag, check_number, check_one_of, check_whole, refuse_if
+from runner.failures.checks import check_flag, check_number, check_one_of, check_whole, refuse_if
 from runner.files.addresses import without_credentials
 from runner.files.values import Address, InnerPath
 from runner.libraries.remote_files import check_address
-from runner.metric_choice import MetricChoice, choose_metric
+from runner.training.metric_choice import MetricChoice, choose_metric
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination, Record, Time, Timestamp
-from runner.budget import Budget
 from runner.callbacks._best_values import BestValues
 from runner.callbacks._epoch_loss import TRAIN_LOSS, EpochLoss
 from runner.callbacks._run_description import describe_events, describe_run
@@ -18,10 +17,11 @@ from runner.distributed.session import SessionOver
 from runner.failures.exits import is_asked_for
 from runner.failures.facts import facts_of, is_of_environment
 from runner.files.printable import printable
-from runner.metric_choice import name_metric
 from runner.terminal.commands import override, show_command
 from runner.terminal.console import describe_time, epoch_number, make_console, print_block, print_title, show_path
 from runner.terminal.text import Column, draw_table, show_clock, show_number
+from runner.training.budget import Budget
+from runner.training.metric_choice import name_metric
 
 if TYPE_CHECKING:
     from runner import Logger, State

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Event
 from runner.callbacks._disk import disk_errors_reported
-from runner.checks import check_number
+from runner.failures.checks import check_number
 from runner.failures.crash import BATCH, BUNDLE, FACTS, describe_crash
 from runner.failures.facts import RankFailed, facts_of, is_of_environment
 from runner.files.names import RESULT
@@ -112,7 +112,7 @@ class CrashBundle(Callback):
         if self.has_trained:
             yield state.run_dir
             return
-        write_record = resolve_name("runner.runs.record:write_record")  # by name: it lies above
+        write_record = resolve_name("runner.records.record:write_record")  # by name: it lies above
         with TemporaryDirectory(prefix="runner-crash-") as folder:
             write_record(Path(folder), state.config, [], state.run_name)
             yield Path(folder)
@@ -158,7 +158,7 @@ def _is_inside(path: Path, folder: Path) -> bool:
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the tensors of a batch by name, on the CPU."""
-    from runner.batch import tensors
+    from runner.device.batch import tensors
 
     for number, one in enumerate(tensors(value)):
         if not (one.is_meta or one.is_nested or one.is_sparse):

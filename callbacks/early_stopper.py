@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Time, TimeUnit
 from runner.callbacks._metric_stopper import MetricStopper
-from runner.checks import check_number
+from runner.failures.checks import check_number
 
 if TYPE_CHECKING:
     from runner import Logger, State

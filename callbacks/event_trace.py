@@ -13,12 +13,12 @@ from runner import Callback, Event
 from runner.callbacks._cost_table import COLUMNS, make_rows, print_rows
 from runner.callbacks._disk import disk_errors_reported
 from runner.callbacks._timeline import Call, draw
-from runner.checks import check_whole
+from runner.failures.checks import check_whole
 from runner.files.whole import write_whole
 
 if TYPE_CHECKING:
     from runner import Logger, State
-    from runner.hooks import Handler, Hooks
+    from runner.core.hooks import Handler, Hooks
 
 # The label for the time between handlers, from one of these events to the next.
 _IN_STEPS, _OUTSIDE, _NOWHERE = range(3)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback
-from runner.checks import check_one_of
+from runner.failures.checks import check_one_of
 from runner.files.values import InnerPath
 from runner.libraries.extras import require
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time
 from runner.callbacks._texts import Bytes, check_tokenizer
-from runner.checks import check_number, check_whole
+from runner.failures.checks import check_number, check_whole
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

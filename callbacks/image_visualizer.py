@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time
-from runner.checks import check_one_of, check_whole
+from runner.failures.checks import check_one_of, check_whole
 
 if TYPE_CHECKING:
     from runner import Logger, State

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination
-from runner.checks import check_inner_path
+from runner.failures.checks import check_inner_path
 from runner.files.values import InnerPath
 from runner.libraries.extras import require
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner import Callback
-from runner.checks import check_list, check_one_of
+from runner.failures.checks import check_list, check_one_of
 from runner.files.values import LocalPath
 
 if TYPE_CHECKING:

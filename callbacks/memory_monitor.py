@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback
 from runner.callbacks._clock import SAMPLING
-from runner.checks import check_whole
+from runner.failures.checks import check_whole
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from runner import Callback, Time
 from runner.callbacks import _memory_history
-from runner.checks import check_whole, parse_interval
+from runner.failures.checks import check_whole, parse_interval
 
 if TYPE_CHECKING:
     from runner import Logger, State

@@ -23,14 +23,14 @@ from runner.callbacks._mlflow.session import Session
 from runner.callbacks._mlflow.spool import read_sent
 from runner.callbacks._mlflow.target import check_address, resolve_uri, set_environment, ui_command, uri_of_run
 from runner.callbacks._mlflow.writer_process import shared_writer
-from runner.checks import check_number, check_one_of
+from runner.failures.checks import check_number, check_one_of
 from runner.files.values import Address
 from runner.libraries.extras import require
-from runner.metric_choice import name_metric
+from runner.training.metric_choice import name_metric
 
 if TYPE_CHECKING:
     from runner import Logger, Record, State
-    from runner.destination import SweepSummary
+    from runner.core.destination import SweepSummary
 
 
 ID_TIMEOUT = 5.0  # seconds to wait for the id of a run, for its address

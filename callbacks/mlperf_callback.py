@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from runner import Callback, TimeUnit
 from runner.callbacks import _mlperf
 from runner.callbacks._disk import disk_errors_reported
-from runner.checks import check_number, check_one_of, check_whole
+from runner.failures.checks import check_number, check_one_of, check_whole
 from runner.files.values import Command, InnerPath
 from runner.files.whole import write_whole
 from runner.libraries.extras import require
-from runner.metric_choice import MetricChoice, choose_metric
+from runner.training.metric_choice import MetricChoice, choose_metric
 
 if TYPE_CHECKING:
     from runner import Logger, State

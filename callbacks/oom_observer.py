@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from runner import Callback
 from runner.callbacks import _memory_history
-from runner.checks import check_whole
+from runner.failures.checks import check_whole
 
 if TYPE_CHECKING:
     from runner import Logger, State

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback
 from runner.callbacks._thinning import next_measurement
-from runner.checks import check_whole
+from runner.failures.checks import check_whole
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

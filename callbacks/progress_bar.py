@@ -24,7 +24,7 @@ from runner.callbacks._progress_columns import (
     show_part,
 )
 from runner.callbacks._remaining import batches_in_run, known_progress
-from runner.checks import check_numbers
+from runner.failures.checks import check_numbers
 from runner.terminal.console import epoch_number, make_console
 from runner.terminal.live_line import is_interactive, live_line, repeated
 from runner.terminal.text import show_clock, show_number

@@ -58,7 +58,7 @@ class ProgressLines(Callback):
 
     def _write(self, event: str, state: State) -> None:
         from runner.distributed.ranks import get_global_rank
-        from runner.metrics import scalars
+        from runner.training.metrics import scalars
 
         self._last = time.monotonic()
         if get_global_rank() != 0:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from runner import Callback, TimeUnit
 from runner.callbacks._clock import SAMPLING, seconds_in, wait_and_read_clock
 from runner.callbacks._remaining import TINY, batches_in_run, known_progress
-from runner.checks import check_whole
-from runner.time import Interval, Progress
+from runner.failures.checks import check_whole
+from runner.timing.time import Interval, Progress
 
 if TYPE_CHECKING:
     from runner import Evaluator, Logger, State

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from runner import Callback
 from runner.callbacks._disk import disk_errors_reported
 from runner.callbacks._texts import Bytes, check_tokenizer
-from runner.checks import check_number, check_whole
+from runner.failures.checks import check_number, check_whole
 from runner.files.whole import write_whole
 from runner.libraries.extras import require
 
@@ -260,7 +260,7 @@ def _as_parquet(columns: dict[str, Tensor]) -> bytes:
 
 def _texts(batch: Any, tokenizer: Any) -> list[str] | None:
     """Return the first tokens of a batch (N, T) as texts; None if there are none."""
-    from runner.batch import tensors
+    from runner.device.batch import tensors
 
     found = next((one for one in tensors(batch) if one.ndim == 2 and not one.is_floating_point()), None)
     return None if found is None else [tokenizer.decode(one) for one in found.tolist()]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from runner import Callback
 from runner.callbacks._clock import SAMPLING, DeviceStopwatch, seconds_in, wait_and_read_clock
 from runner.callbacks._peak_flops import find_peak
-from runner.checks import check_number, check_whole
+from runner.failures.checks import check_number, check_whole
 
 if TYPE_CHECKING:
     from runner import Logger, State

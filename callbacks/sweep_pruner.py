@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback
-from runner.checks import check_one_of, refuse_if
 from runner.distributed.session import Pruned
+from runner.failures.checks import check_one_of, refuse_if
 from runner.files.names import RESULT, SWEEP
 from runner.files.whole import read_object
 from runner.libraries.extras import require
-from runner.metric_choice import MetricChoice, choose_metric
+from runner.training.metric_choice import MetricChoice, choose_metric
 
 if TYPE_CHECKING:
     from runner import Logger, State

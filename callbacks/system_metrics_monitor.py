@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Time
-from runner.checks import parse_interval
+from runner.failures.checks import parse_interval
 from runner.libraries.extras import how_to_install
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination
 from runner.callbacks._event_file import EventFile
-from runner.checks import check_inner_path
+from runner.failures.checks import check_inner_path
 from runner.files.values import InnerPath
 from runner.libraries.extras import require
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from runner import Callback, Event
 from runner.callbacks._disk import disk_errors_reported
 from runner.callbacks._torch_profile import TorchProfile, is_profiled, write_profile
-from runner.checks import check_whole, refuse_if
+from runner.failures.checks import check_whole, refuse_if
 
 if TYPE_CHECKING:
     from runner import Logger, State
-    from runner.hooks import Handler, Hooks
+    from runner.core.hooks import Handler, Hooks
 
 log = logging.getLogger("runner")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import LoggerDestination
 from runner.callbacks._wandb_session import Session
-from runner.checks import check_list, check_number, check_one_of
+from runner.failures.checks import check_list, check_number, check_one_of
 from runner.failures.exits import is_asked_for
 from runner.files.addresses import hidden_everywhere
 from runner.files.values import Address

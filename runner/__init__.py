@@ -10,64 +10,64 @@ if TYPE_CHECKING:
     from runner.checkpoints.files import discard, is_complete
     from runner.checkpoints.snapshot import can_save_alone, capture, save_checkpoint
     from runner.checkpoints.writing import write_checkpoint
-    from runner.destination import LoggerDestination, Record
+    from runner.core.destination import LoggerDestination, Record
+    from runner.core.engine import Engine, evaluation_weights
+    from runner.core.hooks import Algorithm, Callback
+    from runner.core.logger import Logger
+    from runner.core.randomness import stream_seed
+    from runner.core.state import Batch, State
     from runner.distributed.ranks import get_global_rank, get_local_rank, get_world_size
-    from runner.engine import Engine, evaluation_weights
-    from runner.evaluator import Evaluator
-    from runner.event import Event
-    from runner.fit_result import FitResult
-    from runner.hooks import Algorithm, Callback
-    from runner.logger import Logger
-    from runner.model import Model
     from runner.models.classification import ClassificationModel
     from runner.models.language import LanguageModel
+    from runner.models.model import Model
     from runner.models.supervised import SupervisedModel
-    from runner.randomness import stream_seed
-    from runner.runs.in_python import SavedModel, load, replay
-    from runner.state import Batch, State
-    from runner.surgery import replace_modules
-    from runner.time import Interval, Time, Timestamp, TimeUnit
-    from runner.trainer import Trainer
+    from runner.models.surgery import replace_modules
+    from runner.program.in_python import SavedModel, load, replay
+    from runner.timing.event import Event
+    from runner.timing.time import Interval, Time, Timestamp, TimeUnit
+    from runner.training.evaluator import Evaluator
+    from runner.training.fit_result import FitResult
+    from runner.training.trainer import Trainer
 
 __version__ = "0.1.0"
 
 # Loaded on first use: importing `runner` must stay cheap for `--help`, config errors and helper processes.
 _MODULES = {
-    "Algorithm": "hooks",
-    "Batch": "state",
-    "Callback": "hooks",
+    "Algorithm": "core.hooks",
+    "Batch": "core.state",
+    "Callback": "core.hooks",
     "ClassificationModel": "models.classification",
-    "Engine": "engine",
-    "Evaluator": "evaluator",
-    "Event": "event",
-    "FitResult": "fit_result",
-    "Interval": "time",
+    "Engine": "core.engine",
+    "Evaluator": "training.evaluator",
+    "Event": "timing.event",
+    "FitResult": "training.fit_result",
+    "Interval": "timing.time",
     "LanguageModel": "models.language",
-    "Logger": "logger",
-    "LoggerDestination": "destination",
-    "Model": "model",
-    "Record": "destination",
-    "SavedModel": "runs.in_python",
-    "State": "state",
+    "Logger": "core.logger",
+    "LoggerDestination": "core.destination",
+    "Model": "models.model",
+    "Record": "core.destination",
+    "SavedModel": "program.in_python",
+    "State": "core.state",
     "SupervisedModel": "models.supervised",
-    "Time": "time",
-    "TimeUnit": "time",
-    "Timestamp": "time",
-    "Trainer": "trainer",
+    "Time": "timing.time",
+    "TimeUnit": "timing.time",
+    "Timestamp": "timing.time",
+    "Trainer": "training.trainer",
     "can_save_alone": "checkpoints.snapshot",
     "capture": "checkpoints.snapshot",
     "discard": "checkpoints.files",
-    "evaluation_weights": "engine",
+    "evaluation_weights": "core.engine",
     "first_difference": "checkpoints.digest",
     "get_global_rank": "distributed.ranks",
     "get_local_rank": "distributed.ranks",
     "get_world_size": "distributed.ranks",
     "is_complete": "checkpoints.files",
-    "load": "runs.in_python",
-    "replace_modules": "surgery",
-    "replay": "runs.in_python",
+    "load": "program.in_python",
+    "replace_modules": "models.surgery",
+    "replay": "program.in_python",
     "save_checkpoint": "checkpoints.snapshot",
-    "stream_seed": "randomness",
+    "stream_seed": "core.randomness",
     "write_checkpoint": "checkpoints.writing",
 }
 

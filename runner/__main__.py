@@ -18,13 +18,13 @@ if __name__ == "__main__" and not sys.flags.safe_path and sys.path[:1] == [os.ge
 
 from typing import NoReturn
 
+from runner.cli.quick import answer
 from runner.device.memory import grow_segments
 from runner.distributed import restarts
 from runner.distributed.slurm import requeue_if_asked
 from runner.distributed.threads import wait_briefly
 from runner.failures.exit_codes import INTERRUPTED
 from runner.libraries.ending import end_process
-from runner.modes.quick import answer
 from runner.terminal.answer import answered
 from runner.terminal.output import lasting_output
 
@@ -37,7 +37,9 @@ def main() -> int:
 def _run() -> int:
     code = answer(sys.argv[1:])
     if code is None:
-        from runner.config.command import run_command  # imports Hydra, which takes longer than the help does as a whole
+        from runner.program.command import (
+            run_command,  # imports Hydra, which takes longer than the help does as a whole
+        )
 
         code = run_command()
     return code

@@ -6,7 +6,7 @@ from typing import Any
 
 from hydra import compose
 
-from runner.config.catalogue import CONF
+from runner.cli.catalogue import CONF
 from runner.config.composed import to_plain
 from runner.config.composing import initialized
 

@@ -35,23 +35,23 @@ from typing import Any, NoReturn
 
 PRELOADED = (
     "runner.__main__",
-    "runner.config.command",
+    "runner.program.command",
     "runner.modes.compare",
-    "runner.modes.diagnosis",
+    "runner.trials.diagnosis",
     "runner.modes.explain",
-    "runner.modes.checking.lint",
+    "runner.trials.lint",
     "runner.modes.prove",
     "runner.modes.sync",
     "runner.modes.train",
     "runner.checkpoints.files",
-    "runner.schedulers",
+    "runner.optim.schedulers",
     "runner.data.images.digits",
     "runner.data.loaders",
     "runner.data.images.synthetic_images",
     "runner.data.text.synthetic_tokens",
     "runner.models",
     "runner.optim",
-    "runner.trainer",
+    "runner.training.trainer",
     "runner.distributed.store",
     "torch._dynamo",
     "torch.distributed.run",
@@ -113,7 +113,7 @@ def warm_up_hydra() -> None:
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
-    from runner.config import foreign
+    from runner.cli import foreign
     from runner.config.composing import initialized
 
     conf = Path(__file__).resolve().parents[1] / "conf"

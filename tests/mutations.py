@@ -42,9 +42,9 @@ class Fault(NamedTuple):
     """Paths below `tests/`, with blanks between them."""
 
 
-LOOP = "runner/loop.py"
-ACCUMULATION = "runner/accumulation.py"
-LOSS = "runner/loss.py"
+LOOP = "runner/training/loop.py"
+ACCUMULATION = "runner/training/accumulation.py"
+LOSS = "runner/models/loss.py"
 ORDER = "runner/data/order.py"
 SHARD_ORDER = "runner/data/shards/order.py"
 PREFETCH = "runner/device/prefetch.py"
@@ -52,56 +52,56 @@ FAULTS = (
     # mode=check
     Fault(
         "peak memory: a rank gets the batch of all",
-        "runner/modes/checking/dry_run.py",
+        "runner/trials/dry_run.py",
         "-(-data.order.batch_size // (ranks // split))",
         "data.order.batch_size",
-        "modes/checking/test_peak_memory.py",
+        "trials/test_peak_memory.py",
     ),
     Fault(
         "peak memory: the first step, before optimizers have their state, is the last",
-        "runner/modes/checking/peak_memory.py",
+        "runner/trials/peak_memory.py",
         "Event.BATCH_END and state.timestamp.batch > 1:",
         "Event.BATCH_END:",
-        "modes/checking/test_peak_memory.py",
+        "trials/test_peak_memory.py",
     ),
     Fault(
         "peak memory: weights that were gathered stay",
-        "runner/modes/checking/live_bytes.py",
+        "runner/trials/live_bytes.py",
         "            self._follow(storage)\n            return",
         "            return",
-        "modes/checking/test_peak_memory.py",
+        "trials/test_peak_memory.py",
     ),
     Fault(
         "peak memory: weights that were gathered take memory",
-        "runner/modes/checking/peak_memory.py",
+        "runner/trials/peak_memory.py",
         "prod(args[0]) >= 1 << 20",
         "False",
-        "modes/checking/test_peak_memory.py",
+        "trials/test_peak_memory.py",
     ),
     Fault(
         "peak memory: a sharded model is trained whole",
-        "runner/modes/checking/peak_memory.py",
+        "runner/trials/peak_memory.py",
         "_pretended(1 if is_replica else ranks)",
         "_pretended(1)",
-        "modes/checking/test_peak_memory.py",
+        "trials/test_peak_memory.py",
     ),
     Fault(
         "peak memory: tied weights count twice",
-        "runner/modes/checking/peak_memory.py",
+        "runner/trials/peak_memory.py",
         "if id(one) not in made:",
         "if True:",
-        "modes/checking/test_peak_memory.py",
+        "trials/test_peak_memory.py",
     ),
     Fault(
         "attempts: an attempt goes on in the log of the one before",
-        "runner/runs/folder.py",
+        "runner/records/folder.py",
         "if log.exists():",
         "if False:",
         "distributed/test_slurm.py",
     ),
     Fault(
         "programs: what a hook refuses has no key",
-        "runner/modes/diagnosis.py",
+        "runner/trials/diagnosis.py",
         "return WrongConfig(text, at=facts.key or _section(error), allowed=facts.allowed)",
         "return WrongConfig(text)",
         "test_programs.py",
@@ -122,7 +122,7 @@ FAULTS = (
     ),
     Fault(
         "programs: of one of several names nobody is told the others",
-        "runner/checks.py",
+        "runner/failures/checks.py",
         'raise wrong_argument(name, value, reason, allowed=listed, meant="".join(near[:1]))',
         "raise wrong_argument(name, value, reason)",
         "test_programs.py",
@@ -136,17 +136,17 @@ FAULTS = (
     ),
     Fault(
         "verdict: what is drawn in blocks depends on them",
-        "runner/runs/decision.py",
+        "runner/comparing/decision.py",
         "rows -= block",
         "rows -= block + 1 if rows > block else block",
-        "runs/test_decision.py",
+        "comparing/test_decision.py",
     ),
     Fault(
         "verdict: resamples of few values count alike, however many orders draw them",
-        "runner/runs/decision.py",
+        "runner/comparing/decision.py",
         " / math.factorial(copies)",
         "",
-        "runs/test_decision.py",
+        "comparing/test_decision.py",
     ),
     # mirrors of checkpoints
     Fault(
@@ -161,11 +161,11 @@ FAULTS = (
         "runner/checkpoints/mirror.py",
         "if not _is_inside(one):",
         "if False:",
-        "runs/test_mirrored.py",
+        "history/test_mirrored.py",
     ),
     Fault(
         "ranks: a warning does not say which rank it comes from",
-        "runner/job.py",
+        "runner/program/job.py",
         "%(levelname)s: rank {ranks.rank}: ",
         "%(levelname)s: ",
         "distributed/test_local_ranks.py",
@@ -175,7 +175,7 @@ FAULTS = (
         "runner/checkpoints/files.py",
         "if fault is not None and get_global_rank() == 0:",
         "if fault is not None:",
-        "runs/test_cut_off.py",
+        "records/test_cut_off.py",
     ),
     Fault(
         "mirror: a failed upload keeps its room there",
@@ -189,7 +189,7 @@ FAULTS = (
         "runner/checkpoints/mirror.py",
         "report(name, error)",
         "pass",
-        "runs/test_mirrored.py",
+        "history/test_mirrored.py",
     ),
     Fault(
         "mirror: another run's checkpoints are replaced",
@@ -203,7 +203,7 @@ FAULTS = (
         "runner/config/build.py",
         'if not uploads and hasattr(one, "mirror"):',
         "if False:",
-        "runs/test_mirrored.py",
+        "history/test_mirrored.py",
     ),
     # commands and sweeps
     Fault(
@@ -257,10 +257,10 @@ FAULTS = (
     ),
     Fault(
         "budget: the operations of one rank only are counted",
-        "runner/modes/measure.py",
+        "runner/trials/measure.py",
         "operations_of(state) * get_data_parallel_size()",
         "operations_of(state)",
-        "modes/test_measure.py",
+        "trials/test_measure.py",
     ),
     Fault(
         "launch: rank 0 ends before the others have heard that it does",
@@ -446,7 +446,7 @@ FAULTS = (
         PREFETCH,
         "    return loader.untransformed, lambda",
         "    return partial(iter, loader), lambda",
-        "test_dataloader.py",
+        "training/test_dataloader.py",
     ),
     Fault(
         "data in memory: moved to the device however little room it has",
@@ -507,31 +507,31 @@ FAULTS = (
     ),
     Fault(
         "samples in lists: their channels are counted",
-        "runner/batch.py",
+        "runner/device/batch.py",
         "else len(lists[0])",
         "else max(counts)",
-        "test_batch.py",
+        "device/test_batch.py",
     ),
     Fault(
         "resume: an epoch begins again",
-        "runner/dataloader.py",
+        "runner/training/dataloader.py",
         "loader.seek(epoch, batch)",
         "loader.seek(epoch, 0)",
-        "test_dataloader.py checkpoints/test_snapshot.py",
+        "training/test_dataloader.py checkpoints/test_snapshot.py",
     ),
     Fault(
         "growing pool: the length of the first epoch is kept",
-        "runner/loop.py",
+        "runner/training/loop.py",
         "    state.train_dataloader_len = stream.length\n    evaluators",
         "    evaluators",
-        "test_loop_lengths.py shapes/test_growing_pool.py",
+        "training/test_loop_lengths.py shapes/test_growing_pool.py",
     ),
     Fault(
         "growing pool: a resumed run takes the length of another epoch",
-        "runner/loop.py",
+        "runner/training/loop.py",
         "    stream.seek(state.timestamp.epoch, state.timestamp.batch_in_epoch)\n",
         "",
-        "test_loop_lengths.py",
+        "training/test_loop_lengths.py",
     ),
     Fault(
         "generators of a data set's own: two have the same draws",
@@ -714,21 +714,21 @@ FAULTS = (
     ),
     Fault(
         "split layers: each rank sees samples of its own",
-        "runner/dataloader.py",
+        "runner/training/dataloader.py",
         "            order.share_alike(group)\n",
         "            pass\n",
         "distributed/test_tensor_parallel.py",
     ),
     Fault(
         "split layers: metrics count each sample once for each rank that sees it",
-        "runner/metrics.py",
+        "runner/training/metrics.py",
         "part.process_group = get_data_parallel_group()",
         "part.process_group = None",
         "distributed/test_tensor_parallel.py",
     ),
     Fault(
         "split layers: dropout differs between ranks that hold the same activations",
-        "runner/state.py",
+        "runner/core/state.py",
         "return self.rank_zero_seed + get_data_parallel_rank()",
         "import torch.distributed as d; return self.rank_zero_seed + (d.get_rank() if d.is_initialized() else 0)",
         "distributed/test_tensor_parallel.py",
@@ -784,7 +784,7 @@ FAULTS = (
     ),
     Fault(
         "fsdp: a rank with fewer microbatches is not there when others gather",
-        "runner/accumulation.py",
+        "runner/training/accumulation.py",
         "rounds = largest(rounds)",
         "rounds = len(microbatches)",
         "distributed/test_sharding.py",
@@ -890,17 +890,17 @@ FAULTS = (
     # budgets
     Fault(
         "budgets: a run may train a batch less than was measured",
-        "runner/budget.py",
+        "runner/training/budget.py",
         "(budget.batches + 0.5)",
         "budget.batches",
-        "test_budget.py",
+        "training/test_budget.py",
     ),
     Fault(
         "budgets: a rerun measures again",
-        "runner/modes/measure.py",
+        "runner/trials/measure.py",
         "if budget.batches is not None:",
         "if False:",
-        "modes/test_measure.py",
+        "trials/test_measure.py",
     ),
     Fault(
         "learning rates: a fall after the minimum is suggested",
@@ -919,17 +919,17 @@ FAULTS = (
     ),
     Fault(
         "operations: the loss is copied for each step",
-        "runner/metrics.py",
+        "runner/training/metrics.py",
         '"loss/train/total": state.total_loss,',
         '"loss/train/total": state.total_loss.clone(),',
         "test_operations.py",
     ),
     Fault(
         "moves: a batch counts as moved wherever it is",
-        "runner/batch.py",
+        "runner/device/batch.py",
         "type(one) is not Tensor or one.device != device",
         "type(one) is not Tensor",
-        "test_batch.py",
+        "device/test_batch.py",
     ),
     Fault(
         "accuracy: of images of classes only the images are counted",
@@ -943,35 +943,35 @@ FAULTS = (
         "runner/device/attempts.py",
         "setattr(part, name, value)",
         "pass",
-        "test_metrics.py",
+        "training/test_metrics.py",
     ),
     Fault(
         "auto microbatches: each batch is copied, whether it had fit or not",
         ACCUMULATION,
         "repeats = shapes is not None and",
         "repeats = False and",
-        "test_accumulation.py",
+        "training/test_accumulation.py",
     ),
     Fault(
         "auto microbatches: memory in use is no reason to copy again",
         ACCUMULATION,
         "used <= self._fit.get((state.fitting_size, shapes), -1)",
         "(state.fitting_size, shapes) in self._fit",
-        "test_accumulation.py",
+        "training/test_accumulation.py",
     ),
     Fault(
         "auto microbatches: a batch of which nothing was copied is done again",
         ACCUMULATION,
         "once = repeats and",
         "once = False and",
-        "test_accumulation.py",
+        "training/test_accumulation.py",
     ),
     Fault(
         "auto microbatches: a rank without copies does its part again with the others",
         ACCUMULATION,
         "            if once:\n                continue",
         "            if False:\n                continue",
-        "test_accumulation.py",
+        "training/test_accumulation.py",
     ),
     Fault(
         "rotary embedding: tables stay those of the first length",
@@ -1000,14 +1000,14 @@ FAULTS = (
         ACCUMULATION,
         "part * share()",
         "share() / len(parts)",
-        "test_loss.py",
+        "models/test_loss.py",
     ),
     Fault(
         "DDP weights: ranks wait for the sum of their weights before they compute",
         LOSS,
         "    @cache\n",
         "    work.wait()\n\n    @cache\n",
-        "test_accumulation.py",
+        "training/test_accumulation.py",
     ),
     Fault(
         "loaders on ranks: what declares nothing is accepted unless it is a DataLoader",
@@ -1049,7 +1049,7 @@ FAULTS = (
         LOOP,
         "        parameter.grad = None\n    run.accumulate",
         "        pass\n    run.accumulate",
-        "test_loop_batch.py test_loss.py",
+        "training/test_loop_batch.py models/test_loss.py",
     ),
     Fault(
         "an optimizer imports torch's compiler",
@@ -1091,14 +1091,14 @@ FAULTS = (
         "runner/optim/steps.py",
         "            self.scaler.unscale_(optimizer)",
         "            pass",
-        "test_precision.py",
+        "training/test_precision.py",
     ),
     Fault(
         "match and apply are not asked",
-        "runner/engine.py",
+        "runner/core/engine.py",
         '("run_event", "match", "apply")',
         '("run_event",)',
-        "test_engine_hooks.py",
+        "core/test_engine_hooks.py",
     ),
     # checkpoints
     Fault(
@@ -1141,7 +1141,7 @@ FAULTS = (
         "runner/modes/train.py",
         'if not job.config["allow_divergence"]:',
         "if False:",
-        "runs/test_diverged.py",
+        "records/test_diverged.py",
     ),
     # time, schedules, intervals
     Fault(
@@ -1149,7 +1149,7 @@ FAULTS = (
         LOOP,
         "        rates.step(state.progress)\n",
         "        pass\n",
-        "optim/test_scheduled_rates.py test_trainer.py",
+        "optim/test_scheduled_rates.py training/test_trainer.py",
     ),
     Fault(
         "schedule: off by one",
@@ -1167,10 +1167,10 @@ FAULTS = (
     ),
     Fault(
         "intervals: due one batch early",
-        "runner/time.py",
+        "runner/timing/time.py",
         "lambda timestamp: timestamp[index] * parts // length",
         "lambda timestamp: (timestamp[index] + 1) * parts // length",
-        "test_time.py",
+        "timing/test_time.py",
     ),
     # randomness
     Fault(
@@ -1178,14 +1178,14 @@ FAULTS = (
         ACCUMULATION,
         "forward_stream.start(state.timestamp.batch, index)",
         "forward_stream.start(0, 0)",
-        "test_randomness.py",
+        "core/test_randomness.py",
     ),
     Fault(
         "resume: torch's generators go on as they stand",
         ACCUMULATION,
         "    run.forward_stream.start(state.timestamp.batch, index)",
         "    pass",
-        "test_randomness.py checkpoints/test_snapshot.py",
+        "core/test_randomness.py checkpoints/test_snapshot.py",
     ),
     Fault(
         "MixUp: the weight of a partner may be above one half",
@@ -1197,38 +1197,38 @@ FAULTS = (
     # evaluation
     Fault(
         "evaluation: what stands in for an empty share counts",
-        "runner/evaluation.py",
+        "runner/training/evaluation.py",
         "counts=samples > 0",
         "counts=True",
-        "test_evaluation.py distributed/test_collectives.py",
+        "training/test_evaluation.py distributed/test_collectives.py",
     ),
     Fault(
         "evaluation: twice at the end",
-        "runner/evaluation.py",
+        "runner/training/evaluation.py",
         "evaluator.evaluated_at = state.timestamp.batch",
         "evaluator.evaluated_at = -1",
-        "test_loop_evaluation.py",
+        "training/test_loop_evaluation.py",
     ),
     Fault(
         "evaluation: draws within it depend on those of callbacks",
-        "runner/evaluation.py",
+        "runner/training/evaluation.py",
         "        run.eval_stream.start(state.eval_timestamp.batch, 0)\n",
         "",
-        "test_evaluation.py",
+        "training/test_evaluation.py",
     ),
     Fault(
         "prediction: draws within it depend on those of callbacks",
-        "runner/evaluation.py",
+        "runner/training/evaluation.py",
         "            run.eval_stream.start(state.predict_timestamp.batch, 0)\n",
         "",
-        "test_evaluation.py",
+        "training/test_evaluation.py",
     ),
     Fault(
         "evaluation: the mean loss keeps a value of every batch",
-        "runner/metrics.py",
+        "runner/training/metrics.py",
         "if len(self._terms) == MOST_TERMS:",
         "if False:",
-        "test_metrics.py",
+        "training/test_metrics.py",
     ),
     Fault(
         "evaluation: averages stay in the model",
@@ -1240,10 +1240,10 @@ FAULTS = (
     # events
     Fault(
         "dispatch: brackets do not nest",
-        "runner/engine.py",
+        "runner/core/engine.py",
         "kinds[0][::-1] if event.closes_bracket else kinds[0]",
         "kinds[0]",
-        "test_engine.py",
+        "core/test_engine.py",
     ),
     Fault(
         "a backward pass imports SymPy",
@@ -1261,24 +1261,24 @@ FAULTS = (
     ),
     Fault(
         "dispatch: destinations come last at INIT",
-        "runner/engine.py",
+        "runner/core/engine.py",
         "ordered[::-1] if event is Event.INIT else ordered",
         "ordered",
-        "test_engine.py",
+        "core/test_engine.py",
     ),
     Fault(
         "closing ends at the first failure",
-        "runner/engine.py",
+        "runner/core/engine.py",
         '                    first.add_note(f"while closing, {owner}',
         '                    return\n                    first.add_note(f"while closing, {owner}',
-        "test_engine_errors.py",
+        "core/test_engine_errors.py",
     ),
     Fault(
         "closing leaves metrics unwritten",
-        "runner/engine.py",
+        "runner/core/engine.py",
         '            ("logger", "close", self.logger.close),\n',
         "",
-        "test_logger.py test_engine_closing.py",
+        "core/test_logger.py core/test_engine_closing.py",
     ),
     Fault(
         "early stop: one epoch early",
@@ -1307,7 +1307,7 @@ FAULTS = (
         "runner/checkpoints/files.py",
         "weights_only=True",
         "weights_only=False",
-        "checkpoints/test_files.py runs/test_foreign_runs.py",
+        "checkpoints/test_files.py history/test_foreign_runs.py",
     ),
     Fault(
         "checkpoint: the optimizer's state is lost",
@@ -1318,7 +1318,7 @@ FAULTS = (
     ),
     Fault(
         "signal ignored",
-        "runner/run.py",
+        "runner/training/run.py",
         "ending(self.clock.signal) if self.clock.signal else self.state.interruption",
         "self.state.interruption",
         "distributed/test_signals.py",
@@ -1367,7 +1367,7 @@ FAULTS = (
     ),
     Fault(
         "Slurm: a run that nothing will requeue says nothing",
-        "runner/job.py",
+        "runner/program/job.py",
         "if launch.requeue and not is_slurm_job()",
         "if launch.requeue and is_slurm_job()",
         "distributed/test_slurm.py",
@@ -1459,10 +1459,10 @@ FAULTS = (
     # what a run leaves, and who shares a machine with it
     Fault(
         "record: the modules kept with a run are not signed",
-        "runner/runs/trust.py",
+        "runner/records/trust.py",
         "return [part for name in sorted(modules)",
         "return [] and [part for name in sorted(modules)",
-        "runs/test_kept_code.py",
+        "records/test_kept_code.py",
     ),
     Fault(
         "mirror: what a run has not uploaded is removed",
@@ -1480,38 +1480,38 @@ FAULTS = (
     ),
     Fault(
         "record: somebody else's command runs if it is given by position",
-        "runner/runs/arguments.py",
+        "runner/records/arguments.py",
         "in_order[place] if place < len(in_order) else None, value",
         "in_order[0], value",
-        "runs/test_foreign_runs.py",
+        "history/test_foreign_runs.py",
     ),
     Fault(
         "record: an allowed package allows all that it imports",
-        "runner/runs/trust.py",
+        "runner/records/trust.py",
         'return home.startswith(f"{name.rpartition',
         'return True or home.startswith(f"{name.rpartition',
-        "runs/test_foreign_runs.py",
+        "history/test_foreign_runs.py",
     ),
     Fault(
         "record: a patch that leaves out bytes",
-        "runner/runs/patch.py",
+        "runner/records/patch.py",
         '"--binary", ',
         "",
-        "runs/test_record.py",
+        "records/test_record.py",
     ),
     Fault(
         "an epoch's end that failed is not made up for",
-        "runner/epochs.py",
+        "runner/training/epochs.py",
         "run.engine.fire_unhandled()",
         "pass",
         "callbacks/test_checkpoint_saver_failures.py",
     ),
     Fault(
         "evaluation: what was in flight does not come back",
-        "runner/evaluation.py",
+        "runner/training/evaluation.py",
         "setattr(state, name, before[name])",
         "pass",
-        "test_evaluation.py",
+        "training/test_evaluation.py",
     ),
     Fault(
         "imports: garbage of the jobs before stays in memory",
@@ -1530,9 +1530,9 @@ FAULTS = (
     # the house, and what a user types
     Fault(
         "layers: an engine's room knows the Trainer",
-        "runner/batch.py",
+        "runner/device/batch.py",
         "from __future__ import annotations\n",
-        "from __future__ import annotations\n\nif False:\n    from runner.trainer import Trainer\n",
+        "from __future__ import annotations\n\nif False:\n    from runner.training.trainer import Trainer\n",
         "test_layers.py",
     ),
     Fault(
@@ -1544,10 +1544,10 @@ FAULTS = (
     ),
     Fault(
         "who raised an exception is not among its facts",
-        "runner/engine.py",
+        "runner/core/engine.py",
         "        add_raiser(error, name, event, now)\n",
         "",
-        "test_engine_errors.py",
+        "core/test_engine_errors.py",
     ),
     Fault(
         "the facts of another rank's failure are lost",
@@ -1559,10 +1559,10 @@ FAULTS = (
     # which is better
     Fault(
         "verdict: a difference in one direction only",
-        "runner/runs/decision.py",
+        "runner/comparing/decision.py",
         "return float(np.mean(np.abs(sums) >= observed))",
         "return float(np.mean(sums >= observed))",
-        "runs/test_decision.py",
+        "comparing/test_decision.py",
     ),
     # pruning
     Fault(
@@ -1581,10 +1581,10 @@ FAULTS = (
     ),
     Fault(
         "pruning: the last batch of an epoch is not the end",
-        "runner/loop.py",
+        "runner/training/loop.py",
         "        run.end_where_interrupted()  # at FIT_START",
         "        # at FIT_START",
-        "sweeps/test_pruning.py test_loop_stops.py",
+        "sweeps/test_pruning.py training/test_loop_stops.py",
     ),
     Fault(
         "pruning: what a killed process left of a line stays in the journal",
@@ -1602,14 +1602,14 @@ FAULTS = (
     ),
     Fault(
         "verdict: the leader of a sweep has ties as if it had been chosen beforehand",
-        "runner/runs/decision.py",
+        "runner/comparing/decision.py",
         "> LEVEL / len(samples)",
         "> LEVEL",
-        "runs/test_decision.py sweeps",
+        "comparing/test_decision.py sweeps",
     ),
     Fault(
         "verdict: other evaluation data are let through",
-        "runner/runs/candidates.py",
+        "runner/comparing/candidates.py",
         "if any(first[pair] != second[pair] for pair in pairs) or",
         "if",
         "modes/test_verdict.py",
@@ -1638,10 +1638,10 @@ FAULTS = (
     ),
     Fault(
         "logger: images of any type are let through",
-        "runner/logged.py",
+        "runner/core/logged.py",
         "array.dtype != np.uint8 or ",
         "",
-        "test_logger.py",
+        "core/test_logger.py",
     ),
     Fault(
         "composer: a fraction of an epoch is cut off",
@@ -1652,10 +1652,10 @@ FAULTS = (
     ),
     Fault(
         "seconds: a run's time does not count",
-        "runner/runs/recording.py",
+        "runner/records/recording.py",
         "result.seconds += time.perf_counter() - began",
         "pass",
-        "runs/test_recording.py",
+        "records/test_recording.py",
     ),
     Fault(
         "speed: what follows the last evaluation counts as training",
@@ -1680,52 +1680,52 @@ FAULTS = (
     ),
     Fault(
         "replay: the record of the last session stands for all of them",
-        "runner/runs/past.py",
+        "runner/records/past.py",
         "if began_after(one) < batch]",
         "]",
         "modes/test_replay.py",
     ),
     Fault(
         "replay: samples that were left out keep their numbers",
-        "runner/modes/retraining/replayed.py",
+        "runner/trials/replayed.py",
         "                self._follow(rows, _rows(state))",
         "                pass",
         "modes/test_replay.py",
     ),
     Fault(
         "forks: the checkpoint stays with the parent",
-        "runner/modes/retraining/trunk.py",
+        "runner/trials/forking.py",
         'return {**config, "resume": str(copy)}',
         "return config",
-        "runs/test_forks.py",
+        "history/test_forks.py",
     ),
     Fault(
         "forks: the parent's last batches are trained with the fork's config",
-        "runner/modes/retraining/trunk.py",
+        "runner/trials/forking.py",
         "        **job.parent,\n",
         "",
-        "runs/test_forks.py",
+        "history/test_forks.py",
     ),
     Fault(
         "forks: a fork between checkpoints has no curves of its parent",
-        "runner/modes/retraining/trunk.py",
+        "runner/trials/forking.py",
         """if one.get("_target_") == CURVES""",
         "if not one",
-        "runs/test_forks.py",
+        "history/test_forks.py",
     ),
     Fault(
         "forks: a fork is trained again from the start",
-        "runner/modes/retraining/standing.py",
+        "runner/trials/standing.py",
         "if checkpoint is None and (begun := forked_after(run)):",
         "if begun := 0:",
-        "runs/test_forks.py",
+        "history/test_forks.py",
     ),
     Fault(
         "forks: a resumed fork forgets its parent",
-        "runner/runs/recording.py",
+        "runner/records/recording.py",
         'job.tags.get(PARENT, before.parent if before is not None else "")',
         'job.tags.get(PARENT, "")',
-        "runs/test_forks.py",
+        "history/test_forks.py",
     ),
     Fault(
         "crash: a bundle holds the checkpoint of the moment that failed",
@@ -1736,21 +1736,21 @@ FAULTS = (
     ),
     Fault(
         "crash: names in a bundle are not checked",
-        "runner/runs/run_files.py",
+        "runner/records/run_files.py",
         "or not _NAMES.fullmatch(one.filename) ",
         "",
         "callbacks/test_crash_bundle.py",
     ),
     Fault(
         "crash: modules of somebody else's bundle are imported unasked",
-        "runner/runs/saved_run.py",
+        "runner/history/saved_run.py",
         'may_run = is_own(folder) or typed_value(arguments, "allow_code") == "true"',
         "may_run = True",
         "callbacks/test_crash_bundle.py",
     ),
     Fault(
         "verify: versions of a user's own dependencies are not recorded",
-        "runner/runs/record.py",
+        "runner/records/record.py",
         'sorted(own - {"runner"})',
         "()",
         "modes/test_verify.py",
@@ -1764,7 +1764,7 @@ FAULTS = (
     ),
     Fault(
         "verify: the code of then is used",
-        "runner/modes/table.py",
+        "runner/cli/rows.py",
         """word_keys=("run",),
         on_all_ranks=True,
         trains_again="now",

@@ -11,7 +11,7 @@ from runner import Algorithm, ClassificationModel, LanguageModel, Trainer
 from runner.callbacks import InMemoryLogger, SampleLedger
 from runner.data import TensorLoader, load_digits
 from runner.models import GPT
-from runner.schedulers import cosine_annealing
+from runner.optim.schedulers import cosine_annealing
 
 NONSENSE = range(557, 565)
 """The batches of 700 that are nonsense."""

@@ -32,7 +32,7 @@ from runner.algorithms import EMA, MixUp
 from runner.data import Replicated, Sharded, TensorLoader
 from runner.distributed.collectives import any_rank, broadcast_object, destroy_process_group, init_process_group
 from runner.distributed.ranks import get_global_rank, get_world_size
-from runner.schedulers import linear
+from runner.optim.schedulers import linear
 
 MOST_SAMPLES = 17
 

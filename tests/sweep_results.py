@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from runner.runs.result import Result
+from runner.records.result import Result
 from runner.sweeps.sweep import Sweep
 
 

@@ -21,7 +21,7 @@ FILES = {
         "tests/callbacks/test_weight_norm.py",
         "algorithms/gradient_centralization.py",
         "runner/data/two_moons.py",
-        "runner/schedulers.py",
+        "runner/optim/schedulers.py",
     ),
     "yaml": (
         "conf/callbacks/weight_norm.yaml",
@@ -60,9 +60,9 @@ APPENDED = {
 LISTED = [
     ("tests/models/test_configs.py", '"mlp", ', '"two_layers", '),
     ("tests/data/test_configs.py", '"digits", ', '"two_moons", '),
-    ("tests/test_schedulers.py", "    polynomial,\n", "    square_root,\n"),
+    ("tests/optim/test_schedulers.py", "    polynomial,\n", "    square_root,\n"),
     (
-        "tests/test_schedulers.py",
+        "tests/optim/test_schedulers.py",
         "CASES: dict[str, Case] = {\n",
         '    "square_root": (lambda t, w: square_root(t_warmup=w), lambda n, w: 1 - math.sqrt(fraction(n, w))),\n',
     ),
@@ -106,7 +106,7 @@ def run_there(folder: Path, *arguments: str, code: int = 0) -> str:
 def test_what_is_shown_passes_the_tests_that_it_names(tmp_path: Path):
     copy_with_additions(tmp_path)
     tests = ["test_names.py", "test_layers.py", "callbacks/test_weight_norm.py"]
-    tests += ["models/test_configs.py", "data/test_configs.py", "test_schedulers.py", "config/test_conf.py"]
+    tests += ["models/test_configs.py", "data/test_configs.py", "optim/test_schedulers.py", "config/test_conf.py"]
     quietly = ("pytest", "-q", "-p", "no:cacheprovider")
     made = run_there(tmp_path, *quietly, "tests/test_names.py", "-k", "editors or documentation", code=1)
     assert made.count("was not current; it is now") >= 4

@@ -28,7 +28,7 @@ NOT_FOLLOWED = {
     "make ": "has been done, or takes an hour",
     ". .venv/bin/activate": "has been done",
     "mlflow ui": "tests/test_mlflow_ui.py",
-    "budget=": "tests/modes/test_measure.py",
+    "budget=": "tests/trials/test_measure.py",
     "python benchmarks/": "tests/benchmarks/",
     "torchrun --nnodes=2": "needs another machine",
     "submitit_slurm": "needs a cluster",

@@ -21,7 +21,7 @@ from runner import State
 from runner.config import build
 from runner.config.composed import to_plain
 from runner.config.composing import initialized
-from runner.hooks import Hooks
+from runner.core.hooks import Hooks
 from runner.libraries.foreign_hooks import HOOKS_HERE
 
 FROM = sorted(page for page in PAGES if page.startswith("docs/from_"))

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from runner.ordering import snake_case
+from runner.core.ordering import snake_case
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from runner import Callback, LanguageModel, Trainer, algorithms, callbacks
 from runner.data import TensorLoader
-from runner.loss import total_of
 from runner.models import GPT, ResNet8
-from runner.modes.checking.live_bytes import LiveBytes
+from runner.models.loss import total_of
+from runner.trials.live_bytes import LiveBytes
 
 operations = load("benchmark_of_operations", "operations.py")
 

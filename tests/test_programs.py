@@ -18,7 +18,7 @@ from tiers import one_in
 
 from runner.failures.exit_codes import ENVIRONMENT, FAILED, NAMES, code_of_failure
 from runner.failures.facts import Facts, RankFailed
-from runner.runs.result import Result
+from runner.records.result import Result
 from runner.terminal.answer import SCHEMA, answered, error_object
 
 FORM = json.loads((Path(__file__).resolve().parent.parent / "docs/schemas/output-1.json").read_text())

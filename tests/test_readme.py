@@ -13,11 +13,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from tiers import one_in
 
+from runner.cli.command_line import check_options, typed_value
+from runner.cli.quick import own_keys
+from runner.cli.rows import MODES
+from runner.cli.subcommands import spell_out
 from runner.config import build
-from runner.config.command_line import check_options, typed_value
-from runner.modes.quick import own_keys
-from runner.modes.subcommands import spell_out
-from runner.modes.table import MODES
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"

@@ -15,7 +15,7 @@ from tiny_tokenizer import TEXT, make_tokenizer
 
 from runner.config import build
 from runner.libraries.hugging_face import import_hf
-from runner.modes.checking import dry_run
+from runner.trials import dry_run
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 RECIPES = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))

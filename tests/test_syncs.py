@@ -52,7 +52,7 @@ from runner.callbacks import (
     WandBLogger,
 )
 from runner.data import TensorLoader
-from runner.schedulers import cosine_annealing
+from runner.optim.schedulers import cosine_annealing
 
 FIRST, LAST = 10, 40  # batches watched, of one epoch of 48
 counting = load("benchmark_of_operations", "operations.py")

@@ -22,7 +22,7 @@ from runner.callbacks._mlflow.spool import EXAMPLE, FILES, MODEL
 from runner.checkpoints.snapshot import weights_of
 from runner.data.content import digest
 from runner.distributed.sharding import is_sharded
-from runner.model import in_eval_mode
+from runner.models.model import in_eval_mode
 
 log = logging.getLogger("runner")
 

@@ -16,7 +16,7 @@ from runner.files.whole import write_whole
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from runner.state import State
+    from runner.core.state import State
 
 FILE = "digests.jsonl"
 PARTS = ("samples", "content", "randomness", "loss", "gradients", "weights", "optimizer", "algorithms")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from runner.checkpoints.manifest import MANIFEST, UnreadableCheckpoint, read_manifest, saved_at
-from runner.time import Timestamp
+from runner.timing.time import Timestamp
 
 
 def checkpoint_before(run_dir: Path, batch: int) -> Path | None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from runner.files.whole import read_bounded
-from runner.time import Timestamp
+from runner.timing.time import Timestamp
 
 FORMAT = 1
 MANIFEST = "manifest.json"

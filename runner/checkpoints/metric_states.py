@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from runner.core.state import State
 from runner.distributed.ranks import get_data_parallel_rank, get_world_size
 from runner.libraries.torchmetrics import empty
-from runner.state import State
 
 
 def metric_states(state: State) -> dict[str, Any]:

@@ -10,7 +10,7 @@ A checkpoint is a folder:
 
 Everything is tensors, numbers, strings, lists and dicts, loaded with `weights_only=True`: nothing is unpickled.
 The timestamp determines the position in the data, and the streams of random numbers are functions of it: see
-`runner.randomness`.
+`runner.core.randomness`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from runner.checkpoints.metric_states import load_metric_states, metric_states
 from runner.checkpoints.shards import should_shard
 from runner.checkpoints.weights import load_all_into, read_weights
 from runner.checkpoints.writing import write_checkpoint
+from runner.core.engine import evaluation_weights, overrides
+from runner.core.hooks import Algorithm, Hooks
+from runner.core.state import State
 from runner.device.staging import staging
 from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.distributed.saved_tensor import Place, place_of
 from runner.distributed.sharding import is_sharded, whole
-from runner.engine import evaluation_weights, overrides
 from runner.failures.facts import UnsupportedType
-from runner.hooks import Algorithm, Hooks
 from runner.optim.freezing import describe_freezing, restore_freezing
 from runner.optim.fused import load_optimizer
-from runner.state import State
-from runner.time import Timestamp
+from runner.timing.time import Timestamp
 
 log = logging.getLogger("runner")
 

@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any, cast
 import hydra.utils
 from hydra.errors import InstantiationException
 
-from runner.budget import check_budget
+from runner.cli.foreign import about_foreign_value
+from runner.cli.nearest import Advice
 from runner.config.composed import check_keys, optimizer_sections, section_of, targets
 from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig
-from runner.config.foreign import about_foreign_value
-from runner.config.nearest import Advice
 from runner.config.short_steps import use_one_thread_if_short
 from runner.config.signatures import check_null, check_signature, locate
 from runner.failures.exits import as_failure
 from runner.failures.facts import WrongKey, annotate, argument_of, facts_of, wrong_argument
 from runner.files.addresses import hidden_everywhere
 from runner.libraries.targets import find_in_working_directory, prepare_import
+from runner.training.budget import check_budget
 
 if TYPE_CHECKING:
-    from runner.destination import LoggerDestination
+    from runner.core.destination import LoggerDestination
     from runner.distributed.launch import Launch
-    from runner.trainer import Trainer
+    from runner.training.trainer import Trainer
 
 # Arguments of the Trainer that this file supplies; they may not be set under `trainer`.
 _SUPPLIED = [
@@ -162,7 +162,7 @@ def make_data(config: Mapping[str, Any]) -> tuple[Any, Any]:
             folds.apply(*made[:2])
     if len(made) == 2 or made[2] is None:
         return made[0], made[1]
-    from runner.evaluator import with_test
+    from runner.training.evaluator import with_test
 
     with _naming("data", section):
         return made[0], with_test(made[1], made[2])
@@ -172,8 +172,8 @@ def make_model(config: Mapping[str, Any]) -> Any:
     """Return the model, with initial weights that depend only on the run's seed."""
     import torch
 
+    from runner.core.randomness import stream_seed
     from runner.models.by_name import make_by_name
-    from runner.randomness import stream_seed
 
     seed = stream_seed(int(config["seed"]), "model")
     torch.manual_seed(seed)
@@ -199,7 +199,7 @@ def assemble(config: Mapping[str, Any], run_dir: Path, run_name: str, **parts: A
 
 def make_destinations(config: Mapping[str, Any]) -> list[LoggerDestination]:
     """Return the logger destinations of a config, for use without a run."""
-    from runner.destination import LoggerDestination
+    from runner.core.destination import LoggerDestination
 
     sections = {f"callbacks.{key}": section for key, section in (config.get("callbacks") or {}).items()}
     kinds = {path: locate(path, section["_target_"]) for path, section in targets(sections) if path in sections}
@@ -294,7 +294,7 @@ def _add_section(
 
 
 def _check_trainer(section: Mapping[str, Any], ranks: int | str) -> None:
-    from runner.arguments import check_arguments
+    from runner.training.arguments import check_arguments
 
     if section["_target_"] == "runner.Trainer":
         for key, value in section.items():
@@ -345,10 +345,10 @@ def make_optimizer(config: Mapping[str, Any]) -> Any:
 
 def _try_on_model(parts: Mapping[str, Any], model: Any, config: Mapping[str, Any]) -> None:
     """Try factories of the model, before data is read; not where an algorithm may still change the model at INIT."""
-    from runner.engine import overrides
-    from runner.event import Event
+    from runner.core.engine import overrides
     from runner.optim.factories import submodule
     from runner.optim.param_groups import takes_model
+    from runner.timing.event import Event
 
     if any(overrides(one, Event.INIT) for one in parts["algorithms"].values()):
         return

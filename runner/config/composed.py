@@ -7,11 +7,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from runner.config.catalogue import choices
-from runner.config.foreign import about_foreign
-from runner.config.nearest import Advice, nearest
+from runner.cli.catalogue import choices
+from runner.cli.foreign import about_foreign
+from runner.cli.nearest import Advice, nearest
+from runner.cli.rows import MODE_KEYS, MODES, find_mode
 from runner.failures.facts import WrongKey
-from runner.modes.table import MODE_KEYS, MODES, find_mode
 
 GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
 OF_THE_COMMAND = (

@@ -14,16 +14,16 @@ import yaml
 from hydra.errors import HydraException
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from runner.config.catalogue import CONF
-from runner.config.command_line import key_of, typed_value
-from runner.config.nearest import Advice, advice_in
+from runner.cli.catalogue import CONF
+from runner.cli.command_line import key_of, typed_value
+from runner.cli.nearest import Advice, advice_in
+from runner.cli.quick import fix_of
 from runner.config.signatures import NoSuchArgument
 from runner.config.sources import files_choosing, files_with
 from runner.config.suggestions import about_composing, about_override_first, is_empty_choice
-from runner.event import Event
 from runner.failures.facts import WrongKey, annotate, argument_of, facts_of
 from runner.failures.tracebacks import VARIABLE, is_of_user
-from runner.modes.quick import fix_of
+from runner.timing.event import Event
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError, OSError, ImportError)
 """The exceptions that a wrong configuration raises before training. Any other is a bug, shown with its traceback."""

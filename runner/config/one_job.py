@@ -12,7 +12,7 @@ from hydra.core.utils import run_job
 from hydra.experimental.callback import Callback
 from hydra.types import HydraContext, TaskFunction
 
-from runner.config.catalogue import CONF
+from runner.cli.catalogue import CONF
 from runner.config.composing import initialized
 from runner.libraries.shortcuts import is_taken
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from runner.config.catalogue import OWN
-from runner.config.command_line import config_dir
+from runner.cli.catalogue import OWN
+from runner.cli.command_line import config_dir
 from runner.terminal.text import print_to_stderr
 
 HARMLESS = {"run", "sweep", "sweeper", "launcher", "mode"}

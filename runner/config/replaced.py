@@ -13,8 +13,8 @@ from typing import Any
 from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
-from runner.config.catalogue import CONF, chosen_in, default_choices
-from runner.config.command_line import LISTS, key_of, search_path
+from runner.cli.catalogue import CONF, chosen_in, default_choices
+from runner.cli.command_line import LISTS, key_of, search_path
 from runner.config.composing import initialized
 from runner.config.sources import recipes_of
 

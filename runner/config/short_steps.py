@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from runner.distributed.threads import use_one_thread
 
 if TYPE_CHECKING:
-    from runner.state import State
+    from runner.core.state import State
 
 SHORT = 3e8
 """Floating-point operations of a short step, about 5 ms of one core, see `benchmarks/threads.py`."""

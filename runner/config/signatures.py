@@ -13,8 +13,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import hydra.utils
 import yaml
 
-from runner.config.foreign import about_foreign
-from runner.config.nearest import Advice, nearest
+from runner.cli.foreign import about_foreign
+from runner.cli.nearest import Advice, nearest
 from runner.failures.facts import WrongKey
 from runner.failures.tracebacks import is_of_user
 from runner.libraries.targets import find_in_working_directory, prepare_import

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from runner.config.command_line import config_dir, key_of
+from runner.cli.command_line import config_dir, key_of
 
 
 def files_with(key: str, overrides: Sequence[str], conf: Path) -> list[str]:

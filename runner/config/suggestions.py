@@ -12,13 +12,13 @@ from hydra import compose
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
-from runner.config.catalogue import GROUPS, choices, default_choices, top_keys
-from runner.config.command_line import LISTS, OPTIONS, config_dir, key_of, search_path
+from runner.cli.catalogue import GROUPS, choices, default_choices, top_keys
+from runner.cli.command_line import LISTS, OPTIONS, config_dir, key_of, search_path
+from runner.cli.foreign import about_foreign, about_foreign_value
+from runner.cli.nearest import Advice, nearest
+from runner.cli.rows import MODES
 from runner.config.composed import about_unknown
 from runner.config.composing import initialized
-from runner.config.foreign import about_foreign, about_foreign_value
-from runner.config.nearest import Advice, nearest
-from runner.modes.table import MODES
 
 EXTRAS = {
     "hydra/launcher=joblib": "hydra-joblib-launcher",

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from runner.checks import refuse_if
+from runner.failures.checks import refuse_if
 from runner.files.lock import PATIENCE, alone, size_of
 from runner.files.tar import PlainTarInfo
 from runner.files.whole import sync_file

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.batch import tensors
+from runner.device.batch import tensors
 from runner.distributed.ranks import get_data_parallel_size
 
 MOST_BYTES = 1 << 22  # of a tensor that its digest reads

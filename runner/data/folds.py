@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from runner.checks import check_whole
+from runner.core.randomness import stream_seed
 from runner.data.fake import FakeLoader
 from runner.data.loaders import DatasetLoader, OrderedLoader, TensorLoader
-from runner.randomness import stream_seed
+from runner.failures.checks import check_whole
 
 
 class Folds:

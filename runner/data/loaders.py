@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
-from runner.checks import check_whole
 from runner.data.order import SampleOrder
 from runner.data.picking import pick_batches
 from runner.data.seeded_batches import SeededBatches, Transform
 from runner.data.workers import BatchKeys, BatchReader, WorkerPool
 from runner.device.memory import free_bytes
+from runner.failures.checks import check_whole
 
 log = logging.getLogger("runner")
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.checks import refuse_if
-from runner.randomness import stream_seed
+from runner.core.randomness import stream_seed
+from runner.failures.checks import refuse_if
 
 
 class SampleOrder:

@@ -19,9 +19,9 @@ from typing import Any
 import numpy
 import torch
 
+from runner.core.randomness import stream_seed
 from runner.distributed.ranks import get_global_rank
 from runner.failures.tracebacks import is_of_user
-from runner.randomness import stream_seed
 
 log = logging.getLogger("runner")
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
+from runner.core.randomness import stream_seed
 from runner.data.collation import GrowingBatch
 from runner.data.own_generators import OwnGenerators
-from runner.randomness import stream_seed
 
 Transform = Callable[[Any], Any]
 """`transform(batch)` returns what is yielded in its place."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from runner.checks import refuse_if
 from runner.distributed.shares import Reading
+from runner.failures.checks import refuse_if
 
 
 class _Wrapper:

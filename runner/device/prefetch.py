@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.batch import map_tensors, to_device
+from runner.device.batch import map_tensors, to_device
 
 
 class Prefetch:

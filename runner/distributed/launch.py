@@ -11,14 +11,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from runner.checks import check_flag, check_number, check_whole, refuse_if
 from runner.distributed import slurm
 from runner.distributed.environment import PARENT
 from runner.distributed.job import Job
 from runner.distributed.launch_secret import VARIABLE, signed, use_secret, verified
 from runner.distributed.threads import Threads
+from runner.failures.checks import check_flag, check_number, check_whole, refuse_if
 from runner.failures.facts import RankFailed
-from runner.time import Time, TimeUnit
+from runner.timing.time import Time, TimeUnit
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]

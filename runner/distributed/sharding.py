@@ -26,12 +26,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.checks import check_one_of, check_whole, refuse_if
 from runner.distributed.blocks import find_units
 from runner.distributed.collectives import replicate
 from runner.distributed.deferred import Draw, deferred, fill, free
 from runner.distributed.ranks import get_data_parallel_size, get_world_size, share_samples
 from runner.distributed.saved_tensor import SavedTensor, place_of, unsaved
+from runner.failures.checks import check_one_of, check_whole, refuse_if
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
-from runner.checks import name_of_loader
 from runner.distributed.collectives import all_reduce_sum
 from runner.distributed.ranks import get_data_parallel_rank, get_data_parallel_size
+from runner.failures.checks import name_of_loader
 
 _REMEDY = "use runner.data.DatasetLoader(dataset, batch_size=<samples over all ranks>), which shards exactly"
 

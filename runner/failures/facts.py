@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from runner.event import Event
-from runner.time import Timestamp
+from runner.timing.event import Event
+from runner.timing.time import Timestamp
 
 
 class Raiser(NamedTuple):

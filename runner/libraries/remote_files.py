@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from runner.checks import refuse_if
+from runner.failures.checks import refuse_if
 from runner.failures.facts import wrong_argument
 from runner.files.addresses import without_credentials
 from runner.libraries.extras import how_to_install

@@ -6,9 +6,9 @@ import logging
 
 from torch import nn
 
+from runner.core.state import State
 from runner.distributed.ranks import get_data_parallel_size, get_global_rank
 from runner.optim.freezing import listed
-from runner.state import State
 
 log = logging.getLogger("runner")
 

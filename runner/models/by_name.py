@@ -18,8 +18,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from runner.core.randomness import stream_seed
 from runner.distributed.deferred import defer, is_deferred
-from runner.randomness import stream_seed
 
 T = TypeVar("T")
 BLANK = ("empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like")

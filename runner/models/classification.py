@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runner.checks import check_whole
+from runner.failures.checks import check_whole
 from runner.models.entries import Entries
 from runner.models.supervised import SupervisedModel
 

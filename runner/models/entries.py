@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from runner.checks import refuse_if
+from runner.failures.checks import refuse_if
 from runner.failures.facts import wrong_argument
 
 Key = int | str

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.batch import slice_samples, split, tensors
+from runner.core.state import State
+from runner.device.batch import slice_samples, split, tensors
 from runner.distributed.collectives import any_rank
 from runner.distributed.ranks import get_data_parallel_size, get_global_rank
-from runner.loss import total_of
-from runner.model import Model, in_eval_mode
-from runner.state import State
+from runner.models.loss import total_of
+from runner.models.model import Model, in_eval_mode
 
 log = logging.getLogger("runner")
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runner.checks import check_counts, check_number, check_one_of, refuse_if
+from runner.failures.checks import check_counts, check_number, check_one_of, refuse_if
 
 
 class ReLUSquared(nn.Module):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runner.model import Model
+from runner.models.model import Model
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from runner.checks import check_counts, check_number, refuse_if
+from runner.failures.checks import check_counts, check_number, refuse_if
 
 
 class MLP(nn.Module):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from runner.checks import check_counts
+from runner.failures.checks import check_counts
 from runner.models.resnet8 import BasicBlock, flops_of_residual_network
 
 WIDTHS = (64, 128, 256, 512)  # channels of the four stages, two blocks each

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runner.checks import check_counts
+from runner.failures.checks import check_counts
 
 
 class BasicBlock(nn.Module):

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.batch import map_tensors
-from runner.loss import total_of
-from runner.model import Model
+from runner.device.batch import map_tensors
+from runner.models.loss import total_of
+from runner.models.model import Model
 
 
 def sample_losses(model: Model, outputs: Any, batch: Any) -> Tensor:

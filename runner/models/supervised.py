@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from runner.checks import refuse_if
+from runner.failures.checks import refuse_if
 from runner.failures.facts import wrong_argument
-from runner.model import Model
 from runner.models.entries import Entries, Key, check_entries, pick, pick_entry, pick_value
+from runner.models.model import Model
 from runner.models.target_mean import TargetMean, read_loss
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runner.checks import check_counts
+from runner.failures.checks import check_counts
 from runner.libraries.extras import how_to_install
 from runner.libraries.torchvision import import_torchvision
 

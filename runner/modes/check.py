@@ -17,12 +17,12 @@ from runner.terminal.answer import give, plain
 from runner.terminal.console import print_block
 
 if TYPE_CHECKING:
-    from runner.modes.checking.dry_run import Findings
+    from runner.trials.dry_run import Findings
 
 
 def check(job: Job) -> None:
     """Print what a run would do, or raise an error that explains what is wrong. Rank 0 only."""
-    from runner.modes.checking.dry_run import try_out
+    from runner.trials.dry_run import try_out
 
     findings = try_out(job.config, job.choices)
     give(result={"overrides": job.overrides, **plain(asdict(findings))})

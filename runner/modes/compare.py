@@ -12,18 +12,18 @@ from typing import Any
 
 from runner.checkpoints.digest import FILE as DIGESTS
 from runner.checkpoints.digest import first_difference, read_digests
-from runner.checks import refuse_if
+from runner.comparing.side_by_side import short_names, side_by_side
 from runner.config import build
 from runner.config.composed import check_keys
 from runner.config.errors import config_errors
 from runner.distributed.job import Job
+from runner.failures.checks import refuse_if
 from runner.files.names import RESULT
 from runner.files.printable import printable
-from runner.modes.side_by_side import short_names, side_by_side
-from runner.runs.listing import CONFIG
-from runner.runs.load import describe_inequality
-from runner.runs.result import TIME, read_result
-from runner.runs.saved_run import is_id
+from runner.history.saved_run import is_id
+from runner.records.listing import CONFIG
+from runner.records.load import describe_inequality
+from runner.records.result import TIME, read_result
 from runner.terminal.answer import give
 from runner.terminal.text import heading, in_columns
 

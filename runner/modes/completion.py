@@ -12,13 +12,13 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from runner.config.catalogue import GROUPS, Choice, Key, choices, chosen_in, default_choices, top_keys
-from runner.config.command_line import LISTS, key_of, typed_value
-from runner.config.nearest import nearest
+from runner.cli.catalogue import GROUPS, Choice, Key, choices, chosen_in, default_choices, top_keys
+from runner.cli.command_line import LISTS, key_of, typed_value
+from runner.cli.nearest import nearest
+from runner.cli.rows import MODES
 from runner.failures.facts import WrongKey
 from runner.files.printable import printable
-from runner.modes.table import MODES
-from runner.runs.listing import OUTPUTS, RUNS
+from runner.records.listing import OUTPUTS, RUNS
 
 SHELLS = Path(__file__).parent / "shells"
 LINE = "RUNNER_LINE"

@@ -13,19 +13,19 @@ from runner.config import build
 from runner.config.errors import config_errors
 from runner.distributed.job import Job
 from runner.failures.facts import WrongKey
-from runner.final_test import check_test_data
-from runner.runs.folder import MANIFEST
-from runner.runs.record import log_record
-from runner.runs.recording import check_objective, recording, timing
-from runner.runs.result import Objective
-from runner.runs.saved_run import SavedRun
+from runner.history.saved_run import SavedRun
+from runner.records.folder import MANIFEST
+from runner.records.record import log_record
+from runner.records.recording import check_objective, recording, timing
+from runner.records.result import Objective
 from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
+from runner.training.final_test import check_test_data
 
 if TYPE_CHECKING:
-    from runner.evaluator import Evaluator
-    from runner.state import State
-    from runner.trainer import Trainer
+    from runner.core.state import State
+    from runner.training.evaluator import Evaluator
+    from runner.training.trainer import Trainer
 
 
 def with_saved_weights(config: dict[str, Any], saved: SavedRun | None) -> tuple[dict[str, Any], dict[str, str]]:
@@ -129,7 +129,7 @@ def predict(job: Job) -> None:
 def _trainer(job: Job) -> Iterator[Trainer]:
     """Yield the Trainer of a job, with its clock at the time when the weights were saved; record the run."""
     from runner.checkpoints.snapshot import read_timestamp
-    from runner.modes.diagnosis import noting_faults
+    from runner.trials.diagnosis import noting_faults
 
     with config_errors():
         trainer = build.build(job.config, Path(job.run_dir), job.run_name)
@@ -146,7 +146,7 @@ def _trainer(job: Job) -> Iterator[Trainer]:
 def _print(trainer: Trainer, rows: Sequence[tuple[str, Any]]) -> None:
     """Print results, then the folder of the run and the commands that show it. All ranks; rank 0 prints."""
     from runner.distributed.ranks import get_global_rank
-    from runner.metrics import scalars
+    from runner.training.metrics import scalars
 
     if get_global_rank() != 0:
         return

@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING, Any
 from runner.config import build
 from runner.config.composed import targets
 from runner.config.signatures import taken_as_options
-from runner.destination import LoggerDestination
+from runner.core.destination import LoggerDestination
+from runner.core.hooks import Algorithm, Hooks
 from runner.distributed.job import Job
-from runner.event import Event
 from runner.files.printable import printable
-from runner.hooks import Algorithm, Hooks
 from runner.modes.check import title_of
 from runner.terminal.answer import give
 from runner.terminal.console import Unpadded, make_console, print_block
+from runner.timing.event import Event
 
 if TYPE_CHECKING:
-    from runner.engine import Engine
+    from runner.core.engine import Engine
 
 
 WHEN = {
@@ -70,7 +70,7 @@ PLACES_AT_INIT = {
 
 def explain(job: Job) -> None:
     """Print what runs when and why. Rank 0 only."""
-    from runner.modes.diagnosis import naming_fault
+    from runner.trials.diagnosis import naming_fault
 
     with naming_fault(job.config, job.choices), redirect_stdout(sys.stderr):  # constructors may print
         explained = timeline(job.config)
@@ -98,10 +98,10 @@ def timeline(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_engine(config: Mapping[str, Any]) -> tuple[Engine, list[str]]:
     """Return the engine of a run, and the conflicts in it. Callbacks and algorithms are made, and none is called."""
-    from runner.arguments import split_schedulers
-    from runner.engine import Engine
-    from runner.modes.checking.dry_run import make_idle_trainer
-    from runner.ordering import conflicts_among, sort_algorithms
+    from runner.core.engine import Engine
+    from runner.core.ordering import conflicts_among, sort_algorithms
+    from runner.training.arguments import split_schedulers
+    from runner.trials.dry_run import make_idle_trainer
 
     parts = build.make_parts(config)
     for key, one in (*parts["callbacks"].items(), *parts["algorithms"].items()):
@@ -126,7 +126,7 @@ def make_engine(config: Mapping[str, Any]) -> tuple[Engine, list[str]]:
 
 def _never_called(state: Any) -> Iterator[str]:
     """Yield which hooks are never called because the model has its own `training_step`."""
-    from runner.arguments import refuse_unseen_hooks
+    from runner.training.arguments import refuse_unseen_hooks
 
     try:
         refuse_unseen_hooks(state)
@@ -136,7 +136,7 @@ def _never_called(state: Any) -> Iterator[str]:
 
 def kind_of(one: Hooks) -> str:
     """Return the kind of an object with hooks: 'algorithm', 'callback', 'destination' or 'trainer'."""
-    from runner.metrics import TrainerLog, TrainMetrics
+    from runner.training.metrics import TrainerLog, TrainMetrics
 
     if isinstance(one, LoggerDestination):
         return "destination"

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from runner.cli.quick import split_names
 from runner.failures.facts import WrongKey
-from runner.modes.quick import split_names
-from runner.runs.folder import latest_run
-from runner.runs.mirrored import download_run, is_address
+from runner.history.mirrored import download_run, is_address
+from runner.records.folder import latest_run
 from runner.terminal.answer import give
 
 KEY = "export"

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from runner import __version__
-from runner.config.catalogue import GROUPS, Choice, choices, default_choices, top_keys
-from runner.config.command_line import LISTS
-from runner.config.docstrings import Definition, find_definition
-from runner.config.nearest import nearest
+from runner.cli.catalogue import GROUPS, Choice, choices, default_choices, top_keys
+from runner.cli.command_line import LISTS
+from runner.cli.docstrings import Definition, find_definition
+from runner.cli.nearest import nearest
+from runner.cli.rows import MODES, Mode
+from runner.cli.subcommands import CONFIG_DIR
 from runner.failures.facts import WrongKey
 from runner.modes.list import describe_group, own_classes
-from runner.modes.subcommands import CONFIG_DIR
-from runner.modes.table import MODES, Mode
 from runner.terminal.console import show_path
 from runner.terminal.text import heading, in_columns, paragraphs
 

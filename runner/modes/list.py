@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from runner.config.catalogue import GROUPS, Choice, choices
-from runner.config.command_line import LISTS
-from runner.config.docstrings import Definition, classes_in
-from runner.config.nearest import nearest
+from runner.cli.catalogue import GROUPS, Choice, choices
+from runner.cli.command_line import LISTS
+from runner.cli.docstrings import Definition, classes_in
+from runner.cli.nearest import nearest
+from runner.cli.rows import MODES
+from runner.cli.subcommands import CONFIG_DIR
 from runner.failures.facts import WrongKey
-from runner.modes.subcommands import CONFIG_DIR
-from runner.modes.table import MODES
 from runner.terminal.answer import give
 from runner.terminal.text import heading, in_columns
 

@@ -57,8 +57,8 @@ def check_range(config: Mapping[str, Any]) -> None:
 
 def find_rate(job: Job) -> None:
     """Print a suggestion, and draw the loss over the learning rate. All ranks; nothing else is left behind."""
-    from runner.modes.checking.trial import trial
     from runner.modes.rising_rate import RisingRate
+    from runner.trials.trial import trial
 
     asked = job.config["lr_range"]
     rising = RisingRate(asked["start"], asked["end"], asked["batches"], float(job.config["optimizer"]["lr"]))

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from runner.comparing.candidates import Candidate, Run, common_metric, find_candidate, pair_up
+from runner.comparing.conditions import to_number, to_text
+from runner.comparing.decision import bootstrap, find_ties
 from runner.failures.facts import WrongKey
 from runner.files.printable import csv_cell, printable
-from runner.runs.candidates import Candidate, Run, common_metric, find_candidate, pair_up
-from runner.runs.conditions import to_number, to_text
-from runner.runs.decision import bootstrap, find_ties
-from runner.runs.listing import SavedFolder
+from runner.records.listing import SavedFolder
 from runner.terminal.answer import give
 
 KEY = "table.where"

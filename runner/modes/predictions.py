@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, distributed
 
 from runner.config.errors import WrongConfig
-from runner.dataloader import BatchStream
 from runner.distributed.ranks import get_data_parallel_size, get_global_rank, get_world_size
-from runner.evaluation import predict_each
-from runner.trainer import Trainer
+from runner.training.dataloader import BatchStream
+from runner.training.evaluation import predict_each
+from runner.training.trainer import Trainer
 
 Columns = dict[str, Tensor]
 """Tensors on the CPU by name; dimension 0 is the sample."""

@@ -21,18 +21,18 @@ from typing import Any
 import yaml
 
 from runner.checkpoints.digest import read_digests
+from runner.cli.catalogue import CONF
+from runner.cli.nearest import nearest
 from runner.config import build
-from runner.config.catalogue import CONF
 from runner.config.errors import WrongConfig
-from runner.config.nearest import nearest
 from runner.distributed.job import Job
 from runner.failures.facts import WrongKey
 from runner.files.whole import write_whole
 from runner.modes.check import title_of
 from runner.modes.compare import difference
 from runner.modes.kills import IN_SAVE, CompletedKill, Pace, Session, plan_kills
-from runner.runs.record import write_record
-from runner.runs.result import read_result
+from runner.records.record import write_record
+from runner.records.result import read_result
 from runner.terminal.answer import give
 from runner.terminal.commands import quoted
 from runner.terminal.console import print_block, show_path

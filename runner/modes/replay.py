@@ -18,13 +18,13 @@ from runner.failures.crash import FACTS, describe_crash
 from runner.failures.facts import WrongKey
 from runner.files.printable import printable
 from runner.files.whole import read_object, write_whole
-from runner.runs.past import given_run
+from runner.records.past import given_run
 from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
 
 if TYPE_CHECKING:
-    from runner.modes.retraining.replayed import ReplayedBatch
-    from runner.trainer import Trainer
+    from runner.training.trainer import Trainer
+    from runner.trials.replayed import ReplayedBatch
 
 FORMATS = (".png", ".svg", ".pdf")
 SHOWN = 6  # layers whose norms are printed
@@ -52,9 +52,9 @@ def replay(job: Job) -> None:
         WrongConfig: the run has no such batch, or cannot be trained any more.
     """
     from runner.distributed.ranks import get_world_size
-    from runner.modes.diagnosis import noting_faults
-    from runner.modes.retraining.replayed import ReplayedBatch
-    from runner.modes.retraining.standing import check_reached, standing_before
+    from runner.trials.diagnosis import noting_faults
+    from runner.trials.replayed import ReplayedBatch
+    from runner.trials.standing import check_reached, standing_before
 
     asked = job.config["replay"]
     run = Path(job.config["run"])
@@ -119,7 +119,7 @@ def _failing_as(crash: Mapping[str, Any], noted: ReplayedBatch) -> Iterator[None
 
 def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, begun: int) -> None:
     from runner.models.sample_losses import worst_samples
-    from runner.modes.retraining.standing import compare_digests
+    from runner.trials.standing import compare_digests
 
     asked = job.config["replay"]
     run = Path(job.config["run"])
@@ -158,7 +158,7 @@ def _describe(
     noted: ReplayedBatch, inputs: Any, places: list[int], decode: Callable[[list[int]], str] | None
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return what is known about samples at some places of the batch, for programs, and their captions."""
-    from runner.batch import tensors
+    from runner.device.batch import tensors
     from runner.pictures.samples import make_captions, show_text, to_classes
 
     samples = noted.samples

@@ -16,12 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from runner.core.hooks import Callback
+from runner.core.logger import Logger
+from runner.core.state import State
 from runner.distributed.collectives import all_reduce_sum
 from runner.distributed.ranks import get_data_parallel_size
-from runner.hooks import Callback
-from runner.logger import Logger
-from runner.state import State
-from runner.time import Interval, Timestamp
+from runner.timing.time import Interval, Timestamp
 
 PAST = 0.9  # weight in the average that tells divergence
 DIVERGED = 4.0  # times its smallest value

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.comparing.conditions import Condition, choose, in_order, parse_conditions, to_number, to_text
 from runner.failures.facts import WrongKey
 from runner.files.printable import csv_cell, printable
-from runner.runs.conditions import Condition, choose, in_order, parse_conditions, to_number, to_text
-from runner.runs.listing import FIELDS, OUTPUTS, SavedFolder, find_runs
-from runner.runs.result import to_json
+from runner.records.listing import FIELDS, OUTPUTS, SavedFolder, find_runs
+from runner.records.result import to_json
 from runner.terminal.answer import give
 from runner.terminal.text import Column, draw_table, shortened, show_seconds, table_width
 

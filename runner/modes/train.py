@@ -9,24 +9,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.budget import check_length
 from runner.config import build
 from runner.config.errors import config_errors
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.job import Job
 from runner.distributed.session import Pruned, SessionOver
-from runner.event import Event
 from runner.failures.exits import exits_as_failures
-from runner.final_test import check_test, evaluate_test_data
-from runner.runs.optimizer_changes import change_optimizers
-from runner.runs.record import log_record
-from runner.runs.recording import check_converged, check_objective, diverging, recording, timing
-from runner.runs.restarting import restarting
-from runner.runs.result import Objective, objectives_of
+from runner.history.optimizer_changes import change_optimizers
+from runner.history.restarting import restarting
+from runner.records.record import log_record
+from runner.records.recording import check_converged, check_objective, diverging, recording, timing
+from runner.records.result import Objective, objectives_of
+from runner.timing.event import Event
+from runner.training.budget import check_length
+from runner.training.final_test import check_test, evaluate_test_data
 
 if TYPE_CHECKING:
-    from runner.state import State
-    from runner.trainer import Trainer
+    from runner.core.state import State
+    from runner.training.trainer import Trainer
 
 
 def train(job: Job) -> Objective:
@@ -41,12 +41,12 @@ def train(job: Job) -> Objective:
         with config_errors():
             job = replace(job, config=settled(job.config))
             if job.config["at"] is not None:
-                from runner.modes.retraining.trunk import begin_fork  # imports torch
+                from runner.trials.forking import begin_fork  # imports torch
 
                 job = replace(job, config=begin_fork(job))
             trainer = build.build(job.config, Path(job.run_dir), job.run_name)
         # Imports torch, which `build` has imported by now.
-        from runner.modes.diagnosis import noting_first_batch, refusing_first_batch
+        from runner.trials.diagnosis import noting_first_batch, refusing_first_batch
 
         with trainer:
             with config_errors():
@@ -71,7 +71,7 @@ def settled(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config whose budget, if any, is converted to a number of batches. All ranks."""
     if config["budget"] is None:
         return config
-    from runner.modes.measure import settle_budget  # imports torch
+    from runner.trials.measure import settle_budget  # imports torch
 
     return settle_budget(config)
 
@@ -99,7 +99,7 @@ def pausing(state: State) -> Iterator[None]:
 
 def record(trainer: Trainer, job: Job) -> None:
     """Record how a run was made, once it is certain that training can begin. All ranks."""
-    from runner.arguments import check_trainable
+    from runner.training.arguments import check_trainable
 
     state = trainer.state
     now = state.timestamp

@@ -8,19 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.failures.exit_codes import DONE, FAILED
-from runner.failures.facts import WrongKey
-from runner.files.printable import printable
-from runner.modes.quick import split_names
-from runner.runs.candidates import (
+from runner.cli.quick import split_names
+from runner.comparing.candidates import (
     Candidate,
     common_metric,
     find_candidate,
     find_differences,
     pair_up,
 )
-from runner.runs.decision import LEVEL, Decision, decide
-from runner.runs.result import FOLD, to_json
+from runner.comparing.decision import LEVEL, Decision, decide
+from runner.failures.exit_codes import DONE, FAILED
+from runner.failures.facts import WrongKey
+from runner.files.printable import printable
+from runner.records.result import FOLD, to_json
 from runner.terminal.answer import give
 from runner.terminal.text import Column, draw_table, heading, in_columns
 

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from runner.checkpoints.digest import MEASURED, PARTS, read_digests
+from runner.cli.catalogue import CONF
+from runner.cli.command_line import key_of
+from runner.comparing.changes import find_changes
+from runner.comparing.side_by_side import ENVIRONMENT, PATCH
 from runner.config import build
-from runner.config.catalogue import CONF
-from runner.config.command_line import key_of
 from runner.config.composed import OF_THE_COMMAND
 from runner.config.errors import WrongConfig, config_errors
 from runner.distributed.environment import is_rank_zero
@@ -25,21 +27,19 @@ from runner.distributed.job import Job
 from runner.failures.facts import WrongKey
 from runner.files.printable import printable
 from runner.files.whole import read_object
-from runner.modes.side_by_side import ENVIRONMENT, PATCH
-from runner.runs.changes import find_changes
-from runner.runs.kept_code import changed_modules
-from runner.runs.past import ENVIRONMENT as ENVIRONMENT_FILE
-from runner.runs.past import forked_after, given_run, record_of
-from runner.runs.patch import patch
-from runner.runs.record import environment, packages_of
-from runner.runs.run_files import write_pin
-from runner.runs.secrets import without_secrets
-from runner.runs.trust import is_own
+from runner.records.kept_code import changed_modules
+from runner.records.past import ENVIRONMENT as ENVIRONMENT_FILE
+from runner.records.past import forked_after, given_run, record_of
+from runner.records.patch import patch
+from runner.records.record import environment, packages_of
+from runner.records.run_files import write_pin
+from runner.records.secrets import without_secrets
+from runner.records.trust import is_own
 from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
 
 if TYPE_CHECKING:
-    from runner.hooks import Callback
+    from runner.core.hooks import Callback
 
 TARGET = "runner.callbacks.StateDigest"
 MEANING = {
@@ -88,8 +88,8 @@ def verify(job: Job) -> None:
         SystemExit: they differ; the exit code is 1.
         WrongConfig: the run has kept no digests of these batches, or cannot be trained any more.
     """
-    from runner.modes.diagnosis import noting_faults
-    from runner.modes.retraining.standing import standing_before
+    from runner.trials.diagnosis import noting_faults
+    from runner.trials.standing import standing_before
 
     asked = job.config["verify"]
     run = Path(job.config["run"])
@@ -156,7 +156,7 @@ def _report(
     job: Job, kept: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], changed: Sequence[str]
 ) -> None:
     from runner.distributed.ranks import get_world_size
-    from runner.modes.retraining.standing import ranks_of
+    from runner.trials.standing import ranks_of
 
     asked = job.config["verify"]
     run = Path(job.config["run"])
@@ -229,7 +229,7 @@ def _changed_since(record: Path) -> Iterator[str]:
 
 def _pin(job: Job, digests: Sequence[Mapping[str, Any]]) -> None:
     """Write a pin with everything needed to train a run's first batches; keep only callbacks that load weights."""
-    from runner.engine import overrides
+    from runner.core.engine import overrides
 
     run = Path(job.config["run"])
     sections = job.config["callbacks"] or {}

@@ -13,9 +13,9 @@ from runner.optim.closures import check_closure
 from runner.optim.fused import fuse
 from runner.optim.param_groups import OptimizerFactory, call_factory
 from runner.optim.scheduled_rates import ScheduledRates
+from runner.optim.schedulers import Curve, GivenFunction, Schedule
 from runner.optim.torch_schedulers import torch_schedulers
-from runner.schedulers import Curve, GivenFunction, Schedule
-from runner.time import Progress
+from runner.timing.time import Progress
 
 Optimizers = OptimizerFactory | Optimizer | Mapping[str, OptimizerFactory | Optimizer] | Sequence[Optimizer] | None
 
@@ -114,7 +114,7 @@ def make_schedulers(
     """Return schedulers bound to every optimizer.
 
     Args:
-        schedulers: a schedule of `runner.schedulers`; a function from a `Timestamp` to a multiplier, whose first
+        schedulers: a schedule of `runner.optim.schedulers`; a function from a `Timestamp` to a multiplier, whose first
             argument is named `timestamp`; a torch scheduler, or a factory of one from an optimizer; a list of these,
             either of schedules and functions or of torch schedulers; or None.
         optimizers: the optimizers whose rates are set.
@@ -140,5 +140,7 @@ def make_schedulers(
     for schedule in schedules:
         schedule(progress)  # raises if it does not fit into the run
     if schedules and stepped:
-        raise ValueError(f"schedulers={given!r}: schedules of runner.schedulers and torch's would undo each other")
+        raise ValueError(
+            f"schedulers={given!r}: schedules of runner.optim.schedulers and torch's would undo each other"
+        )
     return Schedulers([ScheduledRates(one, schedules) for one in optimizers] if schedules else [], stepped)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.checks import check_list, check_number, check_numbers, check_one_of, check_whole, refuse_if
 from runner.distributed.sharding import like, whole
+from runner.failures.checks import check_list, check_number, check_numbers, check_one_of, check_whole, refuse_if
 from runner.optim.param_groups import is_steppable
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at 0, so that small singular values grow in few steps

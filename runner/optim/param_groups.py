@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.checks import check_whole
+from runner.failures.checks import check_whole
 from runner.libraries.optimizers import spare_compiler
 
 OptimizerFactory = Callable[[Any], Optimizer]

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.schedulers import Schedule, warn_of_mixed_units
-from runner.time import Progress, Time, Timestamp
+from runner.optim.schedulers import Schedule, warn_of_mixed_units
+from runner.timing.time import Progress, Time, Timestamp
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

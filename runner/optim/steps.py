@@ -16,7 +16,7 @@ from runner.distributed.ranks import get_world_size
 from runner.libraries.optimizers import step
 
 if TYPE_CHECKING:
-    from runner.state import State
+    from runner.core.state import State
 
 
 class Steps:

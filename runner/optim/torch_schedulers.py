@@ -28,8 +28,9 @@ def torch_schedulers(one: Any, optimizers: Sequence[Optimizer]) -> list[Any]:
         made = [one(optimizer) for optimizer in optimizers]
     else:
         raise TypeError(
-            f"schedulers={one!r}: must be a schedule of runner.schedulers, a function `def schedule(timestamp)` that "
-            "returns a multiplier, or a torch scheduler, or a factory of one, `lambda optimizer: StepLR(optimizer, 10)`"
+            f"schedulers={one!r}: must be a schedule of runner.optim.schedulers, a function `def schedule(timestamp)` "
+            "that returns a multiplier,"
+            " or a torch scheduler, or a factory of one, `lambda optimizer: StepLR(optimizer, 10)`"
         )
     for scheduler in made:
         if isinstance(scheduler, int | float):

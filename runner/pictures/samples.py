@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from runner.batch import tensors
+from runner.device.batch import tensors
 from runner.pictures.figure import make_figure, render, shorten, style
 
 COLUMNS = 4  # pictures in a row

@@ -24,11 +24,11 @@ from runner.distributed.session import Requeued, SessionOver, end
 from runner.distributed.slurm import requeue
 from runner.failures.exit_codes import WRONG_CONFIG
 from runner.files.lock import lock_file
-from runner.runs.folder import LOG, begin_log
-from runner.runs.listing import LOCK
-from runner.runs.recording import Diverged, identify, identity_in
-from runner.runs.result import Objective, Result, read_result
-from runner.runs.sweep_jobs import claim, drop_claim
+from runner.records.folder import LOG, begin_log
+from runner.records.listing import LOCK
+from runner.records.recording import Diverged, identify, identity_in
+from runner.records.result import Objective, Result, read_result
+from runner.records.sweep_jobs import claim, drop_claim
 from runner.sweeps.names import name_job, own_overrides
 from runner.sweeps.sweep import STOP, Sweep
 from runner.terminal.answer import error_object
@@ -116,7 +116,7 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
     number = hydra_config.job.num
     choices = hydra_config.runtime.choices
     identity = identify(job.config)
-    tags = {"runner.sweep": sweep.id, "runner.job": str(number), "runner.overrides": " ".join(job.overrides)}
+    tags = {"runner.sweep": sweep.id, "runner.program.job": str(number), "runner.overrides": " ".join(job.overrides)}
     name = name_job(job.overrides, job.config["run_name"], sweep.fixed, choices, sweep.number)
     key = sweep.key_of_job(job.overrides)
     folder, is_new = _make_folder(sweep.folder, Result("RUNNING", name, identity, job.overrides))

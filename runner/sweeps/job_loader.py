@@ -13,12 +13,12 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.config.command_line import key_of
+from runner.cli.command_line import key_of
 from runner.config.composed import to_plain
 from runner.config.composing import parse_override
 from runner.config.replaced import without_replaced
+from runner.history.rerun import options_of
 from runner.libraries.shortcuts import is_taken
-from runner.runs.rerun import options_of
 
 ANY = "*"  # what a resolver may depend on
 

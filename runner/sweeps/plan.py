@@ -11,8 +11,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import DictConfig
 
+from runner.cli.command_line import key_of
 from runner.config import build
-from runner.config.command_line import key_of
 from runner.config.errors import ConstructorFailed, WrongConfig, config_errors
 from runner.config.replaced import about_dropped
 from runner.failures.facts import WrongKey
@@ -89,7 +89,7 @@ def name_job_in(message: str, key: str, overrides: Sequence[str], others: int = 
 
 
 def _check_all(jobs: list[PlannedJob], passed: set[str], is_here: bool) -> None:
-    from runner.modes.checking.dry_run import collecting_warnings
+    from runner.trials.dry_run import collecting_warnings
 
     with collecting_warnings([]):  # the jobs will repeat any warnings
         for job in jobs:
@@ -115,7 +115,7 @@ def _make(config: dict[str, Any], passed: set[str], is_here: bool) -> None:
 
 
 def _make_model(config: dict[str, Any], is_here: bool) -> None:
-    from runner.modes.checking.dry_run import make_model_on_meta
+    from runner.trials.dry_run import make_model_on_meta
 
     if make_model_on_meta(config) is None:
         try:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from runner.files.addresses import without_credentials
 from runner.files.names import RESULT
 from runner.files.printable import printable
-from runner.runs.folder import LOG
-from runner.runs.result import Result, read_result
-from runner.runs.sweep_jobs import claims
+from runner.records.folder import LOG
+from runner.records.result import Result, read_result
+from runner.records.sweep_jobs import claims
 from runner.sweeps.names import describe, swept_values
 from runner.terminal.console import make_console, show_path
 from runner.terminal.live_line import is_interactive, live_line

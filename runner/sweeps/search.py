@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from runner.cli.nearest import nearest
 from runner.config import build
-from runner.config.nearest import nearest
 from runner.failures.facts import WrongKey
-from runner.runs.result import Result, objectives_of
+from runner.records.result import Result, objectives_of
 
 if TYPE_CHECKING:
     import optuna

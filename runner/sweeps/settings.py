@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runner.runs.result import FOLD, SEED, Result
+from runner.records.result import FOLD, SEED, Result
 from runner.sweeps.names import describe, short_names, show_value, swept_values
 from runner.sweeps.sweep import Sweep
 
@@ -130,7 +130,7 @@ def judge(settings: Sequence[Setting]) -> list[Setting]:
     judged = [one for one in others if one.is_complete and _are_evaluated_alike(leader, one)]
     if not judged or not leader.is_complete or len(leader.losses) < 2:
         return [*settings]
-    from runner.runs.decision import find_ties, pair_values  # here, because numpy takes a tenth of a second
+    from runner.comparing.decision import find_ties, pair_values  # here, because numpy takes a tenth of a second
 
     ties = find_ties([pair_values(leader.losses, one.losses) for one in judged])
     verdicts = {one.name: "tied" if is_tied else "worse" for one, is_tied in zip(judged, ties, strict=True)}

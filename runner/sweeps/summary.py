@@ -12,15 +12,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from runner.destination import SweepSummary
+from runner.core.destination import SweepSummary
 from runner.failures.exit_codes import DONE, ENVIRONMENT, FAILED, NAMES, WRONG_CONFIG
 from runner.files.addresses import without_credentials
 from runner.files.printable import csv_cell
 from runner.files.whole import write_whole
-from runner.runs.folder import LOG
-from runner.runs.load import describe_inequality
-from runner.runs.result import FOLD, SEED, Result
-from runner.runs.sweep_jobs import left_out
+from runner.records.folder import LOG
+from runner.records.load import describe_inequality
+from runner.records.result import FOLD, SEED, Result
+from runner.records.sweep_jobs import left_out
 from runner.sweeps import sweep
 from runner.sweeps.ladder.rungs import Ladder, climb
 from runner.sweeps.names import own_overrides, show_value
@@ -271,7 +271,7 @@ def _describe_ties(settings: Sequence[Setting]) -> Iterator[str]:
         return
     names = _shortened(tied)
     compared = sum(bool(one.verdict) for one in settings) - 1
-    from runner.runs.decision import LEVEL, count_needed
+    from runner.comparing.decision import LEVEL, count_needed
 
     least = count_needed(math.inf, LEVEL / compared)
     n = len(settings[0].losses)

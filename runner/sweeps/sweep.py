@@ -22,10 +22,11 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from runner.cli.nearest import nearest
+from runner.cli.rows import MODE_KEYS, TRAINING, find_mode
 from runner.config import build
 from runner.config.errors import WrongConfig, config_errors
-from runner.config.nearest import nearest
-from runner.destination import SweepSummary
+from runner.core.destination import SweepSummary
 from runner.distributed.launch import check_launcher
 from runner.distributed.session import ending
 from runner.distributed.signals import asking_to_end
@@ -33,13 +34,12 @@ from runner.failures.facts import WrongKey
 from runner.files.lock import lock_file
 from runner.files.names import RESULT, SWEEP
 from runner.files.whole import read_object, write_whole
-from runner.modes.table import MODE_KEYS, TRAINING, find_mode
-from runner.runs.folder import make_run_folder, remembered_folder, watch
-from runner.runs.listing import LOCK, OUTPUTS
-from runner.runs.recording import fingerprint, identify
-from runner.runs.result import Result, read_result
-from runner.runs.saved_run import SavedRun, is_id
-from runner.runs.sweep_jobs import claims, keep_claims
+from runner.history.saved_run import SavedRun, is_id
+from runner.records.folder import make_run_folder, remembered_folder, watch
+from runner.records.listing import LOCK, OUTPUTS
+from runner.records.recording import fingerprint, identify
+from runner.records.result import Result, read_result
+from runner.records.sweep_jobs import claims, keep_claims
 from runner.sweeps.job_loader import JobLoader
 from runner.sweeps.ladder.jobs import prepare_ladder
 from runner.sweeps.names import name_rest, own_overrides, short_names
@@ -48,7 +48,7 @@ from runner.sweeps.progress import Progress
 from runner.sweeps.search import is_optuna, quieten_optuna, read_directions, resume_study
 
 if TYPE_CHECKING:
-    from runner.destination import LoggerDestination
+    from runner.core.destination import LoggerDestination
 
 STOP = ".stop"  # a file in the sweep's folder that keeps more jobs from starting
 # Keys that are not part of a sweep's identity.

@@ -16,7 +16,7 @@ from runner.terminal.output import texts_written
 from runner.terminal.text import print_to_stderr
 
 if TYPE_CHECKING:
-    from runner.time import Timestamp
+    from runner.timing.time import Timestamp
 
 STYLES = {"ok": "bold green", "warning": "bold yellow"}
 """Styles by the first word of a label."""

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from runner import Algorithm, ClassificationModel, LanguageModel, Model, Trainer, algorithms, replace_modules
+from runner.core.ordering import snake_case
 from runner.data import TensorLoader
 from runner.models import GPT, ResNet8
-from runner.ordering import snake_case
 
 NEED_A_GPU = {"CUDAGraph", "CudnnBenchmark", "Float8"}
 CLASSES: dict[str, str] = {snake_case(name): name for name in algorithms.__all__ if name not in NEED_A_GPU}

@@ -15,7 +15,7 @@ from runner.data import TensorLoader
 from runner.distributed.blocks import find_repeated
 from runner.models import GPT, ResNet8
 from runner.optim import Muon
-from runner.schedulers import cosine_annealing
+from runner.optim.schedulers import cosine_annealing
 
 # Warnings of torch itself while it compiles.
 pytestmark = [

@@ -13,7 +13,7 @@ from tiers import one_in
 
 from runner import Algorithm
 from runner.algorithms import NaNGuard
-from runner.batch import tensors
+from runner.device.batch import tensors
 
 # torch itself warns when it compiles for the first time.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")

@@ -19,9 +19,9 @@ from torch import Tensor
 from runner import Algorithm, Callback, Trainer, save_checkpoint
 from runner.algorithms._batch import AUGMENTATIONS
 from runner.algorithms._surgery import LAYER_SURGERY
-from runner.engine import overrides
-from runner.event import Event
-from runner.ordering import snake_case, sort_algorithms
+from runner.core.engine import overrides
+from runner.core.ordering import snake_case, sort_algorithms
+from runner.timing.event import Event
 
 # torch itself warns when it compiles for the first time.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")

@@ -21,7 +21,7 @@ from runner.algorithms import ReduceOnPlateau
 from runner.algorithms.reduce_on_plateau import is_better
 from runner.callbacks import CheckpointSaver
 from runner.data import TensorLoader
-from runner.schedulers import linear
+from runner.optim.schedulers import linear
 
 PER_EPOCH = 2
 FLAT = [1.0] * 100

@@ -12,7 +12,7 @@ from runner import Callback, evaluation_weights
 from runner.algorithms import NaNGuard, ScheduleFree
 from runner.algorithms.schedule_free import _StepWeights
 from runner.optim import Muon
-from runner.schedulers import constant, linear
+from runner.optim.schedulers import constant, linear
 
 PLAIN_SGD = partial(torch.optim.SGD, lr=0.1)
 ADAMW = partial(torch.optim.AdamW, lr=0.05, betas=(0.0, 0.9), weight_decay=0.0)

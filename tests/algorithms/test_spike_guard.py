@@ -178,7 +178,7 @@ def test_a_spike_on_one_rank_takes_all_back(run_ranks, tmp_path: Path):
         from runner.algorithms import SpikeGuard
         from runner.callbacks import ReplicaMonitor
         from runner.data import TensorLoader
-        from runner.loss import total_of
+        from runner.models.loss import total_of
 
         class OnOneRank(Algorithm):
             def after_loss(self, state, logger):

@@ -13,7 +13,7 @@ from runner.algorithms import SWA
 from runner.algorithms.swa import annealed
 from runner.checkpoints.files import read_file
 from runner.data import DatasetLoader
-from runner.schedulers import linear
+from runner.optim.schedulers import linear
 
 
 class Reference(Callback):

@@ -14,7 +14,7 @@ from torch import nn
 
 from runner import ClassificationModel, Logger, State, Time, Timestamp
 from runner.callbacks import MLflowLogger
-from runner.precision import Precision
+from runner.training.precision import Precision
 
 
 def query(sql: str, *values: Any) -> list[tuple[Any, ...]]:

@@ -13,7 +13,7 @@ import pytest
 import stores
 
 from runner.callbacks import __all__ as SHIPPED
-from runner.ordering import snake_case
+from runner.core.ordering import snake_case
 
 BUILT_IN = {"mlflow_logger", "checkpoint_saver", "learning_curves", "progress_bar", "console_summary"}
 OF_OTHER_RUNS = {"load_checkpoint", "sweep_pruner"}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from runner.callbacks import CrashBundle
-from runner.runs.run_files import unpacked
+from runner.records.run_files import unpacked
 
 SMALL = ("model=mlp", "data.batch_size=200", "trainer.max_duration=3ep", "~callbacks.mlflow_logger")  # 18 batches
 CONSTRUCTED = ("init", "before_load", "after_load")

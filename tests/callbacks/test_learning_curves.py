@@ -17,9 +17,9 @@ from runner.callbacks import InMemoryLogger, LearningCurves, LRMonitor
 from runner.callbacks._curves_picture import draw, smooth
 from runner.callbacks.learning_curves import next_point
 from runner.data import TensorLoader
+from runner.optim.schedulers import constant
 from runner.pictures.curves import MAX_POINTS, read_curve, write_curves
 from runner.pictures.figure import render
-from runner.schedulers import constant
 
 
 def make_trainer(tmp_path, *callbacks, **arguments: Any) -> Trainer:

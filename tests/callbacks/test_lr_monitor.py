@@ -8,7 +8,7 @@ import torch
 from runner import Callback, Model, Trainer
 from runner.callbacks import InMemoryLogger, LRMonitor
 from runner.data import TensorLoader
-from runner.schedulers import linear
+from runner.optim.schedulers import linear
 
 
 class Slope(Model):

@@ -234,7 +234,7 @@ def test_shapes_stacks_and_memory_are_recorded_on_request(tmp_path: Path):
     assert linear["args"]["Input Dims"][0] == [2, 3]
     names = {one["name"] for one in content["traceEvents"]}
     assert "[memory]" in names
-    assert any("runner/loop.py" in name for name in names)
+    assert any("runner/training/loop.py" in name for name in names)
     assert content["with_flops"] == 1
 
 

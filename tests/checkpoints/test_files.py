@@ -31,7 +31,7 @@ from runner.checkpoints.files import (
     verify,
 )
 from runner.checkpoints.writing import write_checkpoint
-from runner.time import Timestamp
+from runner.timing.time import Timestamp
 
 MEGABYTE = 1 << 20
 TIME = Timestamp(batch=7).state_dict()

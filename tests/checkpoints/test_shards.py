@@ -31,8 +31,8 @@ from runner.checkpoints.writing import write_checkpoint
 from runner.distributed.saved_tensor import Piece, Place, Run, SavedTensor
 from runner.distributed.sharding import like, local, whole
 from runner.distributed.together import gather_objects
-from runner.runs.run_files import unpacked
-from runner.time import Timestamp
+from runner.records.run_files import unpacked
+from runner.timing.time import Timestamp
 
 
 class Recorder:

@@ -28,7 +28,7 @@ from runner.callbacks import InMemoryLogger
 from runner.checkpoints.copies import Copies
 from runner.checkpoints.files import read_file
 from runner.data import TensorLoader
-from runner.schedulers import cosine_annealing
+from runner.optim.schedulers import cosine_annealing
 
 BATCHES = 10  # in two epochs
 

@@ -18,8 +18,8 @@ from runner import Callback as OwnCallback
 from runner import ClassificationModel, Trainer
 from runner.callbacks import InMemoryLogger
 from runner.compat import composer
-from runner.hooks import Algorithm as OwnAlgorithm
-from runner.schedulers import linear
+from runner.core.hooks import Algorithm as OwnAlgorithm
+from runner.optim.schedulers import linear
 
 BATCHES = 2 * PER_EPOCH
 

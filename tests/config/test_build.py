@@ -123,7 +123,7 @@ def test_the_weights_depend_on_the_seed_alone(config: Any, tmp_path: Path):
     [
         ("callbacks", {"first": {"_target_": "built_here.Witness", "size": 0}}, "in callbacks.first.size (built_here"),
         ("optimizer", {"_target_": "torch.optim.SGD", "_partial_": True, "lr": -1}, "in optimizer (torch.optim.SGD)"),
-        ("scheduler", {"_target_": "runner.schedulers.linear", "alpha_f": -1}, "in scheduler.alpha_f (runner"),
+        ("scheduler", {"_target_": "runner.optim.schedulers.linear", "alpha_f": -1}, "in scheduler.alpha_f (runner"),
     ],
 )
 def test_a_constructor_s_error_names_its_section_before_data_is_read(
@@ -165,7 +165,7 @@ def test_what_a_constructor_seldom_raises_names_its_section_too(config: Any, tmp
 
 
 def test_what_only_the_trainer_can_see_is_named_where_it_stands(config: Any, tmp_path: Path):
-    config["scheduler"] = {"_target_": "runner.schedulers.cosine_annealing", "t_warmup": "2ba"}
+    config["scheduler"] = {"_target_": "runner.optim.schedulers.cosine_annealing", "t_warmup": "2ba"}
     build.check(config)
     with pytest.raises(ValueError) as raised:
         build.build(config, tmp_path, "")

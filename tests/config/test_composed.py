@@ -8,7 +8,7 @@ import pytest
 from composed_configs import composed
 
 from runner.config.composed import check_keys
-from runner.runs import folder as run_folder
+from runner.records import folder as run_folder
 from runner.sweeps import sweep
 
 

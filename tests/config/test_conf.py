@@ -14,12 +14,12 @@ from omegaconf import OmegaConf
 from tiers import one_in
 
 from runner import Trainer
+from runner.cli.command_line import merge_repeated
 from runner.config import build
-from runner.config.command_line import merge_repeated
 from runner.config.composed import KEYS, targets
 from runner.config.composing import initialized
-from runner.runs.folder import register_resolver
-from runner.trainer import Trainer as TrainerClass
+from runner.records.folder import register_resolver
+from runner.training.trainer import Trainer as TrainerClass
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 LISTS = ("callbacks", "algorithms")

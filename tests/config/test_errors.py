@@ -18,8 +18,8 @@ from runner.config.composing import initialized
 from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig, config_errors, explain
 from runner.config.signatures import NoSuchArgument
 from runner.config.suggestions import _compose_without, _usual, about_replaced
-from runner.event import Event
 from runner.failures.facts import WrongKey, add_raiser, annotate
+from runner.timing.event import Event
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 

@@ -11,7 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from runner.config.catalogue import CONF
+from runner.cli.catalogue import CONF
 from runner.config.composing import VERSION_BASE, initialized
 from runner.config.one_job import is_one_job, run_one_job
 

@@ -20,7 +20,7 @@ from runner.checkpoints.snapshot import save_checkpoint
 from runner.config import build
 from runner.data import TensorLoader
 from runner.distributed.ranks import get_global_rank, get_world_size
-from runner.runs.optimizer_changes import change_optimizers
+from runner.history.optimizer_changes import change_optimizers
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 OWN = "optimized_here"

@@ -10,7 +10,7 @@ import yaml
 from main_runs import SHORT, run_folders
 from tiers import one_in
 
-from runner.config.catalogue import CONF
+from runner.cli.catalogue import CONF
 from runner.config.own_conf import find_own_conf
 
 READ = "INFO: conf/ in this folder is read too"

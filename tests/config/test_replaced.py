@@ -11,7 +11,7 @@ from hydra import compose
 from main_runs import SHORT, run_folders
 from omegaconf import OmegaConf
 
-from runner.config.catalogue import CONF
+from runner.cli.catalogue import CONF
 from runner.config.composing import initialized
 from runner.config.replaced import without_replaced
 

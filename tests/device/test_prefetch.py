@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from runner.batch import tensors
+from runner.device.batch import tensors
 from runner.device.prefetch import Prefetch, mover
 
 GARBAGE = 77  # in memory whose copy has not run yet

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from python_process import start_python, wait_until
 
 from runner.distributed import gpus
-from runner.job import start_ranks
+from runner.program.job import start_ranks
 
 # Leases the given numbers of imaginary GPUs, one job after the other, and writes down what each job sees.
 HOLDER = """

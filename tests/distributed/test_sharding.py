@@ -24,7 +24,7 @@ from runner.checkpoints.hashing import digest
 from runner.distributed.blocks import find_units
 from runner.distributed.sharding import Layout, check_parameters, count_copies, is_sharded, local, whole
 from runner.models import GPT, ResNet8
-from runner.modes.checking.sizes import measure, size_of
+from runner.trials.sizes import measure, size_of
 
 
 def gpt(**sizes: Any) -> Model:

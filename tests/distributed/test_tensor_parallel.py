@@ -22,12 +22,12 @@ from runner import Callback, LanguageModel, Model, Trainer, get_global_rank, get
 from runner.checkpoints.digest import read_digests
 from runner.checkpoints.hashing import digest
 from runner.data import Replicated, SampleOrder, Sharded, TensorLoader
-from runner.dataloader import BatchStream
 from runner.distributed.ranks import get_data_parallel_rank, get_data_parallel_size
 from runner.distributed.sharding import Layout, count_copies, is_sharded, local, whole
 from runner.distributed.tensor_parallel import draw_apart, find_plan
 from runner.models import GPT
-from runner.modes.checking.sizes import measure, size_of
+from runner.training.dataloader import BatchStream
+from runner.trials.sizes import measure, size_of
 
 TWO: dict[str, Any] = {"tensor_parallel": 2}
 

@@ -7,8 +7,7 @@ import pickle
 
 import pytest
 
-from runner.checks import check_whole
-from runner.event import Event
+from runner.failures.checks import check_whole
 from runner.failures.facts import (
     Facts,
     Raiser,
@@ -21,7 +20,8 @@ from runner.failures.facts import (
     facts_of,
     wrong_argument,
 )
-from runner.time import Timestamp
+from runner.timing.event import Event
+from runner.timing.time import Timestamp
 
 NOW = Timestamp(epoch=1, batch=7, total_wct=0.5)
 KNOWN = Facts(

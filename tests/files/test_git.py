@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from runner.callbacks._mlflow.description import git_tags
-from runner.runs import patch as patches
-from runner.runs.patch import git_commit, patch
-from runner.runs.uncommitted import loose_modules
+from runner.records import patch as patches
+from runner.records.patch import git_commit, patch
+from runner.records.uncommitted import loose_modules
 
 
 def run_git(folder: Path, *arguments: str) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from runner.config.catalogue import CONF
+from runner.cli.catalogue import CONF
 from runner.config.signatures import locate
 from runner.files.values import Kind
-from runner.runs.arguments import kinds_of
-from runner.runs.trust import HARMLESS
+from runner.records.arguments import kinds_of
+from runner.records.trust import HARMLESS
 
 LOOKS_LIKE_ONE = re.compile(
     r"(.*_)?(cmd|command|uri|url|address|server|host|endpoint|mirror|entity|repo|hub|revision|attention|tokenizer|trust\w*"

@@ -14,8 +14,20 @@ from runner.libraries.shortcuts import NAMES, is_taken
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_THE_CORE = (
-    *("test_engine.py", "test_engine_errors.py", "test_loop.py", "test_loop_batch.py", "test_loop_evaluation.py"),
-    *("test_accumulation.py", "test_trainer.py", "test_main.py", "checkpoints/test_snapshot.py", "optim/test_steps.py"),
+    *(
+        "core/test_engine.py",
+        "core/test_engine_errors.py",
+        "training/test_loop.py",
+        "training/test_loop_batch.py",
+        "training/test_loop_evaluation.py",
+    ),
+    *(
+        "training/test_accumulation.py",
+        "training/test_trainer.py",
+        "program/test_main.py",
+        "checkpoints/test_snapshot.py",
+        "optim/test_steps.py",
+    ),
 )
 
 

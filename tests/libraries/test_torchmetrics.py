@@ -102,7 +102,7 @@ def test_a_real_scipy_signal_that_is_loaded_already_stays():
 @pytest.mark.slow
 def test_the_model_and_the_data_import_no_torchmetrics_and_nothing_slow():
     out = run_python(
-        "import sys, runner.model, runner.data, runner.models\n"
+        "import sys, runner.models.model, runner.data, runner.models\n"
         "runner.data.load_digits()\n"
         "print([name for name in ('torchmetrics', 'sklearn', 'scipy', 'mlflow') if name in sys.modules])\n"
     )

@@ -19,9 +19,9 @@ from runner import Callback, ClassificationModel, Model
 from runner.config import build
 from runner.config.errors import WrongConfig
 from runner.data import faked_by
-from runner.event import Event
 from runner.modes.check import report
-from runner.modes.checking import dry_run
+from runner.timing.event import Event
+from runner.trials import dry_run
 
 OWN = "checked_here"
 READ: list[str] = []

@@ -15,7 +15,7 @@ import yaml
 
 from runner.checkpoints.digest import FILE, PARTS
 from runner.modes.compare import difference
-from runner.runs.result import Result
+from runner.records.result import Result
 
 
 def write_run(folder: Path, batches: Any, changed: dict[int, tuple[str, ...]] | None = None, **facts: Any) -> Path:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from runner.config.catalogue import CONF
+from runner.cli.catalogue import CONF
+from runner.cli.rows import MODES
 from runner.modes.completion import LINE, SHELLS, complete
-from runner.modes.table import MODES
 
 
 def words(line: str) -> list[str]:

@@ -14,9 +14,9 @@ from python_process import run_python
 
 from runner import Algorithm, Callback, ClassificationModel
 from runner.config import build
-from runner.destination import LoggerDestination
-from runner.event import Event
+from runner.core.destination import LoggerDestination
 from runner.modes.explain import print_tables, timeline
+from runner.timing.event import Event
 
 OWN = "explained_here"
 

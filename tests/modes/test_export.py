@@ -18,7 +18,7 @@ from runner.checkpoints.manifest import UnreadableCheckpoint
 from runner.checkpoints.mirror import Mirror
 from runner.checkpoints.writing import write_checkpoint
 from runner.distributed.saved_tensor import Place, Run
-from runner.time import Timestamp
+from runner.timing.time import Timestamp
 
 PART = torch.arange(6.0).view(3, 2)
 PLACE = Place((3, 2), ((Run(0, 0, 3),), (Run(0, 0, 2),)), True)

@@ -15,11 +15,11 @@ from python_process import PATIENCE
 from tiers import one_in
 
 from runner import __version__
+from runner.cli.catalogue import CONF, GROUPS, choices, top_keys
+from runner.cli.command_line import merge_repeated
+from runner.cli.rows import MODES
 from runner.config import build
-from runner.config.catalogue import CONF, GROUPS, choices, top_keys
-from runner.config.command_line import merge_repeated
 from runner.modes.help import explain, overview
-from runner.modes.table import MODES
 
 CHOICES = choices(CONF)
 SLOW = {"torch", "mlflow", "hydra", "omegaconf", "rich", "numpy"}

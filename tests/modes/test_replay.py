@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import runner
 from runner.checkpoints.digest import read_digests
 from runner.checkpoints.history import checkpoint_before
-from runner.runs.past import record_of
+from runner.records.past import record_of
 
 QUIET = ("callbacks=[checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
 SMALL = ("model=mlp", "data.batch_size=200", "trainer.max_duration=3ep", "callbacks.checkpoint_saver.keep=-1")  # 18

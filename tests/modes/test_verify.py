@@ -13,7 +13,7 @@ import yaml
 
 from runner.checkpoints.digest import read_digests
 from runner.modes.verify import check_verify, compare
-from runner.runs.run_files import unpacked
+from runner.records.run_files import unpacked
 
 KEPT = ("callbacks=[checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
 SMALL = ("model=mlp", "data.batch_size=200", "trainer.max_duration=3ep", "callbacks.checkpoint_saver.keep=-1")  # 18

@@ -14,8 +14,8 @@ from runner import Algorithm, Callback, ClassificationModel, Model, Trainer
 from runner.data import TensorLoader
 from runner.optim.factories import existing_optimizers, make_optimizers, make_schedulers
 from runner.optim.scheduled_rates import ScheduledRates
-from runner.schedulers import constant, linear
-from runner.time import Progress, Time, Timestamp
+from runner.optim.schedulers import constant, linear
+from runner.timing.time import Progress, Time, Timestamp
 
 
 class Two(nn.Module):

@@ -16,7 +16,7 @@ from runner.data import TensorLoader
 from runner.models import GPT
 from runner.optim import Muon
 from runner.optim.muon import COEFFICIENTS, orthogonalize, split_parameters
-from runner.schedulers import linear
+from runner.optim.schedulers import linear
 
 
 def make_net(dtype: torch.dtype = torch.float64) -> nn.Sequential:

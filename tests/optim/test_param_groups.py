@@ -14,8 +14,8 @@ from torch import nn
 from runner.optim import Muon, ParamGroups
 from runner.optim.factories import make_optimizers, make_schedulers
 from runner.optim.param_groups import check_groups
-from runner.schedulers import constant
-from runner.time import Progress, Time, Timestamp
+from runner.optim.schedulers import constant
+from runner.timing.time import Progress, Time, Timestamp
 
 NO_DECAY = {"no_decay": {"max_ndim": 1, "weight_decay": 0.0}}
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from runner.optim.scheduled_rates import ScheduledRates
-from runner.schedulers import constant, cosine_annealing, linear
-from runner.time import Progress, Time, Timestamp
+from runner.optim.schedulers import constant, cosine_annealing, linear
+from runner.timing.time import Progress, Time, Timestamp
 
 
 def sgd(*rates: float | torch.Tensor) -> torch.optim.Optimizer:

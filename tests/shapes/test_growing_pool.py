@@ -15,7 +15,7 @@ from torch.optim import SGD
 
 from runner import Callback, ClassificationModel, Trainer
 from runner.callbacks import CheckpointSaver
-from runner.schedulers import cosine_annealing
+from runner.optim.schedulers import cosine_annealing
 
 EPOCHS, BATCH_SIZE, FIRST, MORE, RATE = 4, 4, 8, 8, 0.5
 

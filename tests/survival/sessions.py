@@ -29,7 +29,7 @@ from runner.config.composed import to_plain
 from runner.config.composing import initialized
 from runner.data import TensorLoader
 from runner.data.images.digits import load_digits
-from runner.schedulers import cosine_annealing
+from runner.optim.schedulers import cosine_annealing
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 BATCH_SIZE = 149

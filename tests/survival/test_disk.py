@@ -14,7 +14,7 @@ import restarted
 from outcomes import KILLED, assert_equal, read
 from sessions import fit, fit_in_trouble
 
-from runner.runs.result import Result, read_result
+from runner.records.result import Result, read_result
 
 
 @pytest.fixture

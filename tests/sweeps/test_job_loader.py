@@ -13,7 +13,7 @@ from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
-from runner.config.catalogue import CONF
+from runner.cli.catalogue import CONF
 from runner.config.composing import initialized
 from runner.sweeps.job_loader import JobLoader
 

@@ -12,7 +12,7 @@ from sweep_results import GRID, result, sweep
 
 from runner.pictures.curves import Curve
 from runner.pictures.figure import COLORS, GREY, render
-from runner.runs.result import Result
+from runner.records.result import Result
 from runner.sweeps.plot import draw
 from runner.sweeps.settings import compare, group
 

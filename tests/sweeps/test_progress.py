@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from python_process import wait_until
 
-from runner.runs.result import Result
-from runner.runs.sweep_jobs import claim
+from runner.records.result import Result
+from runner.records.sweep_jobs import claim
 from runner.sweeps.progress import INTERVAL, Progress
 from runner.sweeps.sweep import Sweep
 

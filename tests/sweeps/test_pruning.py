@@ -12,7 +12,7 @@ from sweep_runs import statuses, sweeps
 
 from runner import first_difference
 from runner.callbacks._pruning_study import JOURNAL
-from runner.runs.result import Result, read_result
+from runner.records.result import Result, read_result
 
 SHORT = ("model=mlp", "data.batch_size=400", "data.eval_batch_size=300", "trainer.max_duration=4ep")  # 12 batches
 QUIET = (

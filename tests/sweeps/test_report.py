@@ -10,7 +10,7 @@ import pytest
 from sweep_results import result, sweep
 
 from runner.pictures.curves import Curve, write_curves
-from runner.runs.result import Result
+from runner.records.result import Result
 from runner.sweeps.report import curve_key, write_report
 from runner.sweeps.settings import compare, group, tabulate_jobs, tabulate_settings
 

@@ -11,9 +11,9 @@ import pytest
 from sweep_results import GRID
 
 from runner.callbacks import InMemoryLogger
-from runner.destination import SweepSummary
-from runner.runs.result import Result
-from runner.runs.sweep_jobs import claim
+from runner.core.destination import SweepSummary
+from runner.records.result import Result
+from runner.records.sweep_jobs import claim
 from runner.sweeps import sweep as sweeps
 from runner.sweeps.summary import align, end_sweep
 from runner.sweeps.sweep import Sweep

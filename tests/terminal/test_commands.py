@@ -8,7 +8,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from runner.config.command_line import typed_value
+from runner.cli.command_line import typed_value
 from runner.terminal.commands import override, show_command, unquoted
 
 NAMES = [

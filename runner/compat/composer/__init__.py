@@ -19,9 +19,9 @@ from runner.compat.composer.hooks import Algorithm, Callback
 from runner.compat.composer.logger import Logger
 from runner.compat.composer.state import Device, State, get_precision_context, save_checkpoint
 from runner.compat.composer.time import Time, Timestamp, ensure_time
-from runner.event import Event
-from runner.precision import Precision
-from runner.time import TimeUnit
+from runner.timing.event import Event
+from runner.timing.time import TimeUnit
+from runner.training.precision import Precision
 
 Batch = Any
 
@@ -52,7 +52,9 @@ _HERE = {
     **dict.fromkeys(("profiler", "Profiler"), "use runner.callbacks.TorchProfiler"),
     "AlgorithmPass": "declare runs_before, runs_after and conflicts_with in the class",
     "PyTorchScheduler": "use torch.optim.lr_scheduler.LRScheduler",
-    **dict.fromkeys(("optim", "loss", "metrics"), "use torch.optim, runner.schedulers, torch.nn and torchmetrics"),
+    **dict.fromkeys(
+        ("optim", "loss", "metrics"), "use torch.optim, runner.optim.schedulers, torch.nn and torchmetrics"
+    ),
     **dict.fromkeys(("models", "datasets"), "use runner.models and runner.data"),
     "ComposerClassifier": "wrap the network in runner.ClassificationModel",
     "ComposerModel": "use runner.Model: forward, loss, metrics and update_metric have the same names",

@@ -83,11 +83,11 @@ _STEPPED = "the loop steps schedules"
 SCHEDULERS: dict[str, str] = {
     **dict.fromkeys(("get_lr", "_last_lr", "print_lr"), "call get_last_lr()"),
     "last_epoch": _TIME,
-    "lr_lambdas": "schedules are functions in runner.schedulers",
+    "lr_lambdas": "schedules are functions in runner.optim.schedulers",
     "step": f"{_STEPPED}; change param_group['lr'] at AFTER_TRAIN_BATCH",
     "_step_count": f"{_STEPPED}; {_TIME}",
 }
-"""Attributes of a schedule of `runner.schedulers` that cannot be read, and what to use instead of each."""
+"""Attributes of a schedule of `runner.optim.schedulers` that cannot be read, and what to use instead of each."""
 
 DEVICE: dict[str, str] = {
     "dist_backend": "call torch.distributed.get_backend()",

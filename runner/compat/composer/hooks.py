@@ -7,12 +7,12 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from runner import hooks as ours
-from runner import logger, state
 from runner.compat.composer.logger import Logger
 from runner.compat.composer.state import State
 from runner.compat.composer.time import Time, Timestamp
-from runner.event import Event
+from runner.core import hooks as ours
+from runner.core import logger, state
+from runner.timing.event import Event
 
 _CALLED_WITH_STATE = (*(event.value for event in Event), "run_event", "match", "apply", "close")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from runner import logger as ours
 from runner.compat.composer import absent
+from runner.core import logger as ours
 
 
 class Logger:

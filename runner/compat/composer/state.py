@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from runner.batch import to_device
 from runner.checkpoints import snapshot
 from runner.compat.composer import absent
 from runner.compat.composer.time import Time, Timestamp
+from runner.core.state import State as OurState
+from runner.device.batch import to_device
 from runner.distributed.ranks import get_data_parallel_size, get_world_size
 from runner.distributed.sharding import is_sharded
-from runner.precision import Precision
-from runner.state import State as OurState
-from runner.time import Time as OurTime
+from runner.timing.time import Time as OurTime
+from runner.training.precision import Precision
 
 _IN_MICROBATCH = ("before_forward", "after_forward", "before_loss", "after_loss", "before_backward", "after_backward")
 _WRITABLE = ("loss", "outputs", "train_metrics", "eval_metrics")

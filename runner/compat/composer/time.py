@@ -9,9 +9,9 @@ from datetime import timedelta
 from types import GenericAlias
 from typing import Any
 
-from runner import time as ours
 from runner.compat.composer import absent
-from runner.time import TimeUnit
+from runner.timing import time as ours
+from runner.timing.time import TimeUnit
 
 _NUMBER = re.compile(f"(-?(?:[0-9]+[.]?[0-9]*|[.][0-9]+)(?:e[+-]?[0-9]+)?)({'|'.join(TimeUnit)})")
 _REAL = (TimeUnit.DURATION, TimeUnit.SECOND)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from runner.checks import refuse_if
 from runner.data.images.decoding import open_image
 from runner.data.images.imagefolder import normalized
+from runner.failures.checks import refuse_if
 from runner.files.printable import printable
 from runner.libraries.hugging_face import import_hf
 

@@ -32,7 +32,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from runner.checks import check_whole, refuse_if
 from runner.data.fake import FakeLoader, data_function
 from runner.data.hf.columns import Columns, class_names, fake_batches, holds_texts, is_text, largest_label, undecoded
 from runner.data.hf.splits import Part, Source, Splits, check_text, describe, load_parts, load_split
@@ -43,6 +42,7 @@ from runner.data.text.token_cache import TokenCache
 from runner.data.text.tokenizer import BYTES_PER_TOKEN, Tokenizer, load_tokenizer
 from runner.data.text.windows import WindowSizes, check_eval_share, check_windows, fake_window_loaders, window_loaders
 from runner.distributed.ranks import get_global_rank
+from runner.failures.checks import check_whole, refuse_if
 from runner.files.values import HubName, LocalPath
 from runner.libraries.hugging_face import bars_on_terminals
 

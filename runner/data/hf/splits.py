@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runner.checks import refuse_if
+from runner.core.randomness import stream_seed
 from runner.data.text.token_cache import state_of
+from runner.failures.checks import refuse_if
 from runner.libraries.hugging_face import import_hf
-from runner.randomness import stream_seed
 
 FROM_FILES = frozenset({"csv", "json", "parquet", "arrow", "text", "xml", "webdataset", "hdf5"})
 FROM_FOLDERS = frozenset({"imagefolder", "audiofolder", "videofolder", "pdffolder"})

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from runner.checks import check_one_of, refuse_if
 from runner.data.hf.columns import Columns, holds_texts, is_text
 from runner.data.text.tokenizer import load_pretrained_tokenizer
+from runner.failures.checks import check_one_of, refuse_if
 from runner.failures.facts import wrong_argument
 from runner.libraries.hugging_face import import_hf
 

@@ -10,10 +10,10 @@ import numpy
 import torch
 from torch import Tensor
 
-from runner.checks import check_counts, check_whole, refuse_if
 from runner.data.archive import check_source, fetch_archive, find_missing
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import TensorLoader
+from runner.failures.checks import check_counts, check_whole, refuse_if
 from runner.files.values import Address, LocalPath
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"

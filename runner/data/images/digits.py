@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner.checks import check_whole
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import TensorLoader
+from runner.failures.checks import check_whole
 
 NUM_TRAIN = 1200  # the first samples; the others evaluate
 NUM_EVAL = 597

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from runner.checks import check_counts
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.images.decoding import SUFFIXES, find_images, is_hidden, open_image
 from runner.data.loaders import DatasetLoader
+from runner.failures.checks import check_counts
 from runner.files.printable import printable
 from runner.files.values import InnerPath, LocalPath
 from runner.libraries.torchvision import import_torchvision

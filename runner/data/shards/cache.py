@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runner.checks import check_number
+from runner.failures.checks import check_number
 from runner.failures.facts import wrong_argument
 from runner.files.lock import PATIENCE, alone, size_of
 

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.batch import map_tensors
-from runner.checks import check_whole
 from runner.data.fake import FakeLoader
 from runner.data.seeded_batches import Transform
 from runner.data.shards.cache import ShardCache
 from runner.data.shards.dataset import ShardedDataset, ShardLoader
 from runner.data.shards.files import ShardFile, find_shards
 from runner.data.shards.formats import Format
+from runner.device.batch import map_tensors
+from runner.failures.checks import check_whole
 from runner.failures.facts import wrong_argument
 from runner.files.values import LocalPath
 

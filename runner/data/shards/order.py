@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner.checks import check_whole
+from runner.core.randomness import stream_seed
 from runner.data.order import SampleOrder
-from runner.randomness import stream_seed
+from runner.failures.checks import check_whole
 
 
 class BlockOrder(SampleOrder):

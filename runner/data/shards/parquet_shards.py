@@ -11,7 +11,6 @@ import numpy
 import torch
 from torch import Tensor
 
-from runner.checks import check_whole
 from runner.data.fake import data_function
 from runner.data.hf.columns import checked_whole, image_tensor
 from runner.data.images.imagefolder import normalized
@@ -19,6 +18,7 @@ from runner.data.seeded_batches import Transform
 from runner.data.shards.dataset import BatchedShards, ShardedDataset
 from runner.data.shards.formats import Tables
 from runner.data.shards.loading import Paths, ShardArguments
+from runner.failures.checks import check_whole
 from runner.failures.facts import wrong_argument
 from runner.libraries.hugging_face import import_hf
 

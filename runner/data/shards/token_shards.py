@@ -7,13 +7,13 @@ from functools import partial
 
 import torch
 
-from runner.checks import check_whole
 from runner.data.fake import data_function
 from runner.data.seeded_batches import Transform
 from runner.data.shards.dataset import BatchedShards, ShardedDataset
 from runner.data.shards.formats import Tokens
 from runner.data.shards.loading import Paths, ShardArguments
 from runner.data.text.windows import next_token
+from runner.failures.checks import check_whole
 
 
 @dataclass(frozen=True)

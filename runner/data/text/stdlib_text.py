@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.checks import check_whole
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import TensorLoader
 from runner.data.text.windows import check_eval_limit, count_windows, cut_windows, next_token, spread_windows
+from runner.failures.checks import check_whole
 
 # Tests, installed packages, and a library that the newer Pythons lack.
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3"})

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.checks import check_counts, check_whole
+from runner.core.randomness import stream_seed
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import TensorLoader
-from runner.randomness import stream_seed
+from runner.failures.checks import check_counts, check_whole
 
 
 def _fake(

@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner.checks import check_number
 from runner.data.fake import FakeLoader, data_function
 from runner.data.loaders import OrderedLoader
 from runner.data.text.packing import document_ends, end_token, packed_loaders, split_ends
@@ -35,6 +34,7 @@ from runner.data.text.windows import (
     split_tokens,
     window_loaders,
 )
+from runner.failures.checks import check_number
 from runner.failures.facts import wrong_argument
 from runner.files.values import HubName, LocalPath
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.checks import check_counts, check_number, refuse_if
 from runner.data.fake import FakeLoader
 from runner.data.loaders import OrderedLoader, TensorLoader
+from runner.failures.checks import check_counts, check_number, refuse_if
 
 RESIDENT_BYTES = 1 << 30  # of tokens that are moved to the device as a whole, at most
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from runner.model import Model
 from runner.models.hf.tasks import default_metrics, is_multi_label, is_regression, task_of
 from runner.models.language import IGNORED_TARGET
+from runner.models.model import Model
 from runner.models.supervised import check_metrics, update_checked
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runner.checks import check_whole, refuse_if
+from runner.failures.checks import check_whole, refuse_if
 from runner.failures.facts import wrong_argument
 from runner.files.values import HubName, Kernel, KernelOptions
 from runner.models.hf.adapters import add_adapters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from runner.checks import check_one_of
+from runner.failures.checks import check_one_of
 from runner.libraries.hugging_face import import_hf
 from runner.models.language import IGNORED_TARGET
 

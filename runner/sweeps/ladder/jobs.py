@@ -5,10 +5,10 @@ from __future__ import annotations
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, open_dict, read_write
 
-from runner.budget import Budget
 from runner.failures.facts import WrongKey
-from runner.runs.result import FOLD, SEED
+from runner.records.result import FOLD, SEED
 from runner.sweeps.plan import is_grid, typed_overrides
+from runner.training.budget import Budget
 
 BUDGET = "budget"
 LEAST = 4

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runner.runs.decision import LEVEL, NORMAL, student_quantile
+from runner.comparing.decision import LEVEL, NORMAL, student_quantile
 
 LEAST = 3
 """Amounts of compute below which no law is fitted."""

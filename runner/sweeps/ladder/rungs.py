@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runner.budget import Budget
 from runner.sweeps.ladder.jobs import BUDGET, LEAST
 from runner.sweeps.names import describe
 from runner.sweeps.settings import Setting, Table, objective_name
+from runner.training.budget import Budget
 
 if TYPE_CHECKING:
     from runner.sweeps.ladder.power_law import Extrapolation

@@ -9,7 +9,7 @@ import pytest
 from sweep_results import sweep
 
 from runner.pictures.figure import render
-from runner.runs.result import Result
+from runner.records.result import Result
 from runner.sweeps.ladder.plot import draw_ladder
 from runner.sweeps.ladder.rungs import Ladder, climb
 from runner.sweeps.settings import compare, group

@@ -1,0 +1,191 @@
+"""The catalogue of config groups, their choices, and the keys of each, read directly from the files of `conf/`.
+
+Nothing is composed, and neither Hydra nor torch is imported. A choice is described by the comment at the top of its
+file, and a key by the comment beside it. The `conf/` of the working directory is read as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from runner.cli.command_line import LISTS
+from runner.files.whole import read_bounded
+
+CONF = (Path(__file__).resolve().parents[1] / "conf").resolve()
+LARGEST = 1_000_000  # bytes of a file that is read
+OWN = "conf"  # in the working directory: the user's own choices
+
+GROUPS = {
+    "model": "the network, with its loss and metrics",
+    "data": "training and evaluation data",
+    "optimizer": "the optimizer, and its learning rate",
+    "optimizer/param_groups": "other settings for some of the parameters",
+    "scheduler": "how the learning rate changes in training",
+    "trainer": "length, precision, microbatches, device",
+    "launch": "processes on this machine",
+    "callbacks": "what watches training; any number of them",
+    "algorithms": "what changes training; any number of them",
+    "experiment": "recipes, which set keys anywhere",
+    "sweep": "sweeps, with -m",
+    "vars": "values of your own, for other keys to use",
+}
+"""The config groups and what each is for."""
+
+
+class Key(NamedTuple):
+    """A key of a config file."""
+
+    name: str
+    """The full key, as it is typed."""
+    value: str
+    """Its value as the file has it."""
+    comment: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A file of a config group, such as 'optimizer/param_groups', in our folder or the user's own."""
+
+    group: str
+    name: str
+    file: Path
+    is_own: bool
+
+    @property
+    def typed(self) -> str:
+        """The override that chooses it."""
+        return f"{'+' if self.group in LISTS and self.name != 'none' else ''}{self.group}={self.name}"
+
+    @property
+    def package(self) -> str:
+        """The prefix of its keys, ending with a dot; empty for files that set keys anywhere."""
+        return "" if self.group in ("experiment", "sweep") else f"{self.group.replace('/', '.')}."
+
+    @cached_property
+    def text(self) -> str:
+        """The content of its file; empty if it cannot be read."""
+        try:
+            return read_bounded(self.file, LARGEST).decode()
+        except (OSError, ValueError):
+            return ""
+
+    @property
+    def comment(self) -> str:
+        """The comment at the top of its file, without commands and hardware."""
+        said = [line for line in self._top if not line.startswith(("@package", "python -m runner"))]
+        return re.sub(r"^Hardware: .*?(\(mean[^)]*\)|unknown)\. ?", "", " ".join(said))
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of this comment, without its full stop."""
+        return re.split(r"(?<!\.)\. (?=[A-Z]|$)|; |: (?=python )", f"{self.comment} ")[0].rstrip(". ")
+
+    @property
+    def command(self) -> str:
+        """The command with which its comment shows it; empty if there is none."""
+        return next((line for line in self._top if line.startswith("python -m runner")), "")
+
+    @property
+    def _top(self) -> list[str]:
+        lines = re.match(r"(?:#.*\n)*", f"{self.text}\n")
+        return [line.lstrip("# ") for line in (lines[0] if lines else "").splitlines()]
+
+    @cached_property
+    def keys(self) -> list[Key]:
+        """Its keys; none if its file cannot be read."""
+        return keys_of(self.text, self.package)
+
+    @property
+    def target(self) -> str:
+        """The class or function that its first section names; empty if there is none."""
+        found = re.search(r"^\s*_target_: *([\w.]+)", self.text, re.MULTILINE)
+        return found[1] if found else ""
+
+
+def choices(own: Path | None = None) -> list[Choice]:
+    """Return the choices of all groups, ours first, then the user's in `own` (None: in `conf/`, if there is one)."""
+    found: list[Choice] = []
+    for folder in (CONF, own or Path(OWN)):
+        for group in GROUPS if folder.is_dir() else ():
+            files = sorted((folder / group).glob("*.yaml"))
+            known = {one.name for one in found if one.group == group}
+            is_own = folder is not CONF and folder.resolve() != CONF
+            found += [Choice(group, file.stem, file, is_own) for file in files if file.stem not in known]
+    return sorted(found, key=lambda one: [*GROUPS].index(one.group))
+
+
+def keys_of(text: str, package: str = "") -> list[Key]:
+    """Return the keys of a config file that have values; none if it cannot be read."""
+    try:
+        root = yaml.compose(text, yaml.CSafeLoader)
+        return [*_walk(root, package, text.splitlines(), set())]
+    except (yaml.YAMLError, RecursionError):
+        return []
+
+
+def top_keys() -> list[Key]:
+    """Return the keys of the main config, without those of Hydra."""
+    found = keys_of((CONF / "config.yaml").read_text(encoding="utf-8"))
+    return [one for one in found if not one.name.startswith("hydra.")]
+
+
+def default_choices() -> dict[str, list[str]]:
+    """Return the choices of the main config, by group."""
+    return chosen_in((CONF / "config.yaml").read_text(encoding="utf-8"))
+
+
+def chosen_in(text: str) -> dict[str, list[str]]:
+    """Return the choices in the `defaults` of a config file, by group; empty if it cannot be read."""
+    try:
+        content: Any = yaml.load(text, yaml.CSafeLoader)
+    except (yaml.YAMLError, RecursionError):
+        return {}
+    found: dict[str, list[str]] = {}
+    entries = content.get("defaults") if isinstance(content, Mapping) else None
+    for entry in entries if isinstance(entries, list) else ():
+        for key, names in entry.items() if isinstance(entry, Mapping) else ():
+            group = str(key).rpartition(" ")[2].lstrip("/")
+            found[group] = [str(one) for one in (names if isinstance(names, list) else [names]) if one is not None]
+    return found
+
+
+def _walk(node: Any, prefix: str, lines: list[str], seen: set[int]) -> Iterator[Key]:
+    """Yield the keys in a node; if several keys share a section through an alias, only those of the first."""
+    seen.add(id(node))
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        name = f"{prefix}{key.value}"
+        if key.value in ("_target_", "_partial_", "defaults"):
+            continue
+        if isinstance(value, yaml.MappingNode) and value.value and id(value) not in seen:
+            yield from _walk(value, f"{name}.", lines, seen)
+        else:
+            yield Key(name, _as_written(value, lines), _comment(key, value, lines))
+
+
+def _as_written(value: Any, lines: list[str]) -> str:
+    """Return a value as written in the file, on one line."""
+    first = value.start_mark
+    last = value.end_mark
+    if first.line == last.line:
+        return lines[first.line][first.column : last.column]
+    text = [lines[first.line][first.column :], *lines[first.line + 1 : last.line], lines[last.line][: last.column]]
+    return " ".join(re.sub(r"\s#.*", "", one).strip() for one in text).strip()
+
+
+def _comment(key: Any, value: Any, lines: list[str]) -> str:
+    """Return the comment beside a value, beside its key, or on the line above."""
+    line = value.end_mark.line
+    beside = lines[line][value.end_mark.column :] if line < len(lines) else ""
+    head = lines[key.start_mark.line]
+    above = lines[key.start_mark.line - 1] if key.start_mark.line else ""
+    for text in (beside, head if line != key.start_mark.line else "", above if above.lstrip().startswith("#") else ""):
+        if found := re.search(r"(?:^|\s)#\s*(.*)", text):
+            return found[1]
+    return ""

@@ -1,0 +1,179 @@
+"""Preparation of the command line before Hydra parses it."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from runner.cli.foreign import about_foreign
+from runner.cli.nearest import Advice
+from runner.terminal.commands import in_quotes, unquoted
+
+LISTS = ("callbacks", "algorithms")
+"""The config groups from which a run can choose several names."""
+_CHOICE = re.compile(rf"^(\+?)({'|'.join(LISTS)})=(.*)$")
+
+
+def merge_repeated(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with repeated choices `+callbacks=a +callbacks=b` merged into `+callbacks=[a,b]` for Hydra.
+
+    Likewise `callbacks=none +callbacks=a` becomes `callbacks=[a]`. The same goes for algorithms. Arguments that cannot
+    be merged, such as a sweep over choices (`a,b` without brackets), are left as they are.
+    """
+    merged = list(arguments)
+    for group in LISTS:
+        found = [
+            (place, match) for place, one in enumerate(merged) if (match := _CHOICE.match(one)) and match[2] == group
+        ]
+        appended = [_names(match[3]) for _, match in found if match[1]]
+        replaced = [_names(match[3]) for _, match in found if not match[1]][-1:]
+        if len(found) < 2 or not appended or None in (*appended, *replaced):
+            continue
+        names = dict.fromkeys(name for names in (*replaced, *appended) for name in names or () if name != "none")
+        first, *others = (place for place, _ in found)
+        merged[first] = f"{'' if replaced else '+'}{group}=[{','.join(names)}]"
+        merged = [one for place, one in enumerate(merged) if place not in others]
+    return merged
+
+
+def _names(value: str) -> list[str] | None:
+    """Return the names in `a` or `[a,b]`, or None for anything else."""
+    inner = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+    names = [one.strip() for one in inner.split(",")]
+    if (inner == value and len(names) > 1) or not all(re.fullmatch(r"[\w/@.-]+", one) for one in names):
+        return None
+    return names
+
+
+def key_of(override: str) -> str:
+    """Return the key of an override, without a leading + or ~."""
+    return override.lstrip("+~").partition("=")[0]
+
+
+def only_typed(arguments: Sequence[str], *sections: str) -> str:
+    """Return the one of some sections of which a key was typed; empty if none was, or several were."""
+    found = {*sections} & {key_of(one).partition(".")[0] for one in arguments}
+    return found.pop() if len(found) == 1 else ""
+
+
+def typed_value(arguments: Sequence[str], key: str) -> str | None:
+    """Return the last value given as `key=value`, or None if there is none or it is null."""
+    values = [unquoted(one.partition("=")[2]) for one in arguments if key_of(one) == key and "=" in one]
+    return values[-1] if values and values[-1] not in ("", "null") else None
+
+
+FLAGS = {
+    "--help": "-h",
+    "--hydra-help": None,
+    "--version": None,
+    "--resolve": None,
+    "--run": "-r",
+    "--multirun": "-m",
+    "--shell-completion": "-sc",
+}
+WITH_VALUE = {
+    "--cfg": "-c",
+    "--package": "-p",
+    "--info": "-i",
+    "--experimental-rerun": None,
+    "--config-path": "-cp",
+    "--config-name": "-cn",
+    "--config-dir": "-cd",
+}
+OPTIONS = (*FLAGS, *WITH_VALUE)
+"""Hydra's command-line options; Hydra has no public list of them."""
+SHORT = ("h", "c", "p", "r", "m", "i")
+"""Its short options; those of conf/ begin with c too."""
+
+
+def check_options(arguments: Sequence[str]) -> None:
+    """Refuse options that Hydra does not have, and options that we replace."""
+    for place, argument in enumerate(arguments):
+        name = argument.partition("=")[0]
+        if name in ("--config-path", "-cp"):
+            raise ValueError(
+                f"{argument}: the runner's own conf/ is always read; --config-dir=<folder> adds yours to it"
+            )
+        if found := re.fullmatch(r"hydra\.(sweeper|launcher|job_logging|hydra_logging)=([\w-]+)", argument):
+            fix = f"hydra/{found[1]}={found[2]}"
+            raise ValueError(Advice(f"{argument}: is a group, written with a slash: {fix}").knowing(fix=fix))
+        if argument == "hydra/job_logging=disabled":
+            fix = "~callbacks.console_summary ~callbacks.progress_bar"
+            raise ValueError(f"{argument}: warnings need it; a run that prints nothing else is {fix}")
+        if name in ("--shell-completion", "-sc"):
+            raise ValueError(f"{argument}: to set up completion, use the command `runner completion bash`, zsh or fish")
+        meant = [option for option in OPTIONS if option == name or (name.startswith("--") and option.startswith(name))]
+        is_short = bool(re.match(rf"-({'|'.join(SHORT)})", name))
+        if name.startswith("-") and not is_short and name not in meant and len(meant) != 1:
+            about = _about_option(name, _value_of_option(place, arguments))
+            raise ValueError(f"{argument}: no such option. " + about)
+
+
+def _about_option(name: str, value: str | None) -> Advice:
+    """Return what to type instead of an option that does not exist."""
+    key = name.lstrip("-").replace("-", "_")
+    if (foreign := about_foreign(key, value)) is not None:
+        return Advice("Keys are written without dashes; ") + foreign
+    near = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.8)  # --resume is not --resolve
+    guess = f"Did you mean {near[0]}? " if near else ""
+    fix = near[0] if near else f"{key}={value}" if value else ""
+    return Advice(f"{guess}Keys are written without dashes: {key}={value or '...'}").knowing(fix=fix)
+
+
+def _value_of_option(place: int, arguments: Sequence[str]) -> str | None:
+    """Return the value of the option at a place, whether it was typed as `--lr=0.1` or as `--lr 0.1`."""
+    following = arguments[place + 1 : place + 2]
+    values = [arguments[place].partition("=")[2], *(one for one in following if not re.search(r"^[-+~]|=", one))]
+    return next(filter(None, values), None)
+
+
+def check_spaces(arguments: Sequence[str]) -> None:
+    """Refuse overrides with spaces around their `=`, which a shell splits."""
+    for place, argument in enumerate(arguments):
+        before = arguments[max(place - 1, 0) : place]
+        after = arguments[place + 1 : place + 2]
+        if argument.startswith("=") and before and "=" not in before[0]:
+            key = before[0]
+            value = argument[1:] or "".join(after)
+        elif argument.endswith("=") and after and re.match(r"[^-+~=]+$", after[0]):
+            key = argument[:-1]
+            value = after[0]
+        else:
+            continue
+        text = f"{key} = {value}: has spaces around the =; write {key}={value}"
+        raise ValueError(Advice(text).knowing(key=key_of(key), fix=f"{key}={value}"))
+
+
+def keys_first(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with keys moved before options, because Hydra rejects keys that are separated by an option."""
+    options = list(arguments)
+    keys = _parse(arguments).overrides
+    for key in keys:
+        options.remove(key)
+    return [*keys, *options]
+
+
+def config_dir(arguments: Sequence[str]) -> Path | None:
+    """Return the folder given by `--config-dir` among the arguments, or None if it is not given."""
+    folder = _parse(arguments).config_dir
+    return None if folder is None else Path(folder).absolute()
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return overrides apart from Hydra's options and their values. Hydra itself checks the values."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("overrides", nargs="*")
+    for name, short in FLAGS.items():
+        parser.add_argument(*filter(None, (name, short)), action="store_true")
+    for name, short in WITH_VALUE.items():
+        parser.add_argument(*filter(None, (name, short)), nargs="?" if name == "--info" else None)
+    return parser.parse_known_intermixed_args(list(arguments))[0]
+
+
+def search_path(arguments: Sequence[str]) -> list[str]:
+    """Return the override that makes `hydra.compose` search a given `--config-dir`; an empty list if none is given."""
+    folder = config_dir(arguments)
+    return [] if folder is None else [f"hydra.searchpath=[{in_quotes(f'file://{folder}')}]"]

@@ -1,0 +1,66 @@
+"""What to write here instead of a key of another library, from the list in `foreign_keys.yaml`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner.cli.nearest import Advice
+
+OURS = ("model", "callbacks", "algorithms", "launch", "vars", "hydra")
+"""Sections in which a key may belong to a class of the user's own, and mean something else."""
+
+
+def about_foreign(key: str, value: Any = None) -> Advice | None:
+    """Return what to write instead of a key of another library, or None if no known library has the key.
+
+    The key is given in full; for the choice of a group it is `group=choice`.
+    """
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            if (found := about_foreign(f"{key}.{name}", one)) is not None:
+                return Advice(f"for {key}.{name} ") + found
+        value = None
+    row = _row(key)
+    if row is None:
+        return None
+    shown = "..." if value is None or str(value).startswith("[") else str(value)  # a list fits no text
+    text = row.get("values", {}).get(shown.lower(), row.get("write", ""))
+    if shown[-1:].isalpha():  # a time that has a unit keeps it
+        text = text.replace("{}ba", "{}").replace("{}ep", "{}")
+    text = text.replace("{}", shown)
+    if text.startswith(f"{key}="):  # the key exists here, only not in this run
+        return None
+    note = row.get("note", "").replace("{}", shown)
+    return Advice("; ".join(filter(None, [text and f"write {text}", note]))).knowing(fix=_as_argument(text))
+
+
+def about_foreign_value(key: str, value: Any) -> Advice | None:
+    """Return what to write instead of a value from another library, or None if it is not a known one."""
+    text = _table().get(key, {}).get("values", {}).get(str(value).lower())
+    return Advice(f"write {text}").knowing(fix=_as_argument(text)) if text else None
+
+
+def _as_argument(text: str) -> str:
+    """Return a text if it is a single argument that can be typed unchanged, otherwise an empty one."""
+    return text if "=" in text and " " not in text and "..." not in text and "<" not in text else ""
+
+
+def _row(key: str) -> dict[str, Any] | None:
+    """Return the row of a key, or of its last part if the section has no keys of users' classes."""
+    section, _, inner = key.partition(".")
+    if inner and "=" not in key and section not in OURS:
+        names = (key, f"{section}.*", inner.rpartition(".")[2])
+        return next((_table()[name] for name in names if name in _table()), None)
+    return _table().get(key)
+
+
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    """Return the rows of the table by their keys."""
+    rows = yaml.load((Path(__file__).parent / "foreign_keys.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+    return {key: {"write": row} if isinstance(row, str) else row for key, row in rows.items()}

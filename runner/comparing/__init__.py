@@ -1,0 +1,1 @@
+"""Many runs: conditions, statistics, and runs side by side."""

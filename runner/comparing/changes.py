@@ -1,0 +1,188 @@
+"""Differences between two configs, key by key, and which of them are safe when a run is resumed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner.cli.command_line import key_of
+from runner.cli.nearest import nearest
+from runner.config.composed import OF_THE_COMMAND
+from runner.failures.facts import WrongKey
+from runner.files.addresses import hidden_everywhere
+from runner.terminal.console import show_path
+
+# Keys that change neither the batches nor the mathematics or randomness of a training step. All others do, or may: the
+# model, the data, the optimizer, schedules, algorithms, seeds, and a user's own keys.
+SAFE = (
+    "callbacks",  # they only watch
+    "launch",  # the global batches are the same on any number of ranks
+    "run_name",  # the run continues in the same folder and the same MLflow run
+    "experiment_name",  # likewise
+    "objective",  # only sweeps use it, to compare
+    "vars",  # the keys that use these values change with them, and are judged themselves
+    "test",  # it comes after training
+    "budget",  # a schedule stretches with it, as with trainer.max_duration
+    "init_weights",  # a resumed run has those of its checkpoint
+    "trainer.max_duration",  # a schedule given in fractions of it stretches, which is reported
+    "trainer.eval_interval",  # evaluating does not change training
+    "trainer.session",  # the run stops between two batches, and continues
+    "trainer.device",  # the same mathematics, up to rounding
+    "trainer.parallel",  # likewise; any layout reads any checkpoint
+    "trainer.shard_size",
+    "trainer.tensor_parallel",
+)
+# In sections whose class is in `runner.data`: each sample is seeded and evaluated independently of its neighbours.
+SAFE_DATA = ("eval_batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
+
+ABSENT = object()
+"""Stands for the value of a key that is missing."""
+_LONGEST = 60  # characters of a value to show
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference: a key with two values, or a section whose class differs or that only one config has.
+
+    Attributes:
+        key: dotted path of the key or section.
+        before: old value of the key, or `ABSENT`.
+        after: new value of the key, or `ABSENT`.
+        target: `_target_` of the nearest enclosing section, as it is now; empty if there is none.
+    """
+
+    key: str
+    before: Any
+    after: Any
+    target: str = ""
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether training continues in the same way despite this difference."""
+        last = self.key.rpartition(".")[2]
+        return is_among(self.key, SAFE) or (self.target.startswith("runner.data.") and last in SAFE_DATA)
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_show(self.before)} -> {_show(self.after)}"
+
+
+def find_changes(before: Any, after: Any, key: str = "", target: str = "") -> Iterator[Change]:
+    """Yield the differences of two configs, in the order of the first; keys that only direct a command are left out."""
+    if hidden_everywhere(before) == hidden_everywhere(after):  # compared without credentials, which a record leaves out
+        return
+    both = isinstance(before, Mapping) and isinstance(after, Mapping)
+    if not both or before.get("_target_") != after.get("_target_"):
+        yield Change(key, before, after, target)
+        return
+    target = str(after.get("_target_", target))
+    for one in [*before, *(one for one in after if one not in before)]:
+        if key or one not in OF_THE_COMMAND:
+            path = f"{key}.{one}" if key else str(one)
+            yield from find_changes(before.get(one, ABSENT), after.get(one, ABSENT), path, target)
+
+
+def changes_of_resume(
+    resume: str, before: Mapping[str, Any] | None, after: Mapping[str, Any], typed: Sequence[str]
+) -> Iterator[str]:
+    """Yield what a resumed run does differently from now on.
+
+    Without a record, `before=None`, the config of the checkpoint counts, if it has one.
+    """
+    from runner.checkpoints.files import find_checkpoint, read_config
+
+    try:
+        trained = read_config(find_checkpoint(resume))
+    except FileNotFoundError:
+        trained = None  # the run was interrupted before its first checkpoint
+    before = before or trained
+    if before:
+        yield from check_changes(resume, before, after, typed)
+    for change in find_changes(trained, before) if trained else ():
+        yield f"{change}, in the run's record since that checkpoint was saved"
+
+
+def changes_of_fork(resume: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a fork does differently from its parent; everything may change but the optimizer."""
+    changes = [*find_changes(before, after)]
+    _check_optimizer(changes, resume)
+    yield f"at={after['at']}: a fork of {show_path(Path(resume))}"
+    yield from map(str, changes)
+
+
+def _check_optimizer(changes: Sequence[Change], resume: str) -> None:
+    for one in changes:
+        if one.key == "optimizer":
+            raise ValueError(
+                f"{one}: a run cannot continue with another optimizer; start a new run from its weights, with "
+                f"trainer.load_path={show_path(Path(resume))} instead of resume="
+            )
+
+
+def check_changes(resume: str, before: Mapping[str, Any], after: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
+    """Return a line for each difference between the config that a run was trained with and the one to continue with.
+
+    `resume_allow` names keys and sections that may differ; it may also name keys that `typed` overrides removed.
+    """
+    allowed = [after["resume_allow"]] if isinstance(after["resume_allow"], str) else after["resume_allow"]
+    known = {*_paths(before), *_paths(after), *map(key_of, typed)}
+    for one in allowed:
+        if one not in known:
+            reason = "this config has no such key; " + nearest(one, known).knowing(meant="")
+            raise WrongKey("resume_allow", reason, repr(one))
+    changes = list(find_changes(before, after))
+    _check_optimizer(changes, resume)
+    refused = [one for one in changes if not one.is_safe and not is_among(one.key, allowed)]
+    if refused:
+        listed = "".join(f"\n  {one}" for one in refused)
+        names = ",".join([*allowed, *(one.key for one in refused)])
+        raise ValueError(
+            f"resume={show_path(Path(resume))}: the run was trained with a different config so far:{listed}\n"
+            f"To continue with these changes, add 'resume_allow=[{names}]'"
+        )
+    return [f"{one}{_remark(one, after)}" for one in changes]
+
+
+def is_among(key: str, names: Sequence[str]) -> bool:
+    """Return whether a key, or a section that contains it, is among some names."""
+    return any(f"{key}.".startswith(f"{one}.") for one in names)
+
+
+def _remark(change: Change, config: Mapping[str, Any]) -> str:
+    """Return the remark to append to a line about a change."""
+    if change.key == "trainer.max_duration":
+        parts = {group: config.get(group) for group in ("scheduler", "algorithms")}
+        found = [f"{key}={value}" for key, value in _paths(parts).items() if _is_fraction(value)]
+        return f"; settings in fractions of it stretch: {', '.join(found)}" if found else ""
+    return "" if change.is_safe else " (resume_allow)"
+
+
+def _is_fraction(value: Any) -> bool:
+    """Return whether a value is, or contains, a nonzero time in fractions of the run."""
+    if isinstance(value, list):
+        return any(map(_is_fraction, value))
+    return isinstance(value, str) and re.fullmatch(r"[\d.e+-]*[1-9][\d.e+-]*\s*dur", value) is not None
+
+
+def _paths(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Return all values and sections of a config by dotted path."""
+    found = {}
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        found |= {f"{prefix}{key}": value} | _paths(value, f"{prefix}{key}.")
+    return found
+
+
+def _show(value: Any) -> str:
+    """Return a value as it would be typed, or a section's class."""
+    if value is ABSENT:
+        return "(missing)"
+    if isinstance(value, Mapping) and "_target_" in value:
+        return str(value["_target_"])
+    text = yaml.safe_dump(
+        hidden_everywhere(value), default_flow_style=True, width=10_000, sort_keys=False
+    ).splitlines()[0]
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

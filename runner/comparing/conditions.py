@@ -1,0 +1,128 @@
+"""Conditions on runs, such as `eval/loss<0.2 model=resnet8`, and their order."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from runner.cli.nearest import nearest
+from runner.failures.facts import WrongKey
+from runner.records.listing import FIELDS, SavedFolder
+
+_CONDITION = re.compile(r"([\w./@-]+?)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition that a run meets or does not.
+
+    After = and != the value may be a shell pattern, such as `resnet*`.
+    """
+
+    name: str
+    sign: str
+    value: str
+
+    def holds(self, run: SavedFolder) -> bool:
+        """Return whether a run meets the condition; a run without such a value meets none but `!=`."""
+        found = run.value(self.name)
+        if self.sign in ("=", "!="):
+            return _equals(found, self.value) is (self.sign == "=")
+        number = to_number(found)
+        limit = float(self.value)
+        if number is None:
+            return False
+        return {"<": number < limit, "<=": number <= limit, ">": number > limit, ">=": number >= limit}[self.sign]
+
+
+def parse_conditions(text: str, key: str = "runs.where") -> list[Condition]:
+    """Return the conditions in a text, separated by blanks."""
+    try:
+        parts = shlex.split(text)
+    except ValueError as error:
+        raise WrongKey(key, f"{error}", repr(text)) from None
+    found = []
+    for part in parts:
+        match = _CONDITION.fullmatch(part)
+        if match is None:
+            reason = "must be name, sign and value without blanks, such as eval/loss<0.2 or model=resnet8"
+            raise WrongKey(key, reason, repr(part))
+        condition = Condition(*match.groups())
+        if condition.sign in ("<", "<=", ">", ">=") and to_number(condition.value) is None:
+            raise WrongKey(key, f"{condition.sign} compares numbers; write = for text", repr(part))
+        found.append(condition)
+    return found
+
+
+def choose(runs: Iterable[SavedFolder], conditions: Sequence[Condition], key: str = "runs.where") -> list[SavedFolder]:
+    """Return the runs that meet all conditions."""
+    listed = [*runs]
+    for one in conditions:
+        _check_known(one.name, listed, key, f"{one.name}{one.sign}{one.value}")
+    return [run for run in listed if all(one.holds(run) for one in conditions)]
+
+
+def in_order(runs: Sequence[SavedFolder], name: str) -> list[SavedFolder]:
+    """Return runs sorted by a value, those without it last.
+
+    With `-` in front of the name the largest comes first; without a name, the latest run.
+    """
+    if not name:
+        return sorted(runs, key=lambda run: (-run.started, str(run.folder)))
+    key = name.removeprefix("-")
+    _check_known(key, runs, "runs.sort", name)
+    found = {run.folder: run.value(key) for run in runs}
+    numbers = {run.folder: to_number(found[run.folder]) for run in runs}
+    with_number = [run for run in runs if numbers[run.folder] is not None]
+    with_text = [run for run in runs if numbers[run.folder] is None and found[run.folder] is not None]
+    without = [run for run in runs if found[run.folder] is None]
+    is_reverse = name.startswith("-")
+    with_number.sort(key=lambda run: numbers[run.folder] or 0.0, reverse=is_reverse)
+    with_text.sort(key=lambda run: str(found[run.folder]), reverse=is_reverse)
+    return [*with_number, *with_text, *sorted(without, key=lambda run: str(run.folder))]
+
+
+def to_number(value: Any) -> float | None:
+    """Return a value as a number; None if it is none, or NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return None if math.isnan(number) else number
+
+
+def to_text(value: Any) -> str:
+    """Return a value of a config as it would be typed, or the name of its class."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, Mapping):
+        return str(value["_target_"]) if "_target_" in value else ",".join(map(str, value)) or "{}"
+    if isinstance(value, list):
+        return f"[{','.join(map(to_text, value))}]"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _equals(found: Any, typed: str) -> bool:
+    """Return whether a value matches the typed text: as a number, a pattern, or an entry of a list or section."""
+    if isinstance(found, list | Mapping) and any(_equals(one, typed) for one in found):
+        return True
+    numbers = to_number(found), to_number(typed)
+    return (None not in numbers and numbers[0] == numbers[1]) or fnmatchcase(to_text(found), typed)
+
+
+def _check_known(name: str, runs: Sequence[SavedFolder], key: str, shown: str) -> None:
+    """Refuse a name that no run has a value of."""
+    if not runs or any(run.value(name) is not None for run in runs):
+        return
+    results = [run.result for run in runs if run.result is not None]
+    names = {*FIELDS, *(metric for one in results for metric in one.metrics)}
+    names |= {group for one in results for group in one.choices}
+    near = nearest(name, names).knowing(meant="")  # a part of the value is wrong, not all of it
+    raise WrongKey(key, "no run has a value of this name; " + near + ", or a key of a config", repr(shown))

@@ -1,0 +1,133 @@
+"""Several runs in one table: how they ended, their metrics, and what differs in their configs and surroundings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.comparing.changes import find_changes
+from runner.comparing.conditions import to_text
+from runner.files.addresses import hidden_everywhere
+from runner.files.names import RESULT
+from runner.files.printable import printable
+from runner.files.whole import read_bounded
+from runner.records.kept_code import read_code
+from runner.records.listing import LARGEST, SavedFolder, read_config
+from runner.records.result import read_result
+from runner.terminal.text import heading, shortened, show_seconds, table_width
+
+ENVIRONMENT = ("ranks", "threads", "gpus", "git_commit", "packages", "python", "platform", "host", "cpus")
+"""Facts about where a run was made that may change its numbers, the most likely one first."""
+PATCH = "git.patch"
+LABEL = 36  # characters of a row's name
+NARROW = 8  # and of a run's column, at least
+WIDE = 24  # and at most
+
+Row = tuple[str, list[str]]
+
+
+def side_by_side(folders: Sequence[Path]) -> list[str]:
+    """Return the lines of tables in which each run has a column; a wide table is divided into several."""
+    sections = {
+        "": [*_outcomes(folders)],
+        "Config": [*_choices(folders), *_differences([hidden_everywhere(read_config(one)) for one in folders])],
+        "Environment": [*_surroundings(folders)],
+    }
+    rows = [row for listed in sections.values() for row in listed]
+    names = [printable(name) for name in short_names(folders)]
+    label = min(max(len(name) for name, _ in rows), LABEL)
+    cells = [len(cell) for _, listed in [("", names), *rows] for cell in listed]
+    width = max(NARROW, min(WIDE, max(cells)))
+    together = max(1, (table_width() - label) // (width + 2))
+    lines: list[str] = []
+    for start in range(0, len(folders), together):
+        part = slice(start, start + together)
+        lines += [""] * bool(lines)
+        lines.append(heading(_line("", names[part], label, width)))
+        for title, listed in sections.items():
+            lines += ["", heading(f"{title}, where it differs")] if title and listed else []
+            lines += [_line(name, row[part], label, width) for name, row in listed]
+    return lines
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """Return the shortest endings of paths that are still distinct."""
+    for count in range(1, max(len(one.parts) for one in folders) + 1):
+        names = ["/".join(one.parts[-count:]) for one in folders]
+        if len({*names}) == len({*folders}):
+            break
+    return names
+
+
+def _outcomes(folders: Sequence[Path]) -> Iterator[Row]:
+    """Yield status, training time and all metrics of the runs."""
+    results = [read_result(one) for one in folders]
+    runs = [SavedFolder(*pair) for pair in zip(folders, results, strict=True)]
+    yield "status", [printable(run.status) if (run.folder / RESULT).exists() else "-" for run in runs]
+    yield "time", ["-" if one is None or not one.seconds else show_seconds(one.seconds) for one in results]
+    loads = [{} if one is None else one.load for one in results]
+    if any("others" in one for one in loads):
+        yield "other work on the machine", [f"{one['others']:.0%}" if "others" in one else "-" for one in loads]
+    names = dict.fromkeys(name for one in results if one is not None for name in one.metrics)
+    for name in sorted(names, key=lambda name: name.startswith("train/")):
+        values = [None if one is None else one.metrics.get(name) for one in results]
+        yield printable(name), ["-" if value is None else f"{value:.6g}" for value in values]
+
+
+def _choices(folders: Sequence[Path]) -> Iterator[Row]:
+    """Yield the config groups in which the runs made different choices."""
+    results = [read_result(one) for one in folders]
+    yield from _differences([{} if one is None else one.choices for one in results])
+
+
+def _surroundings(folders: Sequence[Path]) -> Iterator[Row]:
+    """Yield differences in the machines and the code of the runs."""
+    known = [_read_environment(one) for one in folders]
+    yield from _differences([{key: one[key] for key in ENVIRONMENT if key in one} for one in known])
+    patches = [_read(one / PATCH) for one in folders]
+    if any(one != patches[0] for one in patches):
+        yield PATCH, [f"{len(one.splitlines()):,} lines" if one else "none" for one in patches]
+    codes = [read_code(one) for one in folders]
+    if any(one != codes[0] for one in codes):
+        yield "code/", [f"{len(one)} file{'s' * (len(one) > 1)}" if one else "none" for one in codes]
+
+
+def _differences(records: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
+    """Yield the keys whose values differ between records, with the values."""
+    known = [one for one in records if one]
+    keys = dict.fromkeys(change.key for one in known[1:] for change in find_changes(known[0], one))
+    for key in keys:
+        yield printable(key), [_value(one, key.split(".")) for one in records]
+
+
+def _value(record: Any, parts: Sequence[str]) -> str:
+    for part in parts:
+        if not isinstance(record, Mapping) or part not in record:
+            return "-"
+        record = record[part]
+    text = to_text(record)
+    is_section = isinstance(record, Mapping) and "_target_" in record
+    return printable(text.rpartition(".")[2] if is_section else text)
+
+
+def _line(label: str, cells: Sequence[str], size: int, width: int) -> str:
+    shown = [f"{shortened(cell, width):<{width}}" for cell in cells]
+    return "  ".join([f"{shortened(label, size):<{size}}", *shown]).rstrip()
+
+
+def _read_environment(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(_read(folder / "environment.json"))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read(path: Path) -> bytes:
+    """Return the content of a file; nothing if it is missing or too large."""
+    try:
+        return read_bounded(path, 16 * LARGEST)
+    except (OSError, ValueError):
+        return b""

@@ -1,0 +1,1 @@
+"""The event engine: what happens when, to whom."""

@@ -1,0 +1,258 @@
+"""Base classes of callbacks and algorithms: one method per event, called as `hook(state, logger)`."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from runner.timing.event import ALIASES, Event
+
+if TYPE_CHECKING:
+    from runner.core.logger import Logger
+    from runner.core.state import State
+
+
+Handler = Callable[["State", "Logger"], Any]
+"""A function called at an event, as `handler(state, logger)`."""
+
+
+class Hooks:
+    """One no-op method per event: override the ones you need, the others cost nothing.
+
+    Hooks run on all ranks. A hook that reads a value from the device or writes a file should do so at an interval, and
+    on rank 0 alone if one copy is enough. A public method `(self, state, logger)` whose name is almost that of an event
+    is refused when the class is defined, so that a misspelt hook is never silently ignored; a hook that takes other
+    arguments is refused when the Trainer is made. Subclasses need not call `super().__init__()`.
+    """
+
+    config_key: str = ""
+    """Its name in the config, by which its state is saved; the Trainer fills it in where it is empty."""
+    has_trained: bool = False
+    """Whether a Trainer's `fit` has called it: it may hold state of that run."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, method in vars(cls).items():
+            if name.startswith("_") or not inspect.isfunction(method) or name in _EVENT_METHODS:
+                continue
+            given = [*inspect.signature(method).parameters][1:]
+            foreign = name.startswith("on_") and name[3:] in _EVENT_METHODS  # as other libraries call them
+            if (given != ["state", "logger"] and not foreign) or hasattr(Hooks, name):
+                continue
+            near = [name[3:]] if foreign else difflib.get_close_matches(name, _EVENT_METHODS, n=1, cutoff=0.75)
+            if near:
+                remedy = "give it another name" if foreign else "give it other arguments"
+                raise TypeError(
+                    f"{cls.__name__}.{name}({', '.join(given)}) would never be called: unknown event {name!r}; "
+                    f"did you mean {near[0]!r}? If it is not a hook, {remedy}."
+                )
+        for alias, name in ALIASES.items():
+            methods = next(vars(base) for base in cls.__mro__ if alias in vars(base) or name in vars(base))
+            if alias in methods:
+                if methods.get(name, methods[alias]) is not methods[alias]:
+                    raise TypeError(f"{cls.__name__} has both {alias!r} and {name!r}, the same event: keep one")
+                setattr(cls, name, methods[alias])
+
+    @classmethod
+    def warm_up(cls) -> None:
+        """Start slow helpers early; the command line calls this before it imports torch, on rank 0.
+
+        Must leave no trace when no run follows.
+        """
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        """Handle any event. If overridden, it is called at every event, instead of the methods named after events.
+
+        By default it calls the method named by the event, then `apply` where `match` says so.
+        """
+        getattr(self, event.value)(state, logger)
+        if self.match(event, state):
+            self.apply(event, state, logger)
+
+    def match(self, event: Event, state: State) -> bool:
+        """Return whether `apply` is to be called. An object that defines both is asked at every event."""
+        return False
+
+    def apply(self, event: Event, state: State, logger: Logger) -> Any:
+        """Act at an event that `match` chose; the return value is ignored."""
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Finish after the run or its failure (`state.error`). Called once, even if another hook's `close` fails."""
+
+    def post_close(self) -> None:
+        """Release what other hooks may still need in their `close`."""
+
+    def gather_state(self) -> None:
+        """Gather the state of other ranks on rank 0, before a checkpoint takes rank 0's `state_dict`. All ranks."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must survive a resume: tensors, numbers, strings, lists and dicts. Default: nothing.
+
+        After an error within a batch, the run may be resumed from before that batch: what a hook does between
+        BATCH_START and AFTER_TRAIN_BATCH must be safe to repeat.
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+    def init(self, state: State, logger: Logger) -> None:
+        """INIT: the model is on its device; optimizers given as factories do not exist yet. Change the model here."""
+
+    def before_load(self, state: State, logger: Logger) -> None:
+        """BEFORE_LOAD: optimizers exist; a checkpoint, if any, is about to be loaded."""
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        """AFTER_LOAD: the checkpoint is loaded; the model is about to be wrapped and compiled."""
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """FIT_START: `fit` begins, also for the second time."""
+
+    def iteration_start(self, state: State, logger: Logger) -> None:
+        """ITERATION_START: an iteration of `iteration_length` begins."""
+
+    def epoch_start(self, state: State, logger: Logger) -> None:
+        """EPOCH_START: no batch of this epoch was trained yet."""
+
+    def before_dataloader(self, state: State, logger: Logger) -> None:
+        """BEFORE_DATALOADER: before `next(dataloader)`, also before the one that finds the end."""
+
+    def after_dataloader(self, state: State, logger: Logger) -> None:
+        """AFTER_DATALOADER: `state.batch` is on the device. Change the batch here."""
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        """BATCH_START: the batch is about to be trained."""
+
+    def before_train_batch(self, state: State, logger: Logger) -> None:
+        """BEFORE_TRAIN_BATCH: once per batch, before its first microbatch."""
+
+    def before_forward(self, state: State, logger: Logger) -> None:
+        """BEFORE_FORWARD: `state.microbatch` is set."""
+
+    def after_forward(self, state: State, logger: Logger) -> None:
+        """AFTER_FORWARD: `state.outputs` is set. Algorithms run in reverse."""
+
+    def before_loss(self, state: State, logger: Logger) -> None:
+        """BEFORE_LOSS: change targets here."""
+
+    def after_loss(self, state: State, logger: Logger) -> None:
+        """AFTER_LOSS: `state.loss` is set. Algorithms run in reverse."""
+
+    def before_backward(self, state: State, logger: Logger) -> None:
+        """BEFORE_BACKWARD: the loss is final."""
+
+    def after_backward(self, state: State, logger: Logger) -> None:
+        """AFTER_BACKWARD: gradients hold this microbatch's share. Algorithms run in reverse."""
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        """AFTER_TRAIN_BATCH: gradients are final and unscaled, the optimizers step next. Algorithms run in reverse."""
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """BATCH_END: `state.timestamp` already counts this batch."""
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        """BATCH_CHECKPOINT: after the evaluations that were due at this batch."""
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """EPOCH_END: `state.timestamp` already counts this epoch."""
+
+    def epoch_checkpoint(self, state: State, logger: Logger) -> None:
+        """EPOCH_CHECKPOINT: after the evaluations that were due at this epoch."""
+
+    def iteration_end(self, state: State, logger: Logger) -> None:
+        """ITERATION_END: `state.timestamp` already counts this iteration."""
+
+    def iteration_checkpoint(self, state: State, logger: Logger) -> None:
+        """ITERATION_CHECKPOINT: after ITERATION_END."""
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """FIT_END: training and its final evaluation are done."""
+
+    def eval_before_all(self, state: State, logger: Logger) -> None:
+        """EVAL_BEFORE_ALL: before the evaluators that are due during training."""
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        """EVAL_START: one evaluator begins; `state.dataloader_label` is its label."""
+
+    def eval_batch_start(self, state: State, logger: Logger) -> None:
+        """EVAL_BATCH_START: `state.batch` is the evaluator's batch, on the device."""
+
+    def eval_before_forward(self, state: State, logger: Logger) -> None:
+        """EVAL_BEFORE_FORWARD: before the model sees the batch."""
+
+    def eval_after_forward(self, state: State, logger: Logger) -> None:
+        """EVAL_AFTER_FORWARD: `state.outputs` is set, metrics come next. Algorithms run in reverse."""
+
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
+        """EVAL_BATCH_END: the metrics have seen the batch."""
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """EVAL_END: `state.eval_metric_values[label]` is complete, over all ranks."""
+
+    def eval_after_all(self, state: State, logger: Logger) -> None:
+        """EVAL_AFTER_ALL: all evaluators that were due have run; batch, weights and dataloader are training's again."""
+
+    def eval_standalone_start(self, state: State, logger: Logger) -> None:
+        """EVAL_STANDALONE_START: `trainer.eval()` begins."""
+
+    def eval_standalone_end(self, state: State, logger: Logger) -> None:
+        """EVAL_STANDALONE_END: `trainer.eval()` ends; the state is as it was before."""
+
+    def predict_start(self, state: State, logger: Logger) -> None:
+        """PREDICT_START: `trainer.predict()` begins."""
+
+    def predict_batch_start(self, state: State, logger: Logger) -> None:
+        """PREDICT_BATCH_START: `state.batch` is on the device."""
+
+    def predict_before_forward(self, state: State, logger: Logger) -> None:
+        """PREDICT_BEFORE_FORWARD: before the model sees the batch."""
+
+    def predict_after_forward(self, state: State, logger: Logger) -> None:
+        """PREDICT_AFTER_FORWARD: `state.outputs` is set. Algorithms run in reverse."""
+
+    def predict_batch_end(self, state: State, logger: Logger) -> None:
+        """PREDICT_BATCH_END: the outputs are on their way to the CPU."""
+
+    def predict_end(self, state: State, logger: Logger) -> None:
+        """PREDICT_END: all batches were predicted."""
+
+
+_EVENT_METHODS = frozenset({*(event.value for event in Event), *ALIASES})
+
+
+class Callback(Hooks):
+    """An observer: reads the state and never writes to it, so that adding one changes no numbers."""
+
+    def wrap_handler(self, handler: Handler, owner: Hooks, event: Event) -> Handler:
+        """Return what an engine should call instead of a callback's, algorithm's or destination's handler.
+
+        For callbacks that measure others. Each callback is asked once per handler, when an engine is made, so a run
+        without wrappers pays nothing. Wrappers must use `functools.wraps(handler)`. Default: the handler itself.
+        """
+        return handler
+
+
+class Algorithm(Hooks):
+    """A change of training: may write to the state, and says how it composes with others.
+
+    `runs_before`, `runs_after` and `conflicts_with` hold class names of other algorithms.
+    """
+
+    runs_before: ClassVar[Iterable[str]] = ()
+    runs_after: ClassVar[Iterable[str]] = ()
+    conflicts_with: ClassVar[Iterable[str]] = ()
+    picks_samples: ClassVar[bool] = False
+    """Whether it leaves out samples of a batch: then ranks of unequal shares must add up the tokens that they train."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for key in ("runs_before", "runs_after", "conflicts_with"):
+            if isinstance(names := getattr(cls, key), str):
+                raise TypeError(f"{cls.__name__}.{key}={names!r}: must be a set of class names, {{{names!r}}}")
+
+    def evaluation_weights(self, state: State) -> AbstractContextManager[None]:
+        """Return a context inside which the model holds the weights to evaluate and to export (an average, say)."""
+        return nullcontext()

@@ -1,0 +1,71 @@
+"""Checks of what is logged, in the call that logs it: a destination would fail later, on another thread."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+
+from runner.failures.checks import refuse_if
+
+
+def as_step(step: Any) -> int:
+    """Return a number of batches, at which something is logged, as an int."""
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise TypeError(f"step={step!r}: must be a whole number of batches") from None
+
+
+def check_images(images: Any, name: str, captions: Sequence[str] | None) -> np.ndarray:
+    """Return images that are logged as an array."""
+    _check_text(name)
+    shape = getattr(images, "shape", None)
+    dtype = getattr(images, "dtype", None)
+    value = repr(images) if shape is None or dtype is None else f"{dtype} of shape {tuple(shape)}"
+    try:
+        array = np.asarray(images)
+    except (TypeError, ValueError) as error:  # on another device, or of several sizes
+        raise ValueError(f"images={value}: must be one array on the CPU ({error})") from None
+    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] not in (1, 3) or not array.size:
+        allowed = "must be uint8 of shape (N, H, W, C), with C 1 or 3"
+        example = "floats from 0 to 1 of shape (N, C, H, W) become (images * 255).round().byte().permute(0, 2, 3, 1)"
+        raise ValueError(f"images={value}: {allowed}; {example}")
+    if captions is not None and (isinstance(captions, str) or len(captions) != len(array)):
+        raise ValueError(f"captions={captions!r}: must be a list with one text for each of {len(array)} images")
+    return array
+
+
+def check_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str) -> tuple[list[str], list[list[Any]]]:
+    """Return the columns and rows of a table that is logged; values of one element are plain numbers."""
+    _check_text(name)
+    if not isinstance(columns, list | tuple) or not all(isinstance(name, str) for name in columns):
+        raise ValueError(f"columns={columns!r}: must be a list of names, such as ['image', 'score']")
+    if not isinstance(rows, list | tuple) or not all(isinstance(row, list | tuple) for row in rows):
+        raise ValueError(f"rows={rows!r}: must be a list with a list of values for each row; arrays have tolist()")
+    for row in rows:
+        if len(row) != len(columns) or any(getattr(value, "shape", ()) for value in row):
+            raise ValueError(f"rows=[..., {row!r}, ...]: a row must have a plain value for each of {list(columns)}")
+    return [*columns], [[value.item() if hasattr(value, "item") else value for value in row] for row in rows]
+
+
+def _check_text(name: Any) -> None:
+    refuse_if(not isinstance(name, str) or not name, "name", name, "must be a text, under which this is logged")
+
+
+def check_named(name: str, values: Mapping[str, Any]) -> None:
+    """Check that what is logged is a dict with names as keys."""
+    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+        raise TypeError(f"{name}={values!r}: must be a dict of values by name, such as {{'width': 64}}")
+
+
+def check_file(path: str | Path, folder: str | None) -> Path:
+    """Return the path of a file that is logged into a folder of the destination."""
+    if not isinstance(path, str | PurePath) or not Path(path).is_file():
+        raise ValueError(f"path={str(path)!r}: must be a complete file; a folder is logged file by file")
+    if folder is not None and (PurePath(folder).is_absolute() or ".." in PurePath(folder).parts):
+        raise ValueError(f"name={folder!r}: must be a folder in the destination, without '..'")
+    return Path(path)

@@ -1,0 +1,82 @@
+"""The order in which algorithms run, from what their classes declare, and the names of hooks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import TypeVar
+
+from runner.core.hooks import Algorithm, Hooks
+
+H = TypeVar("H", bound=Hooks)
+
+
+def order_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
+    """Return algorithms in the order in which they run: as given, except where they declare otherwise."""
+    for one, other in conflicts_among(algorithms):
+        raise ValueError(f"algorithms {one!r} and {other!r} cannot be combined: remove one of them")
+    return sort_algorithms(algorithms)
+
+
+def conflicts_among(algorithms: Sequence[Algorithm]) -> list[tuple[str, str]]:
+    """Return the pairs of classes that cannot be combined: the class that declares the conflict, and the other one."""
+    names = [type(one).__name__ for one in algorithms]
+    return [
+        (type(one).__name__, other)
+        for one in algorithms
+        for other in one.conflicts_with
+        if other in names and (other != type(one).__name__ or names.count(other) > 1)
+    ]
+
+
+def sort_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
+    """Do what `order_algorithms` does, but without checking for conflicts."""
+    names = [type(one).__name__ for one in algorithms]
+    before: dict[int, set[int]] = {index: set() for index in range(len(algorithms))}
+    for index, one in enumerate(algorithms):
+        for other, name in enumerate(names):
+            if name in one.runs_before and other != index:
+                before[other].add(index)
+            if name in one.runs_after and other != index:
+                before[index].add(other)
+    try:
+        sorter = TopologicalSorter(before)
+        sorter.prepare()
+    except CycleError as error:
+        cycle = " -> ".join(names[index] for index in error.args[1])
+        raise ValueError(f"algorithms form a cycle in runs_before/runs_after: {cycle}") from None
+    ordered: list[int] = []
+    ready = list(sorter.get_ready())
+    while ready:
+        ready.sort()
+        ordered.append(ready.pop(0))
+        sorter.done(ordered[-1])
+        ready += sorter.get_ready()
+    return [algorithms[index] for index in ordered]
+
+
+def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:
+    """Give each hook without a `config_key` its class name in snake case, with a number if that is taken."""
+    taken = {one.config_key: 1 for one in hooks if one.config_key}  # and the last number tried with each
+    if len({id(one) for one in hooks}) < len(hooks) or len(taken) < sum(bool(one.config_key) for one in hooks):
+        name = "algorithms" if isinstance(hooks[0], Algorithm) else "callbacks"
+        raise ValueError(f"{name}={hooks!r}: the same object or config_key twice; each needs its own")
+    for one in hooks:
+        if not one.config_key:
+            one.config_key = stem = snake_case(type(one).__name__)
+            while one.config_key in taken:
+                taken[stem] += 1
+                one.config_key = f"{stem}_{taken[stem]}"
+            taken[one.config_key] = 1
+    return tuple(hooks)
+
+
+# Names in which not every capital letter starts a word.
+_WHOLE = re.compile("MLflow|MLPerf|NaN|NGram|WandB|TensorBoard|MixUp|CutMix|CutOut|ColOut|AugMix|BlurPool|ALiBi")
+
+
+def snake_case(name: str) -> str:
+    """Return the config name of a class: `SpeedMonitor` -> `speed_monitor`, `MLflowLogger` -> `mlflow_logger`."""
+    name = _WHOLE.sub(lambda match: match[0].capitalize(), name)
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

@@ -1,0 +1,1 @@
+"""Runs made before that begin again: found, resumed, rerun and forked."""

@@ -1,0 +1,132 @@
+"""Runs at an address, where `CheckpointSaver(mirror=...)` has uploaded them: found, downloaded and verified."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from runner.checkpoints.mirror import Index, Mirror
+from runner.failures.facts import WrongKey
+from runner.files.addresses import without_credentials, without_those_of
+from runner.libraries.remote_files import check_address
+from runner.records.folder import make_run_folder, remove_unused
+from runner.records.listing import OUTPUTS
+from runner.terminal.console import show_path
+from runner.terminal.text import print_to_stderr
+
+PARTIAL = ".download"  # in the new folder, until all is there
+_temporary: list[TemporaryDirectory[str]] = []
+"""Folders of runs that are only looked at; removed when this process ends."""
+
+
+def is_address(given: str) -> bool:
+    """Return whether the name of a run is an address rather than a path or an id."""
+    return "://" in given
+
+
+def mirror_of(address: str) -> str:
+    """Return the address of the folder that a run's folder is in, without credentials."""
+    return without_credentials(address).rstrip("/").rpartition("/")[0]
+
+
+def download_run(key: str, address: str, keep: bool) -> Path:
+    """Return a new folder with a run's record, its newest intact checkpoint and its best ones.
+
+    After a restart by torchrun or Slurm it is the same folder, and nothing is downloaded again. The folder is in
+    `outputs/` if `keep` is set, for a run that continues there; otherwise it is temporary.
+    """
+    check_address(key, address)
+    shown = without_credentials(address)
+    try:
+        mirror, found = _find(address)
+    except Exception as error:  # each file system has its own errors
+        raise WrongKey(key, f"cannot be read: {_reason(address, error)}", repr(shown)) from error
+    if not found:
+        inside = mirror.names()
+        allowed = f"give a run in it, such as {shown.rstrip('/')}/{inside[0]}" if inside else "give a run's address"
+        raise WrongKey(key, f"no checkpoint of a run there; {allowed}", repr(shown))
+    folder = _make_folder(keep)
+    if (folder / "config.yaml").exists():
+        return folder
+    reasons = []
+    for name, index in found.items():
+        try:
+            _download(mirror, name, index, folder)
+        except Exception as error:
+            reasons.append(f"{name}: {_reason(address, error)}")
+            _warn(address, name, error)
+        else:
+            where = f" to {show_path(folder)}" if keep else ""
+            print_to_stderr(f"INFO: {key}={shown!r}: downloaded {name}{where}")
+            return folder
+        finally:
+            shutil.rmtree(folder / PARTIAL, ignore_errors=True)
+    remove_unused()
+    raise WrongKey(key, f"no checkpoint there can be used: {'; '.join(reasons)}", repr(shown))
+
+
+def _find(address: str) -> tuple[Mirror, dict[str, Index]]:
+    """Return the mirror of a run, and what to download from there by name, the newest first."""
+    mirror = Mirror(address)
+    try:
+        index = mirror.read_index()
+    except FileNotFoundError:
+        return mirror, mirror.saved(partial(_warn, address))
+    parent, _, name = address.rstrip("/").rpartition("/")
+    if name != index.name:
+        raise ValueError(f"it holds the checkpoint {index.name!r}; give the address of the folder of that name")
+    return Mirror(parent), {name: index}
+
+
+def _make_folder(keep: bool) -> Path:
+    if keep:
+        return Path(make_run_folder(OUTPUTS))
+    _temporary.append(TemporaryDirectory(prefix="runner-mirror-"))
+    return Path(_temporary[-1].name)
+
+
+def _download(mirror: Mirror, name: str, index: Index, folder: Path) -> None:
+    """Download a checkpoint with its record, and the best ones at that time, into a folder that appears atomically.
+
+    Raises:
+        ValueError: the run has no record, or a file does not match its index.
+        OSError: the disk is full, or a file is missing there.
+    """
+    if "config.yaml" not in index.files:
+        raise ValueError("it was made in Python and has no record (config.yaml), so no command can continue it")
+    partial = folder / PARTIAL
+    partial.mkdir()
+    mirror.download(index, name, partial)
+    place = (partial / index.checkpoint).parent
+    (place / "latest").symlink_to(index.name)
+    for one in index.best:
+        if one != index.name:
+            _download_best(mirror, one, partial)
+    if index.best and (place / index.best[0]).is_dir():
+        (place / "best").symlink_to(index.best[0])
+    for path in sorted(partial.iterdir(), key=lambda one: one.name == "config.yaml"):  # the record appears last
+        path.rename(folder / path.name)
+
+
+def _download_best(mirror: Mirror, name: str, into: Path) -> None:
+    """Download a checkpoint without a record, unless it is missing or damaged."""
+    with suppress(FileNotFoundError, ValueError):
+        index = mirror.read_index(name)
+        try:
+            mirror.download(index, name, into, only=f"{index.checkpoint}/")
+        except ValueError:
+            shutil.rmtree(into / index.checkpoint)
+            raise
+
+
+def _warn(address: str, name: str, error: Exception) -> None:
+    reason = f"{name}: {_reason(address, error)}; it is not used"
+    print_to_stderr(f"WARNING: {without_credentials(address)}: {reason}")
+
+
+def _reason(address: str, error: Exception) -> str:
+    """Return why something failed, in one line and without credentials."""
+    return " ".join(without_those_of(address, f"{error or type(error).__name__}").split())[:300]

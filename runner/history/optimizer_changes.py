@@ -1,0 +1,55 @@
+"""Changes to the settings of optimizers between a checkpoint and a resumed run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isclose
+from typing import TYPE_CHECKING, Any
+
+from runner.comparing.changes import ABSENT, find_changes
+from runner.terminal.console import show_path
+
+if TYPE_CHECKING:
+    from runner.core.state import State
+
+_DERIVES_RATES = "torch."
+"""How the target of a scheduler begins that computes each rate from the one before."""
+
+
+def change_optimizers(state: State, config: Mapping[str, Any]) -> None:
+    """Apply to the optimizers of a resumed run the settings that have changed in its config. All ranks.
+
+    Without this they would continue with the values saved in the checkpoint. If the checkpoint has no config, nothing
+    is changed.
+    """
+    from runner.checkpoints.files import read_config
+
+    if state.resumed_from is None or not (before := read_config(state.resumed_from)):
+        return
+    schedules = [str((one.get("scheduler") or {}).get("_target_", "")) for one in (before, config)]
+    is_free = not any(one.startswith(_DERIVES_RATES) for one in schedules)  # to start from other base rates
+    groups = [group for one in state.optimizers for group in one.param_groups]
+    for change in find_changes(before, config):
+        section, _, name = change.key.partition(".")
+        if section not in ("optimizer", "scheduler") or (section == "scheduler" and is_free):
+            continue
+        names = [name, "initial_lr"] if name == "lr" and "initial_lr" in groups[0] else [name]
+        scales = [group.get("lr_scale", 1.0) if name == "lr" else 1.0 for group in groups]  # of param_groups
+        if not is_free or change.after is ABSENT or not _is_shared(groups, names[-1], scales):
+            weights = show_path(state.resumed_from)
+            raise ValueError(
+                f"{change}: cannot be applied to a checkpoint; start from its weights with trainer.load_path={weights}"
+            )
+        for group, scale in zip(groups, scales, strict=True):
+            value = change.after if scale == 1 else change.after * scale
+            group |= dict.fromkeys(names, value)  # schedules multiply initial_lr
+
+
+def _is_shared(groups: Sequence[Mapping[str, Any]], name: str, scales: Sequence[float]) -> bool:
+    """Return whether all groups have a setting, with one value up to their scales."""
+    if not all(name in group for group in groups):
+        return False
+    first = groups[0][name]
+    if all(scale == 1 for scale in scales):
+        return all(group[name] == first for group in groups)
+    return all(isclose(group[name] * scales[0], first * scale) for group, scale in zip(groups, scales, strict=True))

@@ -1,0 +1,134 @@
+"""The config of a resumed run or a rerun: that of the saved run, with the overrides typed now.
+
+Only the typed overrides change the recorded config. `conf/` is composed with the recorded overrides, and again with the
+typed ones added; the difference between the two is applied to the recorded config.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.cli.command_line import key_of, merge_repeated
+from runner.config.composed import GROUPS, OF_THE_COMMAND
+from runner.history.recompose import CONFIG_DIR
+from runner.history.saved_run import SavedRun
+
+
+def with_saved_arguments(saved: SavedRun, arguments: Sequence[str]) -> list[str]:
+    """Return arguments preceded by the run's own overrides, except overrides that are typed again or replaced.
+
+    The run's `--config-dir` comes last, if it is used.
+    """
+    kept = [one for one in saved.overrides if not any(_replaces(typed, one) for typed in arguments)]
+    arguments = [f"++{one}" if _has_only_the_record(saved, one) else one for one in arguments]
+    # After options such as -m: Hydra reads overrides on one side of them only.
+    first = next(place for place, one in enumerate(arguments) if re.match(r"~|[^-][^=]*=", one))
+    options = [] if saved.config_dir is None else [f"{CONFIG_DIR}={saved.config_dir}"]
+    return merge_repeated([*arguments[:first], *kept, *arguments[first:], *options])
+
+
+def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return a saved run's config with the changes typed now."""
+    config = _changed(saved.config, saved.base, composed)
+    for one in overrides:
+        # The user typed it, even if conf/ now has the same value. Other people's records may not be what theirs say.
+        if (one not in saved.overrides or not saved.is_own) and not _appends(one):
+            _copy(key_of(one).split("."), composed, config)
+    for key in composed:
+        if key in OF_THE_COMMAND or (key not in config and key not in GROUPS):
+            config[key] = composed[key]
+    if config["resume"] is not None:
+        config["resume"] = saved.path  # an id may have been typed
+    elif config["rerun"] is not None:
+        config["rerun"] = saved.given  # Hydra reads an id of only digits as a number
+    elif config["run"] is not None:
+        config["run"] = saved.run_dir
+    return config
+
+
+def saved_name(saved: SavedRun, config: Mapping[str, Any], run_dir: Path) -> str:
+    """Return the name of a resumed run, or of a rerun or fork that has no choices to be named after; '' otherwise."""
+    if config["rerun"] is None and config["at"] is None:
+        return saved.run_name
+    if saved.is_whole or config["run_name"]:
+        return ""
+    chosen = re.sub(r"^(\d+-)+|(-\d+)+$", "", saved.run_name)  # without the time and the date
+    return made_name([chosen], run_dir) if chosen else ""
+
+
+def made_name(chosen: Sequence[str], run_dir: Path) -> str:
+    """Return the default name of a run, from the names in `chosen`, such as model and data, and its folder.
+
+    The time comes first, because lists and charts of MLflow cut names after 20 characters.
+    """
+    return "-".join([run_dir.name, *chosen, run_dir.parent.name])
+
+
+def arguments_to_record(saved: SavedRun | None, hydra_config: Any) -> list[str]:
+    """Return the arguments for a run's record: its `--config-dir`, then its overrides.
+
+    Those of the saved run that could not be used are kept.
+    """
+    now = [*options_of(hydra_config), *hydra_config.overrides.task]
+    unused = saved.unused if saved is not None else []
+    kept = [one for one in unused if not any(_replaces(typed, one) for typed in now)]
+    return merge_repeated([*kept, *now])
+
+
+def options_of(hydra_config: Any) -> list[str]:
+    """Return the `--config-dir` of a composed command, if it has one."""
+    sources = hydra_config.runtime.config_sources
+    return [f"{CONFIG_DIR}={one.path}" for one in sources if one.provider == "command-line"]
+
+
+def _changed(config: Any, before: Any, after: Any) -> Any:
+    """Return a config with the changes between two other configs applied to it."""
+    if not all(isinstance(one, Mapping) for one in (config, before, after)):
+        return config if before == after else after
+    same = {key: value for key, value in config.items() if key in after or key not in before}
+    new = {key: value for key, value in after.items() if key not in config and value != before.get(key)}
+    common = {key: _changed(same[key], before.get(key), after[key]) for key in same if key in after}
+    return {**same, **common, **new}
+
+
+def _copy(path: Sequence[str], source: Any, into: dict[str, Any]) -> None:
+    """Copy a value from one config into another; remove it there if the first config does not have it."""
+    *sections, key = path
+    for one in sections:
+        source = source.get(one) if isinstance(source, Mapping) else None
+        if not isinstance(source, Mapping):
+            return
+        into[one] = dict(into.get(one) or {})
+        into = into[one]
+    if key in source:
+        into[key] = source[key]
+    else:
+        into.pop(key, None)
+
+
+def _has_only_the_record(saved: SavedRun, argument: str) -> bool:
+    """Return whether an argument changes a recorded key that configs lack: an override added it, or they changed."""
+
+    def has(section: Any) -> bool:
+        *above, key = argument.partition("=")[0].split(".")
+        for one in above:
+            section = section.get(one) if isinstance(section, Mapping) else None
+        return isinstance(section, Mapping) and key in section
+
+    was_added = any(one.startswith("+") and key_of(one) == key_of(argument) for one in saved.overrides)
+    is_plain = re.match(r"\w[\w.]*=", argument) is not None
+    return is_plain and has(saved.config) and (was_added or not has(saved.base))
+
+
+def _appends(argument: str) -> bool:
+    return re.match(r"\+(callbacks|algorithms)=", argument) is not None
+
+
+def _replaces(typed: str, saved: str) -> bool:
+    """Return whether an override makes a saved one redundant: both have the same key, or the saved one's is inside."""
+    if typed.startswith("~"):  # removes a key that other overrides may have to add first
+        return saved.startswith("~") and key_of(typed) == key_of(saved)
+    return not _appends(typed) and f"{key_of(saved)}.".startswith(f"{key_of(typed)}.")

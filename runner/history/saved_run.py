@@ -1,0 +1,320 @@
+"""Saved runs: finding one by its folder or id, and reading its record, whether trusted or not.
+
+The record is authoritative: its config is used as it was composed then, however `conf/` has changed since.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from runner.cli.command_line import config_dir, key_of, typed_value
+from runner.cli.rows import MODES, TRAINING, Mode
+from runner.config import build
+from runner.config.composed import OF_THE_COMMAND
+from runner.distributed.environment import kept_over_restarts
+from runner.failures.crash import BUNDLE
+from runner.failures.facts import WrongKey
+from runner.files.addresses import without_credentials
+from runner.files.whole import read_bounded, read_object
+from runner.history.forks import fork_batch
+from runner.history.mirrored import download_run, is_address, mirror_of
+from runner.history.recompose import (
+    CONFIG_DIR,
+    changes_since,
+    composable,
+    compose_conf,
+    composing,
+    config_dir_of,
+    resolved,
+)
+from runner.libraries.targets import find_in_working_directory
+from runner.records.folder import MANIFEST, checkpoints_in, is_in_sweep, latest_run, run_folder_of
+from runner.records.kept_code import code_to_import, import_from
+from runner.records.listing import LARGEST, OUTPUTS, load_plain
+from runner.records.past import record_of
+from runner.records.record import differences
+from runner.records.result import read_result
+from runner.records.run_files import unpacked
+from runner.records.trust import check_arguments, check_credentials, check_links, check_targets, is_own
+from runner.terminal.commands import override
+from runner.terminal.console import show_path
+from runner.terminal.text import print_to_stderr
+
+NAMING = ("resume", "rerun", "run")
+"""The keys that name a saved run."""
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run's record, in plain containers, so that launchers can send it to other processes.
+
+    Attributes:
+        given: the value typed after `resume=`, `rerun=` or `run=`.
+        path: the run's folder or the checkpoint that was named; None if only the record was downloaded.
+        run_dir: the run's folder; None if only the record was downloaded.
+        config: the recorded config.
+        overrides: the recorded overrides that `conf/` still accepts.
+        base: the current `conf/` composed with these overrides.
+        run_name: the name that the run had; empty if unknown.
+        config_dir: the recorded `--config-dir`, if it is used and none is typed now.
+        is_whole: whether `base` is composed with everything that the run was, so that it makes the same choices.
+        unused: recorded arguments that are not among `overrides`, which the next record keeps.
+        code: modules to rerun with if some have changed since, for `import_from`.
+        is_own: whether this user made the record, and it is unchanged since.
+    """
+
+    given: str
+    path: str | None
+    run_dir: str | None
+    config: dict[str, Any]
+    overrides: list[str] = field(default_factory=list)
+    base: dict[str, Any] = field(default_factory=dict)
+    run_name: str = ""
+    config_dir: str | None = None
+    is_whole: bool = True
+    unused: list[str] = field(default_factory=list)
+    code: dict[str, str] = field(default_factory=dict)
+    is_own: bool = True
+
+
+def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
+    """Return the run that `resume=`, `rerun=` or `run=` names; None without these, or if the folder has none."""
+    found = {key: value for key in NAMING if (value := typed_value(arguments, key)) is not None}
+    if not found:
+        return None
+    if len(found) > 1:
+        raise ValueError(
+            f"{' and '.join(f'{key}=' for key in found)}: resume= continues a run, rerun= starts it over, and run= "
+            "retrains a part of it; give only one of them"
+        )
+    if (typed := config_dir(arguments)) is not None and not typed.is_dir():
+        raise ValueError(f"{CONFIG_DIR}={str(typed)!r}: no such directory")
+    ((key, given),) = found.items()
+    mode = MODES.get(typed_value(arguments, "mode") or "train")
+    if is_address(given):
+        folder = download_run(key, given, keep=key == "resume" and mode is not None and mode.trains)
+        return _read(key, without_credentials(given), str(folder), folder, arguments, mirror_of(given))
+    if not Path(given).exists():
+        if is_id(given):
+            return _find_by_id(key, given, arguments)
+        if "," in given:
+            raise ValueError(f"{key}={given}: takes one run at a time")
+    file = _file_of(given, arguments) if key == "run" else None
+    if file is not None:
+        folder = unpacked(file)
+        return _read(key, given, str(folder), folder, arguments)
+    # The path is a run's folder, its folder of checkpoints, or a checkpoint.
+    path = Path(given).absolute()
+    folder = next((up for up in (path, *path.parents[:2]) if (up / "config.yaml").is_file()), None)
+    if folder is not None:
+        return _read(key, given, str(path), folder, arguments)
+    if key != "resume":
+        reason = "no record (config.yaml) there" if path.exists() else "no such folder"
+        raise ValueError(f"{key}={given!r}: {reason}; give a run's folder or its MLflow id")
+    if (run_dir := run_folder_of(given)) is not None and run_dir.is_dir():
+        if (mode is None or mode.needs_experiment) and not _has_checkpoint(run_dir):
+            reason = "holds no run, neither a record (config.yaml) nor a checkpoint"
+            raise ValueError(f"{key}={given!r}: {reason}; give a run's folder or its MLflow id")
+        check_links(run_dir)
+    return None
+
+
+def _has_checkpoint(run_dir: Path) -> bool:
+    """Return whether a folder without a record holds a checkpoint, as a run in Python leaves it; complete or not."""
+    with suppress(OSError):  # in a folder of temporary files, some vanish meanwhile
+        manifests = (file for up in ("*", "*/*") for file in run_dir.glob(f"{up}/{MANIFEST}"))
+        return any("files" in read_object(file) for file in manifests)
+    return False
+
+
+def with_latest(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with `latest` in a key that names a run replaced by that run's folder, and print the folder."""
+    keys = [key for key in NAMING if typed_value(arguments, key) == "latest"]
+    if not keys:
+        return list(arguments)
+    run = kept_over_restarts("latest", lambda: str(latest_run() or ""))  # after a restart, this run is the latest
+    if not run:
+        raise ValueError(f"{keys[0]}='latest': no run in {OUTPUTS}/ has written a checkpoint; give a run's folder")
+    note = " (a job of a sweep: there is no other run)" if is_in_sweep(Path(run)) else ""
+    print_to_stderr(f"INFO: {keys[0]}=latest: {run}{note}")
+    return [override(key_of(one), run) if key_of(one) in keys else one for one in arguments]
+
+
+def from_the_start(saved: SavedRun) -> bool:
+    """Return whether a run to resume ended before its first checkpoint and starts over in its folder; print that."""
+    if saved.run_dir is None or saved.path != saved.run_dir:
+        return False
+    folder = Path(saved.run_dir)
+    resume = f"resume={saved.given!r}"
+    found = checkpoints_in(folder)
+    if any((one / MANIFEST).exists() for one in found):
+        return False
+    if found:
+        raise ValueError(f"{resume}: none of its checkpoints is complete: {', '.join(map(show_path, found))}")
+    result = read_result(folder)
+    if result is not None and result.status == "FINISHED":
+        raise ValueError(f"{resume}: this run has finished without a checkpoint; rerun={saved.given} trains it again")
+    print_to_stderr(f"INFO: {resume}: ended before its first checkpoint; starting from the beginning")
+    return True
+
+
+def is_id(given: Any) -> bool:
+    """Return whether the name of a run is an MLflow id rather than a path."""
+    return re.fullmatch(r"[0-9a-f]{32}", str(given)) is not None
+
+
+def _find_by_id(key: str, run_id: str, arguments: Sequence[str]) -> SavedRun:
+    """Find a run through the destinations in the user's own config, even if the run is to go without them now."""
+    typed = [one for one in arguments if not re.match(r"-|~callbacks|callbacks=", one)]
+    with composing():
+        config: Any = OmegaConf.to_container(compose_conf(composable(typed, arguments), arguments), resolve=True)
+    with TemporaryDirectory(prefix="runner-record-") as downloads:
+        wanted = Path(downloads) if key == "rerun" else None
+        found = {str(path) for one in build.make_destinations(config) if (path := one.find_run(run_id, wanted))}
+        if not found:
+            raise ValueError(f"{key}={run_id!r}: neither a folder, nor a run in the MLflow store of this config")
+        if len(found) > 1:
+            raise ValueError(f"{key}={run_id!r}: matches several runs: {', '.join(sorted(found))}; give a folder")
+        folder = Path(found.pop())
+        if not (folder / "config.yaml").is_file():
+            raise ValueError(f"{key}={run_id!r}: this run has no record (config.yaml), as it was not made by a command")
+        return _read(key, run_id, None if folder == wanted else str(folder), folder, arguments)
+
+
+def _read(key: str, given: str, path: str | None, folder: Path, arguments: Sequence[str], mirror: str = "") -> SavedRun:
+    """Return the run whose record is in a folder, after checking that it may be used, and print what has changed."""
+    check_links(folder)
+    run_dir = folder
+    mode = MODES.get(typed_value(arguments, "mode") or "train")
+    if key == "run" and mode is not None:
+        folder = record_of(run_dir, first_batch(mode, arguments))
+    elif key == "resume" and (batch := fork_batch(arguments)) is not None:
+        folder = record_of(run_dir, batch)
+    config, overrides, environment = _read_record(folder, f"{key}={given!r}")
+    if config.get("mode", "train") not in TRAINING and not (mode and mode.accepts_any_run):
+        used = config["trainer"].get("load_path") if isinstance(config.get("trainer"), dict) else None
+        raise ValueError(
+            f"{key}={given!r}: this run was made by mode={config['mode']} (config.yaml) and trained nothing; "
+            f"give the run that it used: {used}"
+        )
+    for one in OF_THE_COMMAND:
+        config.pop(one, None)
+    recorded = [one for one in map(str, overrides) if key_of(one).partition(".")[0] not in OF_THE_COMMAND]
+    plain = [one for one in recorded if _is_plain(one)]
+    is_trusted = is_own(folder)
+    directory, has_all = config_dir_of(recorded, arguments, is_trusted)
+    options = [*arguments, *([] if directory is None else [f"{CONFIG_DIR}={directory}"])]
+    with composing():
+        kept = composable(plain, options)
+        composed = compose_conf(kept, options)
+        code = _check(key, folder, [config, OmegaConf.to_container(composed)], arguments, mirror)
+        base = resolved(composed, config)
+    for group in ("experiment", "sweep"):
+        base.pop(group, None)
+    changes = changes_since(config, base, options) if has_all else []
+    for line in [*changes, *differences(environment)]:
+        print_to_stderr(f"INFO: {line}")
+    return SavedRun(
+        given=given,
+        path=path,
+        run_dir=None if path is None else str(run_dir),
+        config=config,
+        overrides=kept,
+        base=base,
+        run_name=str(environment.get("run_name", "")),
+        config_dir=directory,
+        is_whole=has_all and kept == plain,
+        # This user signs the next record, so nothing that someone else wrote may get into it unseen.
+        unused=[one for one in recorded if one not in kept] if is_trusted else [],
+        is_own=is_trusted,
+        code=code,
+    )
+
+
+def _check(key: str, folder: Path, configs: Sequence[Any], arguments: Sequence[str], mirror: str) -> dict[str, str]:
+    """Check that a record may be used, and return the modules to import that are kept with it; they can be imported.
+
+    `configs` are the recorded config and the one that is composed now; `mirror` is the address that it comes from.
+    """
+    allowed = _allowed("allow_targets", arguments)
+    check_targets(folder, configs, allowed)
+    find_in_working_directory(configs[0])
+    mode = MODES.get(typed_value(arguments, "mode") or "train")
+    uses_its_code = key == "rerun" or (key == "run" and mode is not None and mode.trains_again == "then")
+    may_run = is_own(folder) or typed_value(arguments, "allow_code") == "true"
+    code = code_to_import(folder, uses_its_code, may_run)
+    import_from(code)
+    typed = [key_of(one) for one in arguments if not re.match(r"\+(callbacks|algorithms)=", one)]
+    try:
+        check_arguments(folder, configs, allowed, [mirror, *_allowed("allow_addresses", arguments)], typed)
+    except WrongKey as error:  # a target that there is not
+        if error.key in typed:
+            raise
+        raise ValueError(f"{show_path(folder / 'config.yaml')}: {error}") from error
+    check_credentials(folder, configs[0], typed)
+    return code
+
+
+def _file_of(given: str, arguments: Sequence[str]) -> Path | None:
+    """Return the file that holds a run: the one that was named, or its crash if a replay names no batch."""
+    if Path(given).is_file():
+        return Path(given)
+    crash = Path(given) / BUNDLE
+    asks_for_crash = typed_value(arguments, "mode") == "replay" and typed_value(arguments, "replay.batch") is None
+    return crash if asks_for_crash and crash.is_file() else None
+
+
+def first_batch(mode: Mode, arguments: Sequence[str]) -> int:
+    """Return the first batch, counted from 1, that a mode is to train again; anything but a number is refused later."""
+    typed = typed_value(arguments, f"{mode.name}.batch") or ""
+    return int(typed) if typed.isdecimal() else 1
+
+
+def _is_plain(override: str) -> bool:
+    """Return whether a recorded override may be used in composing the run again.
+
+    It must not configure Hydra itself or choose a file outside the config groups. Overrides with interpolations are not
+    needed, since the recorded config already has their values.
+    """
+    key, _, value = override.partition("=")
+    group, _, package = key_of(key).partition("@")
+    is_hydras = any(re.match(r"\s*hydra\b", one) for one in (group, package))
+    is_choice = "." not in group  # of files in a group; the key of a value contains its section
+    leads_out = ".." in key or (is_choice and ".." in re.split(r"[^\w.]+", value))
+    return not (override.startswith("-") or is_hydras or leads_out or "${" in override)
+
+
+def _allowed(key: str, arguments: Sequence[str]) -> list[str]:
+    found = [one for one in arguments if key_of(one) == key]
+    value = OverridesParser.create().parse_override(found[-1]).value() if found else []
+    return [str(one) for one in (value if isinstance(value, list) else [value])]
+
+
+def _read_record(folder: Path, named: str) -> tuple[dict[str, Any], list[Any], dict[str, Any]]:
+    """Return the config, the overrides and the environment that a run has recorded in a folder."""
+    names = ("config.yaml", "overrides.yaml", "environment.json")
+    config, overrides, environment = (_read_yaml(folder / name, named) for name in names)
+    overrides = overrides or []
+    environment = environment or {}
+    if not (isinstance(config, dict) and isinstance(overrides, list) and isinstance(environment, dict)):
+        raise ValueError(f"{named}: {folder / 'config.yaml'} is not the record of a run")
+    return config, overrides, environment
+
+
+def _read_yaml(path: Path, named: str) -> Any:
+    """Return the content of a file of a record, None if there is no such file; foreign files must be small."""
+    if not path.is_file():
+        return None
+    try:
+        return load_plain(read_bounded(path, LARGEST).decode())
+    except ValueError as error:
+        raise ValueError(f"{named}: its {path.name} cannot be read: {error}") from error

@@ -1,0 +1,1 @@
+"""A command from its first word to its exit code."""

@@ -1,0 +1,135 @@
+"""A command that composes a config with Hydra, runs one job or many, and returns an exit code."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import hydra
+
+from runner.cli.catalogue import CONF
+from runner.cli.command_line import check_options, check_spaces, keys_first, merge_repeated, only_typed, typed_value
+from runner.cli.rows import MODES
+from runner.cli.subcommands import spell_out
+from runner.config.composing import VERSION_BASE
+from runner.config.errors import WrongConfig, config_errors
+from runner.config.one_job import is_one_job, run_one_job
+from runner.config.own_conf import find_own_conf
+from runner.config.sources import check_encoding
+from runner.config.suggestions import about_replaced
+from runner.distributed import restarts
+from runner.distributed.endings import noting_interrupts, was_interrupted
+from runner.distributed.environment import is_rank_zero
+from runner.distributed.local_ranks import end_with_parent, ranks
+from runner.distributed.session import Requeued
+from runner.distributed.slurm import ask_for_requeue, use_tasks_as_ranks
+from runner.failures.exit_codes import DIVERGED, FAILED, INTERRUPTED, WRONG_CONFIG, code_of_failure
+from runner.failures.tracebacks import are_whole, raised_by_hydra
+from runner.files.addresses import without_credentials
+from runner.history.rerun import with_saved_arguments
+from runner.history.saved_run import SavedRun, find_saved_run, with_latest
+from runner.program.job import Task, follow
+from runner.records.folder import remove_unused
+from runner.records.recording import Diverged
+from runner.records.result import error_of_failure
+from runner.sweeps import sweep
+from runner.sweeps.summary import end_sweep
+from runner.sweeps.sweep import SweepRefused
+from runner.terminal.answer import error_object, give
+from runner.terminal.console import print_failure, take_back_title
+from runner.terminal.text import print_to_stderr
+
+
+def run_command() -> int:
+    """Run the command line of this process, whatever its rank, and return the exit code."""
+    end_with_parent()
+    use_tasks_as_ranks()
+    with raised_by_hydra(), noting_interrupts():
+        return lead() if is_rank_zero() else follow(ranks())
+
+
+def lead() -> int:
+    """Run the command line, and return the exit code. Rank 0."""
+    code = FAILED
+    saved = None
+    try:
+        with config_errors():
+            typed = spell_out(sys.argv[1:])
+            give(mode=typed_value(typed, "mode") or "train")
+            check_options(typed)
+            check_spaces(typed)
+            sys.argv[1:] = with_latest(keys_first(merge_repeated(typed)))
+            saved = find_saved_run(sys.argv[1:])
+            if saved is not None:
+                sys.argv[1:] = with_saved_arguments(saved, sys.argv[1:])
+            found = find_own_conf(sys.argv[1:], CONF)  # unless the saved run had its own folder
+            sys.argv[1:] = [*sys.argv[1:], *found]
+            check_encoding(sys.argv[1:], CONF)
+            for sentence in about_replaced([*typed, *found], CONF):
+                print_to_stderr(f"WARNING: {sentence}")
+        code = compose_and_run(saved)
+    except Exception as error:
+        code = INTERRUPTED if was_interrupted() else report(error, saved)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except SystemExit as exit:
+        if isinstance(exit, Requeued):
+            ask_for_requeue()
+        if isinstance(exit, restarts.Restarted):
+            restarts.ask()
+        code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+        if isinstance(exit.code, str):  # from a user's code; Python would print it too
+            print_to_stderr(exit.code)
+    finally:
+        ranks().dismiss(code)
+    return code
+
+
+def report(error: Exception, saved: SavedRun | None) -> int:
+    """Print why a command has failed, and return the exit code."""
+    if isinstance(error, Diverged):
+        print_to_stderr(f"error: {error}")
+        give(error=error_object(DIVERGED, str(error)))
+        return DIVERGED
+    if not isinstance(error, WrongConfig):
+        print_failure(error)
+        give(error=error_of_failure(error))
+        return code_of_failure(error)
+    if ranks().size == 1:  # other ranks may have printed below it
+        take_back_title()
+    if are_whole():
+        traceback.print_exception(error.__cause__)
+    print_to_stderr(f"error: {without_credentials(str(error))}")
+    give(error=error_object(WRONG_CONFIG, str(error), error.at, error.allowed, error.fix))
+    if saved is not None and not saved.is_own:
+        print_to_stderr(f"the config.yaml of {saved.given!r} was changed, or written by someone else")
+    typed = sys.argv[1:]
+    mode = MODES.get(typed_value(typed, "mode") or (typed[0] if typed else ""))  # its name, if it was not spelled out
+    return WRONG_CONFIG if mode is None else mode.code_if_refused
+
+
+def compose_and_run(saved: SavedRun | None) -> int:
+    """Let Hydra compose one job or many, run each on all ranks, and return the exit code."""
+    task = Task(saved)
+    try:
+        with config_errors():
+            if is_one_job(sys.argv[1:]):
+                run_one_job(task, sys.argv[1:])
+            else:
+                hydra.main(version_base=VERSION_BASE, config_path=str(CONF), config_name="config")(task)()
+    except SweepRefused as refused:
+        raise refused.error from refused.error.__cause__
+    except Exception as error:
+        if sweep.led is None:
+            raise
+        if not sweep.led.results():  # no job has begun, so the launcher or the sweeper has failed
+            at = only_typed(sys.argv[1:], "hydra/launcher", "hydra/sweeper")
+            raise WrongConfig(f"the sweep cannot start: {error}", at=at) from error
+        if not sweep.led.is_broken:
+            raise
+    finally:
+        code = end_sweep()
+        remove_unused()
+    if task.error is not None:
+        raise task.error
+    return code

@@ -1,0 +1,205 @@
+"""Configs and saved runs in Python: the Trainer that a command would train, and the model of a run."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra import compose
+from omegaconf import open_dict
+
+from runner.cli.catalogue import CONF
+from runner.cli.command_line import merge_repeated, search_path
+from runner.cli.rows import find_mode
+from runner.config import build
+from runner.config.composed import to_plain
+from runner.config.errors import config_errors
+from runner.config.replaced import without_replaced
+from runner.config.sources import check_encoding
+from runner.distributed.environment import is_rank_zero
+from runner.distributed.job import Job
+from runner.distributed.launch_secret import signed, verified
+from runner.failures.checks import check_whole
+from runner.failures.facts import WrongKey
+from runner.history.recompose import CONFIG_DIR, composing
+from runner.history.saved_run import find_saved_run, with_latest
+from runner.modes.train import record, settled
+from runner.program.job import chosen_names, name_run
+from runner.records.folder import make_run_folder, removed_when_refused
+from runner.records.listing import OUTPUTS
+from runner.records.recording import recording, timing
+from runner.terminal.commands import override
+
+if TYPE_CHECKING:
+    from runner.models.model import Model
+    from runner.training.trainer import Trainer
+
+_loading = threading.RLock()  # torch's generator, which the making of a model seeds, is one for all threads
+_folders = 0  # the number of folders that the ranks of this process have agreed on
+
+
+def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Trainer:
+    """Return the Trainer of `Trainer.from_config`, and write the run's record; its outcome goes to `result.json`.
+
+    Raises:
+        WrongConfig: the config is wrong; the message names the key.
+    """
+    options = [] if config_dir is None else [f"{CONFIG_DIR}={config_dir}"]
+    arguments = merge_repeated(overrides)
+    with config_errors():
+        check_encoding([*arguments, *options], CONF)
+        with composing():
+            composed = compose("config", [*arguments, *search_path(options)], return_hydra_config=True)
+        choices = dict(composed.hydra.runtime.choices)
+        with open_dict(composed):
+            del composed["hydra"]
+        config = to_plain(without_replaced(composed, arguments, options)[0])
+        for key, only in (("mode", "train"), ("resume", None), ("rerun", None)):
+            if config[key] != only:
+                raise WrongKey(key, f"is for the command line; leave it out, or run `python -m runner {key}=...`")
+        build.check(config)
+        if "RANK" not in os.environ and build.make_launch(config).processes() > 1:
+            raise WrongKey("launch.nproc_per_node", "a program cannot start more ranks; use torchrun")
+    run_dir = Path(_agree_on_folder())
+    name = name_run(find_mode("train"), config, run_dir, None, choices)
+    job = Job(
+        config=config,
+        run_dir=str(run_dir),
+        run_name=name,
+        overrides=arguments,
+        arguments=[*options, *arguments],
+        choices=chosen_names(choices, arguments),
+    )
+    with removed_when_refused(run_dir), config_errors():
+        job = replace(job, config=settled(job.config))
+        trainer = build.build(job.config, run_dir, name)
+        record(trainer, job)
+    trainer.noting = partial(_recorded, trainer, job)
+    return trainer
+
+
+@contextmanager
+def _recorded(trainer: Trainer, job: Job) -> Iterator[None]:
+    """Write to `result.json` how `fit`, `eval` or `predict` ended, and add notes to errors. All ranks."""
+    from runner.trials.diagnosis import noting_faults
+
+    with recording(job) as result, timing(result, partial(noting_faults, job.config, job.choices)):
+        yield
+        result.measure(trainer.state, job.config["objective"])
+
+
+def _agree_on_folder() -> str:
+    """Return a new folder for a run, the same on all ranks of torchrun. All ranks."""
+    if "RANK" not in os.environ:
+        return make_run_folder(OUTPUTS)
+    from runner.distributed.store import current_store
+
+    global _folders
+    _folders += 1
+    key = f"from_config/{_folders}"
+    store = current_store()
+    if is_rank_zero():
+        store.set(key, signed(key, make_run_folder(OUTPUTS)))
+    return verified(key, store.get(key))
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """The model of a saved run, from `load`."""
+
+    model: Model
+    """With the weights that evaluations measured, on the CPU, in evaluation mode."""
+    config: dict[str, Any]
+    """The run's resolved config."""
+    checkpoint: Path
+    """The folder that the weights come from."""
+
+
+def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
+    """Return the model and the config of a saved run.
+
+        model = runner.load("latest").model
+
+    Algorithms that change the model at INIT change this one too. Nothing is trained or written. A run may load another
+    one at any time, such as the teacher of its model, in any thread and on any rank.
+
+    Args:
+        run: 'latest', a run's folder, one of its checkpoints (such as its `checkpoints/best`), or its MLflow id.
+        allow_targets: classes outside this project that someone else's run may use, as on the command line.
+
+    Raises:
+        ValueError: there is no such run, it has no intact checkpoint, or it was made by someone else and uses classes
+            that are not allowed.
+    """
+    import torch
+
+    from runner.checkpoints.files import read_file
+    from runner.checkpoints.weights import load_all_into
+    from runner.core.engine import Engine
+    from runner.core.logger import Logger
+    from runner.distributed.sharding import Layout
+    from runner.timing.event import Event
+    from runner.training.arguments import make_state, ordered_hooks
+
+    saved = find_saved_run(with_latest([override("resume", str(run)), *_allowing(allow_targets)]))
+    if saved is None or saved.path is None:
+        raise ValueError(f"run={str(run)!r}: has no record (config.yaml); give the folder of a run made by a command")
+    checkpoint = build.checkpoint_of("run", saved.path)
+    config = saved.config
+    layout = Layout("ddp", None, None, 1)
+    known = ("precision", "seed", "max_duration", "grad_accum", "microbatch_size")
+    settings = {key: config["trainer"][key] for key in known if key in config["trainer"]}
+    cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    # No Trainer, which other ranks would have to make too.
+    with _loading, torch.random.fork_rng(cuda):
+        algorithms = {key: build.make(f"algorithms.{key}", one) for key, one in (config["algorithms"] or {}).items()}
+        state = make_state(model=build.make_model(config), device="cpu", config=config, run_name="", **settings)
+        state.algorithms, *_ = ordered_hooks(algorithms, (), ())
+        layout.move(state.unwrapped_model, state.device, state.precision.weight_dtype)
+        engine = Engine(state, Logger(state, ()))
+        engine.run_event(Event.INIT)
+        layout.move(state.unwrapped_model, state.device, state.precision.weight_dtype)  # for new modules
+        load_all_into(state.unwrapped_model, read_file(checkpoint, "model.pt"), checkpoint, strict=True)
+        engine.close()
+    return SavedModel(state.unwrapped_model.eval(), config, checkpoint)
+
+
+def replay(run: str | Path, batch: int, allow_targets: Sequence[str] = ()) -> Trainer:
+    """Return a Trainer positioned right before a batch of a saved run, with the run's weights and randomness.
+
+        with runner.replay("latest", 1234) as trainer:
+            trainer.fit()  # trains that batch, bit for bit; another fit() trains the next one
+            print(trainer.state.total_loss, trainer.state.outputs)
+
+    It begins at the run's last checkpoint before the batch, and trains the batches in between again. The run's own
+    callbacks run, but destinations do not; they write into a temporary folder. On the same number of ranks as the run,
+    everything is equal to the bit; from now on, torch uses the same number of CPU threads as in the run. The run is
+    only read.
+
+    Args:
+        run: 'latest', a run's folder, or its MLflow id.
+        batch: number of the batch, from 1.
+        allow_targets: classes outside this project that someone else's run may use, as on the command line.
+
+    Raises:
+        ValueError: there is no such run or no such batch, or the run was made by someone else and uses classes that are
+            not allowed.
+    """
+    from runner.trials.standing import stand_before
+
+    check_whole("batch", batch, 1, "the number of a batch")
+    arguments = ["mode=replay", override("run", str(run)), f"replay.batch={batch}", *_allowing(allow_targets)]
+    saved = find_saved_run(with_latest(arguments))
+    if saved is None or saved.run_dir is None:
+        raise ValueError(f"run={str(run)!r}: its folder is not here; give the folder of a run made by a command")
+    return stand_before(saved.config, Path(saved.run_dir), batch)
+
+
+def _allowing(targets: Sequence[str]) -> list[str]:
+    return [f"allow_targets=[{','.join(targets)}]"] if targets else []

@@ -1,0 +1,336 @@
+"""One job, from the config that Hydra composed to the objective of a sweep. Launchers import this module by name."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from runner.cli.command_line import LISTS, key_of
+from runner.cli.rows import MODES, Mode, find_mode
+from runner.comparing.changes import changes_of_fork, changes_of_resume, find_changes
+from runner.config import build
+from runner.config.composed import to_plain
+from runner.config.errors import WrongConfig, config_errors
+from runner.config.replaced import about_dropped, without_replaced
+from runner.distributed.endings import ended_by_signals
+from runner.distributed.environment import is_rank_zero, without_ranks
+from runner.distributed.fork_server import start_fork_server
+from runner.distributed.gpus import given_back, lease
+from runner.distributed.job import Job
+from runner.distributed.launch import Ranks, check_gpus
+from runner.distributed.local_ranks import ranks
+from runner.distributed.session import SessionOver, requeued_by_signals
+from runner.distributed.slurm import is_job as is_slurm_job
+from runner.distributed.slurm import use_tasks_as_ranks
+from runner.distributed.standstill import ended_when_stuck
+from runner.distributed.threads import LEFT_TO_US, Threads, choose_threads, parallel_jobs, with_threads
+from runner.failures.exit_codes import INTERRUPTED, WRONG_CONFIG, code_of_failure
+from runner.failures.exits import exits_as_failures
+from runner.history.forks import find_fork
+from runner.history.rerun import arguments_to_record, made_name, merge_config, options_of, saved_name
+from runner.history.saved_run import SavedRun, from_the_start
+from runner.libraries.importing import importing
+from runner.modes.evaluate import with_saved_weights
+from runner.records import folder as run_folder
+from runner.records.folder import check_unused, checkpoint_before_restart, owned, removed_when_refused, run_folder_of
+from runner.records.kept_code import import_from
+from runner.records.kept_threads import keep_threads
+from runner.records.recording import Diverged
+from runner.records.result import Objective, is_unfinished
+from runner.sweeps import sweep
+from runner.sweeps.job import attempt, placed
+from runner.terminal.answer import give
+from runner.terminal.console import announce, print_failure
+from runner.terminal.output import lasting_output, output_to
+from runner.terminal.text import PrintableFormatter, print_to_stderr
+
+log = logging.getLogger("runner")
+
+run_folder.register_resolver()
+sweep.register_resolver()
+
+
+class Task:
+    """The function that Hydra calls for each job, in whichever process the launcher runs the job.
+
+    The error of a single run is stored in `error` instead of being raised, because Hydra would print it in its own way.
+    """
+
+    def __init__(self, saved: SavedRun | None = None) -> None:
+        self.saved = saved
+        self.error: Exception | None = None
+
+    def __call__(self, config: DictConfig) -> Objective:
+        hydra_config = HydraConfig.get()
+        if self.saved is not None:
+            import_from(self.saved.code)
+        if hydra_config.mode is RunMode.MULTIRUN:
+            return self._do_in_sweep(config, hydra_config)
+        try:
+            return perform(config, hydra_config, self.saved)
+        except Exception as error:
+            self.error = error
+            return None
+
+    def _do_in_sweep(self, config: DictConfig, hydra_config: Any) -> Objective:
+        mode = MODES.get(str(config.mode))  # an unknown mode is refused later, like any other wrong key
+        without_objective = None if mode is not None and mode.has_objective else 0.0  # Optuna needs a number
+        with lasting_output(), given_back(), ExitStack() as stack:
+            if use_tasks_as_ranks():  # the launcher started several tasks for this job
+                if not is_rank_zero():
+                    with suppress(SystemExit):  # rank 0 has no more jobs
+                        follow(ranks())
+                    return None
+                stack.callback(ranks().dismiss, 0)
+            return attempt(partial(perform, config, hydra_config, self.saved), hydra_config, without_objective)
+
+
+@exits_as_failures()
+def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Objective:
+    """Run the job of a composed config, on all ranks if its mode needs them, and return the objective of a sweep."""
+    job = prepare(config, hydra_config, saved)
+    mode = find_mode(job.config["mode"])
+    if not mode.on_all_ranks:
+        with without_ranks():
+            return run(job)
+    if hydra_config.mode is RunMode.RUN:
+        with owned(Path(job.run_dir)) if mode.keeps_folder else nullcontext():
+            if mode.trains and is_slurm_job() and not sys.stdout.isatty():
+                return run_logged(job)
+            with ranks().sharing(job):
+                return run(job)
+    with placed(job, hydra_config) as (job, result):
+        if result is not None:  # this job is done already, or another process is running it
+            return result.answer
+        with ranks().sharing(job):
+            return run(job)
+
+
+def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Job:
+    """Check a composed config and return its job. If the job needs other ranks, start them."""
+    run_dir = output_dir(hydra_config)
+    with removed_when_refused(run_dir), config_errors():
+        plain = _config_to_use(config, hydra_config, saved)
+        overrides = list(hydra_config.overrides.task)
+        mode = find_mode(plain["mode"])
+        give(mode=mode.name)
+        if mode.keeps_folder:  # otherwise no destination is called
+            build.warm_up(plain)
+        threads = start_ranks(plain, hydra_config) if mode.on_all_ranks else LEFT_TO_US
+        resume = plain["resume"]
+        tags: dict[str, str] = {}
+        fork = find_fork(plain, None if saved is None else saved.run_dir) if mode.trains else None
+        if mode.uses_weights:
+            plain, tags = with_saved_weights(plain, saved)
+            resume = None
+        elif fork is not None:
+            plain["resume"], tags = fork
+            resume = plain["resume"]
+        elif saved is not None and resume is not None and mode.resumes and from_the_start(saved):
+            plain["resume"] = None  # there is no checkpoint, but the run keeps its folder
+        if resume is not None and fork is None:
+            run_dir = Path(saved.run_dir) if saved and saved.run_dir else run_folder_of(resume) or run_dir
+        elif mode.trains and hydra_config.mode is RunMode.RUN:
+            check_unused(run_dir)
+        run_name = name_run(mode, plain, run_dir, saved, hydra_config.runtime.choices)
+        is_single = mode.trains and hydra_config.mode is RunMode.RUN  # a sweep keeps track of its own jobs
+        if is_single and (plain.get("callbacks") or {}).get("console_summary"):
+            announce(run_name, run_dir)  # before torch is imported, which takes seconds
+        with importing():
+            check_in_mode(mode, plain, hydra_config)
+        restarted = checkpoint_before_restart(run_dir) if is_single else None
+        differences: list[str] = []
+        if restarted is None:
+            may_be_over = is_single and resume is not None and is_unfinished(run_dir)
+            differences = [*map(str, find_differences(mode, plain, resume, saved, overrides))]
+        else:
+            may_be_over = True
+            plain["resume"] = restarted
+    return Job(
+        config=plain,
+        run_dir=str(run_dir),
+        run_name=run_name,
+        overrides=overrides,
+        tags=tags,
+        threads=threads,
+        may_be_over=may_be_over,
+        arguments=arguments_to_record(saved, hydra_config),
+        code={} if saved is None else saved.code,
+        parent={} if saved is None or fork is None else saved.config,
+        choices=chosen_names(hydra_config.runtime.choices, overrides),
+        differences=differences,
+    )
+
+
+def _config_to_use(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> dict[str, Any]:
+    """Return a composed config as plain values: without what a typed choice replaces, and merged into a saved run's."""
+    typed: Any = OmegaConf.to_container(hydra_config.overrides.task)  # a wrong interpolation is an error of its key
+    config, dropped = without_replaced(config, typed, options_of(hydra_config))
+    if dropped and hydra_config.mode is RunMode.RUN:
+        print_to_stderr(about_dropped(dropped))
+    plain = to_plain(config)
+    sweep.check_choice(hydra_config, plain, saved)
+    return plain if saved is None else merge_config(saved, plain, list(hydra_config.overrides.task))
+
+
+def output_dir(hydra_config: Any) -> Path:
+    """Return the folder that Hydra chose; a part of its name such as `${seed}` is no interpolation."""
+    runtime: Any = OmegaConf.to_container(hydra_config.runtime)
+    return Path(runtime["output_dir"])
+
+
+def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> Threads:
+    """Start the other processes of a job, before this one imports torch, and return the CPU threads per rank."""
+    launch = build.make_launch(config)
+    processes = launch.processes()
+    jobs = parallel_jobs(hydra_config)
+    threads = choose_threads(launch.threads, processes, jobs)
+    if jobs > 1 and config["trainer"].get("device", "auto") in ("auto", "cuda"):
+        lease(processes, (Path(hydra_config.sweep.dir) / sweep.STOP).exists)
+    ranks().start(processes, threads.number)
+    if uses_workers(config):
+        start_fork_server()
+    return threads
+
+
+def uses_workers(config: Mapping[str, Any]) -> bool:
+    """Return whether a config's data is read by workers, whose server should start early, beside this process."""
+    data = config.get("data")
+    return isinstance(data, dict) and bool(data.get("num_workers"))
+
+
+def check_in_mode(mode: Mode, config: Mapping[str, Any], hydra_config: Any) -> None:
+    """Check that a config can be used in a mode."""
+    if hydra_config.mode is RunMode.MULTIRUN and not mode.can_be_swept:
+        raise ValueError(f"mode={mode.name}: takes one experiment at a time; leave out -m")
+    if config["at"] is not None and not mode.trains:
+        raise ValueError(f"at={config['at']!r}: starts a new run, so it needs mode=train, not mode={mode.name}")
+    if mode.trains_again and config["run"] is None:
+        raise ValueError(f"mode={mode.name}: retrains batches of a run; name it with run=<folder, MLflow id or latest>")
+    if config["run"] is not None and not mode.trains_again:
+        names = " or ".join(f"mode={one.name}" for one in MODES.values() if one.trains_again)
+        raise ValueError(f"run={config['run']!r}: is for {names}; rerun= repeats a run, and resume= continues it")
+    if mode.needs_experiment:
+        build.check(config, sweep.led.passed if sweep.led is not None else None)
+    mode.check_config(config)
+    if mode.on_all_ranks:
+        check_gpus(build.make_launch(config).processes(), config["trainer"].get("device"))
+
+
+def find_differences(
+    mode: Mode, config: Mapping[str, Any], resume: str | None, saved: SavedRun | None, overrides: Sequence[str]
+) -> Iterable[object]:
+    """Return how the config of a run that is resumed, forked or rerun differs from its recorded config."""
+    if saved is not None and config["at"] is not None:
+        return changes_of_fork(resume or saved.given, saved.config, config)
+    if saved is not None and (config["rerun"] is not None or config["run"] is not None):
+        return find_changes(saved.config, config)
+    if resume is not None and mode.resumes:
+        return changes_of_resume(resume, saved.config if saved else None, config, overrides)
+    return ()
+
+
+def name_run(
+    mode: Mode, config: Mapping[str, Any], run_dir: Path, saved: SavedRun | None, choices: Mapping[str, str]
+) -> str:
+    """Return the name of a run: the one typed or recorded, or else a name made from its folder, model and data.
+
+    The name of the mode comes first if the run only uses the weights of another run.
+    """
+    name = config["run_name"]
+    if not name:
+        chosen = [choices.get(group) or f"own-{group}" for group in ("model", "data")]
+        name = made_name(chosen, run_dir)
+    if saved is not None and config["run_name"] == saved.config.get("run_name"):
+        name = saved_name(saved, config, run_dir) or name
+    return f"{mode.name}-{name}" if mode.uses_weights else str(name)
+
+
+def chosen_names(choices: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, str]:
+    """Return the chosen names by group, for our groups that hold one choice, unless a target was typed in its place."""
+    typed = {key_of(one) for one in overrides}
+    single = (one for one in choices if one not in LISTS and not one.startswith("hydra/"))
+    names = {group: choices[group] for group in single if f"{group}._target_" not in typed}
+    return {group: name for group, name in names.items() if isinstance(name, str) and name != "null"}
+
+
+@exits_as_failures()
+def run(job: Job) -> Objective:
+    """Run a job in its mode, and return the objective of a sweep. Call it on all ranks that take part."""
+    import_from(job.code)
+    mode = find_mode(job.config["mode"])
+    if is_rank_zero():
+        for difference in job.differences:
+            print_to_stderr(f"INFO: {difference}")  # into the log of a job of a sweep
+    threads = keep_threads(job) if mode.trains else job.threads
+    with removed_when_refused(Path(job.run_dir)), with_threads(*threads), ExitStack() as stack:
+        if mode.on_all_ranks:
+            launch = build.make_launch(job.config)
+            if launch.requeue and not is_slurm_job() and mode.trains and is_rank_zero():
+                log.warning("launch.requeue=true: has no effect outside Slurm")
+            stack.enter_context(requeued_by_signals(launch.requeues))
+            stack.enter_context(ended_by_signals(launch.grace))
+            device = str(job.config["trainer"].get("device", "auto"))
+            stack.enter_context(ended_when_stuck(launch.patience_seconds, Path(job.run_dir), device))
+        if mode.folder == "temporary" and job.config["resume"] is None:  # otherwise the folder is another run's
+            stack.callback(run_folder.remove_empty, Path(job.run_dir))
+        return mode.run(job)
+
+
+def run_logged(job: Job) -> Objective:
+    """Run a job, and keep what all ranks print in its folder as well. Rank 0."""
+    job = replace(job, log=run_folder.begin_log(Path(job.run_dir)), is_logged_too=True)
+    try:
+        with output_to(job.log, job.is_logged_too), ranks().sharing(job):
+            return run(job)
+    except WrongConfig:
+        raise
+    except Exception as error:
+        with output_to(job.log):  # the command prints it later
+            print_failure(error)
+        raise
+
+
+def follow(ranks: Ranks) -> int:
+    """Run the jobs that rank 0 sends, and return the exit code. All ranks but 0.
+
+    Errors that all ranks raise alike are printed by rank 0 only. A warning says which rank it comes from.
+    """
+    if logging.lastResort is not None:  # only rank 0 has Hydra's handlers
+        logging.lastResort.setFormatter(PrintableFormatter(f"%(levelname)s: rank {ranks.rank}: %(message)s"))
+    try:
+        return _follow(ranks)
+    finally:
+        ranks.leave()
+
+
+def _follow(ranks: Ranks) -> int:
+    for job in ranks.receive():
+        if uses_workers(job.config):
+            start_fork_server()
+        with output_to(job.log, job.is_logged_too):
+            try:
+                run(job)
+            except WrongConfig as error:
+                if not ranks.has_next_message():
+                    print_to_stderr(f"error on rank {ranks.rank}: {error}")
+                    return WRONG_CONFIG
+            except (Diverged, SessionOver):
+                continue  # rank 0 found the same, and decides whether there is another job
+            except KeyboardInterrupt:
+                return INTERRUPTED
+            except Exception as error:
+                if ranks.report(error):
+                    print_failure(error)
+                return code_of_failure(error)
+    return 0

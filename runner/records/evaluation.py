@@ -1,0 +1,74 @@
+"""Identifies how a run was evaluated: digests of the evaluators' data and of the code of their metrics."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Any
+
+import torch
+
+from runner.core.state import State
+from runner.data.content import count_rows, digest, held_tensors
+from runner.data.seeded_batches import SeededBatches
+from runner.device.batch import tensors
+
+SAMPLES = 8  # samples to read from data that is not in memory, with fixed seeds if transforms are random
+LIBRARIES = ("torch", "torchmetrics")  # whose classes are known by their names
+
+
+def describe_evaluators(state: State) -> dict[str, str]:
+    """Return everything besides the weights that an evaluation depends on. Any rank; once, after training.
+
+    Returns:
+        For each evaluator `{label}:data`, a digest of its samples, and `{label}:size`, how many there are; for each of
+        its metrics `{label}/{name}`, a digest of its code and settings. Runs in which these are equal can be compared.
+    """
+    model = state.unwrapped_model
+    found = {}
+    for evaluator in state.evaluators:
+        label = evaluator.label
+        rows = count_rows(evaluator.dataloader)
+        size = "unknown" if rows is None else str(rows)
+        if (batches := evaluator.subset_num_batches) is not None:
+            size += f", of which {batches} batches of {getattr(evaluator.dataloader, 'batch_size', 'unknown')}"
+        found |= {f"{label}:data": _digest_data(evaluator.dataloader), f"{label}:size": size}
+        found[f"{label}/loss"] = _digest_code(model, [inspect.unwrap(type(model).loss)])
+        for name, metric in state.eval_metrics.get(label, {}).items():
+            found[f"{label}/{name}"] = _digest_code(metric, type(metric).__mro__)
+    return found
+
+
+def _digest_data(loader: Any) -> str:
+    """Return a digest of a loader's data: of its tensors, else of evenly spaced samples, else of its class."""
+    dataset = getattr(loader, "dataset", loader)
+    kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    try:
+        content = held_tensors(loader)
+    except TypeError:
+        content = [torch.tensor([*kind.encode()])]
+        rows = count_rows(loader) or 0
+        places = sorted({number * (rows - 1) // (SAMPLES - 1) for number in range(SAMPLES)} if rows else ())
+        with suppress(Exception):  # of a user's data set, which may be iterable only
+            content += tensors(SeededBatches(dataset, list, seed=0)[0, 0, places, False])
+    with suppress(TypeError, RuntimeError):  # tensors without a flat memory
+        return digest(content)
+    return kind
+
+
+def _digest_code(thing: Any, parts: Any) -> str:
+    """Return a digest of the source of classes or functions, and of the plain attributes of an object."""
+    whole = blake2b(digest_size=4)
+    for part in parts:
+        whole.update(f"{part.__module__}.{part.__qualname__}".encode())
+        if part.__module__.partition(".")[0] not in (*LIBRARIES, "builtins"):
+            with suppress(OSError, TypeError):  # typed into a console
+                whole.update(inspect.getsource(part).encode())
+    settings = {
+        name: value
+        for name, value in vars(thing).items()
+        if isinstance(value, bool | int | float | str | None) and not name.startswith("_") and name != "training"
+    }
+    whole.update(repr(sorted(settings.items())).encode())
+    return whole.hexdigest()

@@ -1,0 +1,122 @@
+"""Uncommitted modules that are kept with a run: writing and reading them, and importing them for a rerun."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from runner.records.uncommitted import OURS
+from runner.terminal.console import show_path
+from runner.terminal.text import print_to_stderr
+
+CODE = "code"
+"""The subfolder of a run's folder that holds them, laid out like an entry of `sys.path`."""
+
+_copies: list[TemporaryDirectory[str]] = []
+"""Temporary copies that modules are imported from; removed when this process ends."""
+
+
+def write_code(run_dir: Path, modules: Mapping[str, bytes]) -> list[Path]:
+    """Replace the modules kept in a run's folder, and return their files."""
+    partial = run_dir / f".{CODE}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    _write(partial, modules)
+    shutil.rmtree(run_dir / CODE, ignore_errors=True)
+    if modules:
+        os.replace(partial, run_dir / CODE)
+    return [run_dir / CODE / name for name in modules]
+
+
+def read_code(run_dir: Path) -> dict[str, bytes]:
+    """Return the modules kept in a run's folder, by relative path; for a link, its destination instead of content."""
+    folder = run_dir / CODE
+    found = [folder] if folder.is_symlink() else sorted(folder.rglob("*"))
+    return {
+        path.relative_to(folder).as_posix(): os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+        for path in found
+        if (path.is_symlink() or path.is_file()) and "__pycache__" not in path.parts
+    }
+
+
+def code_to_import(run_dir: Path, again: bool, may_run: bool) -> dict[str, str]:
+    """Return the kept modules to import, if any has changed or is not found here, and print which ones.
+
+    Args:
+        run_dir: the folder with the run's record.
+        again: whether this is a rerun; a resumed run uses the modules as they are now, if they are found.
+        may_run: whether this user made the record, or has allowed its modules; other people's are not imported.
+
+    Returns:
+        The contents to pass to `import_from`; empty to import nothing.
+    """
+    code = _as_text(read_code(run_dir))
+    changed = {*_changed(code)}
+    ours = {name for name in code if name.partition("/")[0] == OURS}
+    missing = {name for name in changed - ours if find_spec(_top(name)) is None}
+    wanted = changed - ours if again else missing
+    used = wanted if may_run else set()
+    where = show_path(run_dir / CODE)
+    if wanted and not may_run:
+        where += "; read it, and add allow_code=true if you trust it"
+    for names, reason in ((changed - missing, "changed since the run was made"), (missing, "not found here")):
+        for shown, what in ((names & used, "is used"), (names - used, "is not used")):
+            if shown:
+                print_to_stderr(f"INFO: {', '.join(sorted(shown))}: {reason}; the recorded version {what}: {where}")
+    imported = {*code} - ours if again and used else used
+    return {name: content for name, content in code.items() if name in imported}
+
+
+def _top(name: str) -> str:
+    """Return the module or package at the top to which a file belongs."""
+    return name.partition("/")[0].removesuffix(".py")
+
+
+def changed_modules(run_dir: Path) -> list[str]:
+    """Return the modules kept in a run's folder that would now be imported with a different content, or not at all."""
+    return _changed(_as_text(read_code(run_dir)))
+
+
+def import_from(code: Mapping[str, str]) -> None:
+    """Make this process and the workers that it starts import modules as given, if they have changed since.
+
+    They are imported from a copy that no other user can write to.
+
+    Args:
+        code: contents by path, each byte as one character, so that they can be sent in messages.
+    """
+    if not _changed(code):
+        return
+    _copies.append(TemporaryDirectory(prefix="runner-code-"))
+    _write(Path(_copies[-1].name), {name: content.encode("latin-1") for name, content in code.items()})
+    sys.path.insert(0, _copies[-1].name)
+    importlib.invalidate_caches()
+    kept = {*map(_top, code)}
+    for loaded in [one for one in sys.modules if one.partition(".")[0] in kept]:
+        del sys.modules[loaded]
+
+
+def _as_text(modules: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: content.decode("latin-1") for name, content in modules.items()}
+
+
+def _changed(code: Mapping[str, str]) -> list[str]:
+    """Return the modules that would now be imported with a different content, or not found at all."""
+
+    def is_there(name: str, content: str) -> bool:
+        places = (Path(entry) / name for entry in sys.path)
+        now = next((place for place in places if place.is_file()), None)
+        return now is not None and now.read_bytes() == content.encode("latin-1")
+
+    return [name for name, content in code.items() if not is_there(name, content)]
+
+
+def _write(folder: Path, modules: Mapping[str, bytes]) -> None:
+    for name, content in modules.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)

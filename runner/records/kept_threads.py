@@ -1,0 +1,45 @@
+"""CPU threads of a run that goes on: the number that it had, because its last bits depend on it."""
+
+from __future__ import annotations
+
+import logging
+
+from runner.distributed.environment import is_rank_zero
+from runner.distributed.job import Job
+from runner.distributed.launch import MOST_PER_CORE
+from runner.distributed.threads import Threads, cores, threads_now
+from runner.files.whole import read_object
+from runner.records.folder import run_folder_of
+from runner.records.past import ENVIRONMENT
+
+log = logging.getLogger("runner")
+
+
+def keep_threads(job: Job) -> Threads:
+    """Return the CPU threads for a job: those of the run that it continues, unless a user asked for a number.
+
+    A warning says where the run is continued with another number, which is not exact. All ranks; rank 0 warns.
+    """
+    resume = job.config.get("resume")
+    folder = None if resume is None else run_folder_of(resume)
+    recorded = {} if folder is None else read_object(folder / ENVIRONMENT)
+    before = recorded.get("threads")
+    if type(before) is not int or before < 1:
+        return job.threads
+    now = threads_now(job.threads.number)
+    if job.threads.is_asked or before > MOST_PER_CORE * cores():
+        if now != before and is_rank_zero():
+            reason = "" if job.threads.is_asked else f" ({before} are too many for {cores()} cores)"
+            log.warning(
+                "the run had %d CPU threads and goes on with %d%s: the last bits of its numbers may differ from a run "
+                "that never stopped; launch.threads=%d is exact",
+                *(before, now, reason, before),
+            )
+        return job.threads
+    if before > cores() and is_rank_zero():
+        log.warning(
+            "the run goes on with %d CPU threads, as before, on %d cores: this is exact, but slow; launch.threads=%d "
+            "is faster, but the last bits of its numbers may differ",
+            *(before, cores(), cores()),
+        )
+    return Threads(before, is_asked=True)

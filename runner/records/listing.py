@@ -1,0 +1,195 @@
+"""The runs in `outputs/`: found, read and selected by their results and configs, without Hydra and torch.
+
+A run may have been made by someone else, so its files are read as data: with a size limit, and never executed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner.files.lock import take_lock
+from runner.files.names import RESULT
+from runner.files.whole import read_bounded
+from runner.records.result import Result, read_result
+from runner.training.metric_choice import metrics_named
+
+OUTPUTS = "outputs"  # in the working directory: where `hydra.run.dir` and `hydra.sweep.dir` make folders
+RUNS = ("*", "*/*", "sweeps/*/*/*")  # folders in it: of runs from Python, of commands, of the jobs of sweeps
+LOCK = ".lock"  # in a run's folder, locked while the run trains
+CONFIG = "config.yaml"
+LARGEST = 1_000_000  # bytes of a config that is read
+SMALL = 16_000  # characters of a section that is kept parsed
+MOST_NODES = 100_000  # values of a config, where an alias counts as everything it refers to
+_SECTION = re.compile(r"^(\w+):.*\n(?:[ -].*\n)*", re.MULTILINE)
+FIELDS = ("status", "name", "folder", "started", "seconds", "objective")
+"""The fields for selecting a run, besides its metrics, its choices and the keys of its config."""
+
+
+@dataclass(frozen=True)
+class SavedFolder:
+    """The folder of a run, and its result so far; None if that cannot be read."""
+
+    folder: Path
+    result: Result | None
+
+    @property
+    def status(self) -> str:
+        """The status of the run in lower case; 'cut off' if it stopped without saying so, or else 'unreadable'."""
+        if self.result is None:
+            return "unreadable"
+        if self.result.status == "RUNNING" and not _is_locked(self.folder / LOCK):
+            return "cut off"
+        return self.result.status.lower()
+
+    @property
+    def started(self) -> float:
+        """When the run began, in seconds since 1970, or else when its folder last changed."""
+        if self.result is not None and self.result.started:
+            return self.result.started
+        try:
+            return self.folder.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def value(self, name: str) -> Any:
+        """Return a field, a metric, a choice or a value of the config by its name; None if the run has none of it.
+
+        Args:
+            name: name such as 'status', 'eval/loss', 'loss' (of the first evaluator), 'model' or 'optimizer.lr'.
+        """
+        if self.result is None:
+            return {"status": self.status, "folder": str(self.folder), "started": self.started}.get(name)
+        if name in ("status", "started"):
+            return getattr(self, name)
+        if name == "folder":
+            return str(self.folder)
+        if name in FIELDS:
+            return getattr(self.result, name)
+        metrics = self.result.metrics
+        if named := metrics_named(name, metrics):
+            return metrics[named[0]]
+        if name in self.result.choices:
+            return self.result.choices[name]
+        return self.setting(name)
+
+    def setting(self, key: str) -> Any:
+        """Return a value of the config by its full key; None if there is none. Only its section is parsed."""
+        section, *parts = key.split(".")
+        node = self.section(section)
+        for part in parts:
+            if not isinstance(node, Mapping) or part not in node:
+                return None
+            node = node[part]
+        return node
+
+    def section(self, name: str) -> Any:
+        """Return a top-level value of the config, not to be changed; None if there is none."""
+        if name not in self._sections:
+            self._sections[name] = self._read_section(name)
+        return self._sections[name]
+
+    def _read_section(self, name: str) -> Any:
+        if self._texts is not None and name not in self._texts:
+            return None
+        config: Any = None
+        if self._texts is not None:
+            with suppress(ValueError):  # it refers to another section, or is damaged
+                config = _parse(self._texts[name])
+        if config is None:
+            with suppress(ValueError):
+                config = load_plain(self._config)
+        return config.get(name) if isinstance(config, Mapping) else None
+
+    @cached_property
+    def _sections(self) -> dict[str, Any]:
+        return {}
+
+    @cached_property
+    def _texts(self) -> dict[str, str] | None:
+        """The text of each section; None if the config is not written as the runner does."""
+        found = [*_SECTION.finditer(self._config)]
+        texts = {match[1]: match[0] for match in found}
+        is_all = sum(len(text) for text in texts.values()) == len(self._config)
+        return texts if is_all and len(texts) == len(found) else None
+
+    @cached_property
+    def _config(self) -> str:
+        try:
+            return read_bounded(self.folder / CONFIG, LARGEST).decode(errors="replace")
+        except (OSError, ValueError):
+            return ""
+
+
+def find_runs(outputs: Path) -> Iterator[SavedFolder]:
+    """Yield the runs in a folder of outputs, in no particular order."""
+    for pattern in RUNS:
+        for folder in outputs.glob(pattern):
+            if not folder.name.startswith(".") and (folder / RESULT).exists():
+                yield SavedFolder(folder, read_result(folder))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the config of the run in a folder; an empty one if it cannot be read."""
+    try:
+        found = load_plain(read_bounded(folder / CONFIG, LARGEST).decode())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _parse(text: str) -> Any:
+    """Return what YAML text holds. Many runs have the same sections, each of which is parsed once."""
+    return _parse_once(text) if len(text) <= SMALL else load_plain(text)
+
+
+@lru_cache(maxsize=4096)
+def _parse_once(text: str) -> Any:
+    return load_plain(text)
+
+
+def load_plain(text: str) -> Any:
+    """Return what YAML text holds, in plain containers."""
+    loader = yaml.CSafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if _size(node, {}) > MOST_NODES:
+            raise ValueError(f"more than {MOST_NODES:,} values")
+        return None if node is None else loader.construct_document(node)
+    except (yaml.YAMLError, RecursionError, TypeError) as error:
+        raise ValueError(str(error)) from error
+    finally:
+        loader.dispose()
+
+
+def _size(node: Any, known: dict[int, float]) -> float:
+    """Return how many values a node expands to; infinity if it contains itself."""
+    if id(node) in known:
+        return known[id(node)]
+    known[id(node)] = float("inf")
+    size = 1.0
+    if isinstance(node, yaml.SequenceNode):
+        size += sum(_size(one, known) for one in node.value)
+    elif isinstance(node, yaml.MappingNode):
+        size += sum(_size(key, known) + _size(value, known) for key, value in node.value)
+    known[id(node)] = size
+    return size
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether another process has a file locked; True if the file system does not support locks."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK), "r+b", buffering=0) as file:
+            return take_lock(file) is not True
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True

@@ -1,0 +1,202 @@
+"""A run's record: its config, overrides, versions, hardware, commit and uncommitted code.
+
+The newest record is in the run's folder; a resumed run keeps those of earlier sessions in `sessions/1` and so on. The
+`signature` proves that this user made the record. Records from others may name any class, and creating objects from
+them runs code.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner.checkpoints.history import read_time
+from runner.cli.command_line import key_of
+from runner.config.composed import OF_THE_COMMAND, targets
+from runner.distributed.job import Job
+from runner.files.addresses import hidden_everywhere
+from runner.files.printable import printable
+from runner.files.signing import sign
+from runner.files.whole import write_whole
+from runner.records.kept_code import CODE, write_code
+from runner.records.past import ENVIRONMENT, FROM_BATCH
+from runner.records.patch import git_commit, patch
+from runner.records.secrets import is_secret, without_secrets
+from runner.records.trust import SIGNED, signed_code
+from runner.records.uncommitted import loose_modules
+from runner.terminal.console import show_path
+
+log = logging.getLogger("runner")
+
+PACKAGES = ("torch", "hydra-core", "omegaconf", "torchmetrics", "mlflow", "numpy")
+IMPORTED = ("torchvision", "timm", "transformers", "tokenizers", "datasets", "peft")  # recorded where they are in use
+FILES = ("config.yaml", "overrides.yaml", ENVIRONMENT, "git.patch", "signature")
+
+
+def write_record(
+    run_dir: Path, config: dict[str, Any], arguments: list[str], run_name: str = "", goes_on_from: Path | None = None
+) -> list[Path]:
+    """Write a run's record into its folder, and return the files. Rank 0.
+
+    An existing record is kept as that of an earlier session; checkpoints later than `goes_on_from`, from which the run
+    is resumed, move to the folder of that session.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    session = _keep_earlier(run_dir)
+    if session is not None and goes_on_from is not None and goes_on_from.is_relative_to(run_dir.resolve()):
+        from runner.records.set_aside import set_aside_later
+
+        aside = set_aside_later(goes_on_from, session / "checkpoints")
+        if aside:
+            names = ", ".join(aside)
+            folder = show_path(session / "checkpoints")
+            log.warning(
+                "checkpoints later than %s do not belong to the resumed run: moved to %s: %s",
+                goes_on_from.name,
+                folder,
+                names,
+            )
+    begun = 0 if goes_on_from is None else read_time(goes_on_from).batch
+    code = loose_modules(config)
+    files = {
+        "config.yaml": yaml.safe_dump(hidden_everywhere(config), sort_keys=False).encode(),
+        "overrides.yaml": yaml.safe_dump(hidden_everywhere(arguments)).encode(),
+        ENVIRONMENT: json.dumps(
+            {"run_name": run_name, **environment(packages_of(config)), FROM_BATCH: begun}, indent=1
+        ).encode(),
+    }
+    changes, secrets = without_secrets(patch())
+    if secrets:
+        log.warning("git.patch omits files that may contain secrets: %s", ", ".join(secrets))
+    if changes:
+        files["git.patch"] = changes
+    if secrets := [name for name, content in code.items() if is_secret(name, content)]:
+        log.warning("code/ omits files that may contain secrets: %s", ", ".join(secrets))
+        code = {name: content for name, content in code.items() if name not in secrets}
+    signature = sign([*(files[name] for name in SIGNED), *signed_code(code)])
+    if signature is not None:
+        files["signature"] = signature.encode()
+    for name in FILES:
+        if name not in files:
+            (run_dir / name).unlink(missing_ok=True)
+        else:
+            write_whole(run_dir / name, files[name])
+    return [*(run_dir / name for name in files), *write_code(run_dir, code)]
+
+
+def log_record(logger: Any, job: Job, goes_on_from: Path | None = None) -> None:
+    """Write a job's record, and send it and the job's tags to the run's destinations. All ranks."""
+    from runner.distributed.ranks import get_global_rank
+
+    if get_global_rank() == 0:
+        if job.tags:
+            logger.log_tags(job.tags)
+        logger.log_hyperparameters(_chosen(job))
+        run_dir = Path(job.run_dir)
+        files = write_record(run_dir, job.config, job.arguments, job.run_name, goes_on_from)
+        # Records of earlier sessions are sent too, but not the checkpoints that were moved there.
+        files += [*run_dir.glob("sessions/*/*"), *run_dir.glob(f"sessions/*/{CODE}/**/*")]
+        for path in files:
+            # Whoever made the earlier run may have left a link that leads elsewhere.
+            if path.is_file() and path.resolve().is_relative_to(run_dir.resolve()):
+                logger.log_artifact(path, str("record" / path.parent.relative_to(run_dir)))
+
+
+def _chosen(job: Job) -> dict[str, Any]:
+    """Return what was chosen for a run, by key: choices of config groups, and values that were typed."""
+    chosen: dict[str, Any] = {group: name for group, name in job.choices.items() if name != "default"}
+    for key in map(key_of, job.overrides):
+        section, *parts = key.split(".")
+        value: Any = hidden_everywhere(job.config.get(section))
+        for part in parts:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        is_choice = isinstance(value, Mapping) and not parts
+        if value is not None and not is_choice and section not in (*OF_THE_COMMAND, "run_name", "experiment_name"):
+            chosen[key] = value
+    return {key: value for key, value in chosen.items() if not key.startswith("callbacks.mlflow_logger.")}
+
+
+def differences(then: Mapping[str, Any]) -> list[str]:
+    """Return lines about differences from a record's environment that affect results: the commit and versions."""
+    lines = []
+    commit = git_commit()
+    before = printable(then.get("git_commit") or "")[:10]
+    if before and commit and before != commit[:10]:
+        lines.append(f"the run was made at git commit {before}, this is {commit[:10]}")
+    packages = then.get("packages")
+    versions = [
+        printable(f"{name} {version_then}, now {_version(name)}")
+        for name, version_then in (packages if isinstance(packages, dict) else {}).items()
+        if version_then != _version(name)
+    ]
+    if versions:
+        lines.append(f"the run was made with {'; '.join(versions)}: numbers may differ")
+    return lines
+
+
+def _keep_earlier(run_dir: Path) -> Path | None:
+    """Copy the record of the previous session to a separate folder and return that; None if there is no record."""
+    if not (run_dir / "config.yaml").exists():
+        return None
+    sessions = run_dir / "sessions"
+    folder = sessions / str(1 + sum(1 for _ in sessions.glob("[0-9]*")))
+    folder.mkdir(parents=True)
+    for name in FILES:
+        with suppress(FileNotFoundError):
+            shutil.copy2(run_dir / name, folder / name, follow_symlinks=False)
+    with suppress(FileNotFoundError):
+        shutil.copytree(run_dir / CODE, folder / CODE, symlinks=True)
+    return folder
+
+
+def packages_of(config: Mapping[str, Any]) -> list[str]:
+    """Return the packages on which the numbers of a run may depend, with those whose classes its config names."""
+    own = {str(section["_target_"]).partition(".")[0] for _, section in targets(config)}
+    return [*dict.fromkeys([*PACKAGES, *(one for one in IMPORTED if one in sys.modules), *sorted(own - {"runner"})])]
+
+
+def environment(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
+    """Return versions, hardware, command and commit, as plain values."""
+    import torch
+
+    from runner.distributed.ranks import get_world_size
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "command": shlex.join([Path(sys.executable).name, "-m", "runner", *hidden_everywhere(sys.argv[1:])]),
+        "folder": os.getcwd(),
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": gpus,
+        "ranks": get_world_size(),
+        "packages": {name: found for name in packages if (found := _version(name))},
+        "git_commit": git_commit(),
+    }
+
+
+@cache
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except (PackageNotFoundError, ValueError):  # no name at all
+        return None

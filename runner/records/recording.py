@@ -1,0 +1,188 @@
+"""Records the result of a run at the start and at the end, and decides what counts as a failure."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.cli.nearest import nearest
+from runner.config.composed import OF_THE_COMMAND
+from runner.config.errors import WrongConfig
+from runner.distributed.environment import is_rank_zero
+from runner.distributed.job import Job
+from runner.distributed.session import SessionOver
+from runner.failures.facts import Facts, WrongKey, facts_of
+from runner.files.addresses import hidden_everywhere
+from runner.files.names import RESULT
+from runner.files.whole import read_bounded
+from runner.records.listing import LARGEST, load_plain
+from runner.records.load import LoadMeter
+from runner.records.result import TIME, Result, objectives_of, read_result
+from runner.terminal.answer import give
+from runner.training.budget import unmeasured
+from runner.training.metric_choice import metrics_named
+
+if TYPE_CHECKING:
+    from runner.core.state import State
+
+log = logging.getLogger("runner")
+
+PARENT = "runner.parent"
+"""The tag with the folder of the parent."""
+FORKED_AT = "runner.forked_at"
+"""The tag with the batch after which a fork begins."""
+
+# Keys that do not affect training.
+_NO_PART = (*OF_THE_COMMAND, "run_name")
+
+
+class Diverged(Exception):
+    """The loss or the objective of a run is NaN or infinite, or it has too many spikes."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.facts = Facts(divergence=message)
+
+
+def check_converged(state: State, result: Result) -> None:
+    """Raise if a finished run has diverged. All ranks; they raise together.
+
+    Raises:
+        Diverged: the last loss on any rank, or the objective, is not finite.
+    """
+    from runner.distributed.collectives import any_rank
+
+    loss = float(getattr(state, "total_loss", 0.0))  # a run that was already complete trains no batch
+    wrong = f"the loss of the last batch is {loss}"
+    if not any_rank(not math.isfinite(loss)):
+        unsound = {name: value for name, value in result.objectives.items() if not math.isfinite(value)}
+        if not unsound:
+            return
+        wrong = " and ".join(f"objective {name} is {value}" for name, value in unsound.items())
+    elif math.isfinite(loss):
+        wrong = "the loss of the last batch is not finite on another rank"
+    raise Diverged(
+        f"the run has diverged: {wrong}. Lower the learning rate, warm it up, or clip gradients "
+        "(+algorithms=gradient_clipping); allow_divergence=true accepts such a run"
+    )
+
+
+def check_objective(state: State, objective: str | list[str] | None) -> None:
+    """Check that a run will have the metrics that it is to be compared by.
+
+    Every evaluator has a 'loss', and every run a 'time'. None stands for the first metric of the first evaluator.
+    """
+    metrics = {one.label: [*state.eval_metrics.get(one.label, {}), "loss"] for one in state.evaluators}
+    metrics["train"] = [*state.train_metrics]
+    names = [f"{label}/{name}" for label, listed in metrics.items() for name in listed] + [TIME]
+    for asked in objectives_of(objective):
+        if not metrics_named(asked, names):
+            raise WrongKey("objective", "this run has no such metric; " + nearest(asked, names), repr(asked))
+
+
+def identify(config: Mapping[str, Any]) -> str:
+    """Return a short hash of the parts of a resolved config that affect training: equal hashes mean equal results."""
+    parts = {key: value for key, value in unmeasured(config).items() if key not in _NO_PART}
+    return fingerprint(hidden_everywhere(parts))
+
+
+def identity_in(folder: Path) -> str | None:
+    """Return the identity of the run in a folder, from its result, or from its config if the result is unreadable."""
+    if (found := read_result(folder)) is not None:
+        return found.identity
+    try:
+        return identify(load_plain(read_bounded(folder / "config.yaml", LARGEST).decode()))
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def fingerprint(value: Any) -> str:
+    """Return a short hash of plain values, regardless of the order of keys."""
+    return blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+@contextmanager
+def recording(job: Job) -> Iterator[Result]:
+    """Write a job's result to its folder: RUNNING on entry, and how the job ended on exit. All ranks.
+
+    After a WrongConfig, the previous result is restored.
+    """
+    folder = Path(job.run_dir)
+    before = read_result(folder)
+    meter = LoadMeter() if is_rank_zero() else None
+    result = Result("RUNNING", job.run_name, identify(job.config), job.overrides, choices=job.choices)
+    result.parent = job.tags.get(PARENT, before.parent if before is not None else "")
+    result.forked_at = int(job.tags.get(FORKED_AT, before.forked_at if before is not None else 0))
+    earlier = result.seconds = before.seconds if before is not None else 0.0
+    result.started = before.started if before is not None and before.started else time.time()
+    result.told = before.told if before is not None else []
+    _write(result, folder)
+    try:
+        yield result
+        result.status = "FINISHED"
+    except WrongConfig:
+        _put_back(before, folder)
+        raise
+    except SessionOver as over:
+        result.status = over.status
+        raise
+    except (KeyboardInterrupt, SystemExit):
+        result.status = "KILLED"
+        raise
+    except BaseException as error:
+        if message := facts_of(error).divergence:
+            result.diverge(message)
+        else:
+            result.fail(error)
+        raise
+    finally:
+        if result.status != "RUNNING":
+            if meter is not None:
+                result.load = meter.read(before.load if before is not None else {}, earlier)
+            _write(result, folder)
+            give(result=result.as_json() | {"folder": str(folder)})
+
+
+@contextmanager
+def diverging() -> Iterator[None]:
+    """Raise `Diverged` in place of an error with which a callback or an algorithm ends a run that has diverged."""
+    try:
+        yield
+    except Exception as error:
+        if message := facts_of(error).divergence:
+            raise Diverged(message) from error
+        raise
+
+
+@contextmanager
+def timing(result: Result, noting: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Add the time within the context to the seconds of a result; `noting` is entered as well."""
+    began = time.perf_counter()
+    try:
+        with noting():
+            yield
+    finally:
+        result.seconds += time.perf_counter() - began
+
+
+def _write(result: Result, folder: Path) -> None:
+    if is_rank_zero():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            result.write(folder)
+        except OSError as error:
+            log.warning("%s was not written: %s. A sweep will not know the result of this run", folder / RESULT, error)
+
+
+def _put_back(before: Result | None, folder: Path) -> None:
+    if before is not None:
+        _write(before, folder)
+    elif is_rank_zero():
+        (folder / RESULT).unlink(missing_ok=True)

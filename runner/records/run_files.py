@@ -1,0 +1,113 @@
+"""Runs in a file: the bundle of a crash, or a pin, a few lines of YAML for a repository.
+
+Whoever wrote the file, it is only data: names, kinds and sizes of what is in it are checked before anything is
+unpacked, and the record in it is someone else's unless its signature is this user's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import stat
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from runner.checkpoints.digest import FILE as DIGESTS
+from runner.failures.checks import refuse_if
+from runner.failures.crash import BATCH, BUNDLE, FACTS
+from runner.files.signing import sign
+from runner.files.whole import read_bounded, write_whole
+from runner.records.listing import load_plain
+from runner.records.past import ENVIRONMENT
+
+LARGEST_PIN = 4_000_000  # bytes; one of ours has a few thousand
+LARGEST = 20_000_000_000  # bytes of a bundle, unpacked
+LARGEST_RATIO = 60  # of unpacked bytes to those of the file: text and code shrink to a tenth
+MOST_FILES = 5_000
+_PART = r"[\w+=-][\w.+=-]*"  # neither hidden nor a way out
+_SHARD = r"shard-\d+-of-\d+\.safetensors"
+_NAMES = re.compile(
+    rf"config\.yaml|overrides\.yaml|environment\.json|git\.patch|signature|{DIGESTS}|{FACTS}|{BATCH}"
+    rf"|code(/{_PART})+|{_PART}/{_PART}/(model\.pt|state\.pt|config\.json|manifest\.json|{_SHARD})"
+)
+"""Files that a bundle may contain: a record, modules, and a checkpoint."""
+_HEAD = "# A run to verify: python -m runner verify {name}\n"
+_unpacked: list[TemporaryDirectory[str]] = []
+"""Folders that files were unpacked into; removed when this process ends."""
+
+
+def unpacked(path: Path) -> Path:
+    """Return a new folder with the run that is in a file."""
+    _unpacked.append(TemporaryDirectory(prefix="runner-file-"))
+    folder = Path(_unpacked[-1].name) / path.stem
+    folder.mkdir()
+    if zipfile.is_zipfile(path):
+        try:
+            _unpack_bundle(path, folder)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            raise ValueError(f"run={str(path)!r}: is not a complete crash.zip: {error}") from error
+    else:
+        _unpack_pin(path, folder)
+    return folder
+
+
+def write_pin(
+    path: Path,
+    config: Mapping[str, Any],
+    overrides: Sequence[str],
+    environment: Mapping[str, Any],
+    digests: Sequence[Mapping[str, Any]],
+) -> None:
+    """Write a pin: what a run was made from, and the digests of its first batches."""
+    record = {"config": dict(config), "overrides": list(overrides)}
+    signature = sign([_text(one) for one in record.values()])
+    content = {**record, "environment": dict(environment), "signature": signature, "digests": list(map(dict, digests))}
+    text = yaml.safe_dump(content, sort_keys=False, width=1000)
+    write_whole(path, _HEAD.format(name=path.name) + text)
+
+
+def _unpack_bundle(path: Path, folder: Path) -> None:
+    """Unpack a crash.zip atomically."""
+    with zipfile.ZipFile(path) as file:
+        entries = file.infolist()
+        names = [one.filename for one in entries]
+        most = min(LARGEST, LARGEST_RATIO * path.stat().st_size + LARGEST_PIN)
+        if len(entries) > MOST_FILES or sum(one.file_size for one in entries) > most:
+            raise ValueError(f"run={str(path)!r}: would unpack to more than {most:,} bytes or {MOST_FILES:,} files")
+        for one in entries:
+            is_plain = stat.S_IFMT(one.external_attr >> 16) in (0, stat.S_IFREG) and not one.flag_bits & 1
+            if not is_plain or not _NAMES.fullmatch(one.filename) or names.count(one.filename) > 1:
+                raise ValueError(f"run={str(path)!r}: holds {one.filename!r}, which does not belong in a crash.zip")
+        refuse_if("config.yaml" not in names, "run", str(path), f"contains no run; a run that fails leaves a {BUNDLE}")
+        for one in entries:
+            target = folder / one.filename
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with file.open(one) as source, target.open("xb") as copy:
+                shutil.copyfileobj(source, copy)  # never more than the size that was checked
+
+
+def _unpack_pin(path: Path, folder: Path) -> None:
+    try:
+        content = load_plain(read_bounded(path, LARGEST_PIN).decode())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"run={str(path)!r}: contains no run: {error}") from error
+    kinds = {"config": dict, "overrides": list, "environment": dict, "digests": list}
+    if not isinstance(content, dict) or not all(isinstance(content.get(key), kind) for key, kind in kinds.items()):
+        raise ValueError(f"run={str(path)!r}: contains no run; mode=verify verify.pin=FILE writes such a file")
+    (folder / "config.yaml").write_bytes(_text(content["config"]))
+    (folder / "overrides.yaml").write_bytes(_text(content["overrides"]))
+    (folder / ENVIRONMENT).write_text(json.dumps(content["environment"], default=str))
+    (folder / DIGESTS).write_text("".join(json.dumps(one, default=str) + "\n" for one in content["digests"]))
+    if isinstance(content.get("signature"), str):
+        (folder / "signature").write_text(content["signature"])
+
+
+def _text(value: Any) -> bytes:
+    return yaml.safe_dump(value, sort_keys=False).encode()

@@ -1,0 +1,217 @@
+"""Checks of a run's record before it is used. Creating objects from a config runs code, so not every record is trusted.
+
+Records are signed with a secret key of the user who made them. A record without a valid signature may only name classes
+of this project, and others that the current user allows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner.cli.catalogue import CONF
+from runner.cli.nearest import Advice
+from runner.config.composed import targets
+from runner.config.signatures import locate
+from runner.files.addresses import has_hidden
+from runner.files.signing import is_signed
+from runner.files.values import Kind
+from runner.records.arguments import bind, texts
+from runner.records.kept_code import read_code
+
+SIGNED = ("config.yaml", "overrides.yaml")
+"""Files of a record that determine what is run; the modules kept with it are signed too."""
+
+HARMLESS = re.compile(
+    r"(runner(\.callbacks|\.algorithms)?|torch\.(nn|optim|optim\.lr_scheduler)"
+    r"|torchmetrics(\.(aggregation|classification|regression))?)\.[A-Z]\w*"
+)
+"""Classes that a record may name besides those in `conf/`; some of torch and torchmetrics can load files or models."""
+
+
+def signed_code(modules: Mapping[str, bytes]) -> list[bytes]:
+    """Return the parts of the kept modules that are signed, names and contents."""
+    return [part for name in sorted(modules) for part in (name.encode(), modules[name])]
+
+
+def is_own(folder: Path) -> bool:
+    """Return whether this user made the record in a folder, and it is unchanged since."""
+    if not all((folder / name).is_file() for name in (*SIGNED, "signature")):  # reading a pipe would never end
+        return False
+    try:
+        given = (folder / "signature").read_bytes()
+        return is_signed(given, [*((folder / name).read_bytes() for name in SIGNED), *signed_code(read_code(folder))])
+    except OSError:
+        return False
+
+
+def check_targets(folder: Path, configs: Sequence[Any], allowed: Sequence[str]) -> None:
+    """Check that another user's record names only classes of this project. Nothing is imported.
+
+    `allowed` are names, or patterns with `*`.
+    """
+    if is_own(folder):
+        return
+    names = {str(section["_target_"]) for config in configs for _, section in targets(config)}
+    # Recorded configs are resolved; an interpolation could yield another target when objects are created.
+    names |= {one for one in _strings(configs[0]) if "${" in one}
+    shipped = {text for key, text in _shipped() if key == "_target_"}
+    _refuse_code(folder, {one: one for one in names - shipped if not HARMLESS.fullmatch(one)}, allowed)
+
+
+def check_arguments(
+    folder: Path,
+    configs: Sequence[Any],
+    allowed_targets: Sequence[str],
+    allowed_addresses: Sequence[str],
+    typed: Sequence[str],
+) -> None:
+    """Check that another user's record runs no command, sends nothing elsewhere, and uses no files outside its folder.
+
+    Its targets have passed `check_targets`, and are imported here: each must be defined where its name says, and not
+    only imported there. What a text stands for is declared by the parameter that it is bound to. Keys that were typed
+    now replace the recorded values.
+    """
+    if is_own(folder):
+        return
+    shipped = _shipped()
+    code: dict[str, str] = {}
+    places: set[str] = set()
+    for config in (_without(one, typed) for one in configs):
+        places |= {text for _, text in _leaves(config) if isinstance(text, str) and _leads_out(text)}
+        for path, section in targets(config):
+            name = section["_target_"]
+            if ("_target_", name) not in shipped and not _is_within(name, home := _home(locate(path, name))):
+                code[home] = f"{name}, which is {home}"
+        for argument in bind(config):
+            for path, text in texts(argument.value, argument.path):
+                if argument.kinds is None and not _is_allowed(argument.target, allowed_targets):
+                    code[argument.target] = f"{argument.target}, which may use {path}={text!r} in any way"
+                kinds = argument.kinds or frozenset()
+                if Kind.COMMAND in kinds or (Kind.CODE in kinds and "/" in text):
+                    code[text] = text
+                elif kinds & {Kind.ADDRESS, Kind.PATH} or (Kind.HUB_NAME in kinds and "/" in text):
+                    places.add(text)
+    _refuse_code(folder, code, allowed_targets)
+    places -= {text for _, text in shipped}
+    if unknown := sorted(one for one in places if not _is_allowed(one, allowed_addresses)):
+        text = (
+            f"{folder / 'config.yaml'}: this run was made by someone else, or on another machine, and would send to, "
+            f"read from or write to: {', '.join(unknown)}. If you trust that, add "
+            f"'{_allowing('allow_addresses', unknown)}'"
+        )
+        raise ValueError(Advice(text).knowing(key="allow_addresses"))
+
+
+def _refuse_code(folder: Path, code: Mapping[str, str], allowed: Sequence[str]) -> None:
+    """Refuse code that is not allowed; it is given by the name that allows it, with the text that describes it."""
+    if unknown := sorted(one for one in code if not _is_allowed(one, allowed)):
+        text = (
+            f"{folder / 'config.yaml'}: this run was made by someone else, or on another machine, and uses code that "
+            f"is not part of this project: {'; '.join(code[one] for one in unknown)}. It would run with your "
+            f"permissions: read the file, and if you trust it, add '{_allowing('allow_targets', unknown)}'"
+        )
+        raise ValueError(Advice(text).knowing(key="allow_targets"))
+
+
+def _home(target: Any) -> str:
+    """Return the dotted name under which a class or function is defined; of another object, that of its class."""
+    owner = target if hasattr(target, "__qualname__") and hasattr(target, "__module__") else type(target)
+    return f"{owner.__module__}.{owner.__qualname__}"
+
+
+def _is_within(name: str, home: str) -> bool:
+    """Return whether a name in a package is only a shorter one of something that this package itself defines."""
+    return home.startswith(f"{name.rpartition('.')[0]}.")
+
+
+def _shipped() -> set[tuple[str, str]]:
+    """Return the texts in the files of `conf/`, each with its key."""
+    files = (yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader) for file in CONF.rglob("*.yaml"))
+    return {(path.rpartition(".")[2], text) for file in files for path, text in _leaves(file) if isinstance(text, str)}
+
+
+def check_credentials(folder: Path, config: Any, typed: Sequence[str]) -> None:
+    """Check that no address of a record lacks its credentials, which are removed when a record is written.
+
+    Keys that were typed now replace the recorded values.
+    """
+    for path, value in _leaves(config):
+        if isinstance(value, str) and has_hidden(value) and not _is_typed(path, typed):
+            file = folder / "config.yaml"
+            raise ValueError(f"{path}={value!r}: {file} does not contain credentials; type the full address again")
+
+
+def check_links(folder: Path) -> None:
+    """Check that the folder of another user's run holds only files, folders, and links that stay inside it."""
+    if is_own(folder):
+        return
+    inside = folder.resolve()
+    for root, folders, files in os.walk(folder):
+        for path in (Path(root, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+                reason = f"is a link to {os.readlink(path)!r}, which is outside the run's folder"
+            elif not path.is_symlink() and not (path.is_file() or path.is_dir()):
+                reason = "is neither a file nor a folder"
+            else:
+                continue
+            raise ValueError(
+                f"{path}: {reason}, and this run was made by someone else, or on another machine; no run writes such "
+                "files: use a copy of its folder without them"
+            )
+
+
+def _leads_out(text: str) -> bool:
+    """Return whether a text is an address, or a path that leaves the folder."""
+    return text.startswith(("/", "~")) or ".." in Path(text).parts or "://" in text
+
+
+def _without(config: Any, typed: Sequence[str], path: str = "") -> Any:
+    """Return a config without the keys that were typed."""
+    if not isinstance(config, Mapping):
+        return config
+    inner = {key: f"{path}.{key}" if path else str(key) for key in config}
+    return {key: _without(value, typed, inner[key]) for key, value in config.items() if inner[key] not in typed}
+
+
+def _is_typed(path: str, typed: Sequence[str]) -> bool:
+    return any(f"{path}.".startswith(f"{one}.") for one in typed)
+
+
+def _is_allowed(value: Any, allowed: Sequence[str]) -> bool:
+    return any(str(value) == one or fnmatchcase(str(value), one) for one in allowed)
+
+
+def _allowing(key: str, values: Sequence[str]) -> str:
+    """Return the override that allows values, quoted where Hydra's grammar requires it."""
+    plain = re.compile(r"[\w.*]+")
+    return f"{key}=[{','.join(one if plain.fullmatch(one) else json.dumps(one) for one in values)}]"
+
+
+def _leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all values except containers with their dotted paths; the items of a list have the path of the list."""
+    if isinstance(config, Mapping):
+        for key, value in config.items():
+            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(config, list):
+        for value in config:
+            yield from _leaves(value, path)
+    else:
+        yield path, config
+
+
+def _strings(config: Any) -> Iterator[str]:
+    if isinstance(config, Mapping):
+        config = [*config.keys(), *config.values()]
+    if isinstance(config, list):
+        for one in config:
+            yield from _strings(one)
+    elif isinstance(config, str):
+        yield config

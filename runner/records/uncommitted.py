@@ -1,0 +1,150 @@
+"""Uncommitted modules that a run uses."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from runner.files.git import diff, git
+from runner.records.patch import first_of
+
+log = logging.getLogger("runner")
+
+OURS = "runner"
+"""The package of this project."""
+LIMIT = 10_000_000  # bytes of modules to keep with a run
+_INSTALLED = {"site-packages", "dist-packages"}
+_DOTTED = re.compile(r"[^\W\d]\w*(\.\w+)+")
+
+
+def loose_modules(config: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the uncommitted modules among those named in a config, and the uncommitted modules that these import.
+
+    If a file of a package is uncommitted, the whole package is returned, so that it can be imported. For this project's
+    own package, only the uncommitted files are returned. Installed packages are skipped. At most `LIMIT` bytes are
+    kept; a warning names the files left out.
+
+    Returns:
+        Contents by path relative to an entry of `sys.path`: `my_models.py`, `my_package/layers.py`.
+    """
+    kept: dict[str, bytes] = {}
+    left_out: list[str] = []
+    size = 0
+    modules = _modules(_named(config))
+    ours = _ours_not_committed() if OURS in modules else ()
+    for name, file in (*_not_committed(modules), *ours):
+        with suppress(OSError):
+            size += file.stat().st_size
+            if size > LIMIT:
+                size -= file.stat().st_size
+                left_out.append(str(file))
+            else:
+                kept[name] = file.read_bytes()
+    if left_out:
+        log.warning(
+            "the uncommitted code of this run exceeds the %d MB that are kept with it; commit the files that are left "
+            "out: %s",
+            LIMIT // 1_000_000,
+            first_of(left_out),
+        )
+    return kept
+
+
+def _named(config: Any) -> Iterator[str]:
+    """Yield the top-level modules that strings in a config name, in a `_target_` or as an argument."""
+    if isinstance(config, Mapping | list):
+        for one in config.values() if isinstance(config, Mapping) else config:
+            yield from _named(one)
+    elif isinstance(config, str) and _DOTTED.fullmatch(config) and (top := config.partition(".")[0]) in sys.modules:
+        yield top
+
+
+def _modules(names: Iterable[str]) -> dict[str, list[Path]]:
+    """Return the locations, by name, of modules that are not installed packages, and of the modules that they import.
+
+    A location is a file or the folder of a package.
+    """
+    found: dict[str, list[Path]] = {}
+    waiting = [*names]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = [] if name in {*sys.stdlib_module_names, OURS} else [*_places(name)]
+            waiting += [one for file in _files(found[name]) for one in _imported(file)]
+    return found
+
+
+def _places(name: str) -> Iterator[Path]:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # a module created at run time has no spec
+        return
+    if spec is not None:
+        for place in spec.submodule_search_locations or ([spec.origin] if spec.has_location else []):
+            if _INSTALLED.isdisjoint(Path(str(place)).parts):
+                yield Path(str(place)).absolute()
+
+
+def _files(places: Iterable[Path]) -> Iterator[Path]:
+    for place in places:
+        found = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+        yield from (file for file in found if _INSTALLED.isdisjoint(file.parts))  # a folder of code may contain a .venv
+
+
+def _imported(file: Path) -> Iterator[str]:
+    """Yield the top-level modules that a source file imports, anywhere in the file."""
+    with suppress(OSError, SyntaxError, ValueError):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Import):
+                yield from (one.name.partition(".")[0] for one in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module.partition(".")[0]
+
+
+def _not_committed(modules: Mapping[str, list[Path]]) -> Iterator[tuple[str, Path]]:
+    """Yield the files to keep, each with its path relative to the folder it is imported from."""
+    pairs = sorted((place.parent, place) for places in modules.values() for place in places)
+    for root, group in groupby(pairs, key=lambda pair: pair[0]):
+        committed = _committed(root)
+        for _, place in group:
+            files = [*_files([place])]
+            if any(str(file) not in (committed or ()) for file in files):
+                yield from ((file.relative_to(root).as_posix(), file) for file in files)
+
+
+def _ours_not_committed() -> Iterator[tuple[str, Path]]:
+    """Yield the imported modules of this project that have uncommitted changes, in the form of `_not_committed`."""
+    home = Path(__file__).resolve().parents[2]
+    if not _INSTALLED.isdisjoint(home.parts) or (committed := _committed(home)) is None:
+        return  # an installed package, or an unpacked copy
+    resolve = cache(os.path.realpath)  # runner/callbacks, for example, is a link to callbacks/
+    for name, module in sorted(sys.modules.items()):
+        if name.partition(".")[0] == OURS and (place := getattr(module, "__file__", None)):
+            folder, base = os.path.split(place)
+            if (file := os.path.join(resolve(folder), base)) not in committed:
+                yield f"{name.replace('.', '/')}{'/__init__' if base == '__init__.py' else ''}.py", Path(file)
+
+
+def _committed(folder: Path) -> set[str] | None:
+    """Return the paths of a folder's source files that are unchanged since the commit; None without a repository."""
+    sources = ("--", "*.py")
+    try:
+        changes = diff("--name-only", "-z", "--relative", "HEAD", *sources, folder=folder)
+        listed = git("ls-files", "-z", *sources, folder=folder), changes
+    except (OSError, subprocess.SubprocessError):
+        return None
+    tracked, changed = (
+        {os.path.join(folder, os.fsdecode(one)) for one in names.split(b"\0") if one} for names in listed
+    )
+    return tracked - changed

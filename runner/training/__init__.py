@@ -1,0 +1,1 @@
+"""Training: the Trainer, its loops, and what they measure."""

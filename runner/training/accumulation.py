@@ -1,0 +1,156 @@
+"""How the gradient of a batch is computed: in one piece, in microbatches, or in as many as memory asks for.
+
+Whichever it is, `.grad` ends up with the gradient of the mean over the whole batch of all ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from runner.core.state import State
+from runner.device.attempts import NOT_AGAIN, is_out_of_memory, remember, shapes_of
+from runner.device.batch import split
+from runner.device.memory import bytes_in_use
+from runner.distributed.collectives import any_rank, largest
+from runner.libraries.backward import backward
+from runner.models.loss import Share, detach, fractions, root_gradient, total_of, weighted_sum
+from runner.training.run import Accumulate, Run
+
+log = logging.getLogger("runner")
+
+
+def choose_accumulation(state: State, reduces_in_backward: bool) -> Accumulate:
+    """Return what computes the gradient of a batch.
+
+    With `reduces_in_backward`, DDP averages gradients over the ranks within the last backward of a batch.
+    """
+    if state.microbatch_size == "auto":
+        return FittingMicrobatches()
+    splits = state.grad_accum > 1 or state.microbatch_size is not None or not reduces_in_backward
+    return in_microbatches if splits else whole_batch
+
+
+def whole_batch(run: Run, share: Share) -> None:
+    """Add to `.grad` the gradient of the loss averaged over the batch of all ranks, in one forward and backward.
+
+    Args:
+        run: with `state.batch` set.
+        share: this rank's part of the batch, see `rank_share`.
+    """
+    state = run.state
+    state.microbatch = state.batch
+    train_microbatch(run, 0, share)
+    state.total_loss, state.loss_parts = detach(state.loss)
+
+
+def in_microbatches(run: Run, share: Share) -> None:
+    """Do what `whole_batch` does one slice at a time, each weighted so that the gradients add up to the same."""
+    state = run.state
+    model = state.unwrapped_model
+    size = state.samples_per_microbatch
+    microbatches = split(state.batch, model.num_samples(state.batch), model.slice_batch, state.grad_accum, size)
+    parts = fractions(model, [microbatch for _, microbatch in microbatches])
+    rounds = len(microbatches)
+    if run.is_sharded and (state.grad_accum > 1 or size is not None):
+        rounds = largest(rounds)  # a rank with fewer samples may have fewer microbatches
+    losses = []
+    for index, (state.microbatch_start, state.microbatch) in enumerate(microbatches):
+        is_last = index == rounds - 1
+        with nullcontext() if is_last and run.reduces_in_backward else run.unsynchronized():
+            train_microbatch(run, index, lambda part=parts[index]: part * share())
+        losses.append(detach(state.loss))
+    if rounds > len(microbatches):  # the others' blocks are gathered from this rank too, in each of their passes
+        is_padding = state.batch_is_padding
+        state.batch_is_padding = True
+        for index in range(len(microbatches), rounds):
+            train_microbatch(run, index, lambda: 0.0 * parts[-1] * share())
+        state.batch_is_padding = is_padding
+    state.total_loss, state.loss_parts = weighted_sum(losses, parts)
+
+
+class FittingMicrobatches:
+    """Does what `in_microbatches` does, again with microbatches of half the size where a rank runs out of memory.
+
+    An attempt that failed must leave what its passes count as it was: training metrics, and buffers such as running
+    statistics. They are copied before a batch that may fail. One that repeats what has fit gets no copy: its shapes
+    have gone through in microbatches of this size, with as much memory in use before. If it fails all the same, the
+    run ends; what it has counted is in no checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self._fit: dict[Any, int] = {}
+        """Sizes of microbatches and shapes of batches that have fit, with the bytes in use before."""
+
+    def __call__(self, run: Run, share: Share) -> None:
+        state = run.state
+        state.fitting_size = state.fitting_size or state.unwrapped_model.num_samples(state.batch)
+        shapes = shapes_of(state.batch)
+        used = bytes_in_use(state.device)
+        repeats = shapes is not None and used <= self._fit.get((state.fitting_size, shapes), -1)
+        restore = (lambda: None) if repeats else remember(state.unwrapped_model, state.train_metrics)
+        once = repeats and (run.has_buffers or bool(state.train_metrics))
+        done = False
+        while True:
+            size = state.fitting_size
+            try:
+                if not done:
+                    in_microbatches(run, share)
+                    done = True
+            except RuntimeError as error:
+                if size == 1 or not is_out_of_memory(error):
+                    raise
+                if once:
+                    error.add_note(NOT_AGAIN.format(size=size, half=size // 2))
+                    raise
+            if not any_rank(not done):
+                break
+            state.fitting_size = max(1, size // 2)
+            log.warning("out of memory with microbatches of %d samples: done again with %d", size, state.fitting_size)
+            if once:
+                continue  # another rank's part failed; this one's stays as it is
+            done = False
+            state.drop_outputs()  # they would keep all that the failed attempt computed
+            for parameter in run.parameters:
+                parameter.grad = None
+            torch.cuda.empty_cache()  # does nothing where CUDA is not used
+            restore()
+        self._fit[state.fitting_size, shapes] = max(used, self._fit.get((state.fitting_size, shapes), -1))
+
+
+def train_microbatch(run: Run, index: int, scale: Share) -> None:
+    """Run forward, loss and backward of `state.microbatch`.
+
+    Args:
+        run: with `state.microbatch` set.
+        index: of the microbatch in its batch.
+        scale: what the loss is multiplied by before backward; called after the forward pass.
+    """
+    state = run.state
+    on = run.on
+    on.before_forward()
+    state.drop_outputs()
+    run.forward_stream.start(state.timestamp.batch, index)  # after the event, which may draw from the same generators
+    if run.training_step is not None:
+        state.loss_scale = scale()
+        if state.scaler is not None:
+            state.loss_scale = state.scaler.scale(torch.ones((), device=state.device)) * state.loss_scale
+        state.loss = run.training_step(state)
+        if not run.loss_is_checked:
+            run.check_loss(state.loss, "training_step", trains=True)
+        on.after_backward()
+        return
+    state.outputs = run.forward(state.microbatch)
+    on.after_forward()
+    on.before_loss()
+    state.loss = run.loss(state.outputs, state.microbatch)
+    if not run.loss_is_checked:
+        run.check_loss(state.loss, "loss", trains=True)
+    on.after_loss()
+    on.before_backward()
+    total = total_of(state.loss) if state.scaler is None else state.scaler.scale(total_of(state.loss))
+    backward(total, root_gradient(total, scale(), run.root_gradients))
+    on.after_backward()

@@ -1,0 +1,143 @@
+"""The key `budget`: the time or compute that a run may use, and the measured number of batches for it.
+
+A run trains batches, not minutes: the budget is turned into a number of batches once, before training, and the config
+of the run then holds both, as in '5m of training = 1234ba'. So `resume=` and `rerun=` train the same batches.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runner.failures.facts import WrongKey
+from runner.timing.time import Time, TimeUnit, convert
+
+PARTS = ("training", "evaluation", "all")
+_FORM = re.compile(r"(\S+)(?: of (\w+))?(?: = ([1-9]\d*)ba)?")
+_FLOP = re.compile(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)flop")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A budget of wall-clock time, or of floating-point operations.
+
+    Attributes:
+        asked: the time or number as it was typed, such as '5m' or '1e12flop'.
+        of: the work that counts against the budget: 'training', 'evaluation', or 'all' for both.
+        batches: the number of batches that it came to; None before it was measured.
+    """
+
+    asked: str
+    of: str = "training"
+    batches: int | None = None
+
+    @classmethod
+    def parse(cls, value: Any) -> Budget:
+        """Return the budget that was typed, or that the config of a run holds.
+
+        Raises:
+            WrongKey: the value is neither a wall-clock time above 0, optionally `of` something, nor a number of
+                floating-point operations.
+        """
+        match = _FORM.fullmatch(value) if isinstance(value, str) else None
+        if match is not None and match[2] is None and (found := _FLOP.fullmatch(match[1])):
+            if 0 < float(found[1]) < math.inf:
+                return cls(match[1], batches=int(match[3]) if match[3] else None)
+            raise WrongKey("budget", "must be a number of operations above 0, such as 1e12flop", repr(value))
+        reason = "must be wall-clock time above 0, such as 5m, '1h30m of all' or '90s of evaluation'; or 1e12flop"
+        if match is None or (match[2] or "training") not in PARTS:
+            raise WrongKey("budget", f"{reason}: of {', '.join(PARTS[:-1])} or {PARTS[-1]}", repr(value))
+        try:
+            time = Time.parse(match[1])
+        except ValueError:
+            raise WrongKey("budget", reason, repr(value)) from None
+        if time.unit is not TimeUnit.SECOND or not time.value:
+            raise WrongKey("budget", f"{reason}; trainer.max_duration takes other lengths", repr(value))
+        return cls(match[1], match[2] or "training", int(match[3]) if match[3] else None)
+
+    @property
+    def flop(self) -> float | None:
+        """The floating-point operations of training; None if this is a budget of time."""
+        found = _FLOP.fullmatch(self.asked)
+        return None if found is None else float(found[1])
+
+    @property
+    def seconds(self) -> float:
+        """The time, in seconds; for a budget of time."""
+        return float(Time.parse(self.asked).value)
+
+    @property
+    def doubled(self) -> str:
+        """Twice this budget, as it would be typed."""
+        if self.flop is not None:
+            return f"{2 * self.flop:g}flop"
+        return f"{2 * self.seconds:g}s" + f" of {self.of}" * (self.of != "training")
+
+    @property
+    def limit(self) -> str:
+        """The requested budget, such as '5m of training'; runs with equal values have the same budget."""
+        return f"{self.asked} of {self.of}" if self.flop is None else f"{self.flop:g}flop"
+
+    def __str__(self) -> str:
+        return self.limit if self.batches is None else f"{self.limit} = {self.batches}ba"
+
+
+def check_budget(config: Mapping[str, Any]) -> None:
+    """Check that the budget of a config can be measured.
+
+    Raises:
+        WrongKey: the value is not a budget, or another key contradicts it.
+    """
+    if config["budget"] is None or Budget.parse(config["budget"]).batches is not None:
+        return
+    duration = Time.parse_or_epochs(config["trainer"].get("max_duration", "1ep"), "max_duration")
+    if duration.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
+        reason = "the length to which the budget scales training and its schedule must be in epochs or batches"
+        raise WrongKey("trainer.max_duration", reason, repr(str(duration)))
+    is_new = config["resume"] is None and config["rerun"] is None  # otherwise the ratio may be that of another budget
+    if is_new and config["trainer"].get("scale_schedule_ratio", 1.0) != 1.0:
+        ratio = repr(config["trainer"]["scale_schedule_ratio"])
+        raise WrongKey("trainer.scale_schedule_ratio", "a budget sets it; leave one of them out", ratio)
+
+
+def unmeasured(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config without the values that measuring its budget added; unchanged without a budget."""
+    if config.get("budget") is None:
+        return config
+    trainer = {**config["trainer"], "scale_schedule_ratio": 1.0}
+    return {**config, "budget": Budget.parse(config["budget"]).limit, "trainer": trainer}
+
+
+def check_length(config: Mapping[str, Any], max_duration: Time, batches_per_epoch: int | None) -> None:
+    """Check that a run will train the number of batches that its budget was measured to allow.
+
+    Raises:
+        WrongKey: it will train more or fewer, because another key or the data has changed since.
+    """
+    if config["budget"] is None:
+        return
+    budget = Budget.parse(config["budget"])
+    if (length := convert(max_duration, TimeUnit.BATCH, None, batches_per_epoch)) != budget.batches:
+        reason = f"with this trainer.max_duration and this data, the run would now train {int(length):,} batches"
+        fix = "give another budget, or budget=null and trainer.scale_schedule_ratio=1.0"
+        raise WrongKey("budget", f"{reason}; {fix}", repr(str(budget)))
+
+
+def fitted(config: Mapping[str, Any], budget: Budget, batches_per_epoch: int | None) -> dict[str, Any]:
+    """Return a config that trains exactly the batches of a measured budget, with its schedule scaled to them.
+
+    Raises:
+        WrongKey: `trainer.max_duration` is in epochs of unknown length.
+    """
+    assert budget.batches is not None
+    duration = Time.parse_or_epochs(config["trainer"].get("max_duration", "1ep"), "max_duration")
+    try:
+        length = convert(duration, TimeUnit.BATCH, None, batches_per_epoch)
+    except ValueError:
+        reason = "the data does not define the length of an epoch; with a budget, give batches, such as 1000ba"
+        raise WrongKey("trainer.max_duration", reason, repr(str(duration))) from None
+    ratio = (budget.batches + 0.5) / float(length)  # the Trainer drops the half
+    return {**config, "budget": str(budget), "trainer": {**config["trainer"], "scale_schedule_ratio": ratio}}

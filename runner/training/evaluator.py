@@ -1,0 +1,156 @@
+"""Evaluators: a data set to evaluate on, its metrics, and how often to evaluate."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from runner.failures.checks import check_function, check_list, check_subset
+from runner.timing.time import Interval, Time
+
+if TYPE_CHECKING:
+    from runner.core.state import State
+
+Rule = Callable[[Any], Any]
+"""A function of the State: whether to evaluate now, true or false on all ranks alike.
+
+A forward reference to the State would keep the types of a config's values from being checked.
+"""
+
+
+class Evaluator:
+    """A labelled dataloader, with the metrics to compute on it and the interval between evaluations.
+
+    Args:
+        label: the name in metric keys, `metrics/{label}/{name}`; not 'train' or 'predict', and without '/'.
+        dataloader: the batches to evaluate on. With several ranks, each rank's loader yields its share, so that every
+            sample is seen exactly once.
+        metric_names: the names of the metrics in `model.metrics(train=False)` to compute; None: all.
+        eval_interval: a time string, or a number of epochs; 0: never in training, for test data that is evaluated after
+            it (`trainer.eval()`, or the key `test`); None: the Trainer's interval; or a function of the State, asked
+            after each batch and each epoch, which returns the same on all ranks.
+        subset_num_batches: the number of batches after which to stop; None: all batches.
+
+    Raises:
+        ValueError: an argument has a value that is not allowed.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        dataloader: Iterable[Any],
+        metric_names: Sequence[str] | None = None,
+        eval_interval: str | int | Time | Rule | None = None,
+        subset_num_batches: int | None = None,
+    ) -> None:
+        if not label or label in ("train", "predict") or "/" in label:
+            raise ValueError(f"label={label!r}: must be a name without '/', other than 'train' and 'predict'")
+        check_subset("subset_num_batches", subset_num_batches)
+        check_list("metric_names", metric_names)
+        self.label = label
+        self.dataloader = dataloader
+        self.metric_names = None if metric_names is None else list(metric_names)
+        self.eval_interval = None if eval_interval is None else interval_or_rule(eval_interval)
+        self.is_test = isinstance(self.eval_interval, Interval) and not self.eval_interval.time.value
+        """Whether its own interval is 0, so that training never evaluates on its data."""
+        self.evaluated_at: int | None = None
+        """The number of batches trained when this evaluator last ran; None before it has run."""
+        self.subset_num_batches = subset_num_batches
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it runs during training at all."""
+        interval = self.eval_interval
+        return callable(interval) or (interval is not None and interval.time.value > 0)
+
+    def is_due(self, state: State) -> bool:
+        """Return whether the last advance of time reached a multiple of the interval, or the function says so."""
+        if callable(rule := self.eval_interval):
+            return self.evaluated_at != state.timestamp.batch and bool(rule(state))
+        return rule is not None and state.is_due(rule)
+
+    def is_owed(self, state: State) -> bool:
+        """Return whether to run at the end of training: not switched off, and not yet run at this batch."""
+        return self.is_on and self.evaluated_at != state.timestamp.batch
+
+    def select(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Return the subset of the model's metrics that this evaluator computes.
+
+        Raises:
+            ValueError: `metric_names` has a name that is not among the model's metrics.
+        """
+        if self.metric_names is None:
+            return metrics
+        for name in self.metric_names:
+            if name not in metrics:
+                raise ValueError(
+                    f"evaluator {self.label!r}: metric_names={name!r}: must be among the model's metrics, {[*metrics]}"
+                )
+        return {name: metrics[name] for name in self.metric_names}
+
+
+def interval_or_rule(value: str | int | Time | Rule) -> Interval | Rule:
+    """Return an `Interval`, or the function that is given in place of one.
+
+    Raises:
+        TypeError: the value is a class, or a function that cannot be called with the State alone.
+        ValueError: the value is not a time.
+    """
+    if not callable(value):
+        return Interval(value, name="eval_interval")
+    check_function("eval_interval", value, "a time string, or a function of the State, such as lambda state: ...")
+    return value
+
+
+def ensure_evaluators(eval_dataloader: Any, interval: Interval | Rule | None = None) -> list[Evaluator]:
+    """Return a list of evaluators from a loader (labelled 'eval'), an Evaluator, a list of Evaluators, or None.
+
+    Evaluators without their own interval get `interval`, if one is given.
+
+    Raises:
+        ValueError: two evaluators share a label, the argument is a dict, or a list contains a loader that is not
+            wrapped in an Evaluator.
+    """
+    evaluators = [copy.copy(one) for one in _listed(eval_dataloader)]  # another Trainer may use the same objects
+    for one in evaluators:
+        one.eval_interval = one.eval_interval or interval
+        one.evaluated_at = None
+    return evaluators
+
+
+def with_test(eval_dataloader: Any, test_dataloader: Any) -> list[Evaluator]:
+    """Return the evaluators of evaluation and test data together.
+
+    Args:
+        eval_dataloader: a loader, an Evaluator, a list of Evaluators, or None.
+        test_dataloader: a loader, which is evaluated under the label 'test', or an Evaluator with an interval of 0.
+
+    Raises:
+        ValueError: the Evaluator of the test data has another interval.
+    """
+    test = test_dataloader
+    if not isinstance(test, Evaluator):
+        test = Evaluator("test", test_dataloader, eval_interval=0)
+    if not test.is_test:
+        raise ValueError(f"evaluator {test.label!r}: test data needs eval_interval=0, so that training does not see it")
+    return [*_listed(eval_dataloader), test]
+
+
+def _listed(eval_dataloader: Any) -> list[Evaluator]:
+    if eval_dataloader is None:
+        return []
+    if isinstance(eval_dataloader, Evaluator):
+        return [eval_dataloader]
+    several = eval_dataloader if isinstance(eval_dataloader, list | tuple) else []
+    if several and all(isinstance(one, Evaluator) for one in several):
+        labels = [one.label for one in several]
+        if len({*labels}) < len(labels):
+            raise ValueError(f"eval_dataloader: evaluators must have different labels, not {labels}")
+        return list(several)
+    loaders = [one for one in several if isinstance(one, Evaluator) or hasattr(one, "dataset") or hasattr(one, "order")]
+    if isinstance(eval_dataloader, Mapping) or loaders:
+        raise ValueError(
+            "eval_dataloader: must be a loader, an Evaluator, or a list of Evaluators, each with its label and loader"
+        )
+    return [Evaluator("eval", eval_dataloader)]

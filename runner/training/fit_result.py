@@ -1,0 +1,41 @@
+"""The result of training, as returned by `Trainer.fit`."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+from runner.core.state import State
+from runner.terminal.console import show_path
+from runner.training.metrics import scalars
+
+
+class FitResult:
+    """The metrics of a run at the end of `fit`, and where the run is kept."""
+
+    run_dir: Path
+    """The run's folder; it exists if something was written to it."""
+    best: Path | None
+    """The checkpoint that a `CheckpointSaver` with `monitor` found best; None without one, and on ranks but 0."""
+
+    def __init__(self, state: State) -> None:
+        self.run_dir = state.run_dir
+        self.best = next((one for saver in state.callbacks if (one := getattr(saver, "best_checkpoint", None))), None)
+        self._values = {label: dict(values) for label, values in state.metric_values.items()}
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """The last value of each metric by 'label/name', such as 'eval/loss' or 'train/MulticlassAccuracy'.
+
+        A metric with several elements has an entry for each. The values are read from the device here.
+        """
+        return {
+            key: float(value)
+            for label, values in self._values.items()
+            for name, one in values.items()
+            for key, value in scalars(f"{label}/{name}", one).items()
+        }
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{key} {value:.4g}" for key, value in self.metrics.items()) or "no metrics"
+        return f"FitResult({values}; run {show_path(self.run_dir)})"

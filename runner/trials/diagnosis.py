@@ -1,0 +1,253 @@
+"""Diagnoses errors in a dry run or in training: finds the hook, or the model and data, that caused them."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from runner.cli.catalogue import CONF
+from runner.cli.command_line import only_typed
+from runner.config import build
+from runner.config.errors import CONFIG_ERRORS, WrongConfig, explain, line_of_user
+from runner.core.state import State
+from runner.distributed.job import Job
+from runner.failures.facts import RankFailed, annotate, argument_of, facts_of, is_of_environment
+from runner.timing.event import Event
+from runner.trials.batch_text import describe_batch
+
+Choices = Mapping[str, str]
+"""`Job.choices`: the chosen name by config group."""
+NO_CHOICES: Choices = MappingProxyType({})
+
+OF_THE_ENVIRONMENT = (OSError, MemoryError, RankFailed)
+"""The exceptions of a first batch that may not occur again, unlike those of a batch that does not fit the model."""
+
+MAX_MESSAGE = 300  # characters shown of an error's own message
+
+STEPS = {
+    "forward": "its forward pass",
+    "compile_wrapper": "its forward pass, as torch.compile traces it",
+    "eval_forward": "its forward pass in evaluation",
+    "validate": "its validate()",
+    "loss": "its loss",
+    "training_step": "its training_step()",
+    "update_metric": "its metrics",
+    "compute": "its metrics",
+    "num_samples": "its num_samples()",
+    "num_tokens": "its num_tokens()",
+    "loss_weight": "its loss_weight()",
+    "backward": "its backward pass",
+}
+"""The steps of a model in a run, by the name of the function that starts the step."""
+AFTER_FORWARD = ("loss", "update_metric", "compute", "backward")
+"""The steps at which the outputs for the current batch exist."""
+BATCH_ARGUMENTS = {"eval_forward": 1, "update_metric": 1, "loss": 2, "num_samples": 1, "loss_weight": 1}
+"""The position of the batch among the arguments of each step of an evaluation."""
+DEVICE_ASSERT = "mostly a label or token out of range, which a GPU does not name: mode=check tries a few on the CPU"
+
+_EVENTS = list(Event)  # in the order in which they fire
+_OF_BATCH = _EVENTS[_EVENTS.index(Event.AFTER_DATALOADER) : _EVENTS.index(Event.AFTER_BACKWARD) + 1]
+_WITH_OUTPUTS = _OF_BATCH[_OF_BATCH.index(Event.AFTER_FORWARD) :]
+
+
+class HookAtFault(NamedTuple):
+    """The callback or algorithm that raised an exception, given by its group and key in the config."""
+
+    group: str
+    """'callbacks' or 'algorithms'; empty for an algorithm that is the scheduler."""
+    key: str
+    event: Event | None
+    """The event that the hook was handling; None in `close`, or when a value was logged."""
+
+    @property
+    def path(self) -> str:
+        """The path of the hook's section."""
+        return f"{self.group}.{self.key}" if self.group else self.key
+
+
+def hook_at_fault(error: BaseException, config: Mapping[str, Any]) -> HookAtFault | None:
+    """Return the hook of the config that raised an exception, or None if no hook did."""
+    for raiser in facts_of(error).raisers:
+        for group in ("callbacks", "algorithms"):
+            if raiser.config_key in (config.get(group) or {}):
+                return HookAtFault(group, raiser.config_key, raiser.event)
+        if raiser.config_key == "scheduler" and config.get("scheduler"):
+            return HookAtFault("", "scheduler", raiser.event)
+    return None
+
+
+@contextmanager
+def naming_fault(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Iterator[None]:
+    """Turn exceptions into a WrongConfig that names the cause and the line of the user's code."""
+    try:
+        yield
+    except WrongConfig:
+        raise
+    except Exception as error:
+        raise _refused(_describe(error, config, choices), error) from error
+
+
+@contextmanager
+def noting_faults(config: Mapping[str, Any], choices: Choices) -> Iterator[None]:
+    """Add notes to exceptions: the section of the hook that raised it and, as in `noting_batch`, the batch."""
+    with build.naming_hooks(config), noting_batch(config, choices):
+        yield
+
+
+@contextmanager
+def noting_first_batch(job: Job, state: State) -> Iterator[None]:
+    """Add the notes of `noting_faults`, and to failures of a new run's first batch a refusal of the config.
+
+    The refusal is one of the facts of the exception, which reach all ranks.
+    """
+    try:
+        with noting_faults(job.config, job.choices):
+            yield
+    except Exception as error:
+        may_not_recur = isinstance(error, OF_THE_ENVIRONMENT) or is_of_environment(error)
+        if state.timestamp.batch == 0 and not may_not_recur and not facts_of(error).divergence:
+            annotate(error, refusal=_describe(error, job.config, job.choices), section=_section(error))
+        raise
+
+
+@contextmanager
+def refusing_first_batch() -> Iterator[None]:
+    """Turn exceptions in which `noting_first_batch` saw a refusal into a WrongConfig. All ranks."""
+    try:
+        yield
+    except Exception as error:
+        if refusal := facts_of(error).refusal:
+            raise _refused(refusal, error) from error
+        raise
+
+
+def _refused(text: str, error: Exception) -> WrongConfig:
+    facts = facts_of(error)
+    return WrongConfig(text, at=facts.key or _section(error), allowed=facts.allowed)
+
+
+def _section(error: Exception) -> str:
+    """Return the section at fault; if a model does not fit its data, whichever of the two was typed."""
+    return facts_of(error).section or (only_typed(sys.argv[1:], "model", "data") if _step(error) is not None else "")
+
+
+@contextmanager
+def noting_batch(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Iterator[None]:
+    """Add a note with the current batch to errors raised by the model, or by a hook between loading and backward."""
+    try:
+        yield
+    except RankFailed:  # unrelated to what this rank was doing
+        raise
+    except Exception as error:
+        with suppress(Exception):  # a batch that cannot be described must not hide the error itself
+            _note_batch(error, config, choices)
+        raise
+
+
+def _note_batch(error: Exception, config: Mapping[str, Any], choices: Choices) -> None:
+    hook = hook_at_fault(error, config)
+    step = _step(error)
+    if hook is not None and hook.event in _OF_BATCH:
+        error.add_note(f"with {_batch(error, hook.event in _WITH_OUTPUTS)}")
+    elif hook is None and step is not None:
+        place = f"in {STEPS[step]}, with {_batch(error, step in AFTER_FORWARD)}"
+        error.add_note(f"{place}: {_chosen('model', config, choices)}, {_chosen('data', config, choices)}")
+    if _is_device_assert(error):
+        error.add_note(DEVICE_ASSERT)
+
+
+def _describe(error: Exception, config: Mapping[str, Any], choices: Choices) -> str:
+    hook = hook_at_fault(error, config)
+    step = _step(error)
+    place = line_of_user(error)
+    model = _chosen("model", config, choices)
+    data = _chosen("data", config, choices)
+    if hook is not None:
+        section = config[hook.group][hook.key] if hook.group else config[hook.key]
+        text = _in_section(hook.path, section, error)
+        when = "while closing" if hook.event is None else f"at {hook.event.name}"
+        text += f"\n  {when}, with {model} and {data}"
+    elif step is not None:
+        batch = _batch(error, step in AFTER_FORWARD)
+        text = f"{model} does not fit {data}. In {STEPS[step]}, with {batch}:\n  {_what(error)}"
+    elif argument_of(error) in config["trainer"]:
+        text = _in_section("trainer", config["trainer"], error)
+    elif isinstance(error, CONFIG_ERRORS):
+        explanation = explain(error, sys.argv[1:], CONF)
+        text = explanation.message
+        place = None if place == explanation.place else place  # the message has it already
+    else:
+        text = _what(error)
+    if group := facts_of(error).works_without:
+        text += f"\n  without {group} it works"
+    if _is_device_assert(error):
+        text += f"\n  {DEVICE_ASSERT}"
+    text += f"\n  raised in {place}" if place is not None else ""
+    return text
+
+
+def _in_section(path: str, section: Mapping[str, Any], error: Exception) -> str:
+    return f"{path}.{error}" if argument_of(error) in section else f"{path}: {_what(error)}"
+
+
+def _chosen(group: str, config: Mapping[str, Any], choices: Choices) -> str:
+    """Return the choice for a group as it would be typed: 'model=mlp', or 'model._target_=...'."""
+    return f"{group}={choices[group]}" if group in choices else f"{group}._target_={config[group]['_target_']}"
+
+
+def _step(error: Exception) -> str | None:
+    """Return the step of the model in which an error was raised, a key of `STEPS`; None while reading a batch."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        name = frame.f_code.co_name
+        if name in STEPS:
+            return name
+        if frame.f_globals.get("__name__") == "runner.training.dataloader" and name != "_count":
+            return None  # inner functions may have names of steps, such as a transform's forward()
+    return None
+
+
+def _batch(error: Exception, with_outputs: bool) -> str:
+    """Return a description of the batch at an error, from the loop's state or the arguments of an evaluation step."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    in_evaluation = any(frame.f_globals.get("__name__") == "runner.training.evaluation" for frame in frames)
+    for frame in frames:
+        code = frame.f_code
+        state = frame.f_locals.get("state")
+        made = ""
+        if in_evaluation:  # by now the state has been restored to that of training
+            place = BATCH_ARGUMENTS.get(code.co_name, code.co_argcount)
+            batch = frame.f_locals.get(code.co_varnames[place]) if place < code.co_argcount else None
+        else:
+            batch = getattr(state, "batch", None)
+            if with_outputs and batch is not None:
+                made = f" and outputs of {describe_batch(getattr(state, 'outputs', None))}"
+        if batch is not None:
+            return f"a batch of {describe_batch(batch, with_ranges=True)}{made}{_embedding(error)}"
+    return "a batch"
+
+
+def _embedding(error: Exception) -> str:
+    """Return a phrase with the number of rows of the embedding in which a lookup failed; empty if none did."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is torch.nn.functional.embedding.__code__:
+            return f" and an embedding of {len(frame.f_locals['weight'])} rows"
+    return ""
+
+
+def _is_device_assert(error: Exception) -> bool:
+    return "device-side assert" in str(error)  # torch raises the same class for all CUDA errors
+
+
+def _what(error: Exception) -> str:
+    said = str(error)
+    if isinstance(error, torch.AcceleratorError):
+        said = said.partition("\n")[0]  # the other lines are the same for all of them
+    message = " ".join(said.split())
+    shown = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
+    return shown if type(error) in (ValueError, TypeError) else f"{type(error).__name__}: {shown}"

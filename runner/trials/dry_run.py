@@ -1,0 +1,337 @@
+"""A dry run: the real Trainer, engine, algorithms and callbacks, with one batch of each data set. Nothing is kept.
+
+The model is made on the meta device first, where it takes no memory. If its weights are small, it is made again on the
+CPU and a few samples go through it; that finds labels out of range and metrics that fail as well as shapes that do not
+match. If they are large, the batch stays on the meta device, and only shapes and types are checked.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from runner.checkpoints.files import find_checkpoint
+from runner.checkpoints.snapshot import load_weights, restore
+from runner.config import build
+from runner.config.signatures import locate
+from runner.core.destination import LoggerDestination
+from runner.core.hooks import Callback
+from runner.core.state import State
+from runner.data.content import describe_samples
+from runner.distributed.collectives import pick_device
+from runner.distributed.ranks import get_world_size
+from runner.distributed.shares import refuse_unsharded
+from runner.failures.facts import annotate
+from runner.records.result import objectives_of
+from runner.timing.event import Event
+from runner.training.evaluator import ensure_evaluators
+from runner.training.final_test import check_test
+from runner.training.trainer import Trainer
+from runner.trials.diagnosis import NO_CHOICES, Choices, hook_at_fault, naming_fault
+from runner.trials.lint import find_mistakes
+from runner.trials.one_batch import OneBatch, TrialData
+from runner.trials.sizes import Sizes, at_peak, describe_groups, measure, size_of
+
+MAX_WEIGHTS = 128 * 2**20
+"""Bytes up to which a model is tried on the CPU; with gradients and moments it takes four times as much memory."""
+
+
+@dataclass
+class Findings:
+    """What a dry run found out.
+
+    Attributes:
+        model: the class of the model, and that of the module in it.
+        sizes: memory and sizes of checkpoints.
+        groups: the parameter groups of the optimizers, a line each.
+        data: samples and batches of each data set.
+        batch: types and shapes of the batch that went through the run.
+        device: 'cpu', or 'meta' if the model is too large to be tried with values.
+        events: the number of events that fired.
+        destinations: keys of callbacks that would write, print or connect: they are made, and not called.
+        refused: keys of callbacks and algorithms that read values, which tensors on the meta device do not have.
+        unpredicted: why it cannot be told how much memory training takes at its peak; empty if it can.
+        warnings: what would train, but is most likely a mistake, a sentence each.
+    """
+
+    model: str = ""
+    sizes: Sizes = field(default_factory=Sizes)
+    groups: list[str] = field(default_factory=list)
+    data: str = ""
+    batch: str = ""
+    device: str = ""
+    events: int = 0
+    destinations: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    unpredicted: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+
+class EventRecorder(Callback):
+    """Records which events fire, and ends training after its first epoch."""
+
+    def __init__(self) -> None:
+        self.seen: set[Event] = set()
+
+    def run_event(self, event: Event, state: State, logger: Any) -> None:
+        self.seen.add(event)
+        if event is Event.EPOCH_END:
+            state.stop_training()
+
+
+def try_out(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Findings:
+    """Send one batch through all events of a run, and return what that found out. Without other ranks.
+
+    Destinations are made but not called: they would write, print or connect.
+    """
+    findings = Findings()
+    with collecting_warnings(findings.warnings), naming_fault(config, choices):
+        build.make_parts(config, uploads=False)  # so that errors of constructors come before any data is read
+        model = make_model_on_meta(config)
+        data = _make_data(config, findings)
+        if model is not None and size_of([one for one in model.parameters() if not is_lazy(one)]) > MAX_WEIGHTS:
+            findings.device = "meta"
+            while (hook := _find_refused_on_meta(config, data, findings)) is not None:
+                findings.refused.append(hook)
+        else:
+            findings.device = "cpu"
+            _try_with_and_without_algorithms(config, data, findings)
+    _predict_peak(config, data, findings)
+    return findings
+
+
+def _predict_peak(config: Mapping[str, Any], data: TrialData, findings: Findings) -> None:
+    """Add to the findings what training takes at its peak with the batches of a rank, or why this cannot be told."""
+    from runner.trials.peak_memory import predict_peak  # which imports much of torch
+
+    shards, split = layout_of(config)
+    ranks = max(build.make_launch(config).processes(), get_world_size())
+    samples = None if data.order is None else -(-data.order.batch_size // (ranks // split))
+    reading: list[str] = []
+    while True:
+        parts = _make_parts(config, findings) | {"callbacks": {}, "schedulers": None}
+        parts["algorithms"] = {key: one for key, one in parts["algorithms"].items() if key not in reading}
+        try:
+            with collecting_warnings([]):
+                model = make_model_on_meta(config)
+                model = build.make_model(config) if model is None else model
+                batch = data.train.take(samples)
+                peak = predict_peak(config, model, batch, lambda one: data.train.yielding(one, samples), parts, ranks)
+        except Exception as error:  # whether training works has been tried before
+            hook = hook_at_fault(error, config)
+            if hook is None or hook.key in reading:
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                findings.unpredicted = f"the memory of activations: {reason}"
+                return
+            reading.append(hook.key)
+        else:
+            break
+    findings.sizes = at_peak(findings.sizes, peak, ranks > shards == split == 1)
+    if reading:
+        findings.unpredicted = (
+            f"the memory of {', '.join(reading)}: they read values, and tensors without memory have none"
+        )
+
+
+@contextmanager
+def make_idle_trainer(config: Mapping[str, Any], logs: bool) -> Iterator[Trainer]:
+    """Yield the Trainer of a config without its data, callbacks and algorithms, in a temporary folder."""
+    model = make_model_on_meta(config)
+    changed = {"device": "cpu" if model is None else "meta", "precision": "fp32", "compile": False, "load_path": None}
+    with (
+        tempfile.TemporaryDirectory(prefix="runner-check-") as folder,
+        build.assemble(
+            {**config, "trainer": {**config["trainer"], **changed}},
+            Path(folder, "run"),
+            "check",
+            model=build.make_model(config) if model is None else model,
+            loggers=[LoggerDestination()] if logs else [],
+        ) as trainer,
+    ):
+        yield trainer
+
+
+def _try_with_and_without_algorithms(config: Mapping[str, Any], data: TrialData, findings: Findings) -> None:
+    """Try the batch; if it fails without algorithms too, raise that error, which is simpler."""
+    try:
+        _try_batch(config, data, findings)
+    except Exception as error:
+        if config.get("algorithms"):
+            _try_batch({**config, "algorithms": {}}, data, Findings(device=findings.device))
+            annotate(error, works_without="algorithms")
+            error.add_note("without algorithms it works")
+        raise
+
+
+def make_model_on_meta(config: Mapping[str, Any]) -> Any:
+    """Return the model on the meta device, without memory for its weights; None if it cannot be made there."""
+    with suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.device("meta"):
+            return build.make_model(config)
+    return None
+
+
+def _find_refused_on_meta(config: Mapping[str, Any], data: TrialData, findings: Findings) -> str | None:
+    """Try the batch on the meta device; return the key of a callback or algorithm that fails as it reads values."""
+    try:
+        _try_batch(config, data, findings)
+    except RuntimeError as error:
+        hook = hook_at_fault(error, config)
+        if hook is None or "meta" not in str(error):
+            raise
+        return hook.key
+    return None
+
+
+def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings) -> None:
+    """Send one batch through a run on the device that the findings name, and add to the findings."""
+    section = config["trainer"]
+    on_meta = findings.device == "meta"
+    device = pick_device(section.get("device", "auto"))
+    changed = {"device": findings.device, "compile": False, "iteration_length": None}
+    if device.type != findings.device and section.get("precision") != "bf16":
+        changed["precision"] = "fp32"  # only bf16 changes the weights; autocast leaves them as they are
+    if on_meta:
+        changed["load_path"] = None
+    parts = _make_parts(config, findings)
+    parts["callbacks"]["check"] = recorder = EventRecorder()
+    model = make_model_on_meta(config) if on_meta else build.make_model(config)
+    loaders: list[Any] = [data.train, *(one.dataloader for one in data.evaluators)]
+    for loader in loaders:
+        loader.read_for(model)
+    with tempfile.TemporaryDirectory(prefix="runner-check-") as folder:
+        trainer = build.assemble(
+            {**config, "trainer": {**section, **changed}},
+            Path(folder, "run"),
+            "check",
+            model=model,
+            train_dataloader=data.train,
+            eval_dataloader=data.evaluators or None,
+            loggers=[] if on_meta else [LoggerDestination()],  # values are logged and then dropped
+            resume_path=None if on_meta else config["resume"],
+            **parts,
+        )
+        with trainer:
+            check_test(trainer.state, config["test"], objectives_of(config["objective"]))
+            trainer.fit()
+            if data.evaluators:
+                trainer.eval()
+            if not on_meta:  # where predictions could not be copied to the CPU
+                trainer.predict(data.evaluators[0].dataloader if data.evaluators else data.train)
+            findings.model = _name_of(trainer.state)
+            findings.batch = data.train.describe()
+            findings.sizes = measure(trainer.state, *layout_of(config))
+            findings.groups = describe_groups(trainer.state.optimizers)
+            findings.events = len(recorder.seen)
+            findings.warnings += _find_untrained(trainer.state)
+            findings.warnings += find_mistakes(config, trainer.state.progress, data.order, device.type)
+            _load_what_was_saved(trainer.state, on_meta)
+
+
+def _load_what_was_saved(state: State, only_weights: bool) -> None:
+    """Load the checkpoint that a saver has written, if there is one, as a resumed run would."""
+    try:
+        checkpoint = find_checkpoint(state.run_dir)
+    except FileNotFoundError:
+        return
+    try:
+        if only_weights or not (checkpoint / "state.pt").exists():
+            load_weights(state, checkpoint)
+        else:
+            restore(state, checkpoint)
+    except Exception as error:
+        error.add_note("while loading the checkpoint that this trial has saved")
+        raise
+
+
+def _make_parts(config: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
+    """Return the objects of a config without its destinations, and without those that were refused before."""
+    parts = build.make_parts(config, uploads=False)
+    findings.destinations = [key for key, one in parts["callbacks"].items() if isinstance(one, LoggerDestination)]
+    for group in ("callbacks", "algorithms"):
+        left_out = (*findings.destinations, *findings.refused)
+        parts[group] = {key: one for key, one in parts[group].items() if key not in left_out}
+    if "scheduler" in findings.refused:
+        parts["schedulers"] = None
+    return parts
+
+
+def layout_of(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many ranks will share one copy of the weights, or of their part of it, and how many split layers."""
+    section = config["trainer"]
+    ranks = max(build.make_launch(config).processes(), get_world_size())
+    split = section.get("tensor_parallel", 1) if ranks > 1 else 1
+    return (section.get("shard_size") or ranks // split) if section.get("parallel") == "fsdp" else 1, split
+
+
+def _make_data(config: Mapping[str, Any], findings: Findings) -> TrialData:
+    section = config["data"]
+    target = section["_target_"]
+    fake = hasattr(locate("data", target), "fake")
+    section = {**section, "_target_": f"{target}.fake"} if fake else section
+    train, evaluation = build.make_data({**config, "data": section})
+    evaluators = ensure_evaluators(evaluation)
+    group = layout_of(config)[1]
+    loaders = [("train", train), *((one.label, one.dataloader) for one in evaluators)]
+    for label, loader in () if fake else loaders:  # made-up batches do not show how the real ones are divided
+        refuse_unsharded(loader, label, build.make_launch(config).processes() // group, group)
+    findings.data = "; ".join(f"{label} {_describe(loader)}" for label, loader in loaders)
+    findings.data += f"; {'made up, not read' if fake else f'one batch read: {target} has no `fake`'}"
+    for one in evaluators:
+        one.dataloader = OneBatch(one.dataloader, one.label)
+    return TrialData(getattr(train, "order", None), OneBatch(train, "train"), evaluators)
+
+
+def _name_of(state: State) -> str:
+    model = state.unwrapped_model
+    inner = getattr(model, "module", None)
+    return type(model).__name__ + (f"({type(inner).__name__})" if inner is not None else "")
+
+
+def _find_untrained(state: State) -> Iterator[str]:
+    parameters = state.unwrapped_model.named_parameters()
+    idle = [name for name, one in parameters if one.requires_grad and one.grad is None]
+    if idle:
+        more = f" and {len(idle) - 3} more" * (len(idle) > 3)
+        yield f"no gradient reaches {', '.join(idle[:3])}{more}: not trained, and refused by DDP"
+
+
+def _describe(loader: Any) -> str:
+    order = getattr(loader, "order", None)
+    try:
+        batches = f"{len(loader):,}"
+    except TypeError:
+        batches = "unknown many"
+    if order is None:
+        return f"{batches} batches"
+    return f"{describe_samples(loader)} in {batches} batch{'es' * (batches != '1')} of {order.batch_size}"
+
+
+@contextmanager
+def collecting_warnings(found: list[str]) -> Iterator[None]:
+    """Collect each warning that is given inside this context once in a list, instead of printing it."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())
+    log = logging.getLogger("runner")
+    propagate = log.propagate
+    log.propagate = False
+    log.addHandler(handler)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            yield
+        found += [str(one.message).partition("\n")[0] for one in caught]
+        found[:] = dict.fromkeys(found)
+    finally:
+        log.removeHandler(handler)
+        log.propagate = propagate

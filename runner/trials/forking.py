@@ -1,0 +1,104 @@
+"""The batches between a parent's last checkpoint and the fork that begins after it, trained again as they were then."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.checkpoints.history import read_time
+from runner.checkpoints.snapshot import save_checkpoint
+from runner.config import build
+from runner.core.hooks import Callback
+from runner.distributed.environment import is_rank_zero
+from runner.distributed.job import Job
+from runner.files.whole import link_or_copy
+from runner.records.recording import FORKED_AT, PARENT
+from runner.terminal.console import print_block, show_path
+from runner.trials.standing import check_reached, compare_digests, standing_before
+
+if TYPE_CHECKING:
+    from runner.core.logger import Logger
+    from runner.core.state import State
+
+FOLDER = "fork"
+"""The subfolder of a fork's folder that holds the checkpoint it began with, whatever becomes of the parent's."""
+CURVES = "runner.callbacks.LearningCurves"
+
+
+class _SaveAt(Callback):
+    """Writes a checkpoint after a batch, before anything can stop training there."""
+
+    def __init__(self, batch: int, path: Path) -> None:
+        self.batch = batch
+        self.path = path
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch == self.batch:
+            save_checkpoint(state, self.path)
+            state.stop_training()
+            for one in state.evaluators:
+                one.evaluated_at = self.batch  # the fork evaluates what is due here
+
+
+def begin_fork(job: Job) -> dict[str, Any]:
+    """Return the config of a fork, which resumes from a checkpoint in the fork's own folder. All ranks.
+
+    Where the parent has a checkpoint of that batch, it is a copy, which shares its blocks on the disk with the original
+    where the file system can do that. Otherwise the batches after the parent's last checkpoint are retrained. It stays
+    when the parent deletes old checkpoints, or is deleted itself.
+
+    Raises:
+        WrongKey: the parent has no such batch.
+        OSError: the checkpoint cannot be written.
+    """
+    config = job.config
+    run_dir = Path(job.run_dir)
+    source = None if config["resume"] is None else Path(config["resume"])
+    if source is not None and source.is_relative_to(run_dir):
+        return config
+    batch = int(job.tags[FORKED_AT])
+    if source is None or read_time(source).batch != batch:
+        path = _train_trunk(job, Path(job.tags[PARENT]), batch, run_dir / FOLDER / f"ba{batch}")
+        return {**config, "resume": str(path)}
+    copy = run_dir / FOLDER / source.name
+    if is_rank_zero() and not copy.exists():
+        partial = copy.with_name(f".{copy.name}.partial-{os.getpid()}")
+        shutil.copytree(source, partial, copy_function=link_or_copy)
+        partial.rename(copy)
+    return {**config, "resume": str(copy)}
+
+
+def _train_trunk(job: Job, parent: Path, batch: int, path: Path) -> Path:
+    """Train a parent from its last checkpoint up to a batch, save it at `path`, and return `path`. All ranks.
+
+    It is trained with the parent's config, on the fork's ranks and device. Of the parent's callbacks, those run that a
+    replay runs, and its learning curves, which the fork continues.
+    """
+    sections = job.parent["callbacks"] or {}
+    watchers: dict[str, Callback] = {
+        key: build.make(f"callbacks.{key}", one) for key, one in sections.items() if one.get("_target_") == CURVES
+    }
+    config = {
+        **job.config,
+        **job.parent,
+        "callbacks": {key: one for key, one in sections.items() if key not in job.config["replay"]["without"]},
+        "trainer": {**job.parent["trainer"], "device": job.config["trainer"].get("device", "auto")},
+        "launch": job.config["launch"],
+    }
+    # It ends itself, a batch earlier, so that its checkpoint does not ask the fork to end.
+    with standing_before(
+        config, parent, batch, {**watchers, "fork": _SaveAt(batch, path)}, key="at", until=batch + 1
+    ) as trainer:
+        begun = trainer.state.timestamp.batch
+        if is_rank_zero():
+            rows = [("parent", f"{show_path(parent)}; its batches {begun + 1} to {batch} are retrained")]
+            print_block("", rows)
+        trainer.fit()
+        check_reached(trainer.state, batch, "at")
+        if is_rank_zero():
+            equal, digests = compare_digests(parent, trainer.state.run_dir, begun, batch)
+            if equal is not None:
+                print_block("", [digests])
+    return path

@@ -1,0 +1,89 @@
+"""Finds probable mistakes in a config with which a run would train.
+
+What cannot be trained at all is an error, which the part concerned raises in training too: a warm-up longer than the
+schedule, a `max_duration` in tokens with a model that does not count them, a monitored metric that is not computed,
+algorithms that cannot be combined, a precision that the device does not support. These are warnings:
+
+- an interval or a patience that is longer than the run;
+- a monitored metric of an evaluator while `trainer.eval_interval=0`;
+- a batch that is larger than the data, or smaller than the number of processes;
+- more microbatches than a batch has samples, or microbatches larger than the batch;
+- `amp_fp16` on a CPU;
+- keys that a class takes as `**options`, so it is unknown whether they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from runner.config.composed import targets
+from runner.config.signatures import default_of, taken_as_options
+from runner.timing.time import Progress, Time, convert
+
+TOO_LONG = {
+    "interval": "it happens only at the end, if at all",
+    "patience": "training never stops early",
+}
+"""The consequence if the value of a key is longer than the run, by the suffix of the key."""
+
+
+def find_mistakes(config: Mapping[str, Any], progress: Progress, order: Any, device: str) -> Iterator[str]:
+    """Yield probable mistakes as sentences that begin with the key and its value."""
+    yield from _too_long(config, progress)
+    yield from _never_evaluated(config)
+    yield from _batches(config, order)
+    if config["trainer"].get("precision") == "amp_fp16" and device == "cpu":
+        yield "trainer.precision='amp_fp16' on a CPU saves nothing and is slow: use fp32 or amp_bf16"
+    for path, section in targets(config):
+        for key in taken_as_options(path, section):
+            owner = section["_target_"]
+            yield f"{path}.{key} goes into the **options of {owner}, so it was not checked whether it is used"
+
+
+def _too_long(config: Mapping[str, Any], progress: Progress) -> Iterator[str]:
+    duration = progress.max_duration
+    for path, section in targets({key: config.get(key) for key in ("trainer", "callbacks", "algorithms")}):
+        for key, value in section.items():
+            effect = next((text for end, text in TOO_LONG.items() if key.endswith(end)), None)
+            if effect is None or not isinstance(value, str | int) or isinstance(value, bool):
+                continue
+            if key.endswith("interval") and value == default_of(path, section, key):
+                continue  # it is the default, not something that the user chose
+            try:
+                length = convert(Time.parse_or_epochs(value), duration.unit, duration, progress.batches_per_epoch)
+            except ValueError:
+                continue  # not a time, or its unit cannot be converted to that of the run's length
+            if length > duration.exact:
+                yield f"{path}.{key}={value!r} is longer than the run of {str(duration)!r}: {effect}"
+
+
+def _never_evaluated(config: Mapping[str, Any]) -> Iterator[str]:
+    interval = config["trainer"].get("eval_interval", "1ep")
+    if isinstance(interval, Mapping) or Time.parse_or_epochs(interval).value:
+        return
+    for key, section in (config.get("callbacks") or {}).items():
+        monitor = section.get("monitor")
+        label = section.get("dataloader_label")
+        if monitor is not None and label != "train" and not str(monitor).startswith("train/"):
+            yield f"callbacks.{key}.monitor={monitor!r} is never computed: trainer.eval_interval is 0"
+
+
+def _batches(config: Mapping[str, Any], order: Any) -> Iterator[str]:
+    if order is None:
+        return
+    batch = order.batch_size
+    samples = order.num_samples
+    if batch > samples:
+        yield f"data.batch_size={batch} is more than the {samples:,} training samples: an epoch is one batch"
+    ranks = config["launch"].get("nproc_per_node", 1)
+    ranks = ranks if isinstance(ranks, int) else 1
+    if batch < ranks:
+        yield f"data.batch_size={batch} is less than launch.nproc_per_node={ranks}: some processes have nothing to do"
+    share = max(1, min(batch, samples) // ranks)
+    parts = config["trainer"].get("grad_accum", 1)
+    size = config["trainer"].get("microbatch_size")
+    if parts > share:
+        yield f"trainer.grad_accum={parts} is more than the {share} samples of a batch on each process"
+    if isinstance(size, int) and size > share:
+        yield f"trainer.microbatch_size={size} is more than the {share} samples of a batch on each process"

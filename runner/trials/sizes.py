@@ -1,0 +1,155 @@
+"""How much memory a run takes, and how large its checkpoints are. The model may be on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import Optimizer
+
+from runner.checkpoints.snapshot import capture
+from runner.core.state import State
+from runner.device.batch import tensors
+
+
+class Peak(NamedTuple):
+    """Memory of a process that trains a model with batches of some size; in bytes.
+
+    Attributes:
+        total: the most that lives at once, of everything.
+        activations: what a microbatch needs until its backward pass begins: what the forward pass leaves, and itself.
+        gathered: the most of the whole weights that a rank has at once if it holds a part of them only.
+        microbatches: how many there are in a batch.
+    """
+
+    total: int
+    activations: int
+    gathered: int
+    microbatches: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of what a rank holds, and of checkpoints. All but the first two are in bytes."""
+
+    parameters: int = 0
+    """Number of elements of all parameters."""
+    trainable: int = 0
+    """Number of elements of the parameters that are trained."""
+    weights: int = 0
+    """Parameters and buffers."""
+    gradients: int = 0
+    optimizer: int = 0
+    """State of the optimizers, such as momentum."""
+    algorithms: int = 0
+    """State of the algorithms, such as an average of the weights."""
+    activations: int = 0
+    """What a microbatch needs until its backward pass begins, itself included; 0 if it is not known."""
+    gathered: int = 0
+    """Weights of other ranks that a rank has at once."""
+    peak: int = 0
+    """The most that a training step takes of all this: activations go as gradients come. 0 if it is not known."""
+    checkpoint: int = 0
+    """All files of a checkpoint."""
+    checkpoint_weights: int = 0
+    """The file of weights in it."""
+
+
+def measure(state: State, shards: int = 1, tensor_parallel: int = 1) -> Sizes:
+    """Return the sizes of a run that has trained a batch.
+
+    `shards` ranks will share one copy of the weights, and `tensor_parallel` ranks will split each layer.
+    """
+    model = state.unwrapped_model
+    split: set[torch.Size] = set()
+    if tensor_parallel > 1:
+        from runner.distributed.tensor_parallel import split_parameters
+
+        split = {one.shape for one in split_parameters(model, tensor_parallel)}
+
+    def held_elsewhere(content: Any) -> int:
+        """Return the bytes of tensors that a rank does not hold; a tensor with a parameter's shape is split like it."""
+        found = 0
+        for one in tensors(content):
+            if one.ndim and (rows := len(one)):
+                parts = shards * (tensor_parallel if one.shape in split else 1)
+                found += (rows - -(-rows // parts)) * (one.nbytes // rows)
+        return found
+
+    def share(content: Any) -> int:
+        return size_of(content) - held_elsewhere(content)
+
+    trained = [one for one in model.parameters() if one.requires_grad]
+    snapshot = capture(state) or {}
+    files = {name: saved_size(content) for name, content in snapshot.items() if name.endswith(".pt")}
+    return Sizes(
+        parameters=sum(one.numel() for one in model.parameters()),
+        trainable=sum(one.numel() for one in trained),
+        weights=size_of(dict(model.state_dict())) - held_elsewhere([*model.parameters()]),
+        gradients=sum(one.nbytes for one in trained) - held_elsewhere(trained),
+        optimizer=sum(share(one.state_dict()) for one in state.optimizers),
+        algorithms=sum(share(one.state_dict()) for one in state.algorithms),
+        checkpoint=sum(files.values()),
+        checkpoint_weights=files["model.pt"],
+    )
+
+
+def at_peak(sizes: Sizes, peak: Peak, replicas: bool) -> Sizes:
+    """Return sizes with what training takes at its peak.
+
+    `replicas` tells whether other ranks have the same whole model.
+    """
+    # Gradients that are summed lie beside those that DDP averages.
+    total = peak.total + (sizes.gradients if replicas and peak.microbatches > 1 else 0)
+    return replace(sizes, activations=peak.activations, gathered=peak.gathered, peak=total)
+
+
+def describe_groups(optimizers: Sequence[Optimizer]) -> list[str]:
+    """Return a line for each parameter group: its name, its size, its base rate and decay, and what else is special."""
+    lines = []
+    for optimizer in optimizers:
+        groups = optimizer.param_groups
+        shared = [key for key in groups[0] if all(key in group for group in groups)]
+        special = [key for key in shared if len({repr(group[key]) for group in groups}) > 1]
+        for index, group in enumerate(groups):
+            count = sum(one.requires_grad for one in group["params"])
+            frozen = sum(one.numel() for one in group["params"] if not one.requires_grad)
+            numbers = sum(one.numel() for one in group["params"]) - frozen
+            settings = {"lr": group.get("initial_lr", group.get("lr")), "weight_decay": group.get("weight_decay")}
+            settings |= {
+                key: group[key] for key in special if key not in ("params", "name", "initial_lr", "lr_scale", "lr")
+            }
+            shown = [f"{key} {one:.3g}" if isinstance(one, float) else f"{key} {one}" for key, one in settings.items()]
+            size = f"{numbers:,} parameters in {count} tensor{'s' * (count != 1)}"
+            size += f" and {frozen:,} frozen" * (frozen > 0)
+            lines.append(", ".join([f"{type(optimizer).__name__} {group.get('name', index)}: {size}", *shown]))
+    return lines
+
+
+def size_of(content: Any) -> int:
+    """Return the bytes of all tensors in nested containers; tensors that share memory are counted once."""
+    storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors(content)}
+    return sum(storages.values())
+
+
+def saved_size(content: Any) -> int:
+    """Return the size in bytes of the file that `torch.save` would write."""
+    file = _ByteCounter()
+    torch.save(content, file)  # type: ignore[arg-type]
+    return file.size + size_of([one for one in tensors(content) if one.is_meta])
+
+
+class _ByteCounter:
+    """A file that counts the bytes that are written to it, and drops them."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def write(self, data: Any) -> int:
+        self.size += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing."""

@@ -1,0 +1,167 @@
+"""A Trainer positioned right before a batch of an earlier run: loads a checkpoint, and retrains the batches in between.
+
+Everything in training is a function of the seed and the batch, so training from a checkpoint to that batch gives the
+run's own weights, samples and random numbers, bit for bit. The run's folder is only read.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from runner.checkpoints.history import checkpoint_before
+from runner.core.hooks import Callback
+from runner.core.logger import Logger
+from runner.core.state import State
+from runner.distributed.threads import use_threads, with_threads
+from runner.failures.facts import WrongKey
+from runner.files.whole import read_object
+from runner.history.optimizer_changes import change_optimizers
+from runner.records.past import ENVIRONMENT, forked_after, record_of
+from runner.records.result import read_result
+from runner.timing.time import TimeUnit, convert
+from runner.training.trainer import Trainer
+from runner.trials.dry_run import collecting_warnings
+from runner.trials.trial import make_trial, trial
+
+
+class Stop(Callback):
+    """Ends training after a given batch, or after the next one if that is already trained."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self.batch = max(self.batch, state.timestamp.batch + 1)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch >= self.batch:
+            state.stop_training()
+            for one in state.evaluators:
+                one.evaluated_at = state.timestamp.batch  # none is owed at the end
+
+
+@contextmanager
+def standing_before(
+    config: Mapping[str, Any],
+    run: Path,
+    batch: int,
+    watchers: Mapping[str, Callback],
+    *,
+    key: str,
+    until: int,
+    watched: bool = True,
+) -> Iterator[Trainer]:
+    """Yield a Trainer at the last checkpoint before a batch, whose `fit` trains from there on. All ranks.
+
+    `fit` ends after the batch `until`. `key` names the batch in errors; without it, the batch may come after the end of
+    the run. `watchers` are callbacks to add, by key; the config's own run too if `watched`.
+    """
+    stop = {"stop": Stop(until)}
+    with (
+        with_threads(_threads_of(run, batch), is_asked=True),
+        trial(config, {**watchers, **stop}, watched=watched, **_start(run, batch, key)) as trainer,
+    ):
+        change_optimizers(trainer.state, config)
+        if key:
+            check_batch(trainer.state, run, batch, key)
+        yield trainer
+
+
+def stand_before(config: Mapping[str, Any], run: Path, batch: int) -> Trainer:
+    """Return a Trainer positioned before a batch; each call of its `fit()` trains one more. All ranks.
+
+    From now on, torch uses the same number of CPU threads as in the run.
+    """
+    if (threads := _threads_of(run, batch)) is not None:
+        use_threads(threads)
+    folder = tempfile.TemporaryDirectory(prefix="runner-replay-")
+    with collecting_warnings([]):  # the run itself gave them
+        trainer = make_trial(config, Path(folder.name, "run"), {"stop": Stop(batch - 1)}, **_start(run, batch, "batch"))
+    weakref.finalize(trainer, folder.cleanup)
+    try:
+        change_optimizers(trainer.state, config)
+        check_batch(trainer.state, run, batch, "batch")
+        if trainer.state.timestamp.batch < batch - 1:
+            trainer.fit()
+        check_reached(trainer.state, batch - 1, "batch")
+    except BaseException:
+        trainer.close()
+        raise
+    return trainer
+
+
+def check_batch(state: State, run: Path, batch: int, key: str) -> None:
+    """Raise WrongKey if a run is known to end before a batch."""
+    last = _planned_end(state)
+    result = read_result(run)
+    if result is not None and result.status in ("FINISHED", "DIVERGED"):
+        last = result.batches or last  # training may have been stopped early
+    if last is not None and batch > last:
+        raise WrongKey(key, f"the last batch of this run is {last}", str(batch))
+
+
+def check_reached(state: State, batch: int, key: str) -> None:
+    """Raise WrongKey if training ended before a batch was trained."""
+    if state.timestamp.batch < batch:
+        raise WrongKey(key, f"the last batch of this run is {state.timestamp.batch}", str(batch))
+
+
+def ranks_of(run: Path, batch: int) -> int:
+    """Return how many ranks trained a batch of a run; 1 if that is not known."""
+    return _environment(run, batch).get("ranks") or 1
+
+
+def _threads_of(run: Path, batch: int) -> int | None:
+    """Return how many CPU threads a rank had for a batch of a run, on which the last bits depend; None if unknown."""
+    return _environment(run, batch).get("threads")
+
+
+def _environment(run: Path, batch: int) -> dict[str, int]:
+    found = read_object(record_of(run, batch) / ENVIRONMENT)
+    return {key: one for key, one in found.items() if type(one) is int and 0 < one < 10_000}
+
+
+def _start(run: Path, batch: int, key: str) -> dict[str, Any]:
+    """Return the arguments of a Trainer that begins at the last checkpoint before a batch, or with the run."""
+    checkpoint = checkpoint_before(run, batch)
+    if checkpoint is None and (begun := forked_after(run)):
+        reason = f"this run is a fork that begins after batch {begun} of its parent; name the parent"
+        raise WrongKey(key or "run", reason, str(batch) if key else repr(str(run)))
+    return {} if checkpoint is None else {"resume_path": checkpoint, "load_path": None}
+
+
+def _planned_end(state: State) -> int | None:
+    """Return the batches of the whole run; None if they are unknown, as where a loader's epochs may differ."""
+    if state.max_duration.unit is TimeUnit.EPOCH and not hasattr(state.train_dataloader, "order"):
+        return None
+    try:
+        return int(convert(state.max_duration, TimeUnit.BATCH, None, state.train_dataloader_len))
+    except ValueError:
+        return None
+
+
+def compare_digests(run: Path, again: Path, begun: int, batch: int) -> tuple[bool | None, tuple[str, str]]:
+    """Return whether the digests of a run are equal to those of the batches trained again, None if it kept none.
+
+    Returns:
+        The answer, and a label and a text for people.
+    """
+    from runner.checkpoints.digest import PARTS, first_difference
+    from runner.distributed.ranks import get_world_size
+
+    ranks = ranks_of(run, batch)
+    alike = ranks == get_world_size()
+    try:
+        found = first_difference(again, run, PARTS if alike else ["samples"])
+    except (FileNotFoundError, ValueError):
+        text = f"the run kept none of batches {begun + 1} to {batch}; +callbacks=state_digest keeps them"
+        return None, ("digests", text)
+    what = "" if alike else f"samples, on {get_world_size()} of the {ranks} ranks that the run had, "
+    if found.batch is None:
+        return True, ("ok digests", f"{what}equal to the bit up to batch {found.agreed}")
+    return False, ("warning digests", f"{what}different at batch {found.batch}, in {', '.join(found.parts)}")

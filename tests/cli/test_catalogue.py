@@ -1,0 +1,51 @@
+"""What is read of config files without composing them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runner.cli.catalogue import CONF, Key, choices, chosen_in, default_choices, keys_of
+
+TEXT = """\
+# @package _global_
+# python -m runner experiment=mine
+# Hardware: one GPU, 5 s. Expected: loss 0.1
+# (mean, spread; n=3). Trains mine, e.g. two. And more.
+defaults:
+  - /callbacks: [lr_monitor]
+  - override /model: mlp
+optimizer:
+  _target_: torch.optim.SGD
+  # above
+  lr: 0.1
+  betas: [0.9, # first
+    0.95] # both
+  name: "a # b"  # beside
+"""
+
+
+def test_keys_have_their_comments():
+    assert keys_of(TEXT) == [
+        Key("optimizer.lr", "0.1", "above"),
+        Key("optimizer.betas", "[0.9, 0.95]", "both"),
+        Key("optimizer.name", '"a # b"', "beside"),
+    ]
+    assert keys_of("a: [") == keys_of("") == keys_of("- 1") == []
+
+
+def test_a_recipe_is_described_without_its_command(tmp_path: Path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(TEXT)
+    (recipe,) = (one for one in choices(tmp_path) if one.is_own)
+    assert recipe.summary == "Trains mine, e.g. two"
+    assert recipe.command == "python -m runner experiment=mine"
+    assert recipe.typed == "experiment=mine" and recipe.package == ""
+    assert chosen_in(TEXT) == {"callbacks": ["lr_monitor"], "model": ["mlp"]}
+    assert chosen_in("defaults: 3") == chosen_in("[") == {}
+
+
+def test_the_defaults_are_those_of_the_main_config():
+    names = {(one.group, one.name) for one in choices(CONF)}
+    defaults = {(group, name) for group, chosen in default_choices().items() for name in chosen}
+    assert {pair for pair in defaults if not pair[0].startswith("hydra/")} <= names
+    assert ("model", "resnet8") in defaults

@@ -1,0 +1,374 @@
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kept_runs import CLEAN, LONGER, QUIET, SHORT, foreign_run
+from tiers import one_in
+
+from runner.history.rerun import merge_config
+from runner.history.saved_run import _allowed, _is_plain, find_saved_run
+from runner.records.record import write_record
+from runner.records.trust import check_arguments
+
+# Somebody else's records: config and overrides, and the name that the refusal must contain.
+ATTACKS: dict[str, tuple[Any, list[str], str]] = {
+    "a callback": ({"callbacks": {"x": {"_target_": "own.Evil"}}}, [], "own.Evil"),
+    "a nested argument": (
+        {"model": {"_target_": "torch.nn.ReLU", "a": [{"b": {"_target_": "own.Evil"}}]}},
+        [],
+        "own.Evil",
+    ),
+    "a partial": ({"optimizer": {"_target_": "os.system", "_partial_": True}}, [], "os.system"),
+    "through torch": ({"data": {"_target_": "torch.os.system", "_args_": ["touch x"]}}, [], "torch.os.system"),
+    "torch itself": ({"data": {"_target_": "torch.load", "f": "x"}}, [], "torch.load"),
+    "torch hub": ({"model": {"_target_": "torch.hub.load"}}, [], "torch.hub.load"),
+    "through this project": (
+        {"data": {"_target_": "runner.distributed.launch.os.system"}},
+        [],
+        "runner.distributed.launch.os.system",
+    ),
+    "no string": ({"data": {"_target_": ["own", "Evil"]}}, [], "own"),
+    "an interpolation": ({"data": "${oc.create:{_target_:own.Evil}}"}, [], "oc.create"),
+    "an override": ({}, ["+callbacks.x._target_=own.Evil"], "own.Evil"),
+    "an override with a mapping": ({}, ["+callbacks.x={_target_:own.Evil}"], "own.Evil"),
+}
+
+
+@pytest.fixture
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file that exists once the module `own` in the working directory has been imported."""
+    (tmp_path / "own.py").write_text("from pathlib import Path\nPath('imported').touch()\ndef Evil(**_): pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    yield tmp_path / "imported"
+    sys.modules.pop("own", None)
+
+
+@pytest.mark.parametrize("attack", one_in(4, ATTACKS))
+@pytest.mark.parametrize("key", ["resume", "rerun"])
+def test_somebody_else_s_record_runs_nothing_unasked(attack: str, key: str, evil: Path, tmp_path: Path):
+    config, overrides, named = ATTACKS[attack]
+    folder = foreign_run(tmp_path / "run", config, overrides)
+    with pytest.raises(ValueError, match="made by someone else") as raised:
+        find_saved_run([f"{key}={folder}"])
+    assert named in str(raised.value) and "allow_targets=[" in str(raised.value)
+    assert not evil.exists()
+
+
+def test_what_was_refused_runs_once_it_is_allowed(evil: Path, tmp_path: Path):
+    folder = foreign_run(tmp_path / "run", ATTACKS["a callback"][0], [])
+    for other in ("allow_targets=[own.Other]", "allow_targets=own", "allow_targets=[]"):
+        with pytest.raises(ValueError, match=r"own\.Evil"):
+            find_saved_run([f"rerun={folder}", other])
+    assert not evil.exists()
+    for allowed in ("allow_targets=[own.Evil]", "allow_targets=own.*", "allow_targets=[a.B,own.*]"):
+        saved = find_saved_run([f"rerun={folder}", allowed])
+        assert saved is not None and saved.config["callbacks"] == {"x": {"_target_": "own.Evil"}}
+
+
+def test_a_record_cannot_allow_itself_or_touch_hydra(evil: Path, tmp_path: Path):
+    config = ATTACKS["a callback"][0] | {"allow_targets": ["own.*"], "mode": "train"}
+    folder = foreign_run(tmp_path / "run", config, ["allow_targets=[own.*]"])
+    with pytest.raises(ValueError, match=r"own\.Evil"):
+        find_saved_run([f"resume={folder}"])
+    hydra = ["hydra/launcher=joblib", "+hydra.sweeper._target_=own.Evil", "hydra.searchpath=[file:///tmp]", "-m"]
+    saved = find_saved_run([f"resume={foreign_run(tmp_path / 'other', {}, [*hydra, 'model=mlp'])}"])
+    assert saved is not None and saved.overrides == ["model=mlp"]
+    touching = [*hydra, "+experiment@hydra.run=x", "+hydra@x=y", "model=../../evil", "experiment=[../evil]", "a/..=b"]
+    touching += ["run_name=${hydra:job.name}", "model='../evil'", "~hydra.run", "++hydra.run.dir=x"]
+    plain = ["run_name=hydra-nets", "+note=a..b", "+data.path=../images", "optimizer.lr=0.5"]
+    assert [one for one in (*touching, *plain) if _is_plain(one)] == plain
+
+
+def test_what_ships_and_what_this_user_made_needs_no_permission(
+    evil: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "sub").mkdir()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    harmless = {
+        "callbacks": {"a": {"_target_": "runner.callbacks.SpeedMonitor"}},
+        "loss": {"_target_": "torch.nn.MSELoss"},
+    }
+    assert find_saved_run([f"rerun={foreign_run(tmp_path / 'harmless', harmless, [])}"]) is not None
+    run_dir = tmp_path / "mine"
+    write_record(run_dir, CLEAN | {"x": {"_target_": "own.Evil"}}, ["seed=1"])
+    assert find_saved_run([f"rerun={run_dir}"]) is not None
+    assert find_saved_run([f"resume={run_dir}"]) is not None
+    for name in ("config.yaml", "overrides.yaml"):  # somebody changed it since
+        before = (run_dir / name).read_text()
+        (run_dir / name).write_text(before + "\n")
+        with pytest.raises(ValueError, match=r"own\.Evil"):
+            find_saved_run([f"rerun={run_dir}"])
+        (run_dir / name).write_text(before)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "of another user"))
+    with pytest.raises(ValueError, match=r"own\.Evil"):
+        find_saved_run([f"rerun={run_dir}"])
+    assert not evil.exists()
+
+
+# Somebody else's config, and the part of it that the refusal must show in full.
+ADDRESSES: dict[str, tuple[Any, str]] = {
+    "a server": (
+        {"callbacks": {"m": {"tracking_uri": "http://evil.example:5000/x?y=1"}}},
+        "http://evil.example:5000/x?y=1",
+    ),
+    "a word for one": (
+        {"callbacks": {"m": {"_target_": "runner.callbacks.MLflowLogger", "tracking_uri": "databricks"}}},
+        "databricks",
+    ),
+    "one by position": (
+        {"callbacks": {"m": {"_target_": "runner.callbacks.MLflowLogger", "_args_": ["databricks"]}}},
+        "databricks",
+    ),
+    "somebody's team": (
+        {"callbacks": {"w": {"_target_": "runner.callbacks.WandBLogger", "entity": "evil"}}},
+        "evil",
+    ),
+    "a file of the user's": (
+        {"callbacks": {"l": {"_target_": "runner.callbacks.ProgressLines", "path": "train.py"}}},
+        "train.py",
+    ),
+    "a data set on the Hub": (
+        {"data": {"_target_": "runner.data.hf.dataset.load_hf_dataset", "name": "evil/data"}},
+        "evil/data",
+    ),
+    "a store": ({"callbacks": {"m": {"tracking_uri": "sqlite:////home/me/x.db"}}}, "sqlite:////home/me/x.db"),
+    "a download": ({"data": {"url": "https://evil.example/x.tar.gz"}}, "https://evil.example/x.tar.gz"),
+    "a file": ({"data": {"path": "/home/me/.ssh"}}, "/home/me/.ssh"),
+    "a home": ({"data": {"path": "~/.ssh"}}, "~/.ssh"),
+    "a way out": ({"data": {"files": [{"one": "a/../../b"}]}}, "a/../../b"),
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_somebody_else_s_addresses_and_paths_need_consent(address: str, tmp_path: Path):
+    config, shown = ADDRESSES[address]
+    folder = foreign_run(tmp_path / "run", config, [])
+    with pytest.raises(ValueError, match="made by someone else") as raised:
+        check_arguments(folder, [config], [], [], [])
+    assert shown in str(raised.value)
+    allowing = re.search(r"add '(allow_addresses=.*)'$", str(raised.value))
+    assert allowing is not None
+    check_arguments(folder, [config], [], _allowed("allow_addresses", [allowing[1]]), [])  # as the message says
+    check_arguments(folder, [config], [], ["*"], [])
+    for typed in config:
+        check_arguments(folder, [config], [], [], [typed])
+
+
+def test_an_address_that_is_typed_takes_the_place_of_somebody_else_s(tmp_path: Path):
+    config = {"callbacks": {"mlflow_logger": {"tracking_uri": "http://evil.example"}}}
+    folder = foreign_run(tmp_path / "run", config, ["callbacks.mlflow_logger.tracking_uri=http://evil.example"])
+    key = "callbacks.mlflow_logger.tracking_uri"
+    for typed in (f"{key}=http://mine", "~callbacks.mlflow_logger"):
+        assert find_saved_run([f"resume={folder}", typed]) is not None
+    with pytest.raises(ValueError, match=r"http://evil\.example"):
+        find_saved_run([f"resume={folder}", "+callbacks=speed_monitor"])
+
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\u202e"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "resume=run seed=5",
+        "rerun=run",
+        "rerun=run seed=5",
+        "mode=eval resume=run",
+        "replay run",
+        "runs",
+        "runs runs.format=csv",
+        "compare run other",
+        "verdict run other",
+        "mode=explain rerun=run",
+    ],
+)
+def test_escapes_in_somebody_else_s_record_are_shown_and_steer_no_terminal(command: str, tmp_path: Path, run_here: Any):
+    """In keys, values, names of files and of the run, and in what the run says of its end."""
+    for name in ("run", "other", "outputs"):
+        folder = foreign_run(
+            tmp_path / name,
+            {f"k{EVIL}": f"v{EVIL}", "vars": {f"k{EVIL}": name}, "callbacks": {f"c{EVIL}": {"_target_": "none"}}},
+            ["seed=1", f"+vars.a={EVIL}"],
+        )
+        (folder / "environment.json").write_text(json.dumps({"run_name": EVIL, "packages": {EVIL: EVIL}}))
+        fields = {"status": EVIL, "name": EVIL, "identity": EVIL, "overrides": [EVIL], "metrics": {EVIL: 1.0}}
+        (folder / "result.json").write_text(json.dumps(fields))
+        checkpoint = folder / "checkpoints" / f"ep1{EVIL}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "manifest.json").write_text(json.dumps({"format": 1, "files": {f"m{EVIL}.pt": {}}}))
+    allow = ["allow_targets=['*']", "allow_addresses=['*']"] if "run=" in command or "resume=" in command else []
+    for more in ([], allow):
+        ended = run_here(*command.split(), *more)
+        assert all(one.isprintable() or one in "\n\t" for one in ended.out + ended.err), repr(ended)
+
+
+COMMAND = "touch 'a b'"
+ATTENTION = {"name": "gpt2", "pretrained": False, "attention": "owner/kernel"}
+# Somebody else's section, and what the refusal must contain and what allows it.
+CODE: dict[str, tuple[Any, str, str]] = {
+    "a command": ({"_target_": "runner.callbacks.MLPerfCallback", "cache_clear_cmd": COMMAND}, COMMAND, COMMAND),
+    "a command by position": (
+        {"_target_": "runner.callbacks.MLPerfCallback", "_args_": ["a", 0, "b", 0.5, *"cdefgh", COMMAND]},
+        COMMAND,
+        COMMAND,
+    ),
+    "a command in a partial": (
+        {"_target_": "runner.callbacks.MLPerfCallback", "_partial_": True, "cache_clear_cmd": COMMAND},
+        COMMAND,
+        COMMAND,
+    ),
+    "a kernel of the Hub": (
+        {"_target_": "runner.models.hf.network.HFNetwork", **ATTENTION},
+        "owner/kernel",
+        "owner/kernel",
+    ),
+    "a kernel of the Hub in a config": (
+        {"_target_": "runner.models.hf.causal_lm.HFCausalLM", "overrides": {"text_config": {"a": "owner/kernel"}}},
+        "owner/kernel",
+        "owner/kernel",
+    ),
+    "what no parameter takes": (
+        {"_target_": "torchmetrics.classification.MulticlassAccuracy", "num_classes": 2, "dist_sync_fn": "evil"},
+        "dist_sync_fn='evil'",
+        "torchmetrics.classification.MulticlassAccuracy",
+    ),
+    "what is only imported there": (
+        {"_target_": "torch.optim.lr_scheduler.Counter"},
+        "torch.optim.lr_scheduler.Counter, which is collections.Counter",
+        "collections.Counter",
+    ),
+}
+
+
+@pytest.mark.parametrize("attack", CODE)
+def test_somebody_else_s_commands_and_code_need_consent_however_they_are_given(attack: str, tmp_path: Path):
+    section, shown, allowing = CODE[attack]
+    config = {"callbacks": {"m": section}}
+    folder = foreign_run(tmp_path / "run", config, [])
+    with pytest.raises(ValueError, match="not part of this project: ") as raised:
+        find_saved_run([f"rerun={folder}"])
+    assert shown in str(raised.value)
+    assert find_saved_run([f"rerun={folder}", f"allow_targets=[{json.dumps(allowing)}]"]) is not None
+    assert find_saved_run([f"rerun={folder}", "callbacks=[checkpoint_saver]"]) is not None
+
+
+def test_arguments_that_ask_for_nothing_need_no_consent(tmp_path: Path):
+    sections = {
+        "m": {"_target_": "runner.callbacks.MLPerfCallback", "cache_clear_cmd": None},
+        "a": {"_target_": "runner.models.hf.network.HFNetwork", **ATTENTION, "attention": "sdpa", "lora": {"r": 4}},
+        "n": {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.ReLU"}]},
+        "s": {"_target_": "runner.callbacks.CheckpointSaver", "folder": "kept", "monitor": "eval/loss"},
+        "d": {"_target_": "runner.data.images.cifar10.load_cifar10", "path": "data/cifar10"},
+    }
+    assert find_saved_run([f"rerun={foreign_run(tmp_path / 'run', {'callbacks': sections}, [])}"]) is not None
+
+
+def test_an_allowed_package_does_not_allow_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Only what a package defines is allowed with it, also under a shorter name."""
+    (tmp_path / "mine_16").mkdir()
+    (tmp_path / "mine_16" / "__init__.py").write_text(
+        "import functools, pathlib, torch\nfrom .models import Net\n"
+        "load = functools.partial(torch.load)\nwrite = pathlib.Path('x').write_text\n"
+    )
+    (tmp_path / "mine_16" / "models.py").write_text("class Net:\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    allow = "allow_targets=[mine_16.*]"
+    for name, home in (
+        ("mine_16.torch.load", "torch.serialization.load"),
+        ("mine_16.load", "functools.partial"),
+        ("mine_16.write", "pathlib.Path.write_text"),
+        ("mine_16.models.Net.__init__", "builtins.wrapper_descriptor"),
+    ):
+        folder = foreign_run(tmp_path / name, {"data": {"_target_": name}}, [])
+        with pytest.raises(ValueError, match="not part of this project: ") as raised:
+            find_saved_run([f"rerun={folder}", allow])
+        assert f"{name}, which is {home}" in str(raised.value)
+        assert find_saved_run([f"rerun={folder}", f"allow_targets=[mine_16.*,{home}]"]) is not None
+    for name in ("mine_16.Net", "mine_16.models.Net"):
+        folder = foreign_run(tmp_path / name, {"data": {"_target_": name}}, [])
+        for allowed in (allow, f"allow_targets=[{name}]"):
+            assert find_saved_run([f"rerun={folder}", allowed]) is not None
+
+
+def test_what_was_typed_counts_also_if_somebody_else_s_record_says_that_it_was_typed_before(tmp_path: Path):
+    typed = "callbacks.mlflow_logger.tracking_uri=sqlite:///mine.db"
+    evil = {"mlflow_logger": {"_target_": "runner.callbacks.MLflowLogger", "tracking_uri": "http://evil.example"}}
+    folder = foreign_run(tmp_path / "run", {"callbacks": evil}, [typed])
+    saved = find_saved_run([f"rerun={folder}", typed])
+    assert saved is not None
+    composed = {**saved.base, "rerun": str(folder), "resume": None, "run": None}
+    merged = merge_config(saved, composed, [typed])
+    assert merged["callbacks"]["mlflow_logger"]["tracking_uri"] == "sqlite:///mine.db"
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+def test_somebody_else_s_folder_holds_no_way_out(has_record: bool, tmp_path: Path):
+    folder, checkpoints = foreign_run(tmp_path / "run", {}, []), tmp_path / "run" / "checkpoints"
+    (checkpoints / "ep1").mkdir(parents=True)
+    (checkpoints / "ep1" / "manifest.json").write_text('{"files": {}}')
+    (checkpoints / "latest").symlink_to("ep1")
+    if not has_record:
+        (folder / "config.yaml").unlink()
+    find_saved_run([f"resume={folder}"])
+    for make in (
+        lambda path: path.symlink_to(tmp_path / "secret"),
+        lambda path: path.symlink_to("../../.."),
+        os.mkfifo,  # reading it never ends
+    ):
+        for name in ("mlflow", "result.json", "checkpoints/ep1/model.pt", "git.patch"):
+            make(folder / name)
+            with pytest.raises(ValueError, match=re.escape(str(folder / name))):
+                find_saved_run([f"resume={folder}"])
+            (folder / name).unlink()
+
+
+class Evil:
+    """Creates a file when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("ran",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["model.pt", "state.pt"])
+def test_a_malicious_checkpoint_is_refused_and_nothing_of_it_runs(name: str, tmp_path: Path, run_app: Any):
+    """The checkpoint is complete as its author made it: only its content is malicious."""
+    run_app(*SHORT, *QUIET, "hydra.run.dir=run")
+    checkpoint = (tmp_path / "run" / "checkpoints" / "latest").resolve()
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    named = f"run/checkpoints/{checkpoint.name}"
+    commands = [(f"resume={named}", LONGER)]
+    if name == "model.pt":
+        load = f"trainer.load_path={named}"
+        commands += [("mode=eval", f"resume={named}"), (*SHORT, *QUIET, load, "hydra.run.dir=other")]
+    for reason, write in (
+        ("which could run code, so it is rejected", torch.save),
+        ("was not written by this project", lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2))),
+    ):
+        write({"weight": Evil()}, checkpoint / name)
+        content = (checkpoint / name).read_bytes()
+        manifest["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+        for command in commands:
+            refused = run_app(*command, exit_code=2)
+            assert refused.stderr.count("error: ") == 1 and reason in refused.stderr
+            assert "Traceback" not in refused.stderr and "weights_only" not in refused.stderr
+    goes_on = run_app("resume=run", LONGER)  # from the checkpoint before it
+    assert f"{checkpoint.name} is not used" in goes_on.stderr and reason in goes_on.stderr
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "other").exists()
+    (tmp_path / "there").mkdir()
+    with contextlib.chdir(tmp_path / "there"):
+        pickle.loads(pickle.dumps(Evil()))
+    assert (tmp_path / "there" / "ran").exists()  # as it would be without the check

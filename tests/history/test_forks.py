@@ -1,0 +1,164 @@
+"""Forks: runs of their own that begin where another one stood, know it, and do not need it any more."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kept_runs import tree
+from omegaconf import OmegaConf
+from stores import query
+
+from runner.checkpoints.digest import read_digests
+from runner.history.forks import fork_batch
+from runner.modes.runs import as_tree
+from runner.records.listing import SavedFolder
+from runner.records.result import Result, read_result
+
+SMALL = ("model=mlp", "data.batch_size=200", "trainer.max_duration=3ep", "callbacks.checkpoint_saver.keep=-1")  # 18
+SAVES = "callbacks.checkpoint_saver.save_interval=4ba"
+QUIET = ("callbacks=[checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
+
+
+@pytest.fixture
+def parent(tmp_path: Path, run_here: Any) -> Path:
+    """A run with checkpoints after each fourth batch."""
+    run_here(*SMALL, *QUIET, SAVES, "hydra.run.dir=parent", code=0)
+    return tmp_path / "parent"
+
+
+def lines(run: Path) -> dict[int, Any]:
+    return {one["batch"]: one for one in read_digests(run)}
+
+
+def test_a_fork_begins_there_and_the_parent_stays_as_it_is(parent: Path, tmp_path: Path, run_here: Any):
+    before = tree(parent)
+    run_here("resume=parent", "at=ba8", "hydra.run.dir=same", code=0)
+    run_here("resume=parent", "at=8ba", "optimizer.lr=0.01", "hydra.run.dir=child", code=0)
+    assert tree(parent) == before
+    whole, same, child = (lines(tmp_path / one) for one in ("parent", "same", "child"))
+    assert [*same] == [*child] == [*range(9, 19)]
+    assert all(same[batch] == whole[batch] for batch in same)
+    assert child[9]["samples"] == whole[9]["samples"] and child[9]["weights"] != whole[9]["weights"]
+    result = read_result(tmp_path / "child")
+    assert result is not None and (result.parent, result.forked_at, result.status) == (str(parent), 8, "FINISHED")
+    assert [one.name for one in (tmp_path / "child" / "fork").iterdir()] == ["ep1-ba8"]
+    copied, original = (tmp_path / one / "model.pt" for one in ("child/fork/ep1-ba8", "parent/checkpoints/ep1-ba8"))
+    assert copied.samefile(original)  # which takes no room
+    assert OmegaConf.load(tmp_path / "child" / "config.yaml").resume == str(copied.parent)
+
+    shutil.rmtree(parent)  # the fork stands by itself
+    replayed = json.loads(run_here("replay", "child", "9", "replay.picture=''", "output=json", code=0).out)["result"]
+    assert replayed["equal"] is True and replayed["from_batch"] == 8
+    run_here("resume=child", "trainer.max_duration=4ep", code=0)
+    again = read_result(tmp_path / "child")
+    assert again is not None and (again.parent, again.forked_at) == (str(parent), 8)
+
+
+@pytest.mark.parametrize("batch", [1, 6, 11, 12])  # before the first checkpoint, and at the ends of epochs of 6
+def test_a_fork_between_checkpoints_trains_the_parent_again(batch: int, tmp_path: Path, run_here: Any):
+    curves = "callbacks=[checkpoint_saver,state_digest,learning_curves]"
+    more = ("+algorithms=[mixup,ema]", curves, QUIET[1], "callbacks.checkpoint_saver.keep=2")
+    run_here(*SMALL[:3], *more, SAVES, "trainer.eval_interval=5ba", "hydra.run.dir=parent", code=0)
+    before = tree(tmp_path / "parent")
+    done = run_here("resume=parent", f"at={batch}", "hydra.run.dir=same", code=0)
+    run_here("resume=parent", f"at={batch}", "optimizer.lr=0.01", "hydra.run.dir=child", code=0)
+    assert tree(tmp_path / "parent") == before
+    assert f"its batches 1 to {batch} are retrained" in done.out  # as it keeps only the last two checkpoints
+    assert f"ok digests  equal to the bit up to batch {batch}" in done.out
+    whole, same, child = (lines(tmp_path / one) for one in ("parent", "same", "child"))
+    assert [*same] == [*child] == [*range(batch + 1, 19)]
+    assert all(same[one] == whole[one] for one in same)
+    first = batch + 1
+    assert child[first]["gradients"] == whole[first]["gradients"] != child[first]["weights"] != whole[first]["weights"]
+    drawn, own = ((tmp_path / one / "learning_curves.csv").read_text() for one in ("parent", "same"))
+    assert own == drawn  # from the root
+    result = read_result(tmp_path / "child")
+    assert result is not None and (result.forked_at, result.status) == (batch, "FINISHED")
+
+
+def test_a_fork_is_no_run_from_the_start(parent: Path, tmp_path: Path, run_here: Any):
+    run_here("resume=parent", "at=ba7", "optimizer.lr=0.01", "hydra.run.dir=child", code=0)
+    done = run_here("verify", "child", code=0).out  # from its own first batch on
+    assert "equal to the bit up to batch 18; 11 digests compared" in done
+    begins = "this run is a fork that begins after batch 7 of its parent; name the parent"
+    assert f"replay.batch=7: {begins}" in run_here("replay", "child", "7", code=2).err
+    assert f"at=5: {begins}" in run_here("resume=child", "at=ba5", code=2).err
+    assert "a fork has none" in run_here("verify", "child", "pin=x.yaml", code=125).err
+    run_here("resume=child", "at=ba7", "hydra.run.dir=same", code=0)
+    assert lines(tmp_path / "same") == lines(tmp_path / "child")
+
+
+def test_a_fork_of_a_fork_is_shown_below_it(parent: Path, tmp_path: Path, run_here: Any, monkeypatch: Any):
+    monkeypatch.setenv("COLUMNS", "200")
+    run_here("resume=parent", "at=4", "optimizer.lr=0.01", code=0)
+    (child,) = tmp_path.glob("outputs/20*/*")
+    run_here(f"resume={child}", "at=ba12", "optimizer.momentum=0.5", code=0)
+    (grandchild,) = {*tmp_path.glob("outputs/20*/*")} - {child}
+    table = run_here("runs", code=0).out
+    assert f"└ ba12 outputs/{grandchild.relative_to(tmp_path / 'outputs')}" in table
+    described = json.loads(run_here("runs", "output=json", code=0).out)["result"]["runs"]
+    assert {(one["parent"], one["forked_at"]) for one in described} == {(str(parent), 4), (str(child), 12)}
+
+
+def test_the_tree_of_edited_results_is_still_a_table(tmp_path: Path):
+    def run(name: str, parent: str = "") -> SavedFolder:
+        (tmp_path / name).mkdir()
+        return SavedFolder(tmp_path / name, Result("FINISHED", name, "", [], parent=parent and str(tmp_path / parent)))
+
+    runs = [run("b", "a"), run("a"), run("c", "b"), run("x", "y"), run("y", "x"), run("self", "self"), run("lost", "?")]
+    ordered, depths = as_tree(runs)
+    assert [(one.folder.name, depth) for one, depth in zip(ordered, depths, strict=True)] == [
+        ("a", 0),
+        ("b", 1),
+        ("c", 2),
+        ("self", 0),
+        ("lost", 0),
+        ("x", 0),
+        ("y", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("resume=parent", "at=ba19"), "at=19: the last batch of this run is 18"),
+        (("resume=parent", "at=ba5", "optimizer=adamw"), "a run cannot continue with another optimizer"),
+        (("resume=parent", "at=soon"), "at='soon': must be the number of a batch"),
+        (("resume=parent", "at=0"), "at=0: must be the number of a batch"),
+        (("at=ba4",), "at='ba4': starts a new run from another one; name it with resume="),
+        (("rerun=parent", "at=ba4"), "at='ba4': starts a new run from another one"),
+        (("resume=parent", "at=ba4", "mode=eval"), "at='ba4': starts a new run"),
+        (("resume=parent", "at=ba4", "optimizer=adamw"), "a run cannot continue with another optimizer"),
+    ],
+)
+def test_what_cannot_be_forked_is_one_message_and_leaves_nothing(
+    parent: Path, tmp_path: Path, run_here: Any, arguments: tuple[str, ...], message: str
+):
+    error = run_here(*arguments, code=2).err
+    assert message in error and "Traceback" not in error
+    assert [one.name for one in tmp_path.iterdir()] == ["parent"]
+
+
+@pytest.mark.parametrize(("typed", "batch"), [("ba12", 12), ("12ba", 12), ("12", 12), ("1ep", None), ("null", None)])
+def test_how_a_batch_is_named(typed: str, batch: int | None):
+    assert fork_batch(["resume=x", f"at={typed}"]) == batch
+
+
+def test_two_ranks_fork_together_and_mlflow_nests_the_fork(tmp_path: Path, run_app: Any):
+    callbacks = ("callbacks=[mlflow_logger,checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
+    run_app(*SMALL, *callbacks, SAVES, "hydra.run.dir=parent", "launch.nproc_per_node=2")
+    run_app("resume=parent", "at=ba8", "hydra.run.dir=child")
+    whole, child = (lines(tmp_path / one) for one in ("parent", "child"))
+    assert [*child] == [*range(9, 19)] and all(child[batch] == whole[batch] for batch in child)
+    run_app("resume=parent", "at=ba11", "hydra.run.dir=between")
+    between = lines(tmp_path / "between")
+    assert [*between] == [*range(12, 19)] and all(between[batch] == whole[batch] for batch in between)
+    ids = [json.loads((tmp_path / one / "mlflow" / "sent.json").read_text())["run_id"] for one in ("parent", "child")]
+    assert ids[0] != ids[1]
+    tags = dict(query(tmp_path / "outputs/mlflow.db", "select key, value from tags where run_uuid = ?", ids[1]))
+    assert tags["mlflow.parentRunId"] == ids[0]
+    assert (tags["runner.parent"], tags["runner.forked_at"]) == (str(tmp_path / "parent"), "8")

@@ -1,0 +1,238 @@
+"""A run goes on, or is looked at, from its mirror: on a machine that has nothing else of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stores
+from kept_runs import LONGER, QUIET, SHORT, weights
+
+from runner.checkpoints.mirror import Mirror
+from runner.failures.facts import WrongKey
+from runner.history.mirrored import download_run
+from runner.timing.time import Timestamp
+
+OTHER_USER = {"XDG_CONFIG_HOME": "elsewhere"}  # who has another key, so that the record is somebody else's
+
+
+def mirror_to(folder: Path) -> str:
+    return f"callbacks.checkpoint_saver.mirror=file://{folder}/mirror"
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_goes_on_from_its_mirror_on_another_machine(tmp_path: Path, run_app: Any, ranks: int):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    launch = f"launch.nproc_per_node={ranks}"
+    arguments = (*SHORT, *QUIET, launch, mirror_to(tmp_path), "scheduler=none", "run_name=one")
+    run_app(*arguments, "hydra.run.dir=run", folder=here)
+    shutil.rmtree(here)
+    done = run_app(f"resume=file://{tmp_path}/mirror/one", LONGER, folder=there, env=OTHER_USER)
+    assert f"resume='file://{tmp_path}/mirror/one': downloaded ep2-ba6 to outputs/" in done.stderr
+    (run,) = there.glob("outputs/*/*")
+    assert not (run / ".mirror").exists() and not (run / ".download").exists()
+    run_app(*arguments, LONGER, "hydra.run.dir=whole", "callbacks.checkpoint_saver.mirror=null")
+    assert weights(run, "ep3-ba9") == weights(tmp_path / "whole", "ep3-ba9")
+    # The mirror is the same run's: it goes on there, and a third machine evaluates it.
+    assert {one.name for one in (tmp_path / "mirror" / "one").glob("*/")} == {"ep1-ba3", "ep2-ba6", "ep3-ba9"}
+    done = run_app("mode=eval", f"resume=file://{tmp_path}/mirror/one", env=OTHER_USER)
+    assert "after 9 batches" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_checkpoint_in_shards_goes_on_from_its_mirror(tmp_path: Path, run_app: Any):
+    (tmp_path / "there").mkdir()
+    sharded = ("trainer.parallel=fsdp", "launch.nproc_per_node=2", "callbacks.checkpoint_saver.sharded=true")
+    run_app(*SHORT, *QUIET, *sharded, mirror_to(tmp_path), "run_name=one", "hydra.run.dir=run")
+    address = f"file://{tmp_path}/mirror/one"
+    run_app(f"resume={address}", LONGER, "launch.nproc_per_node=1", folder=tmp_path / "there", env=OTHER_USER)
+    (run,) = (tmp_path / "there").glob("outputs/*/*")
+    assert json.loads((run / "result.json").read_text())["status"] == "FINISHED"
+    assert (run / "checkpoints" / "ep2-ba6" / "manifest.json").is_file()
+
+
+def test_the_run_in_mlflow_is_the_same(tmp_path: Path, run_app: Any):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    callbacks = "callbacks=[checkpoint_saver,mlflow_logger]"
+    store = {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
+    run_app(*SHORT, callbacks, mirror_to(tmp_path), "run_name=one", folder=here, env=store)
+    run_app(f"resume=file://{tmp_path}/mirror/one", LONGER, folder=there, env={**OTHER_USER, **store})
+    database = tmp_path / "mlflow.db"
+    assert stores.query(database, "SELECT name, status FROM runs") == [("one", "FINISHED")]
+    steps = stores.query(database, "SELECT step FROM metrics WHERE key = 'loss/train/total' ORDER BY step")
+    assert [step for (step,) in steps] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_trial_uploads_nothing(tmp_path: Path, run_app: Any):
+    run_app("mode=check", *SHORT, *QUIET, mirror_to(tmp_path), "trainer.device=cpu", "model=resnet8")
+    assert not (tmp_path / "mirror").exists()
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The mirror of a run with three checkpoints, which is only read."""
+    from runner.checkpoints.mirror import Mirror
+
+    folder = tmp_path_factory.mktemp("mirror")
+    for number in (1, 2, 3):
+        run = folder / "run"
+        (run / "checkpoints" / f"ep{number}").mkdir(parents=True)
+        (run / "config.yaml").write_text("seed: 1\n")
+        content = str(number).encode()
+        (run / "checkpoints" / f"ep{number}" / "model.pt").write_bytes(content)
+        facts = {"size": 1, "sha256": hashlib.sha256(content).hexdigest()}
+        time = Timestamp(epoch=number).state_dict()
+        manifest = {"format": 1, "saved_at": float(number), "timestamp": time, "files": {"model.pt": facts}}
+        (run / "checkpoints" / f"ep{number}" / "manifest.json").write_text(json.dumps(manifest))
+        Mirror(f"file://{folder}/mirror/one").upload(run, f"ep{number}", f"checkpoints/ep{number}", ["ep1"])
+        shutil.rmtree(run)
+    return folder / "mirror" / "one"
+
+
+def changed(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    """Somebody's change of an index."""
+
+    def apply(folder: Path) -> None:
+        index = json.loads((folder / "index.json").read_text())
+        change(index)
+        (folder / "index.json").write_text(json.dumps(index))
+
+    return apply
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+FACTS = {"size": 1, "sha256": hashlib.sha256(b"x").hexdigest()}
+ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a changed file": (
+        lambda folder: (folder / "checkpoints" / "ep3" / "model.pt").write_bytes(b"x"),  # type: ignore[dict-item]
+        "ep3: checkpoints/ep3/model.pt differs from its index.json",
+    ),
+    "a longer file": (
+        lambda folder: (folder / "config.yaml").write_bytes(b"seed: 1\nmode: x\n"),  # type: ignore[dict-item]
+        "ep3: config.yaml differs from its index.json",
+    ),
+    "a missing file": (lambda folder: (folder / "config.yaml").unlink(), "ep3: "),
+    "too large": (
+        changed(lambda index: index["files"]["checkpoints/ep3/model.pt"].update(size=1 << 52)),
+        "are free in",
+    ),
+    "a large record": (
+        changed(lambda index: index["files"]["config.yaml"].update(size=1 << 40)),
+        "ep3: its config.yaml has 1,099,511,627,776 bytes, at most",
+    ),
+    "a pipe": (lambda folder: pipe(folder / "config.yaml"), "ep3: "),
+    "a way out": (
+        changed(lambda index: index["files"].update({"../x": FACTS})),
+        "ep3: its index.json names '../x', which leads out",
+    ),
+    "a path": (changed(lambda index: index["files"].update({"/tmp/x": FACTS})), "ep3: its index.json names '/tmp/x'"),
+    "a hidden file": (
+        changed(lambda index: index["files"].update({"a/.b": FACTS})),
+        "ep3: its index.json names 'a/.b'",
+    ),
+    "a way out of the checkpoint": (
+        changed(lambda index: index.update(checkpoint="../..")),
+        "ep3: its index.json names '../..'",
+    ),
+    "another kind": (changed(lambda index: index.update(files=[1])), "ep3: its index.json cannot be read"),
+    "no number": (changed(lambda index: index.update(saved_at="later")), "ep3: its index.json cannot be read"),
+    "a number of 400 digits": (
+        changed(lambda index: index.update(saved_at=10**400)),
+        "ep3: its index.json cannot be read",
+    ),
+    "another name": (
+        changed(lambda index: index.update(checkpoint="checkpoints/ep4")),
+        "ep3: it holds the checkpoint 'ep4'",
+    ),
+    "the name of a link": (
+        changed(lambda index: index.update(checkpoint="checkpoints/latest")),
+        "ep3: its index.json names 'latest', which a checkpoint cannot be called",
+    ),
+    "an escape": (changed(lambda index: index["best"].append("..%2fx")), "ep3: its index.json names '..%2fx'"),
+    "a later format": (changed(lambda index: index.update(format=2)), "ep3: a later version"),
+    "nested": (
+        lambda folder: (folder / "index.json").write_bytes(b"[" * 100_000),
+        "ep3: its index.json cannot be read",
+    ),  # type: ignore[dict-item]
+    "torn": (lambda folder: (folder / "index.json").write_bytes(b'{"chec'), "ep3: its index.json cannot be read"),  # type: ignore[dict-item]
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_is_damaged_or_hostile_is_not_used(
+    attack: str, mirror: Path, tmp_path: Path, monkeypatch: Any, capfd: Any
+):
+    apply, said = ATTACKS[attack]
+    shutil.copytree(mirror, tmp_path / "mirror" / "one")
+    apply(tmp_path / "mirror" / "one" / "ep3")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    before = {path for path in tmp_path.rglob("*") if not path.is_relative_to(tmp_path / "work")}
+    folder = download_run("resume", f"file://{tmp_path}/mirror/one", keep=True)
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    best = {f"checkpoints/ep1/{name}" for name in ("model.pt", "manifest.json")}
+    newest = {f"checkpoints/ep2/{name}" for name in ("model.pt", "manifest.json")}
+    assert found == {"config.yaml"} | newest | best
+    assert (folder / "checkpoints" / "latest").resolve().name == "ep2"
+    assert (folder / "checkpoints" / "best").resolve().name == "ep1"
+    assert said in capfd.readouterr().err
+    assert {path for path in tmp_path.rglob("*") if not path.is_relative_to(tmp_path / "work")} == before
+
+
+def test_names_of_a_listing_that_mean_something_else_are_left_out(tmp_path: Path):
+    for name in ("ep1", "latest", "best", "config.yaml", "..%2fx", "a%20b", "a\\b", ".hidden", "a\x1bb"):
+        (tmp_path / name).mkdir()
+    assert Mirror(f"file://{tmp_path}").names() == ["ep1"]
+
+
+def test_one_checkpoint_can_be_named(mirror: Path, tmp_path: Path, monkeypatch: Any):
+    monkeypatch.chdir(tmp_path)
+    folder = download_run("run", f"file://{mirror}/ep2", keep=False)
+    assert (folder / "checkpoints" / "ep2" / "model.pt").read_bytes() == b"2"
+    assert not folder.is_relative_to(tmp_path) and not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        (
+            "file://{mirror}",
+            r"resume='file://.*': no checkpoint of a run there; give a run in it, such as file://.*/one",
+        ),
+        ("file://{mirror}/none", "resume='file://.*/none': no checkpoint of a run there; give a run's address"),
+        ("nothing://runs", "resume='nothing://runs': no such protocol"),
+        ("http://u:secret@127.0.0.1:1/runs", r"resume='http://\*\*\*@127.0.0.1:1/runs': cannot be read: "),
+    ],
+)
+def test_an_address_without_a_run_is_refused(
+    address: str, message: str, mirror: Path, tmp_path: Path, monkeypatch: Any
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message) as raised:
+        download_run("resume", address.format(mirror=mirror.parent), keep=True)
+    assert "secret" not in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_mirror_of_which_nothing_is_whole_says_why(mirror: Path, tmp_path: Path, monkeypatch: Any):
+    shutil.copytree(mirror, tmp_path / "one")
+    monkeypatch.chdir(tmp_path)
+    for one in (tmp_path / "one").glob("*/"):
+        (one / "config.yaml").write_text("x")
+    with pytest.raises(WrongKey, match="no checkpoint there can be used: ep3: config.yaml differs"):
+        download_run("resume", f"file://{tmp_path}/one", keep=True)
+    assert [one.name for one in tmp_path.iterdir()] == ["one"]

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kept_runs import LONGER, QUIET, ROOT, SHORT, folders, foreign_run, weights
+from stores import change, query
+
+from runner.history.saved_run import find_saved_run, with_latest
+from runner.timing.time import Timestamp
+
+
+def test_what_a_run_was_told_to_do_is_not_taken_from_its_record(tmp_path: Path):
+    told = ["mode=train", "predict.format=pt", "output=json", "skip_finished=false"]
+    saved = find_saved_run([f"rerun={foreign_run(tmp_path / 'run', {}, [*told, 'seed=3'])}"])
+    assert saved is not None and saved.overrides == ["seed=3"]
+
+
+def test_without_a_record_there_is_nothing_to_rerun(tmp_path: Path):
+    (tmp_path / "checkpoints" / "ep1").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "ep1" / "manifest.json").write_text('{"files": {}}')  # of a run in Python
+    for arguments in (["seed=1"], [f"resume={tmp_path}"], ["resume=missing", "seed=1"], ["resume="], ["resume=null"]):
+        assert find_saved_run(arguments) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["rerun=missing"], "rerun='missing': no such folder"),
+        (["rerun=."], "rerun='.': no record"),
+        (["rerun=a,b"], "one run at a time"),
+        (["rerun=a", "resume=b"], "give only one of them"),
+        (["rerun=" + "0" * 32, "~callbacks.mlflow_logger"], "neither a folder, nor a run"),
+        (["resume=" + "abcdef01" * 4], "neither a folder, nor a run"),
+        (["rerun=" + "0" * 32, "callbacks.mlflow_logger.tracking_uri=http://127.0.0.1:9"], "http://127.0.0.1:9"),
+    ],
+)
+def test_what_cannot_be_found_is_one_message(
+    arguments: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as raised:
+        find_saved_run(arguments)
+    assert part in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_run_is_found_by_its_mlflow_id(tmp_path: Path, run_app: Any):
+    (tmp_path / "own" / "scheduler").mkdir(parents=True)
+    shutil.copy(ROOT / "conf" / "scheduler" / "cosine_annealing.yaml", tmp_path / "own" / "scheduler" / "mine.yaml")
+    composed = ("scheduler=mine", "--config-dir=own")
+    used = "INFO: --config-dir=own of the run is used again\n"
+    run_app(*SHORT, "callbacks=[mlflow_logger,checkpoint_saver]", "run_name=mine", *composed)
+    (first,) = folders(tmp_path)
+    run_id = json.loads((first / "mlflow" / "sent.json").read_text())["run_id"]
+
+    assert run_app(f"resume={run_id}", LONGER).stderr.startswith(used)
+    assert folders(tmp_path) == {first}
+    assert (first / "checkpoints" / "latest").resolve().name == "ep3-ba9"
+    evaluated = run_app("mode=eval", f"resume={run_id}")
+    assert "ep3-ba9, after 9 batches" in evaluated.stdout
+    (evaluation,) = folders(tmp_path) - {first}
+    refused = run_app(f"resume={evaluation}", exit_code=2)
+    assert "made by mode=eval" in refused.stderr and str(first / "checkpoints" / "ep3-ba9") in refused.stderr
+
+    store = tmp_path / "outputs" / "mlflow.db"
+    tags = dict(query(store, f"select key, value from tags where run_uuid = '{run_id}'"))
+    assert tags["runner.run_dir"] == str(first)
+    assert query(store, "select name, status from runs order by start_time") == [
+        ("mine", "FINISHED"),
+        ("eval-mine", "FINISHED"),
+    ]
+    assert (run_id,) in query(store, "select value from tags where key = 'runner.evaluates'")
+    assert not query(store, "select key from params where key like '%run_dir%'")
+
+    (record,) = tmp_path.glob(f"outputs/mlartifacts/{run_id}/artifacts/record")
+    kept = [yaml.safe_load((record / one / "config.yaml").read_text()) for one in (".", "sessions/1")]
+    assert [one["trainer"]["max_duration"] for one in kept] == ["3ep", "2ep"]
+
+    # The folder is gone, so it is rerun from the record in MLflow.
+    first.rename(tmp_path / "elsewhere")
+    refused = run_app(f"resume={run_id}", exit_code=2)
+    assert str(first) in refused.stderr and "rerun=" in refused.stderr and len(refused.stderr.splitlines()) == 1
+    assert run_app(f"rerun={run_id}", "trainer.max_duration=2ep", *QUIET).stderr.startswith(used)
+    (again,) = folders(tmp_path) - {first, evaluation}
+    assert weights(again) == weights(tmp_path / "elsewhere")
+
+    change(store, f"update runs set lifecycle_stage = 'deleted' where run_uuid = '{run_id}'")
+    for key in ("resume", "rerun"):
+        refused = run_app(f"{key}={run_id}", exit_code=2)
+        assert "is deleted" in refused.stderr and len(refused.stderr.splitlines()) == 1
+    assert folders(tmp_path) == {evaluation, again}
+
+
+def test_latest_is_the_run_that_saved_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="resume='latest': no run in outputs/ has written a checkpoint"):
+        with_latest(["resume=latest"])
+    for age, folder in enumerate(("2026-01-01/10-00-00", "sweeps/2026-01-02/10-00-00/lr0.1", "of the Python API")):
+        manifest = tmp_path / "outputs" / folder / "checkpoints" / "ep1-ba3" / "manifest.json"
+        manifest.parent.mkdir(parents=True)
+        files = {"model.pt": {"size": 0, "sha256": ""}}
+        content = {"format": 1, "saved_at": 1, "timestamp": Timestamp().state_dict(), "files": files}
+        manifest.write_text(json.dumps(content))
+        os.utime(manifest, (1000 - age, 1000 - age))
+    assert with_latest(["-m", "resume=latest", "seed=1"]) == ["-m", "resume=outputs/2026-01-01/10-00-00", "seed=1"]
+    assert capsys.readouterr().err == "INFO: resume=latest: outputs/2026-01-01/10-00-00\n"
+    assert with_latest(["rerun=latest"]) == ["rerun=outputs/2026-01-01/10-00-00"]
+    for given in (["resume=./latest"], ["resume=outputs/latest"], ["run_name=latest"], ["resume=latest/x"], []):
+        assert with_latest(given) == given
+
+
+@pytest.mark.slow
+def test_latest_stands_for_a_run_in_every_mode(tmp_path: Path, run_app: Any):
+    run_app("-m", *SHORT, *QUIET, "seed=0,1")
+    (job,) = tmp_path.glob("outputs/sweeps/*/*/seed1-mlp-digits")
+    said = f"INFO: resume=latest: {job.relative_to(tmp_path)} (a job of a sweep: there is no other run)\n"
+    assert run_app("mode=eval", "resume=latest").stderr.startswith(said)
+    done = run_app("resume=latest", LONGER)
+    assert done.stderr.startswith(said) and (job / "checkpoints" / "latest").resolve().name == "ep3-ba9"
+    done = run_app("rerun=latest", "trainer.max_duration=1ba")
+    assert done.stderr.startswith(said.replace("resume", "rerun"))
+    (again,) = (one for one in folders(tmp_path) if (one / "checkpoints").exists())
+    assert yaml.safe_load((again / "config.yaml").read_text())["seed"] == 1
+
+
+def test_a_folder_without_a_run_is_no_run_whatever_lies_in_it(tmp_path: Path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "manifest.json").write_text('{"name": "of another program"}')
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="holds no run, neither a record") as raised:
+        find_saved_run([f"resume={tmp_path}"])
+    assert "pipe" not in str(raised.value) and "remove" not in str(raised.value)
+    (tmp_path / "other" / "manifest.json").write_text('{"files": {}}')
+    with pytest.raises(ValueError, match="pipe: is neither a file nor a folder"):
+        find_saved_run([f"resume={tmp_path}"])

@@ -1,0 +1,306 @@
+"""Mistakes of people who come from other libraries: each is one message that says what to write here."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose
+from tiers import one_in
+
+from runner.cli.catalogue import CONF
+from runner.cli.command_line import (
+    check_options,
+    check_spaces,
+    keys_first,
+    merge_repeated,
+    search_path,
+)
+from runner.cli.foreign import _table, about_foreign
+from runner.cli.rows import MODES
+from runner.cli.subcommands import spell_out
+from runner.config import build
+from runner.config.composed import to_plain
+from runner.config.composing import initialized
+from runner.config.errors import WrongConfig, config_errors
+from runner.records.folder import register_resolver
+from runner.sweeps.sweep import register_resolver as register_resolver_of_sweeps
+
+OWN = """
+from torch import nn
+
+from runner import Algorithm
+
+
+def number():
+    return 3
+
+
+class Scale(Algorithm):
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
+"""
+GLOBAL = "# @package _global_\n"
+FILES = {
+    "newcomer.py": OWN,
+    "conf/model/number.yaml": "_target_: newcomer.number\n",
+    "conf/algorithms/scale.yaml": "scale:\n  _target_: newcomer.Scale\n",
+    "conf/algorithms/missing.yaml": "missing:\n  _target_: newcomer.Scale\n  alpha: ???\n",
+    "conf/algorithms/nameless.yaml": "_target_: newcomer.Scale\nalpha: 3\n",
+    "conf/experiment/no_package.yaml": "trainer:\n  max_duration: 1ep\n",
+    "conf/experiment/no_package_but_model.yaml": "defaults:\n  - override /model: mlp\n",
+    "conf/experiment/no_such_group.yaml": f"{GLOBAL}defaults:\n  - override /modell: mlp\n",
+    "conf/experiment/no_override.yaml": f"{GLOBAL}defaults:\n  - /model: mlp\n",
+    "conf/experiment/max_epochs.yaml": f"{GLOBAL}trainer:\n  max_epochs: 3\n",
+    "conf/experiment/precision.yaml": f"{GLOBAL}trainer:\n  precision: bf16-mixed\n",
+    "conf/experiment/training.yaml": f"{GLOBAL}training:\n  learning_rate: 0.1\n",
+    "conf/experiment/paths.yaml": f"{GLOBAL}paths:\n  output: /data\n",
+    "conf/experiment/own_section.yaml": f"{GLOBAL}mytool:\n  width: 3\n",
+}
+
+# What is typed, and what the message must hold: the key as typed, and what to write instead.
+MISTAKES: dict[str, tuple[str, ...]] = {
+    # the length of training
+    "epochs=3": ("epochs=3: ", "write trainer.max_duration=3ep"),
+    "trainer.max_epochs=3": ("trainer.max_epochs=3: ", "trainer.max_duration=3ep"),
+    "num_train_epochs=2": ("num_train_epochs=2: ", "trainer.max_duration=2ep"),
+    "max_steps=100": ("max_steps=100: ", "trainer.max_duration=100ba"),
+    "trainer.check_val_every_n_epoch=2": ("trainer.check_val_every_n_epoch=2: ", "trainer.eval_interval=2ep"),
+    "trainer.val_check_interval=0.5": ("trainer.val_check_interval=0.5: ", "trainer.eval_interval=500ba"),
+    "eval_strategy=steps": ("eval_strategy=steps: ", "trainer.eval_interval=500ba"),
+    "trainer.fast_dev_run=true": ("trainer.fast_dev_run=true: ", "mode=check"),
+    "trainer.limit_train_batches=10": ("trainer.limit_train_batches=10: ", "trainer.train_subset_num_batches=10"),
+    # precision and devices
+    "trainer.precision=bf16-mixed": ("trainer.precision='bf16-mixed': ", "write trainer.precision=amp_bf16"),
+    "trainer.precision=16-mixed": ("trainer.precision='16-mixed': ", "trainer.precision=amp_fp16"),
+    "trainer.shard_size=None": ("trainer.shard_size='None': ", "write null"),
+    "trainer.precision=32": ("trainer.precision=32: ", "trainer.precision=fp32"),
+    "bf16-mixed": ("bf16-mixed: ", "trainer.precision=amp_bf16"),
+    "fp16": ("fp16: ", "trainer.precision=amp_fp16"),
+    "fp16=true": ("fp16=true: ", "trainer.precision=amp_fp16"),
+    "fp16=false": ("fp16=false: ", "trainer.precision=fp32"),
+    "trainer.accelerator=gpu": ("trainer.accelerator=gpu: ", "trainer.device=cuda"),
+    "trainer.devices=2": ("trainer.devices=2: ", "launch.nproc_per_node=2"),
+    "trainer.devices=[0,1]": ("trainer.devices=[0,1]: ", "launch.nproc_per_node=..."),
+    "trainer.gpus=4": ("trainer.gpus=4: ", "launch.nproc_per_node=4"),
+    "trainer.num_nodes=2": ("trainer.num_nodes=2: ", "torchrun --nnodes=2 -m runner"),
+    "trainer.strategy=ddp": ("trainer.strategy=ddp: ", "launch.nproc_per_node=auto"),
+    "trainer=ddp": ("trainer=ddp: ", "launch.nproc_per_node=auto"),
+    "trainer=gpu": ("trainer=gpu: ", "trainer.device=cuda"),
+    "deepspeed=ds.json": ("deepspeed=ds.json: ", "trainer.parallel=fsdp"),
+    "trainer.fsdp=true": ("trainer.fsdp=true: ", "trainer.parallel=fsdp"),
+    # batches and gradients
+    "per_device_train_batch_size=8": ("per_device_train_batch_size=8: ", "data.batch_size=8"),
+    "device_train_microbatch_size=auto": ("device_train_microbatch_size=auto: ", "trainer.microbatch_size=auto"),
+    "num_workers=4": ("num_workers=4: ", "data.num_workers=4"),
+    "data.num_workers=4": ("data.num_workers: ", "batch_size"),
+    "trainer.accumulate_grad_batches=4": ("trainer.accumulate_grad_batches=4: ", "trainer.grad_accum=4"),
+    "gradient_accumulation_steps=4": ("gradient_accumulation_steps=4: ", "trainer.grad_accum=4"),
+    "trainer.gradient_clip_val=0.5": (
+        "trainer.gradient_clip_val=0.5: ",
+        "+algorithms=gradient_clipping algorithms.gradient_clipping.clipping_threshold=0.5",
+    ),
+    "max_grad_norm=1.0": ("max_grad_norm=1.0: ", "clipping_threshold=1.0"),
+    "gradient_checkpointing=true": ("gradient_checkpointing=true: ", "+algorithms=activation_checkpointing"),
+    # optimizers and schedules
+    "learning_rate=1e-3": ("learning_rate=1e-3: ", "optimizer.lr=1e-3"),
+    "optimizer.learning_rate=1e-3": ("optimizer.learning_rate=1e-3: ", "optimizer.lr=1e-3"),
+    "optim=adam": ("optim=adam: ", "optimizer=adam"),
+    "optimizer=Adam": ("optimizer=Adam: ", "did you mean 'adam'"),
+    "optimizer=adamw_torch": ("optimizer=adamw_torch: ", "optimizer=adamw"),
+    "optimizer._target_=AdamW": ("optimizer._target_='AdamW': ", "torch.optim.AdamW"),
+    "lr_scheduler=cosine": ("lr_scheduler=cosine: ", "scheduler=cosine_annealing"),
+    "lr_scheduler_type=linear": ("lr_scheduler_type=linear: ", "scheduler=linear"),
+    "scheduler=CosineAnnealingLR": ("scheduler=CosineAnnealingLR: ", "scheduler=cosine_annealing"),
+    "warmup_steps=500": ("warmup_steps=500: ", "scheduler.t_warmup=500ba"),
+    "warmup_ratio=0.1": ("warmup_ratio=0.1: ", "scheduler.t_warmup=0.1dur"),
+    "weight_decay=0.1": ("weight_decay=0.1: ", "optimizer.weight_decay=0.1"),
+    # models and data
+    "model=resnet50": ("model=resnet50: ", "model=torchvision model.module.name=resnet50"),
+    "model_name_or_path=gpt2": ("model_name_or_path=gpt2: ", "model=hf_causal_lm model.module.name=gpt2"),
+    "data=mnist": ("data=mnist: ", "data=hf_dataset data.name=ylecun/mnist"),
+    "dataset=digits": ("dataset=digits: ", "data=digits"),
+    "datamodule.batch_size=64": ("datamodule.batch_size=64: ", "data.batch_size=64"),
+    "model=number": ("model._target_='newcomer.number': ", "made a int", "runner.ClassificationModel"),
+    # loggers, callbacks and checkpoints
+    "logger=wandb": ("logger=wandb: ", "+callbacks=wandb_logger"),
+    "logger=null": ("logger=null: ", "~callbacks.mlflow_logger"),
+    "trainer.logger=false": ("trainer.logger=false: ", "~callbacks.mlflow_logger"),
+    "report_to=none": ("report_to=none: ", "~callbacks.mlflow_logger"),
+    "trainer.log_every_n_steps=10": ("trainer.log_every_n_steps=10: ", "every batch is logged"),
+    "trainer.enable_progress_bar=false": ("trainer.enable_progress_bar=false: ", "~callbacks.progress_bar"),
+    "callbacks=model_checkpoint": ("callbacks=model_checkpoint: ", "checkpoint_saver"),
+    "+callbacks=early_stopping": ("callbacks=early_stopping: ", "did you mean 'early_stopper'"),
+    "+callbacks=learning_rate_monitor": ("callbacks=learning_rate_monitor: ", "+callbacks=lr_monitor"),
+    "+callbacks=stochastic_weight_averaging": ("callbacks=stochastic_weight_averaging: ", "+algorithms=swa"),
+    "callbacks=default": ("callbacks=default: ", "+callbacks=<name>"),
+    "+callbacks.es._target_=lightning.pytorch.callbacks.EarlyStopping": (
+        "callbacks.es._target_='lightning.pytorch.callbacks.EarlyStopping'",
+        "no module 'lightning'",
+    ),
+    "ckpt_path=last.ckpt": ("ckpt_path=last.ckpt: ", "resume=last.ckpt"),
+    "resume_from_checkpoint=out": ("resume_from_checkpoint=out: ", "resume=out"),
+    "save_top_k=3": ("save_top_k=3: ", "callbacks.checkpoint_saver.keep_best=3"),
+    "output_dir=out": ("output_dir=out: ", "hydra.run.dir=out"),
+    "task_name=mine": ("task_name=mine: ", "experiment_name=mine"),
+    "tags=[a,b]": ("tags=[a,b]: ", "callbacks.mlflow_logger.tags", "vars"),
+    # keys of one's own
+    "paths.data=/data": ("paths.data=/data: ", "+vars.paths"),
+    "mytool=3": ("mytool: no key 'mytool'", "+vars.mytool=..."),
+    "+mytool.width=3": ("mytool: no such key", "+vars.mytool=..."),
+    "vars.width=3": ("vars.width: is not among your values", "+vars.width=..."),
+    "run_name=${vars.mine}": ("run_name: ", "uses ${vars.mine}", "+vars.<name>=..."),
+    # keys in the wrong section
+    "callbacks.early_stopping.patience=3": ("callbacks.early_stopping.patience: ", "+callbacks=early_stopper"),
+    "callbacks.model_checkpoint.monitor=acc": ("callbacks.model_checkpoint.monitor: ", "checkpoint_saver does this"),
+    "algorithms.gradient_clip.max_norm=1": ("algorithms.gradient_clip.max_norm: ", "+algorithms=gradient_clipping"),
+    "model.optimizer.lr=0.1": ("model.optimizer.lr: ", "did you mean optimizer.lr?"),
+    "model.compile=true": ("model.compile: ", "did you mean trainer.compile?"),
+    "model.net.width=8": ("model.net.width: ", "did you mean model.module.width?"),
+    "trainer.callbacks=[a]": ("trainer.callbacks: ", "did you mean callbacks?"),
+    "trainer.profiler=simple": ("trainer.profiler=simple: ", "+callbacks=torch_profiler"),
+    "load_from=x.pth": ("load_from=x.pth: ", "trainer.load_path=x.pth"),
+    "param_scheduler=cosine": ("param_scheduler=cosine: ", "scheduler=cosine_annealing"),
+    "optimized_metric=eval/loss": ("optimized_metric=eval/loss: ", "objective=eval/loss"),
+    # options and spelling
+    "mode=train,eval": ("mode=train,eval: several values; add -m",),
+    "optimizer=sgd,adam": ("optimizer=sgd,adam: several values; add -m",),
+    "mode=resume": ("mode='resume': ", "resume=<run>"),
+    "--epochs 3": ("--epochs: ", "trainer.max_duration=3ep"),
+    "--lr=0.1": ("--lr=0.1: ", "write optimizer.lr=0.1"),
+    "--max-epochs=3": ("--max-epochs=3: ", "trainer.max_duration=3ep"),
+    "--no-cuda": ("--no-cuda: ", "trainer.device=cpu"),
+    "--config my.yaml": ("--config: ", "--config-dir <folder>"),
+    "--gpus 2": ("--gpus: ", "launch.nproc_per_node=2"),
+    "-e 3": ("-e: ", "e=3"),
+    "optimizer.lr = 0.1": ("optimizer.lr = 0.1: ", "write optimizer.lr=0.1"),
+    "optimizer.lr= 0.1": ("write optimizer.lr=0.1",),
+    "fit": ("fit: ", "mode=train"),
+    "mode=fit": ("mode='fit': ", "mode=train"),
+    "mode=test": ("mode='test': ", "mode=eval resume=<run> test=best"),
+    "scheduler=ReduceLROnPlateau": ("scheduler=ReduceLROnPlateau: ", "scheduler=reduce_on_plateau"),
+    "init": ("init: ", "write runner init my_project"),
+    # files
+    "experiment=no_package": ("experiment.trainer: ", "'# @package _global_'"),
+    "experiment=no_package_but_model": ("experiment/no_package_but_model: ", "'# @package _global_'"),
+    "experiment=no_such_group": ("'override /modell'", "did you mean 'model'"),
+    "experiment=no_override": ("model: ", "write 'override /model: ...'"),
+    "experiment=max_epochs": ("trainer.max_epochs: ", "trainer.max_duration=3ep", "correct it there"),
+    "experiment=precision": ("trainer.precision='bf16-mixed': ", "trainer.precision=amp_bf16"),
+    "experiment=training": ("training: ", "for training.learning_rate write optimizer.lr=0.1"),
+    "experiment=paths": ("paths: ", "+vars.paths"),
+    "experiment=own_section": ("mytool: ", "+vars.mytool=..."),
+    "+algorithms=scale": ("algorithms.scale.alpha: ", "+algorithms.scale.alpha=..."),
+    "+algorithms=missing": ("algorithms.missing.alpha: ", "write algorithms.missing.alpha=..."),
+    "+algorithms=nameless": ("algorithms._target_=", "starts with its own name"),
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the files of a newcomer."""
+    register_resolver()
+    register_resolver_of_sweeps()
+    for path, text in FILES.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+
+
+def check(typed: list[str], folder: Path) -> None:
+    """Do what a command does before it trains, but without a process and without data."""
+    with config_errors(), initialized(CONF):
+        check_options(spell_out(typed))
+        check_spaces(typed)
+        keys = [one for one in keys_first(merge_repeated(typed)) if not one.startswith("-")]
+        config = to_plain(compose("config", [*keys, *search_path([f"--config-dir={folder / 'conf'}"])]))
+        build.check(config)
+        if config["model"]["_target_"].startswith("newcomer"):
+            build.make_model(config)
+
+
+@pytest.mark.parametrize("command", one_in(2, MISTAKES))
+def test_a_mistake_is_one_message(command: str, project: Path, monkeypatch: pytest.MonkeyPatch):
+    typed = shlex.split(command)
+    monkeypatch.setattr(sys, "argv", ["runner", *typed, f"--config-dir={project / 'conf'}"])
+    monkeypatch.delitem(sys.modules, "newcomer", raising=False)
+    before = files(project)
+    with pytest.raises(WrongConfig) as refused:
+        check(typed, project)
+    said = str(refused.value)
+    assert "\n" not in said
+    for part in MISTAKES[command]:
+        assert part in said, said
+    assert files(project) == before
+
+
+@pytest.mark.parametrize("command", one_in(3, [*MISTAKES][::8]))
+def test_a_command_with_a_mistake_ends_with_2(command: str, project: Path, run_app: Any):
+    before = files(project)
+    ended = run_app(*shlex.split(command), exit_code=2)
+    errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and ended.stdout.count("\n") <= 1 and "Traceback" not in ended.stderr, ended.stderr
+    for part in MISTAKES[command]:
+        assert part in errors[0]
+    assert files(project) == before
+
+
+def keys_of(content: Any, path: str) -> Iterator[str]:
+    """All keys in a config file, in full."""
+    for key, value in content.items() if isinstance(content, dict) else ():
+        yield f"{path}.{key}".lstrip(".")
+        yield from keys_of(value, f"{path}.{key}")
+
+
+def texts(row: dict[str, Any]) -> Iterator[str]:
+    yield from filter(None, [row.get("write"), *row.get("values", {}).values()])
+
+
+def test_what_is_to_be_written_exists():
+    known = set(keys_of(yaml.safe_load((CONF / "config.yaml").read_text()), ""))
+    for file in CONF.glob("*/*.yaml"):
+        known |= set(keys_of(yaml.safe_load(file.read_text()), file.parent.name))
+    for row in _table().values():
+        for word in " ".join(texts(row)).split():
+            key, _, value = word.lstrip("+~").partition("=")
+            if not re.match(r"[+~\w]", word) or "<" in word or "torchrun" in word or key == "runner":
+                continue
+            group = CONF / key
+            if key == "mode":
+                assert value in MODES, word
+            elif group.is_dir():
+                assert value == "{}" or (group / f"{value}.yaml").exists(), word
+            elif word.startswith("~"):
+                assert (CONF / f"{key.replace('.', '/')}.yaml").exists(), word
+            else:
+                assert key in known, word
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("model.module.epochs", 3, None),  # of a class of the user's own
+        ("callbacks.mine.lr", 3, None),
+        ("optimizer.momentum", 0.9, None),  # it exists here, but not in this optimizer
+        ("epochs", None, "write trainer.max_duration=...ep"),
+        ("epochs", "5ep", "write trainer.max_duration=5ep"),
+        ("save_steps", "100ba", "write callbacks.checkpoint_saver.save_interval=100ba"),
+        ("fp16", False, "write trainer.precision=fp32"),
+        ("hparams.nested.lr", 0.1, "write optimizer.lr=0.1"),
+        ("unknown", 3, None),
+    ],
+)
+def test_only_keys_that_must_be_foreign_are_taken_for_it(key: str, value: Any, said: str | None):
+    assert about_foreign(key, value) == said

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kept_runs import git
+
+from runner.records.record import differences, environment, write_record
+from runner.records.trust import is_own
+
+CONFIG = {"seed": 3, "model": {"_target_": "x.Y", "sizes": [1, 2], "none": None}, "trainer": {"max_duration": "1ep"}}
+
+
+def test_a_record_holds_what_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    run_dir = tmp_path / "deep" / "run"
+    files = write_record(run_dir, CONFIG, ["seed=3", "+callbacks=[a,b]"], "its name")
+    assert [path.name for path in files] == ["config.yaml", "overrides.yaml", "environment.json", "signature"]
+    assert {*run_dir.iterdir()} == {*files}
+    assert yaml.safe_load((run_dir / "config.yaml").read_text()) == CONFIG
+    assert list(yaml.safe_load((run_dir / "config.yaml").read_text())) == list(CONFIG)
+    assert yaml.safe_load((run_dir / "overrides.yaml").read_text()) == ["seed=3", "+callbacks=[a,b]"]
+    kept = json.loads((run_dir / "environment.json").read_text())
+    assert kept["git_commit"] is None and kept["run_name"] == "its name"
+
+
+def test_uncommitted_changes_are_kept_as_a_patch_that_applies(repository: Path):
+    """Byte for byte, whatever the files contain, and however the user has configured diffs."""
+    before = {"blank.txt": b"a\n\n", "latin.txt": b"caf\xe9\n", "bytes": bytes(range(256)), "dos.txt": b"a\r\n"}
+    after = {"blank.txt": b"b\n\n", "latin.txt": b"caf\xe8\n", "bytes": bytes(range(255, -1, -1)), "dos.txt": b"b\r\n"}
+    run_dir = repository / "run"
+    assert "git.patch" not in [path.name for path in write_record(run_dir, CONFIG, [])]
+    for name, content in before.items():
+        (repository / name).write_bytes(content)
+    git(repository, "add", *before)
+    git(repository, "commit", "-qm", "second")
+    for name, content in after.items():
+        (repository / name).write_bytes(content)
+        for key, value in (("diff.noprefix", "true"), ("color.ui", "always"), ("diff.external", "false")):
+            git(repository, "config", key, value)
+        (patch,) = [path for path in write_record(run_dir, CONFIG, []) if path.name == "git.patch"]
+        git(repository, "checkout", "-q", ".")
+        git(repository, "apply", str(patch))
+        assert (repository / name).read_bytes() == content
+        git(repository, "commit", "-qam", name)
+
+
+def test_modules_that_no_commit_holds_are_kept_with_each_session(repository: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(repository)
+    run_dir, config = repository / "run", {"model": {"_target_": "loose_module.Model"}}
+    for width in (1, 2):
+        (repository / "loose_module.py").write_text(f"width = {width}\n")
+        monkeypatch.delitem(sys.modules, "loose_module", raising=False)
+        importlib.import_module("loose_module")
+        files = write_record(run_dir, config, [])
+        assert files[-1] == run_dir / "code" / "loose_module.py"
+    assert (run_dir / "sessions" / "1" / "code" / "loose_module.py").read_text() == "width = 1\n"
+    assert (run_dir / "code" / "loose_module.py").read_text() == "width = 2\n"
+    assert is_own(run_dir) and is_own(run_dir / "sessions" / "1")
+    git(repository, "add", "loose_module.py")
+    git(repository, "commit", "-qm", "second")
+    write_record(run_dir, config, [])
+    assert not (run_dir / "code").exists() and is_own(run_dir)
+
+
+def test_what_git_cannot_say_in_time_is_told(repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any):
+    (repository / "code.py").write_text("a = 2\n")
+    (repository / ".git" / "index").write_bytes(b"torn")
+    write_record(repository / "run", CONFIG, [])
+    assert "git failed, so the commit or uncommitted changes are not recorded" in caplog.text
+
+
+def test_the_environment_says_what_ran_where(repository: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["runner", "seed=1", "run_name=two words"])
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    found = environment()
+    assert found["command"].endswith("-m runner seed=1 'run_name=two words'")
+    assert found["folder"] == str(repository)
+    assert found["git_commit"] == git(repository, "rev-parse", "HEAD")
+    assert found["ranks"] == 4
+    assert found["packages"]["torch"] == version("torch")
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_records_of_earlier_sessions_are_kept(repository: Path):
+    run_dir = repository / "run"
+    for seed in (1, 2, 3):
+        (repository / "code.py").write_text(f"a = {seed}\n")
+        write_record(run_dir, CONFIG | {"seed": seed}, [f"seed={seed}"])
+    for seed, folder in ((1, "sessions/1"), (2, "sessions/2"), (3, ".")):
+        assert yaml.safe_load((run_dir / folder / "config.yaml").read_text())["seed"] == seed
+        assert yaml.safe_load((run_dir / folder / "overrides.yaml").read_text()) == [f"seed={seed}"]
+        assert ("git.patch" in {path.name for path in (run_dir / folder).iterdir()}) == (seed != 1)
+        assert is_own(run_dir / folder)
+    git(repository, "checkout", "-q", "code.py")
+    write_record(run_dir, CONFIG, [])
+    assert not (run_dir / "git.patch").exists(), "an earlier session's patch is none of this one's"
+
+
+def test_what_differs_from_a_record_is_told(repository: Path):
+    then = environment()
+    assert differences(then) == []
+    (repository / "code.py").write_text("a = 2\n")
+    git(repository, "commit", "-qam", "second")
+    then["packages"]["torch"] = "1.0"
+    commit, versions = differences(then)
+    assert then["git_commit"][:10] in commit and git(repository, "rev-parse", "HEAD")[:10] in commit
+    assert f"torch 1.0, now {version('torch')}" in versions
+    assert differences({}) == []
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        write_record(tmp_path / "file" / "run", CONFIG, [])

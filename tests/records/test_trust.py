@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from python_process import PATIENCE
+
+from runner.files.signing import sign
+from runner.records.record import write_record
+from runner.records.trust import SIGNED, is_own
+
+
+@pytest.fixture
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The path of this user's key."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "exactrun" / "key"
+
+
+def test_a_key_is_made_once_and_nobody_else_can_read_it(key: Path):
+    first = sign([b"a", b"b"])
+    assert first is not None and first == sign([b"a", b"b"])
+    assert first not in {sign([b"ab", b""]), sign([b"a", b"c"]), sign([b"b", b"a"])}
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert [path.name for path in key.parent.iterdir()] == ["key"]
+    key.unlink()
+    assert sign([b"a", b"b"]) != first
+
+
+def test_processes_that_start_together_agree_on_one_key(key: Path):
+    program = "from runner.files.signing import sign; print(sign([b'a']))"
+    children = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(4)]
+    assert len({child.communicate(timeout=PATIENCE)[0] for child in children}) == 1
+
+
+def test_a_signature_is_of_this_user_and_of_this_content(key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run_dir = tmp_path / "run"
+    write_record(run_dir, {"seed": 1}, ["seed=1"])
+    assert is_own(run_dir)
+    for name in (*SIGNED, "signature"):
+        before = (run_dir / name).read_bytes()
+        (run_dir / name).write_bytes(before + b"x")
+        assert not is_own(run_dir), name
+        (run_dir / name).unlink()
+        assert not is_own(run_dir), name
+        (run_dir / name).write_bytes(before)
+    assert is_own(run_dir)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another user"))
+    assert not is_own(run_dir)
+
+
+def test_without_a_place_for_a_key_records_are_not_signed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    names = {path.name for path in write_record(tmp_path / "run", {"seed": 1}, [])}
+    assert "config.yaml" in names and "signature" not in names
+    assert not is_own(tmp_path / "run")
+    assert "not signed" in caplog.text

@@ -1,0 +1,230 @@
+"""Intervals in whole runs: due exactly where hand arithmetic says, in every unit, resumed or not, on 1 and 2 ranks."""
+
+from __future__ import annotations
+
+import math
+import random
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from runner import Callback, ClassificationModel, Trainer
+from runner.data import TensorLoader
+from runner.timing.time import Interval
+
+SEEDS = 40
+SAMPLES = 11
+BATCH = 3
+TOKENS = 5
+SIZES = [3, 3, 3, 2]  # of the batches of an epoch
+
+
+class Counted(ClassificationModel):
+    """Has tokens, which a run and intervals may count."""
+
+    def num_tokens(self, batch: Any) -> int:
+        return TOKENS * len(batch[1])
+
+
+class Unsized(TensorLoader):
+    """Does not say how long it is."""
+
+    __len__ = None  # type: ignore[assignment]
+
+
+class Watch(Callback):
+    """Notes when each interval is due: its batch, and whether that was when the epoch had ended."""
+
+    def __init__(self, intervals: list[str]) -> None:
+        self.intervals = {text: Interval(text) for text in intervals}
+        self.seen: dict[str, list[tuple[int, bool]]] = {text: [] for text in intervals}
+
+    def batch_end(self, state, logger):
+        self._look(state, False)
+
+    def epoch_end(self, state, logger):
+        self._look(state, True)
+
+    def _look(self, state, has_ended):
+        for text, interval in self.intervals.items():
+            if state.is_due(interval):
+                self.seen[text].append((state.timestamp.batch, has_ended))
+
+    def state_dict(self):
+        return {"seen": {text: [list(one) for one in seen] for text, seen in self.seen.items()}}
+
+    def load_state_dict(self, state):
+        self.seen = {text: [(batch, ended) for batch, ended in seen] for text, seen in state["seen"].items()}
+
+
+class Plan(NamedTuple):
+    """A run's length, the intervals to watch, and whether its loader has a length."""
+
+    max_duration: str
+    intervals: list[str]
+    sized: bool
+    cut: int
+    """Batches after which the run is stopped and resumed."""
+
+
+def draw(seed: int) -> Plan:
+    """Return a plan of at most six epochs, with intervals in every unit."""
+    rng = random.Random(seed)
+    per_epoch = {"ep": 1, "ba": len(SIZES), "sp": SAMPLES, "tok": TOKENS * SAMPLES}
+    unit = rng.choice([*per_epoch])
+    value = rng.randint(2, 6) if unit == "ep" else rng.randint(2 * per_epoch[unit], 6 * per_epoch[unit])
+    intervals = []
+    for counted, most in (("ep", 3), ("ba", 9), ("sp", 25), ("tok", 100)):
+        intervals.append(f"{rng.randint(1, most)}{counted}")
+    intervals += [f"{rng.choice(['0.1', '0.07', '0.25', '0.333', '0.5', '1', str(rng.randint(1, 99) / 100)])}dur"]
+    return Plan(f"{value}{unit}", intervals, rng.random() < 0.6, rng.randint(1, len(SIZES) + 2))
+
+
+def train(plan: Plan, folder: Path, resumed: bool) -> dict[str, list[tuple[int, bool]]]:
+    """Return when each interval was due in a run, at once or in two parts. All ranks."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(SAMPLES, 4, generator=generator)
+    targets = torch.arange(SAMPLES) % 2
+
+    def run(**arguments: Any) -> Watch:
+        watch = Watch(plan.intervals)
+        kind = TensorLoader if plan.sized else Unsized
+        with Trainer(
+            model=Counted(nn.Linear(4, 2), 2),
+            train_dataloader=kind(inputs, targets, batch_size=BATCH, shuffle=True),
+            optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            callbacks=[watch, *arguments.pop("callbacks", [])],
+            max_duration=plan.max_duration,
+            device="cpu",
+            run_dir=folder,
+            **arguments,
+        ) as trainer:
+            trainer.fit()
+        return watch
+
+    if not resumed:
+        return run().seen
+    run(callbacks=[Cut(plan.cut, folder / "cut")])
+    return run(resume_path=folder / "cut").seen
+
+
+class Cut(Callback):
+    """Saves a checkpoint after so many batches, and stops."""
+
+    def __init__(self, batch: int, path: Path) -> None:
+        self.batch = batch
+        self.path = path
+
+    def batch_checkpoint(self, state, logger):
+        from runner import save_checkpoint
+
+        if state.timestamp.batch == self.batch:
+            save_checkpoint(state, self.path)
+            state.stop_training()
+
+
+def by_hand(plan: Plan, text: str) -> list[tuple[int, bool]]:
+    """Return when an interval is due: at the first step of time that reaches each multiple of it.
+
+    Steps are batches and ends of epochs. What counts epochs, or a fraction of a number of them that is whole, is
+    reached by an epoch's end; a fraction of epochs of unknown length is seen there at the earliest.
+    """
+    length, last = _split(plan.max_duration)
+    period, unit = _split(text)
+    if unit == "dur":
+        period, unit = period * length, last
+        inside = unit == "ep" and plan.sized
+    else:
+        inside = False
+    due, before = [], Fraction(0)
+    batch = sample = epoch = 0
+    while True:
+        for index, size in enumerate(SIZES):
+            batch, sample = batch + 1, sample + size
+            counts = {"ep": Fraction(epoch), "ba": batch, "sp": sample, "tok": TOKENS * sample}
+            if inside and index + 1 < len(SIZES):
+                counts["ep"] = epoch + Fraction(index + 1, len(SIZES))
+            now = Fraction(counts[unit])
+            # Just short of the epoch's end, where only what lies inside of it has been reached.
+            reached = math.ceil((epoch + 1) / period) - 1 if inside and index + 1 == len(SIZES) else now // period
+            if reached > before:
+                due.append((batch, False))
+            before = reached
+            if last != "ep" and counts[last] >= length:
+                if index + 1 == len(SIZES) and plan.sized and unit == "ep" and (epoch + 1) // period > before:
+                    due.append((batch, True))
+                return due
+        epoch += 1
+        reached = Fraction({"ep": epoch, "ba": batch, "sp": sample, "tok": TOKENS * sample}[unit]) // period
+        if reached > before:
+            due.append((batch, True))
+        before = reached
+        if last == "ep" and epoch >= length:
+            return due
+
+
+def _split(text: str) -> tuple[Fraction, str]:
+    unit = text.lstrip("0123456789.")
+    return Fraction(text.removesuffix(unit)), unit
+
+
+@pytest.mark.parametrize(
+    ("plan", "batches"),
+    [
+        (Plan("2ep", ["0.1dur"], True, 1), [1, 2, 3, 4, 4, 5, 6, 7, 8, 8]),
+        (Plan("2ep", ["0.25dur"], True, 1), [2, 4, 6, 8]),
+        (Plan("2ep", ["0.25dur"], False, 1), [4, 8]),  # of epochs whose length nobody knows
+        (Plan("8ba", ["0.25dur"], True, 1), [2, 4, 6, 8]),
+        (Plan("3ep", ["0.5dur"], True, 1), [6, 12]),
+    ],
+)
+def test_a_fraction_of_the_run_is_due_inside_epochs_too(tmp_path: Path, plan: Plan, batches: list[int]):
+    (text,) = plan.intervals
+    expected = by_hand(plan, text)
+    assert sorted({batch for batch, _ in expected}) == sorted({*batches})
+    assert train(plan, tmp_path, resumed=False) == {text: expected}
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("seed", [pytest.param(one, marks=[pytest.mark.slow] * (one >= 12)) for one in range(SEEDS)])
+def test_each_is_due_where_hand_arithmetic_says(tmp_path: Path, seed: int, resumed: bool):
+    plan = draw(seed)
+    assert train(plan, tmp_path, resumed) == {text: by_hand(plan, text) for text in plan.intervals}, plan
+
+
+def train_as_a_rank() -> None:
+    """What each rank does: all plans, at once and in two parts."""
+    import json
+    import sys
+    from pathlib import Path
+
+    import torch
+
+    sys.path.append(sys.argv[1])
+    from test_intervals import draw, train
+
+    from runner import get_global_rank
+    from runner.distributed.collectives import destroy_process_group, init_process_group
+
+    torch.set_num_threads(1)
+    init_process_group(torch.device("cpu"))
+    seen = [
+        [train(draw(seed), Path(f"run{seed}-{resumed}"), resumed) for resumed in (False, True)] for seed in range(10)
+    ]
+    Path(f"{get_global_rank()}.json").write_text(json.dumps(seen))
+    destroy_process_group()
+
+
+def test_two_ranks_see_them_at_the_same_batches(tmp_path: Path, run_ranks):
+    import json
+
+    run_ranks(train_as_a_rank, 2, str(Path(__file__).parent))
+    for rank in range(2):
+        for seed, both in enumerate(json.loads((tmp_path / f"{rank}.json").read_text())):
+            plan = draw(seed)
+            expected = {text: [list(one) for one in by_hand(plan, text)] for text in plan.intervals}
+            assert both == [expected, expected], (rank, plan)

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import tiny_trainer as make_trainer
+from torch import nn
+
+from runner import Callback, ClassificationModel, LanguageModel, Model, Time
+from runner.algorithms import EMA
+from runner.callbacks import InMemoryLogger, SpeedMonitor
+from runner.data import TensorLoader
+from runner.training.arguments import check_arguments, check_duration, check_iteration_length, check_model
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"max_duration": "0ep"}, "max_duration='0ep': must be more than 0"),
+    ({"max_duration": "0.5dur"}, "max_duration='0.5dur': must be more than 0, in ep, ba, sp, tok or seconds"),
+    ({"max_duration": "3iter"}, "max_duration='3iter'"),
+    ({"max_duration": "5"}, "max_duration='5' is not a time.*'5ep'"),
+    ({"max_duration": "1.5ep"}, "max_duration='1.5ep' is not a time"),
+    ({"max_duration": -1}, "max_duration=-1 is not a time|max_duration=.*not a time"),
+    ({"eval_interval": "2 ep"}, "eval_interval='2 ep' is not a time"),
+    ({"iteration_length": "4ba"}, "iteration_length='4ba': must be in epochs"),
+    ({"iteration_length": 0}, "iteration_length=0: must be in epochs and more than 0"),
+    ({"precision": "fp61"}, "precision='fp61': must be one of 'fp32'"),
+    ({"grad_accum": 0}, "grad_accum=0: must be a whole number, at least 1"),
+    ({"grad_accum": True}, "grad_accum=True: must be a whole number"),
+    ({"microbatch_size": 0}, "microbatch_size=0: must be 'auto' or a whole number, at least 1, or None"),
+    ({"microbatch_size": "big"}, "microbatch_size='big'"),
+    ({"microbatch_size": 2, "grad_accum": 2}, "grad_accum=2 and microbatch_size=2 cannot be combined"),
+    ({"device": "gpu"}, "device='gpu': must be 'auto', 'cpu'"),
+    ({"scale_schedule_ratio": 0}, "ratio=0 must be"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG)
+def test_a_wrong_argument_is_an_error_before_there_is_anything_and_in_the_trainer(wrong: dict, message: str):
+    with pytest.raises((ValueError, TypeError), match=message):
+        check_arguments(**wrong)
+    with pytest.raises((ValueError, TypeError), match=message):
+        make_trainer(**wrong)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "1", True, None])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(ValueError, match=f"seed={seed!r}: must be a whole number, at least 0"):
+        check_arguments(seed=seed)
+    with pytest.raises(ValueError, match=f"seed={seed!r}: must be a whole number, at least 0"):
+        make_trainer(seed=seed)
+
+
+def test_what_is_right_passes():
+    check_arguments()
+    check_arguments(max_duration="90m", eval_interval=0, iteration_length=2, grad_accum=4, seed=2**40)
+    assert check_duration(3) == "3ep" and check_duration("1h30m") == Time(5400, "sec")
+    assert check_iteration_length(None) is None and check_iteration_length("2ep") == check_iteration_length(2)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("callbacks", SpeedMonitor, "callbacks=SpeedMonitor: this is a class; pass an instance"),
+        ("callbacks", [SpeedMonitor], "callbacks=SpeedMonitor: this is a class"),
+        ("callbacks", EMA(), "callbacks=EMA: belongs in algorithms, because it is a subclass of runner.Algorithm"),
+        ("callbacks", {"mine": EMA()}, "callbacks.mine=EMA: belongs in algorithms"),
+        ("callbacks", "speed_monitor", "callbacks='s': must be an instance of a subclass of runner.Callback"),
+        ("callbacks", [None], "callbacks=None: must be an instance of a subclass of runner.Callback"),
+        ("algorithms", [SpeedMonitor()], "algorithms=SpeedMonitor: belongs in callbacks"),
+        ("algorithms", {"ema": "EMA"}, "algorithms.ema='EMA': must be an instance of a subclass of runner.Algorithm"),
+        ("loggers", [SpeedMonitor()], "loggers=SpeedMonitor: belongs in callbacks"),
+    ],
+)
+def test_hooks_of_another_kind_are_refused(argument: str, value, message: str):
+    with pytest.raises(TypeError, match=re.escape(message)):
+        make_trainer(**{argument: value})
+
+
+def test_hooks_may_be_one_several_none_or_named():
+    for none in (None, (), [], {}):
+        with make_trainer(callbacks=none, algorithms=none, loggers=none) as trainer:
+            assert trainer.state.algorithms == trainer.state.loggers == ()
+    one, memory = Callback(), InMemoryLogger()
+    for form in (one, [one], (one,), {"mine": one}):
+        with make_trainer(callbacks=form, loggers=memory) as trainer:
+            assert one in trainer.state.callbacks and trainer.state.loggers == (memory,)
+
+
+def test_a_duration_in_tokens_needs_a_model_that_counts_them():
+    message = "max_duration='100tok': ClassificationModel does not count tokens; override"
+    with make_trainer(max_duration="100tok") as trainer, pytest.raises(ValueError, match=message):
+        trainer.fit()
+    with make_trainer() as trainer, pytest.raises(ValueError, match="does not count tokens"):
+        trainer.fit(duration="1tok")
+
+    tokens = TensorLoader(
+        torch.zeros(4, 5, dtype=torch.long), torch.zeros(4, 5, dtype=torch.long), batch_size=2, shuffle=False
+    )
+    model = LanguageModel(nn.Embedding(7, 7))
+    with make_trainer(model=model, train_dataloader=tokens, max_duration="10tok") as trainer:
+        trainer.fit()
+        assert trainer.state.timestamp.token == 10
+
+
+class Right(Model):
+    def forward(self, batch: Any) -> Any:
+        return batch
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        return outputs
+
+
+class TwoInputs(Right):
+    def forward(self, x: Any, y: Any) -> Any:  # type: ignore[override]
+        return x
+
+
+class NoTrain(Right):
+    def metrics(self) -> Any:  # type: ignore[override]
+        return {}
+
+
+class StepOfABatch(Right):
+    def training_step(self, batch: Any, index: int) -> Any:  # type: ignore[override]
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (TwoInputs, r"TwoInputs.forward cannot be called as forward\(batch\): define forward\(self, batch\)"),
+        (NoTrain, r"NoTrain.metrics cannot be called as metrics\(train\): define metrics\(self, train\)"),
+        (StepOfABatch, r"StepOfABatch.training_step cannot be called as training_step\(state\)"),
+    ],
+)
+def test_a_model_that_cannot_be_called_is_refused(kind: type[Model], message: str):
+    check_model(Right())
+    with pytest.raises(TypeError, match=message):
+        check_model(kind())
+
+
+def test_a_lazy_module_that_has_seen_nothing_is_refused():
+    model = ClassificationModel(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 3)), 3)
+    with pytest.raises(ValueError, match=r"model=ClassificationModel: module.0.weight has no shape yet; run a batch"):
+        check_model(model)
+    model.module(torch.zeros(1, 7))
+    check_model(model)
+    norm = nn.LazyBatchNorm1d(affine=False)  # without parameters, but with buffers
+    with pytest.raises(ValueError, match=r"model=ClassificationModel: module.running_mean has no shape yet"):
+        check_model(ClassificationModel(norm, 3))

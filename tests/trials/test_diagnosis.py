@@ -1,0 +1,267 @@
+"""What a fault in training, or in an evaluation, says of the batch at which it showed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from runner.config.errors import WrongConfig
+from runner.failures.facts import RankFailed
+from runner.trials.diagnosis import naming_fault, noting_batch
+
+DIGITS = ("trainer.max_duration=2ba", "callbacks=none")
+TEXT = ("experiment=stdlib_lm_plain", *DIGITS, "data.eval_bytes=256")
+
+
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    [
+        (
+            (*TEXT, "model.module.vocab_size=100"),
+            (
+                "error: model=gpt does not fit data=stdlib_text. In its forward pass, with a batch of "
+                "int64 (8, 128) from 10 to 121, int64 (8, 128) from 10 to 121 and an embedding of 100 rows:",
+                "  IndexError: index out of range in self",
+            ),
+        ),
+        (
+            ("model=mlp", "algorithms=none", *DIGITS, "model.num_classes=9"),
+            (
+                "error: model=mlp does not fit data=digits. In its loss, with a batch of float32 (64, 1, 8, 8), "
+                "int64 (64,) from 0 to 9 and outputs of float32 (64, 9):",
+                "  IndexError: Target 9 is out of bounds.",
+            ),
+        ),
+        (
+            ("model=mlp", "algorithms=mixup", *DIGITS, "model.num_classes=9"),
+            (
+                "error: algorithms.mixup: RuntimeError: index 9 is out of bounds for dimension 1 with size 9",
+                "  at BEFORE_LOSS, with model=mlp and data=digits",
+            ),
+        ),
+    ],
+)
+def test_a_first_batch_that_does_not_fit_is_described(command: tuple[str, ...], lines: tuple[str, ...], run_here: Any):
+    ended = run_here(*command)
+    assert ended.code == 2
+    assert tuple(ended.err.splitlines()[-len(lines) :]) == lines
+
+
+OWN_TRAINING = """
+import os
+
+import torch
+from torch import nn
+
+from runner import Callback, Model
+from runner.data import DatasetLoader
+
+
+def data(label=1):
+    rows = [{"x": {"image": torch.ones(4)}, "name": "a", "label": one} for one in [1] * 4 + [label] * 4]
+    return tuple(DatasetLoader(rows, batch_size=4, shuffle=False) for _ in range(2))
+
+
+class Own(Model):
+    def __init__(self, features=4):
+        super().__init__()
+        self.net = nn.Linear(features, 2)
+
+    def forward(self, batch):
+        return {"logits": self.net(batch["x"]["image"])}
+
+    def loss(self, outputs, batch):
+        return nn.functional.cross_entropy(outputs["logits"], batch["label"])
+
+
+class Fails(Callback):
+    def batch_end(self, state, logger):
+        if os.environ["RANK"] == "1":
+            raise ValueError("no more")
+
+
+class Tells(Callback):
+    def close(self, state, logger):
+        print("closing:", *state.error.__notes__)
+"""
+OWN_RUN = ("algorithms=none", "callbacks=none", "~model", "+model._target_=own.Own", "~data", "+data._target_=own.data")
+
+
+def test_tensors_of_a_mapping_have_its_keys_and_callbacks_hear_so(tmp_path: Path, run_here: Any):
+    (tmp_path / "own.py").write_text(OWN_TRAINING)
+    ended = run_here(*OWN_RUN, "+data.label=7", "+callbacks.tells._target_=own.Tells")
+    batch = (
+        "x.image float32 (4, 4), name list of 4 str, label int64 (4,) from 7 to 7 and outputs of logits float32 (4, 2)"
+    )
+    assert ended.code == 1
+    assert ended.err.splitlines()[-1].startswith(f"in its loss, with a batch of {batch}: model._target_=own.Own")
+    assert ended.out.splitlines()[-1] == f"closing: {ended.err.splitlines()[-1]}"
+
+
+def test_a_model_that_torch_compile_cannot_trace_has_its_batch(tmp_path: Path, run_app: Any):
+    (tmp_path / "own.py").write_text(OWN_TRAINING)
+    ended = run_app(*OWN_RUN, "+model.features=3", "trainer.compile=true", exit_code=2)
+    expected = "In its forward pass, as torch.compile traces it, with a batch of x.image float32 (4, 4), name list of 4"
+    assert expected in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (("+data.label=7",), "in its loss, with a batch of x.image float32 (2, 4), name list of 2 str, label int64"),
+        (("+callbacks.fails._target_=own.Fails",), "in callbacks.fails (own.Fails)"),
+    ],
+)
+def test_the_trace_of_another_rank_says_so_too(changes: tuple[str, ...], line: str, tmp_path: Path, run_app: Any):
+    (tmp_path / "own.py").write_text(OWN_TRAINING)
+    ended = run_app(*OWN_RUN, *changes, "launch.nproc_per_node=2", exit_code=1)
+    assert ended.stderr.splitlines()[-1].startswith(line)
+    assert ended.stderr.count(line) == 1
+
+
+def test_a_fault_elsewhere_has_no_batch(run_here: Any):
+    ended = run_here("model=mlp", "algorithms=none", "callbacks=nan_monitor", "optimizer.lr=1e30")
+    assert ended.code == 3
+    assert "the loss is" in ended.err and "with a batch of" not in ended.err
+
+
+@pytest.mark.slow
+def test_an_evaluation_says_so_too(run_here: Any):
+    assert run_here("model=mlp", "algorithms=none", "trainer.max_duration=2ba").code == 0
+    ended = run_here("mode=eval", "resume=latest", "data=synthetic_images", "data.eval_batch_size=7")
+    assert ended.code == 1
+    expected = "in its forward pass in evaluation, with a batch of float32 (7, 3, 32, 32), int64 (7,) from "
+    assert expected in ended.err.splitlines()[-1]
+
+
+def test_what_a_gpu_does_not_name_is_a_hint():
+    with pytest.raises(RuntimeError) as raised, noting_batch({}):
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+    assert [note for note in raised.value.__notes__ if "mode=check" in note] == raised.value.__notes__
+
+
+def test_device_assert_in_the_first_batch_adds_a_hint():
+    config = {"trainer": {}, "model": {"_target_": "own.Own"}, "data": {"_target_": "own.Data"}}
+    expected = "^AcceleratorError: CUDA error: device-side assert triggered\n  mostly a label .* mode=check tries a few"
+    with pytest.raises(WrongConfig, match=expected), naming_fault(config):
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in")
+
+
+OWN = """
+from runner import ClassificationModel
+from runner.models import MLP
+
+
+class Odd(ClassificationModel):
+    def __init__(self):
+        super().__init__(MLP(64, [8], 10), 10)
+
+    def update_metric(self, batch, outputs, metric):
+        if not self.training:
+            raise RuntimeError("cannot be measured")
+"""
+
+
+def test_an_evaluation_between_batches_tells_of_its_own(tmp_path: Path, run_here: Any):
+    (tmp_path / "own.py").write_text(OWN)
+    model = ("~model.num_classes", "~model.module", "model._target_=own.Odd")
+    ended = run_here("model=mlp", *model, "algorithms=none", *DIGITS)
+    assert ended.code == 1
+    expected = "in its metrics, with a batch of float32 (597, 1, 8, 8), int64 (597,) from 0 to 9"
+    assert f"{expected}: model._target_=own.Odd, data=digits" in ended.err.splitlines()
+
+
+READS = """
+import torch
+from runner.data import DatasetLoader
+
+
+class Crop(torch.nn.Module):
+    def forward(self, image):
+        if not image[0]:
+            raise ValueError("cannot be cropped")
+        return image
+
+
+def split():
+    crop, samples = Crop(), 4
+    training = [(crop, torch.full((64,), float(number)), number) for number in range(1, samples + 1)]
+    return DatasetLoader(Images(training), 1, shuffle=False), DatasetLoader(Images(training[:2]), 1, shuffle=False)
+
+
+class Images(torch.utils.data.Dataset):
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        crop, image, label = self.samples[index]
+        return crop(image * (label != 3)), label
+"""
+
+
+def test_a_transform_that_fails_is_no_forward_pass_of_the_batch_before(tmp_path: Path, run_here: Any):
+    (tmp_path / "own.py").write_text(READS)
+    ended = run_here("model=mlp", "algorithms=none", "callbacks=none", "~data", "+data._target_=own.split")
+    assert ended.code == 1
+    assert "cannot be cropped" in ended.err and "while batch 3 of epoch 1 was read" in ended.err
+    assert "forward pass" not in ended.err and "with a batch of" not in ended.err
+
+
+def test_data_that_replaces_a_group_is_named_as_it_was_typed(tmp_path: Path, run_here: Any):
+    (tmp_path / "own.py").write_text(READS)
+    data = ("~data", "+data._target_=own.split")
+    ended = run_here("model=mlp", "algorithms=none", *DIGITS, *data, "model.num_classes=2")
+    assert ended.code == 1
+    assert ended.err.splitlines()[-1].endswith(": model=mlp, data._target_=own.split")
+
+
+class Unreadable(dict[str, Any]):
+    def items(self) -> Any:
+        raise KeyError("no items")
+
+
+SECTIONS = {"model": {"_target_": "own.Model"}, "data": {"_target_": "own.load"}}
+
+
+def note_of(batch: Any) -> str:
+    def forward(state: Any) -> None:
+        raise ValueError("the original")
+
+    with pytest.raises(ValueError, match="the original") as raised, noting_batch(SECTIONS):
+        forward(SimpleNamespace(batch=batch))
+    return "\n".join(getattr(raised.value, "__notes__", []))
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_has_no_one_length(layout: torch.layout):
+    batch = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+    assert "with a batch of float32 (2, ...): model" in note_of(batch)
+
+
+def test_a_batch_that_cannot_be_looked_at_hides_no_error():
+    assert note_of(Unreadable()) == ""
+
+
+def test_of_many_tensors_some_are_described_and_of_none_it_says_so():
+    assert note_of([torch.ones(2)] * 1000).endswith(
+        "float32 (2,), 984 more: model._target_=own.Model, data._target_=own.load"
+    )
+    assert "with a batch of list of 1 str: " in note_of(["text"])
+    assert "with a batch of no tensors: " in note_of([])
+
+
+def test_a_rank_that_another_one_ends_has_no_fault_of_its_own():
+    def forward(state: Any) -> None:
+        raise RankFailed(1, "it was killed")
+
+    with pytest.raises(RankFailed) as raised, noting_batch(SECTIONS):
+        forward(SimpleNamespace(batch=torch.ones(2)))
+    assert not hasattr(raised.value, "__notes__")

@@ -8,9 +8,8 @@ import os
 import secrets
 import shutil
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,10 +25,8 @@ from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.distributed.together import do_together
 from runner.files.whole import sync_file, sync_folder
 
-BLOCK = 1 << 20
-"""Bytes that are hashed at once."""
-BLOCKS = 16
-"""Blocks that may wait to be hashed."""
+LARGE = 1 << 20
+"""Bytes that are hashed and written at the same time."""
 
 
 def write_checkpoint(
@@ -123,43 +120,36 @@ def _replace(path: Path, by: Path) -> None:
 
 
 class _HashingFile:
-    """A file whose content `thread` hashes while it is written; keeps an OSError that torch.save would replace."""
+    """A file that hashes its content while writing, in `thread` if there is much of it.
+
+    Keeps an OSError that torch.save would replace.
+    """
 
     def __init__(self, file: BinaryIO, thread: Executor) -> None:
         self.file = file
+        self.digest = hashlib.sha256()
         self.error: OSError | None = None
         self._thread = thread
-        self._digest = hashlib.sha256()
-        self._block = bytearray()  # a copy, because the memory of `data` may be used again after `write`
-        self._hashing: deque[Future[None]] = deque()
 
     def write(self, data: Any) -> int:
-        content = memoryview(data).cast("B")
-        for start in range(0, len(content), BLOCK):
-            self._block += content[start : start + BLOCK]
-            if len(self._block) >= BLOCK:
-                self._hash_block()
+        if len(data) < LARGE:
+            self.digest.update(data)
+            return self._write(data)
+        hashing = self._thread.submit(self.digest.update, data)
+        try:
+            return self._write(data)
+        finally:
+            hashing.result()  # the caller may use the memory again
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def _write(self, data: Any) -> int:
         try:
             return self.file.write(data)
         except OSError as error:
             self.error = error
             raise
-
-    def flush(self) -> None:
-        self.file.flush()
-
-    def hexdigest(self) -> str:
-        """Return the hash of everything written."""
-        while self._hashing:
-            self._hashing.popleft().result()
-        self._digest.update(self._block)
-        return self._digest.hexdigest()
-
-    def _hash_block(self) -> None:
-        if len(self._hashing) >= BLOCKS:
-            self._hashing.popleft().result()
-        self._hashing.append(self._thread.submit(self._digest.update, self._block))
-        self._block = bytearray()
 
 
 def _write(path: Path, content: Any) -> dict[str, Any]:
@@ -182,4 +172,4 @@ def write_file(path: Path, fill: Callable[[_HashingFile], object]) -> dict[str, 
             sync_file(raw)
         except Exception as error:
             raise (file.error or error) from None
-        return {"size": raw.tell(), "sha256": file.hexdigest()}
+        return {"size": raw.tell(), "sha256": file.digest.hexdigest()}

@@ -142,7 +142,7 @@ class Delivery:
         lines = list(read_entries(self._spool, self._sent.offset))
         self._send_lines(sink, lines)
         if not lines:
-            self._pace = Pace()
+            self._pace = Pace(unsent=0)
         self._send_samples(sink)
         if live or not lines:
             self._send_postponed(sink, live)
@@ -174,7 +174,8 @@ class Delivery:
         """Return the offset up to which the store has all metrics, for a spool whose `sent.json` was lost.
 
         Metrics are sent in order, so the store has those of all lines before the last one that it has something of.
-        Sending a value that it has takes several times as long as sending a new one.
+        Sending a value that it has takes several times as long as sending a new one. Values that an earlier session
+        left out, by `max_values_per_second`, stay left out.
         """
         latest = {metric.key: (metric.value, metric.step, metric.timestamp) for metric in run.data._metric_objs}
         known = begin = 0
@@ -217,7 +218,7 @@ class Delivery:
             text = (
                 f"it takes {rate:,.0f} values a second, and more are logged. Training does not wait for it, and the "
                 "rest is sent afterwards; to send fewer, log less often, or add "
-                f"callbacks.mlflow_logger.max_values_per_second={rate / 2:.0f}"
+                f"callbacks.mlflow_logger.max_values_per_second={max(rate / 2, 1):.0f}"
             )
             self._report({"behind": text})
 

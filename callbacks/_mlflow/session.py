@@ -248,7 +248,7 @@ class Session:
             self._warn("shared", f"another process logs to {self._folder} at this moment; both end up in one run")
         before = known_before(self._folder)
         if before | self._position_of == before:  # the spool may have been lost and begun again
-            spool.since = self._position
+            spool.since = min(self._position, spool.size)
         if "spool" not in before and self.run_id is not None:
             before = {**before, **self._target}
             write_sent(self._folder, Sent(self._fields["tracking_uri"], self.run_id))

@@ -83,10 +83,15 @@ def read_sent(folder: Path, tracking_uri: str) -> Sent:
         size = (folder / SPOOL).stat().st_size
         is_whole = all(type(number) is int and 0 <= number <= size for number in (sent.offset, *sent.postponed))
         is_whole &= {type(time) for time in sent.sent_at.values()} <= {int}
-        is_whole &= {len(value) for value in sent.left_out.values()} <= {3}
+        is_whole &= all(_is_value(value) for value in sent.left_out.values())
     except (OSError, TypeError, AttributeError):
         return Sent(tracking_uri)
     return sent if is_same and is_whole else Sent(tracking_uri)
+
+
+def _is_value(value: Any) -> bool:
+    """Return whether a JSON value is what `Thinning` keeps of a key: a number, its step and its time."""
+    return isinstance(value, list) and [*map(type, value)] in ([float, int, int], [int, int, int])
 
 
 def has_trainer(run_dir: Path) -> bool:
@@ -153,6 +158,8 @@ class Spool:
         self._inherited = self.size = os.fstat(self._fd).st_size
         self._torn = self._inherited > 0 and os.pread(self._fd, 1, self._inherited - 1) != b"\n"
         self.since = 0
+        self._step = -1  # of the last metrics
+        self._began = 0  # offset of the first line with this step
         self._written: dict[int, tuple[frozenset[str], float | None]] | None = None
         self.departed: int | None = None
 
@@ -199,13 +206,25 @@ class Spool:
                 entries[-1]["m"] = entries[-1]["m"] | metrics  # several callbacks log metrics of the same batch
             elif metrics:
                 entries.append({"m": metrics, "s": step, "t": int(seconds * 1000)})
-        if entries:
-            self._write(b"".join([encode_line(entry, _encode) for entry in entries]))
+        lines = [encode_line(entry, _encode) for entry in entries]
+        offset = self.size
+        for entry, line in zip(entries, lines, strict=True):
+            if entry["s"] != self._step:
+                self._step = entry["s"]
+                self._began = offset
+            offset += len(line)
+        if lines:
+            self._write(b"".join(lines))
 
     def position(self, batch: int) -> int:
-        """Return the offset from which on a run that goes on from this batch finds what was written after it."""
+        """Return the offset from which on a run that goes on from this batch finds what it may log again.
+
+        That includes the metrics of this batch, which may be long lines.
+        """
         is_ahead = not self._inherited or (self._written is not None and batch > max(self._written, default=0))
-        return self.size if is_ahead else self.since
+        if not is_ahead:
+            return self.since
+        return self._began if self._step >= batch else self.size
 
     def sync(self) -> None:
         """Sync the spool to disk, so that it survives a power cut.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -52,18 +53,23 @@ class Thinning:
 
 
 class Pace:
-    """Finds out whether values are logged faster than they are sent, while sending does not pause."""
+    """Finds out whether values are logged faster than they are sent, while sending does not pause.
 
-    def __init__(self) -> None:
+    Args:
+        unsent: bytes of the spool that are not sent yet; infinity if a backlog is expected, as after an outage.
+    """
+
+    def __init__(self, unsent: float = math.inf) -> None:
         self._began = time.monotonic()
-        self._unsent = self._bytes = self._values = 0
+        self._unsent = unsent
+        self._bytes = self._values = 0
 
     def note(self, values: int, sent: int, unsent: int) -> float | None:
         """Note that values were sent, with their bytes in the spool, and how many bytes of it are not sent yet.
 
         Returns:
             Values sent a second, if that is too few: there is more to send than a window before, and it would take
-            longer than a window. Otherwise None.
+            longer than a window. Otherwise None, as where only files were sent.
         """
         self._values += values
         self._bytes += sent
@@ -71,7 +77,7 @@ class Pace:
         if seconds < WINDOW:
             return None
         rate = self._values / seconds
-        is_behind = unsent > self._unsent and unsent * seconds > self._bytes * WINDOW
+        is_behind = rate > 0 and unsent > self._unsent and unsent * seconds > self._bytes * WINDOW
         self._began += seconds
         self._unsent = unsent
         self._bytes = self._values = 0

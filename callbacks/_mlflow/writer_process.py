@@ -57,7 +57,8 @@ class WriterProcess:
         """Start sending the spool of a run to a target, whose address includes credentials.
 
         `receive` is called with reports, on another thread: `run_id`, `experiment_id`, the `offset` up to which the
-        spool is sent, texts under `error`, `refused` and `renamed`, and at the end `stopped` and perhaps `complete`.
+        spool is sent, texts under `error`, `refused`, `renamed` and `behind`, and at the end `stopped` and perhaps
+        `complete`.
 
         Returns:
             The number by which `finish` knows the delivery.

@@ -75,13 +75,14 @@ def norm(tensors: Iterable[Tensor]) -> float:
     tensors = [*tensors]
     if not tensors:
         return 0.0
-    if any_sharded(tensors):
-        norms = [numbers_of(whole(tensor)).double().norm() for tensor in tensors]
-    else:
-        with torch.no_grad():
-            numbers = [*map(numbers_of, tensors)]
-            norms = torch._foreach_norm(numbers, 2, dtype=torch.float64)  # pyright: ignore[reportPrivateImportUsage]
-    return sum(value**2 for value in torch.stack([*norms]).tolist()) ** 0.5
+    fused = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+    is_fused = {tensor.dtype for tensor in tensors} <= fused and len({tensor.device for tensor in tensors}) == 1
+    with torch.no_grad():
+        if any_sharded(tensors) or not is_fused:  # such as frozen weights of 8 bits
+            return sum(float(numbers_of(whole(tensor)).double().norm()) ** 2 for tensor in tensors) ** 0.5
+        numbers = [*map(numbers_of, tensors)]
+        norms = torch._foreach_norm(numbers, 2, dtype=torch.float64)  # pyright: ignore[reportPrivateImportUsage]
+        return sum(value**2 for value in torch.stack([*norms]).tolist()) ** 0.5
 
 
 def read_digests(path: str | Path) -> list[dict[str, Any]]:

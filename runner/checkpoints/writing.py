@@ -135,7 +135,11 @@ class _HashingFile:
         if len(data) < LARGE:
             self.digest.update(data)
             return self._write(data)
-        hashing = self._thread.submit(self.digest.update, data)
+        try:
+            hashing = self._thread.submit(self.digest.update, data)
+        except RuntimeError:  # threads cannot be started once the interpreter has begun to end
+            self.digest.update(data)
+            return self._write(data)
         try:
             return self._write(data)
         finally:

@@ -1,1 +1,1 @@
-"""Configs: the command line, the config that Hydra composes from it, the objects built from that, and its errors."""
+"""Configs: what Hydra composes from a command, the objects built from that, and its errors."""

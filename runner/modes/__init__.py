@@ -1,1 +1,1 @@
-"""The modes of a job: train, check, explain, and others; see `table`."""
+"""The modes of a job: train, check, explain, and others; see `runner.cli.rows`."""

@@ -1,4 +1,4 @@
-"""The batches between a parent's last checkpoint and the fork that begins after it, trained again as they were then."""
+"""Begins a fork: with a copy of its parent's checkpoint, or by training the parent's batches after it again."""
 
 from __future__ import annotations
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,7 @@ from runner.callbacks._mlflow.delivery import Delivery
 from runner.callbacks._mlflow.session import Session
 from runner.callbacks._mlflow.spool import TAIL, Sent, Spool, read_entries, read_sent
 from runner.callbacks._mlflow.target import make_target, resolve_uri
-from runner.callbacks._mlflow.thinning import Thinning
+from runner.callbacks._mlflow.thinning import WINDOW, Pace, Thinning
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of MLflow and what it imports, which else lives in the writer
 Values = list[tuple[dict[str, float], int, float]]
@@ -121,6 +123,36 @@ def test_a_store_that_takes_fewer_values_than_are_logged_is_named_during_trainin
     assert "callbacks.mlflow_logger.max_values_per_second=" in caplog.text
 
 
+def test_a_backlog_that_shrinks_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    paces = {"after an outage": Pace(), "from an empty spool": Pace(unsent=0)}
+    found: dict[str, list[float | None]] = {name: [] for name in paces}
+    for window in range(1, 4):
+        now = window * WINDOW
+        for name, pace in paces.items():
+            found[name].append(pace.note(3000, 1000, 100_000 - window * 1000))
+    assert found == {"after an outage": [None] * 3, "from an empty spool": [100.0, None, None]}
+
+
+def test_files_that_take_long_say_nothing_about_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace = Pace(unsent=0)
+    later = time.monotonic() + WINDOW
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert pace.note(0, 10, 100_000) is None
+
+
+@pytest.mark.parametrize(
+    "value", [1.0, None, "abc", [1.0, 2], [1.0, "x", None], {"a": 1, "b": 2, "c": 3}, [1.0, 1, "t"], [True, 1, 1]]
+)
+def test_what_was_left_out_is_not_taken_from_a_damaged_file(value: Any, tmp_path: Path) -> None:
+    (tmp_path / "spool.jsonl").write_bytes(bytes(100))
+    for left_out, offset in (({"loss": [0.5, 1, 1]}, 50), ({"loss": value}, 0)):
+        content = {"tracking_uri": "sqlite:///x.db", "run_id": "a" * 32, "offset": 50, "left_out": left_out}
+        (tmp_path / "sent.json").write_text(json.dumps(content))
+        assert read_sent(tmp_path, "sqlite:///x.db").offset == offset
+
+
 def read_by_this_process() -> int:
     """Return the bytes that this process has read from files so far."""
     return int(Path("/proc/self/io").read_text().split()[1])
@@ -140,6 +172,32 @@ def test_a_resumed_run_reads_only_what_was_logged_after_its_checkpoint(tmp_path:
     resumed.close()
     lines = [entry["s"] for entry, _ in read_entries(resumed.path, limit=None) if entry is not None]
     assert lines == [*range(1, 100_103)]
+
+
+def test_long_lines_of_the_batch_of_a_checkpoint_are_not_written_twice(tmp_path: Path) -> None:
+    metrics = {f"a key of class {number}": 1.0 for number in range(5000)}
+    spool = Spool(tmp_path)
+    spool.append_metrics([(metrics, step, 1.0) for step in range(1, 11)])
+    position = spool.position(10)
+    spool.close()
+    assert spool.size - position > TAIL
+    resumed = Spool(tmp_path)
+    resumed.since = position
+    resumed.append_metrics([(metrics, 10, 1.0)])
+    resumed.close()
+    assert resumed.size == spool.size
+
+
+@pytest.mark.parametrize("position", [2**62, 2**70])
+def test_a_position_beyond_the_end_loses_no_values(position: int, folder: Path) -> None:
+    logged = MLflowLogger()
+    with logging_to(logged, "r") as (state, logger):
+        log_steps(state, logger, range(1, 11))
+        logger.flush()
+        saved = logged.state_dict()
+    with logging_to(MLflowLogger(), "r", saved=saved | {"position": position}) as (state, logger):
+        log_steps(state, logger, range(11, 21))
+    assert points("loss") == [(step, float(step)) for step in range(1, 21)]
 
 
 def test_a_run_resumed_while_it_trained_batches_again_logs_none_of_them_twice(folder: Path) -> None:

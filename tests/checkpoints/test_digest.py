@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from runner import ClassificationModel, State, Trainer, first_difference
 from runner.algorithms import EMA
 from runner.checkpoints import hashing
-from runner.checkpoints.digest import append_digests, digest_state, read_digests, truncate_digests
+from runner.checkpoints.digest import append_digests, digest_state, norm, read_digests, truncate_digests
 from runner.checkpoints.hashing import digest
 from runner.data import TensorLoader
 
@@ -230,3 +230,9 @@ def test_files_are_compared_without_torch(tmp_path: Path):
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True
     )
     assert done.stdout == "Comparison(agreed=1, batch=None, parts=()) False\n"
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.float8_e4m3fn, torch.bfloat16, torch.complex64])
+def test_norm_takes_weights_of_every_type(dtype: torch.dtype):
+    tensors = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]]).to(dtype), torch.empty(0)]
+    assert norm(tensors) == pytest.approx(5.0)

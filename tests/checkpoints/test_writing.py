@@ -58,3 +58,13 @@ def test_a_small_file_needs_no_thread(tmp_path: Path):
     threads: list[int] = []
     write_file(tmp_path / "file", lambda file: (file.write(bytes(1000)), threads.append(threading.active_count())))
     assert threads == [threading.active_count()]
+
+
+def test_a_file_is_written_while_the_interpreter_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(writing.ThreadPoolExecutor, "submit", refuse)
+    content = bytes(range(256)) * (LARGE // 100)
+    facts = write_file(tmp_path / "file", lambda file: file.write(content))
+    assert facts == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}

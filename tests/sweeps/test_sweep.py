@@ -413,9 +413,7 @@ def test_a_sweep_of_two_ranks_is_two_runs_and_a_summary(folder: Path, run_app: A
     tags = query(folder, "select t.value, r.name from tags t join runs r using (run_uuid) where t.key = 'runner.sweep'")
     assert {name for _, name in tags} == {"sweep-lr-mlp-digits", "lr0.01-mlp-digits", "lr0.03-mlp-digits"}
     assert len({sweep_id for sweep_id, _ in tags}) == 1
-    jobs = query(
-        folder, "select value from tags where key in ('runner.program.job', 'runner.sweep_summary') order by value"
-    )
+    jobs = query(folder, "select value from tags where key in ('runner.job', 'runner.sweep_summary') order by value")
     assert jobs == [("0",), ("1",), ("true",)]
     ((overrides,), _) = query(folder, "select value from tags where key = 'runner.overrides' order by value")
     assert overrides.startswith("optimizer.lr=0.01 launch.nproc_per_node=2 model=mlp")

@@ -211,5 +211,5 @@ def on_ranks() -> None:
 
 
 def test_ranks_agree_on_the_length_of_each_epoch(tmp_path: Path, run_ranks: Any):
-    run_ranks(program_of("test_loop_lengths", "on_ranks"), 2)
+    run_ranks(program_of("training/test_loop_lengths", "on_ranks"), 2)
     torch.testing.assert_close(*(torch.load(tmp_path / f"weights{rank}.pt") for rank in (0, 1)), rtol=0, atol=0)

@@ -154,7 +154,7 @@ def measure_ranks() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", RANKED)
 def test_the_peak_of_a_rank_is_what_its_allocator_gives(run_ranks: Any, tmp_path: Path, ranks: int):
-    run_ranks(program_of("modes/checking/test_peak_memory", "measure_ranks"), ranks)
+    run_ranks(program_of("trials/test_peak_memory", "measure_ranks"), ranks)
     found = [one for path in tmp_path.glob("rank*/found.json") for one in json.loads(path.read_text())]
     assert len(found) == 2 * ranks
     for overrides, *measured in zip(RANKED[ranks], *found, strict=True):

@@ -13,8 +13,8 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 from main_runs import SHORT
-from test_main_wrong_commands import WRONG
 from tiers import one_in
+from wrong_commands import WRONG
 
 from runner.failures.exit_codes import ENVIRONMENT, FAILED, NAMES, code_of_failure
 from runner.failures.facts import Facts, RankFailed

@@ -336,7 +336,7 @@ def test_schedules_are_values() -> None:
     assert multi_step("2ep") == multi_step(["2ep"])
 
 
-CONF = Path(__file__).parent.parent / "conf" / "scheduler"
+CONF = Path(__file__).parents[2] / "conf" / "scheduler"
 PUBLIC = {
     name: value
     for name, value in vars(schedulers).items()

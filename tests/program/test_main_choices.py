@@ -65,7 +65,7 @@ def test_own_code_may_have_the_names_of_ours(folder: Path, run_app: Any, shape: 
     (folder / "conf" / "config.yaml").write_text("not: ours\n")
     where = "callbacks" if shape == "module" else "callbacks.mine"
     own = (f"+callbacks.mine._target_={where}.Greeter", "+callbacks=speed_monitor", "+algorithms=ema")
-    env = {"PYTHONPATH": str(Path(__file__).resolve().parent.parent / ".editable")}  # as an editable install has it
+    env = {"PYTHONPATH": str(Path(__file__).resolve().parents[2] / ".editable")}  # as an editable install has it
     done = run_app(*SHORT, *own, "~callbacks.mlflow_logger", folder=folder, env=env, real=True)
     assert "hello" in done.stdout
 

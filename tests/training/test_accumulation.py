@@ -10,9 +10,10 @@ import torch
 import torchmetrics
 from torch import Tensor, nn
 
-from runner import Callback, ClassificationModel, Trainer, accumulation
+from runner import Callback, ClassificationModel, Trainer
 from runner.data import TensorLoader
 from runner.device.attempts import shapes_of
+from runner.training import accumulation
 
 BATCH, BATCHES = 4, 5
 

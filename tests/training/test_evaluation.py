@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runner import Algorithm, Callback, ClassificationModel, Evaluator, Event, State, Trainer, checks
+from runner import Algorithm, Callback, ClassificationModel, Evaluator, Event, State, Trainer
 from runner.callbacks import InMemoryLogger
 from runner.data import TensorLoader
+from runner.failures import checks
 from runner.training.evaluation import _IN_FLIGHT
 
 

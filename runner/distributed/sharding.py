@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -156,7 +155,9 @@ class Layout:
         names = tuple(name for name, its in sizes.items() if its > 1 or (name == "shard" and self.parallel == "fsdp"))
         mesh = init_device_mesh(device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
         if self.tensor_parallel > 1:
-            resolve_name("runner.distributed.tensor_parallel:split_layers")(model, mesh["tensor"])
+            from runner.distributed.tensor_parallel import split_layers
+
+            split_layers(model, mesh["tensor"])
             # Gathering what is split in both ways takes two steps, of which torch warns for each tensor.
             logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         if self.parallel == "fsdp":
@@ -199,7 +200,9 @@ def _dimension(parameter: Any, shards: int) -> Any:
     """Return the dimension along which to shard a parameter whose layer is split; None for the first one."""
     from torch.distributed.tensor import Shard
 
-    if not resolve_name("runner.distributed.tensor_parallel:is_joined")(parameter):
+    from runner.distributed.tensor_parallel import is_joined
+
+    if not is_joined(parameter):
         return None
     if (columns := parameter.shape[1]) % shards:
         raise ValueError(

@@ -58,7 +58,7 @@ def find_missing(path: str, members: Sequence[str]) -> list[str]:
 
 
 def fetch_archive(url: str, md5: str | None, path: str, members: Sequence[str], patience: float = PATIENCE) -> None:
-    """Download a ``.tar.gz`` and put its files into a folder, if one of them is missing there.
+    """Download a `.tar.gz` and put its files into a folder, if one of them is missing there.
 
     Any number of processes may call this for the same folder, such as all ranks of a run or all jobs of a sweep: one of
     them downloads, and the others wait for it. A file gets its final name once it is complete, checked and synced to

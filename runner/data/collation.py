@@ -59,7 +59,7 @@ class GrowingBatch:
         return kept
 
     def collate(self, kept: list[Any]) -> Any:
-        """Return what `default_collate` makes of all samples that :meth:`keep` returned, in their order."""
+        """Return what `default_collate` makes of all samples that `keep` returned, in their order."""
         if not self._batches:
             return default_collate(kept)
         return _collate(kept, collate_fn_map={**_functions, Tensor: self._stack})

@@ -1,8 +1,8 @@
 """Stand-ins for data sets, with made-up batches, to check a run on a machine that does not have the data.
 
 A data function, one that returns training, evaluation and test loaders, tells what its batches look like by an
-attribute ``fake``: a function of the same arguments that returns loaders of the same lengths without reading anything.
-The decorator :func:`faked_by` sets it. The loaders may be anything that yields batches, even a list of one.
+attribute `fake`: a function of the same arguments that returns loaders of the same lengths without reading anything.
+The decorator `faked_by` sets it. The loaders may be anything that yields batches, even a list of one.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class FakeLoader(OrderedLoader):
     """Made-up batches, as many and as large as those of the loader that it stands in for.
 
     Args:
-        make: ``make(n)`` -> a batch of n samples, of the shapes, types and ranges of the real ones.
+        make: `make(n)` -> a batch of n samples, of the shapes, types and ranges of the real ones.
         num_samples: size of the data set that it stands in for.
         batch_size: samples in a global batch, all ranks together.
 
     Raises:
-        TypeError, ValueError: :class:`SampleOrder` refuses the sizes.
+        TypeError, ValueError: `SampleOrder` refuses the sizes.
     """
 
     stands_in = True  # for data of another order
@@ -56,7 +56,7 @@ class FakeLoader(OrderedLoader):
 
 
 def faked_by(fake: Callable[..., Any]) -> Callable[[Load], Load]:
-    """Return a decorator for a data function that makes ``fake`` its stand-in.
+    """Return a decorator for a data function that makes `fake` its stand-in.
 
     Args:
         fake: called with all arguments of the data function by name, defaults included; returns loaders as it does.

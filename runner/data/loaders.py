@@ -29,9 +29,9 @@ RESIDENT_SHARE = 0.25  # of the free memory of a device, that the data of one lo
 
 
 class OrderedLoader(ABC):
-    """Base of the loaders: a :class:`SampleOrder`, and the position at which the next iteration starts.
+    """Base of the loaders: a `SampleOrder`, and the position at which the next iteration starts.
 
-    Every ``iter()`` runs to the end of one epoch; without a :meth:`seek` in between, the next one starts the epoch
+    Every `iter()` runs to the end of one epoch; without a `seek` in between, the next one starts the epoch
     after it.
 
     Attributes:
@@ -53,19 +53,19 @@ class OrderedLoader(ABC):
         return len(self.order)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
+        """Yield this rank's batches, from where `seek` pointed to the end of that epoch."""
         return self._transformed(self._batches(*self._start()))
 
     def untransformed(self) -> Iterator[Any]:
-        """Return an iterator like ``iter()``'s, over batches on which :attr:`transform` was not called."""
+        """Return an iterator like `iter()`'s, over batches on which `transform` was not called."""
         return self._batches(*self._start())
 
     def seek(self, epoch: int, batch: int = 0) -> None:
-        """Make the next ``iter()`` start at a given batch of an epoch, without reading those before it.
+        """Make the next `iter()` start at a given batch of an epoch, without reading those before it.
 
         Args:
             epoch: at least 0.
-            batch: number of the batch within the epoch, in [0, ``len(loader)``]; the last leaves nothing to read.
+            batch: number of the batch within the epoch, in [0, `len(loader)`]; the last leaves nothing to read.
 
         Raises:
             ValueError: the epoch or the batch is out of range.
@@ -75,7 +75,7 @@ class OrderedLoader(ABC):
         self._next = (epoch, batch)
 
     def first(self, count: int) -> Iterator[Any]:
-        """Return an iterator over this rank's first ``count`` batches of epoch 0, apart from other iterations."""
+        """Return an iterator over this rank's first `count` batches of epoch 0, apart from other iterations."""
         return islice(self._transformed(self._batches(0, 0)), count)
 
     def pick(self, samples: Tensor) -> Any:
@@ -112,7 +112,7 @@ class TensorLoader(OrderedLoader):
 
     Small shuffled batches are copied several at a time, up to 128 KiB, into memory that they share. They may be changed
     in place, but not resized. What is written into the data meanwhile comes with the next copies. Keep or save a
-    ``clone()`` of a batch: the rest of that memory would be kept, and saved, with it.
+    `clone()` of a batch: the rest of that memory would be kept, and saved, with it.
 
     Args:
         *tensors: at least one; dimension 0 of each is the samples, of the same number.
@@ -120,17 +120,17 @@ class TensorLoader(OrderedLoader):
         shuffle: whether each epoch has an order of its own.
         drop_last: whether an incomplete last batch is left out.
         seed: seed of the order, at least 0.
-        transform: ``transform(batch)`` -> what is yielded in its place; None yields the batch itself. In training it is
+        transform: `transform(batch)` -> what is yielded in its place; None yields the batch itself. In training it is
             called with a batch on the device.
         resident: whether the data may be moved to the device as a whole, if that has room for it.
-        rank: this process's number; None is the environment's ``RANK``, or 0.
-        world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
+        rank: this process's number; None is the environment's `RANK`, or 0.
+        world_size: the number of processes; None is the environment's `WORLD_SIZE`, or 1.
 
     Attributes:
         resident: as given, and False once there was no room.
 
     Raises:
-        ValueError: no tensor is given, their lengths differ, or :class:`SampleOrder` refuses an argument.
+        ValueError: no tensor is given, their lengths differ, or `SampleOrder` refuses an argument.
     """
 
     def __init__(
@@ -174,41 +174,41 @@ class TensorLoader(OrderedLoader):
 class DatasetLoader(OrderedLoader):
     """Batches of a map-style data set that is read sample by sample, by worker processes if asked.
 
-    Torch's ``DataLoader`` reads; a :class:`SampleOrder` says which samples, and in what order. Reading starts exactly
-    where :meth:`seek` points, for any number of workers.
+    Torch's `DataLoader` reads; a `SampleOrder` says which samples, and in what order. Reading starts exactly
+    where `seek` points, for any number of workers.
 
-    Random augmentation is exact: before each sample is read, the generators of ``random``, ``numpy.random`` and torch's
+    Random augmentation is exact: before each sample is read, the generators of `random`, `numpy.random` and torch's
     CPU are seeded from (seed, epoch, sample number), and afterwards they are put back. So are the generators that the
-    data set, its transforms or `collate_fn` keep for themselves, such as ``numpy.random.default_rng()`` in an
+    data set, its transforms or `collate_fn` keep for themselves, such as `numpy.random.default_rng()` in an
     attribute. A sample is therefore the same for any number of workers and ranks and after any resume, and reading it
     changes no other random number.
 
     Workers are forked from a process without threads, and get a pickled copy of the data set, see
-    :class:`WorkerProcess`. They keep it from epoch to epoch: when an epoch begins they are started again if the data
-    set has changed, see :class:`Snapshot`. If one is killed, the batch that it was to deliver raises an error, see
-    :class:`BatchReader`. Errors of the data set itself come through, with a note that names the sample, the batch and
+    `WorkerProcess`. They keep it from epoch to epoch: when an epoch begins they are started again if the data
+    set has changed, see `Snapshot`. If one is killed, the batch that it was to deliver raises an error, see
+    `BatchReader`. Errors of the data set itself come through, with a note that names the sample, the batch and
     the epoch.
 
     Args:
-        dataset: has ``len(dataset)`` and ``dataset[i]``; or, in place of the latter, ``read_batch(indices)``, which
+        dataset: has `len(dataset)` and `dataset[i]`; or, in place of the latter, `read_batch(indices)`, which
             returns a batch without drawing random numbers, and is faster.
         batch_size: samples in a global batch, all ranks together.
         shuffle: whether each epoch has an order of its own.
         drop_last: whether an incomplete last batch is left out.
         seed: seed of the order and of the augmentation, at least 0.
         num_workers: processes that read on each rank; 0 reads in this process. More than there are cores log a warning.
-        collate_fn: makes a batch of a list of samples; None is torch's ``default_collate``.
-        transform: ``transform(batch)`` -> what is yielded in its place, without random numbers; None yields the batch
+        collate_fn: makes a batch of a list of samples; None is torch's `default_collate`.
+        transform: `transform(batch)` -> what is yielded in its place, without random numbers; None yields the batch
             itself. It is called where the batch is read, but in training on a GPU with a batch that is there: batches
             travel as they were read.
-        rank: this process's number; None is the environment's ``RANK``, or 0.
-        world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
-        **loader_options: arguments of torch's ``DataLoader``: ``pin_memory``, ``prefetch_factor``, ...
-            ``persistent_workers`` is True by default, and ``multiprocessing_context`` 'forkserver'.
+        rank: this process's number; None is the environment's `RANK`, or 0.
+        world_size: the number of processes; None is the environment's `WORLD_SIZE`, or 1.
+        **loader_options: arguments of torch's `DataLoader`: `pin_memory`, `prefetch_factor`, ...
+            `persistent_workers` is True by default, and `multiprocessing_context` 'forkserver'.
 
     Raises:
         TypeError: the data set is iterable-style, or an option would change the order.
-        ValueError: `num_workers` is below 0, or :class:`SampleOrder` or torch's ``DataLoader`` refuses an argument.
+        ValueError: `num_workers` is below 0, or `SampleOrder` or torch's `DataLoader` refuses an argument.
     """
 
     def __init__(
@@ -258,11 +258,11 @@ class DatasetLoader(OrderedLoader):
         self._pool.batches.dataset = dataset
 
     def __iter__(self) -> BatchReader:
-        """Return an iterator over this rank's batches, from where :meth:`seek` pointed to the end of that epoch."""
+        """Return an iterator over this rank's batches, from where `seek` pointed to the end of that epoch."""
         return self._read_on(transforms=True)
 
     def untransformed(self) -> BatchReader:
-        """Return an iterator like ``iter()``'s, over batches on which :attr:`transform` was not called."""
+        """Return an iterator like `iter()`'s, over batches on which `transform` was not called."""
         return self._read_on(transforms=False)
 
     def _read_on(self, transforms: bool) -> BatchReader:

@@ -18,10 +18,10 @@ class SampleOrder:
     The order of an epoch depends on the seed and the epoch's number only: it is the same for any number of ranks and
     workers, and any batch can be reached without going through those before it. Each rank takes a contiguous share of
     every global batch; the shares differ by at most one sample, and one after another they are the global batch. So
-    each sample is seen exactly once in an epoch, or at most once with ``drop_last``.
+    each sample is seen exactly once in an epoch, or at most once with `drop_last`.
 
     A rank whose share is empty (an uneven last batch with fewer samples than ranks) is given the batch's first sample,
-    so that all ranks run the same number of steps; :meth:`counts` says 0 for it.
+    so that all ranks run the same number of steps; `counts` says 0 for it.
 
     Args:
         num_samples: size of the data set.
@@ -29,8 +29,8 @@ class SampleOrder:
         shuffle: whether to shuffle in each epoch; otherwise the order is 0, 1, 2, ...
         drop_last: whether an incomplete last batch is left out.
         seed: seed of the order, at least 0.
-        rank: this process's number; None is the environment's ``RANK``, or 0.
-        world_size: the number of processes; None is the environment's ``WORLD_SIZE``, or 1.
+        rank: this process's number; None is the environment's `RANK`, or 0.
+        world_size: the number of processes; None is the environment's `WORLD_SIZE`, or 1.
 
     Raises:
         TypeError: a number is not an integer.
@@ -103,7 +103,7 @@ class SampleOrder:
         return self._num_batches
 
     def permutation(self, epoch: int) -> Tensor:
-        """Return the order of an epoch on all ranks together: sample numbers ``(num_samples,)``, int64, on the CPU.
+        """Return the order of an epoch on all ranks together: sample numbers `(num_samples,)`, int64, on the CPU.
 
         Raises:
             ValueError: the epoch is negative.
@@ -138,11 +138,11 @@ class SampleOrder:
         return (start, stop) if stop > start else (first, first + 1)
 
     def indices(self, epoch: int, batch: int) -> Tensor:
-        """Return this rank's samples of a batch ``(n,)``, int64, n at least 1.
+        """Return this rank's samples of a batch `(n,)`, int64, n at least 1.
 
         Args:
             epoch: at least 0.
-            batch: number of the batch within the epoch, in [0, ``len(order)``).
+            batch: number of the batch within the epoch, in [0, `len(order)`).
 
         Raises:
             ValueError: the epoch is negative.

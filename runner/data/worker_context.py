@@ -36,7 +36,7 @@ class _Event:
 
 
 class _Queue(multiprocessing.queues.Queue):
-    """A queue between processes whose ``get`` may raise ``Empty`` inside a message; the next one continues."""
+    """A queue between processes whose `get` may raise `Empty` inside a message; the next one continues."""
 
     def _reset(self, after_fork: bool = False) -> None:
         reset: Any = super()
@@ -67,7 +67,7 @@ class _Queue(multiprocessing.queues.Queue):
         return message
 
     def _receive(self, size: int) -> None:
-        """Read until `size` bytes of the message have arrived; raise ``Empty`` if none comes for a second."""
+        """Read until `size` bytes of the message have arrived; raise `Empty` if none comes for a second."""
         reader = vars(self)["_reader"]
         while len(self._part) < size:
             try:

@@ -37,7 +37,7 @@ _REMEDIES = {
 
 
 class BatchKeys:
-    """Says which batches are read in an iteration, from ``start`` on.
+    """Says which batches are read in an iteration, from `start` on.
 
     Yields (epoch, batch, sample numbers, whether to transform) for each.
     """
@@ -57,13 +57,13 @@ class BatchKeys:
 
 
 class WorkerPool:
-    """Torch's ``DataLoader`` and the processes that it has started, none of which outlives this object.
+    """Torch's `DataLoader` and the processes that it has started, none of which outlives this object.
 
     Args:
         batches: reads the batches.
         keys: which batches are read.
         num_workers: processes that read; 0 reads in this process.
-        options: further arguments of the ``DataLoader``.
+        options: further arguments of the `DataLoader`.
     """
 
     def __init__(self, batches: SeededBatches, keys: BatchKeys, num_workers: int, options: Mapping[str, Any]) -> None:
@@ -147,7 +147,7 @@ class BatchReader(Iterator[Any]):
         transforms: whether batches are transformed where they are read.
 
     Raises:
-        RuntimeError: raised by ``next()`` when a worker has died. If a signal has killed it, the error counts as one of
+        RuntimeError: raised by `next()` when a worker has died. If a signal has killed it, the error counts as one of
             the machine.
     """
 

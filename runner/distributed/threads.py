@@ -88,7 +88,7 @@ def parallel_jobs(hydra_config: Any) -> int:
 
 
 class _Scope:
-    """The context of a :func:`with_threads`: it remembers the number of threads to restore.
+    """The context of a `with_threads`: it remembers the number of threads to restore.
 
     Args:
         may_lower: whether no user asked for a number of threads.
@@ -115,7 +115,7 @@ _scope = _Scope(may_lower=False)
 
 @contextmanager
 def with_threads(number: int | None, is_asked: bool) -> Iterator[None]:
-    """Set the number of threads that torch computes with, see :class:`Threads`, and restore it after the context."""
+    """Set the number of threads that torch computes with, see `Threads`, and restore it after the context."""
     global _scope
     outer = _scope
     _scope = _Scope(may_lower=not is_asked)

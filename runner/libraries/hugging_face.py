@@ -14,7 +14,7 @@ from runner.libraries.extras import how_to_install
 
 
 def import_hf(name: str) -> ModuleType:
-    """Return ``transformers``, ``datasets``, a library that comes with them or one of its modules, by its full name.
+    """Return `transformers`, `datasets`, a library that comes with them or one of its modules, by its full name.
 
     Raises:
         ModuleNotFoundError: the library is not installed.
@@ -33,7 +33,7 @@ def bars_on_terminals(*packages: str) -> Iterator[None]:
     """Inside the context, these libraries draw progress bars only on a terminal, and only on one rank.
 
     Args:
-        packages: libraries whose ``utils`` has the switch, ``datasets`` and ``huggingface_hub``.
+        packages: libraries whose `utils` has the switch, `datasets` and `huggingface_hub`.
     """
     with ExitStack() as stack:
         for utils in (import_hf(f"{package}.utils") for package in packages if not draws_bars()):

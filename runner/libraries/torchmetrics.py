@@ -1,4 +1,4 @@
-"""The one place that imports torchmetrics, three times faster than a plain ``import torchmetrics``."""
+"""The one place that imports torchmetrics, three times faster than a plain `import torchmetrics`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from runner.libraries.torchvision import import_torchvision
 
 
 def import_torchmetrics() -> ModuleType:
-    """Return the ``torchmetrics`` module, imported without loading ``scipy.signal`` and ``transformers``.
+    """Return the `torchmetrics` module, imported without loading `scipy.signal` and `transformers`.
 
-    torchmetrics imports ``scipy.signal`` only to restore an attribute that newer versions lack, which takes 0.7 of the
-    1.1 seconds. It also imports ``transformers``, if installed, for two classes that its text metrics may need, which
+    torchmetrics imports `scipy.signal` only to restore an attribute that newer versions lack, which takes 0.7 of the
+    1.1 seconds. It also imports `transformers`, if installed, for two classes that its text metrics may need, which
     takes another second. Unless they are loaded already, stand-ins with no more than these names take their places
     during the import and are removed afterwards, so that a later import gets the real modules.
 
@@ -37,9 +37,9 @@ def import_torchmetrics() -> ModuleType:
 
 
 def import_metric() -> Any:
-    """Return ``torchmetrics.Metric``, in a tenth of the time; the rest of torchmetrics is loaded when first asked for.
+    """Return `torchmetrics.Metric`, in a tenth of the time; the rest of torchmetrics is loaded when first asked for.
 
-    Until then, the package in ``sys.modules`` has not executed its own code. Matplotlib, which the class imports for
+    Until then, the package in `sys.modules` has not executed its own code. Matplotlib, which the class imports for
     plots of itself, waits as well.
     """
     if not is_taken("torchmetrics"):

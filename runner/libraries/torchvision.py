@@ -12,10 +12,10 @@ from runner.libraries.extras import how_to_install
 
 
 def import_torchvision(name: str = "torchvision") -> ModuleType:
-    """Return ``torchvision``, or one of its modules by its full name.
+    """Return `torchvision`, or one of its modules by its full name.
 
     The usual wheel needs CUDA libraries for its operators and cannot be imported with a torch that lacks them. Then the
-    two operators that it looks for are declared, not defined: all works but ``ops.nms`` and ``io.decode_image``.
+    two operators that it looks for are declared, not defined: all works but `ops.nms` and `io.decode_image`.
 
     Raises:
         ModuleNotFoundError: torchvision is not installed.

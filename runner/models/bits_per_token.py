@@ -44,8 +44,8 @@ class BitsPerToken(Metric):
         """Add one batch, without a sync with the device.
 
         Args:
-            logits: scores before the softmax, ``(..., V)`` for a vocabulary of V tokens.
-            targets: token numbers in [0, V) or ``ignore_index``, ``(...)``.
+            logits: scores before the softmax, `(..., V)` for a vocabulary of V tokens.
+            targets: token numbers in [0, V) or `ignore_index`, `(...)`.
         """
         logits = logits.reshape(-1, logits.shape[-1]).float()
         nats = F.cross_entropy(logits, targets.reshape(-1), ignore_index=self.ignore_index, reduction="sum")

@@ -13,7 +13,7 @@ from runner.failures.checks import check_counts, check_number, check_one_of, ref
 
 
 class ReLUSquared(nn.Module):
-    """``max(x, 0) ** 2``. Source: So et al. 2021, "Primer", https://arxiv.org/abs/2109.08668."""
+    """`max(x, 0) ** 2`. Source: So et al. 2021, "Primer", https://arxiv.org/abs/2109.08668."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the activation, in the shape of x."""
@@ -36,9 +36,9 @@ class CausalAttention(nn.Module):
         self.dropout = dropout
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the heads' outputs, ``(N, H, T, D / H)`` as the queries, keys and values.
+        """Return the heads' outputs, `(N, H, T, D / H)` as the queries, keys and values.
 
-        A mask comes from :func:`document_mask`.
+        A mask comes from `document_mask`.
         """
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
@@ -48,17 +48,17 @@ def document_mask(positions: Tensor) -> Tensor:
     """Return which positions (columns) each position (rows) attends to: those before it in its document, and itself.
 
     Args:
-        positions: position of each token in its document ``(N, T)``, int64; a document begins at position 0.
+        positions: position of each token in its document `(N, T)`, int64; a document begins at position 0.
 
     Returns:
-        Truth values ``(N, 1, T, T)``.
+        Truth values `(N, 1, T, T)`.
     """
     documents = (positions == 0).cumsum(dim=1)
     return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
 
 
 class Attention(nn.Module):
-    """Causal self-attention over ``(N, T, D)``.
+    """Causal self-attention over `(N, T, D)`.
 
     Args:
         d_model: D, a multiple of n_heads.
@@ -66,13 +66,13 @@ class Attention(nn.Module):
         dropout: probability with which an attention weight is dropped in training.
 
     Attributes:
-        qkv: makes queries, keys and values, ``(N, T, D)`` -> ``(N, T, 3 D)``.
-        q_norm: applied to the queries ``(N, H, T, D / H)``; the identity until an algorithm replaces it.
+        qkv: makes queries, keys and values, `(N, T, D)` -> `(N, T, 3 D)`.
+        q_norm: applied to the queries `(N, H, T, D / H)`; the identity until an algorithm replaces it.
         k_norm: the same for the keys.
         rotary: applied to both after their norms; the identity until an algorithm replaces it.
-        value_embedding: tokens ``(N, T)`` -> what is added to the values ``(N, T, D)``, or None.
+        value_embedding: tokens `(N, T)` -> what is added to the values `(N, T, D)`, or None.
         attend: gathers values by queries and keys.
-        out: maps the joined heads back, ``(N, T, D)`` -> ``(N, T, D)``.
+        out: maps the joined heads back, `(N, T, D)` -> `(N, T, D)`.
     """
 
     def __init__(self, d_model: int, n_heads: int, dropout: float = 0.0) -> None:
@@ -88,7 +88,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(d_model, d_model)
 
     def forward(self, x: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the attention's output at each position, ``(N, T, D)``; a mask comes from :func:`document_mask`."""
+        """Return the attention's output at each position, `(N, T, D)`; a mask comes from `document_mask`."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         if self.value_embedding is not None:
             v = v + self.value_embedding(tokens)
@@ -99,11 +99,11 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with an activation in between, over ``(N, T, D)``.
+    """Two linear layers with an activation in between, over `(N, T, D)`.
 
     Args:
         d_model: D; the hidden layer is four times as wide.
-        activation: a name of ``ACTIVATIONS``.
+        activation: a name of `ACTIVATIONS`.
     """
 
     def __init__(self, d_model: int, activation: str = "gelu") -> None:
@@ -113,19 +113,19 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(4 * d_model, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``down(activation(up(x)))``, ``(N, T, D)``."""
+        """Return `down(activation(up(x)))`, `(N, T, D)`."""
         return self.down(self.activation(self.up(x)))
 
 
 class TransformerBlock(nn.Module):
-    """``x + attention(norm1(x))``, then ``x + mlp(norm2(x))``, over ``(N, T, D)``.
+    """`x + attention(norm1(x))`, then `x + mlp(norm2(x))`, over `(N, T, D)`.
 
     Args:
         d_model: D, a multiple of n_heads.
         n_heads: number of attention heads.
         dropout: probability in training, for attention weights and for what each half adds.
-        norm: a name of ``NORMS``.
-        activation: a name of ``ACTIVATIONS``.
+        norm: a name of `NORMS`.
+        activation: a name of `ACTIVATIONS`.
     """
 
     def __init__(
@@ -139,12 +139,12 @@ class TransformerBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the block's output ``(N, T, D)``.
+        """Return the block's output `(N, T, D)`.
 
         Args:
-            x: the block's input ``(N, T, D)``.
-            tokens: the tokens ``(N, T)`` that x came from.
-            mask: mask from :func:`document_mask`; None lets each position attend to all before it.
+            x: the block's input `(N, T, D)`.
+            tokens: the tokens `(N, T)` that x came from.
+            mask: mask from `document_mask`; None lets each position attend to all before it.
         """
         x = x + self.dropout(self.attention(self.norm1(x), tokens, mask))
         return x + self.dropout(self.mlp(self.norm2(x)))
@@ -163,8 +163,8 @@ class GPT(nn.Module):
         n_layers: number of blocks.
         n_heads: attention heads in each block.
         dropout: probability in [0, 1) in training, for embeddings, attention weights and what each half-block adds.
-        norm: ``'layer_norm'``, or ``'rms_norm'`` (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467).
-        activation: activation of the feed-forward layers, ``'gelu'``, or ``'relu_squared'`` (:class:`ReLUSquared`).
+        norm: `'layer_norm'`, or `'rms_norm'` (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467).
+        activation: activation of the feed-forward layers, `'gelu'`, or `'relu_squared'` (`ReLUSquared`).
         tied_head: whether the head's weight is the token embedding's, rather than its own.
         zero_init: whether what each half-block adds, and an untied head, start at zero.
 
@@ -210,16 +210,16 @@ class GPT(nn.Module):
             self.head.weight = self.token_embedding.weight
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Return the logits of each position's next token, ``(N, T, V)``.
+        """Return the logits of each position's next token, `(N, T, V)`.
 
         Args:
-            tokens: int64 ``(N, T)``, T at most ``context``.
-            positions: position of each token in its document, int64 ``(N, T)``, if rows hold several documents: it
+            tokens: int64 `(N, T)`, T at most `context`.
+            positions: position of each token in its document, int64 `(N, T)`, if rows hold several documents: it
                 restarts at 0 with each document, and documents do not attend to each other. None: each row is one
                 document.
 
         Raises:
-            ValueError: the sequence is longer than ``context``.
+            ValueError: the sequence is longer than `context`.
         """
         length = tokens.shape[1]
         x = self.token_embedding(tokens)

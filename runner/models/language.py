@@ -1,4 +1,4 @@
-"""A language model made of a plain ``nn.Module``."""
+"""A language model made of a plain `nn.Module`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ IGNORED_TARGET = -100  # the value at which torch's own cross entropy leaves a t
 class LanguageModel(Model):
     """A language model made of a plain module: the mean cross entropy of the next token.
 
-    Batches are ``(inputs, targets)``, both ``(N, T)`` int64; targets of -100 are left out. The loss also takes targets
-    that are probabilities ``(N, T, V)``, which algorithms put in their place. Where several documents share a row, a
-    third tensor has the position ``(N, T)`` of each token in its document.
+    Batches are `(inputs, targets)`, both `(N, T)` int64; targets of -100 are left out. The loss also takes targets
+    that are probabilities `(N, T, V)`, which algorithms put in their place. Where several documents share a row, a
+    third tensor has the position `(N, T)` of each token in its document.
 
     Args:
-        module: maps inputs ``(N, T)``, and positions if batches have them, to logits ``(N, T, V)``. If it has a method
-            ``flops_per_token(context)``, the model can tell its floating-point operations.
-        metric_name: name of the evaluation metric, such as ``'BitsPerByte'`` when the tokens are bytes.
+        module: maps inputs `(N, T)`, and positions if batches have them, to logits `(N, T, V)`. If it has a method
+            `flops_per_token(context)`, the model can tell its floating-point operations.
+        metric_name: name of the evaluation metric, such as `'BitsPerByte'` when the tokens are bytes.
 
     Attributes:
-        loss_fn: torch's ``cross_entropy``; ``LabelSmoothing`` puts one that smooths in its place.
+        loss_fn: torch's `cross_entropy`; `LabelSmoothing` puts one that smooths in its place.
     """
 
     def __init__(self, module: nn.Module, metric_name: str = "BitsPerToken") -> None:
@@ -38,7 +38,7 @@ class LanguageModel(Model):
         self.loss_fn = F.cross_entropy
 
     def forward(self, batch: Any) -> Tensor:
-        """Return the logits ``(N, T, V)``."""
+        """Return the logits `(N, T, V)`."""
         return self.module(batch[0], *batch[2:])
 
     def loss(self, outputs: Tensor, batch: Any) -> Tensor:
@@ -52,7 +52,7 @@ class LanguageModel(Model):
         return total / self.loss_weight(batch).clamp(min=1)
 
     def metrics(self, train: bool) -> dict[str, Metric]:
-        """Return the bits per target token as ``metric_name`` for an evaluation, and no metrics for training."""
+        """Return the bits per target token as `metric_name` for an evaluation, and no metrics for training."""
         if train:
             return {}  # the training loss is the same figure in nats
         from runner.models.bits_per_token import BitsPerToken
@@ -60,7 +60,7 @@ class LanguageModel(Model):
         return {self.metric_name: BitsPerToken(ignore_index=IGNORED_TARGET)}
 
     def predictions(self, batch: Any, outputs: Tensor) -> dict[str, Any]:
-        """Return ``target``, the most probable token as ``prediction``, and ``loss`` in nats, each ``(N, T)``."""
+        """Return `target`, the most probable token as `prediction`, and `loss` in nats, each `(N, T)`."""
         loss = F.cross_entropy(outputs.mT.float(), batch[1], ignore_index=IGNORED_TARGET, reduction="none")
         return super().predictions(batch, {"prediction": outputs.argmax(dim=-1), "loss": loss})
 

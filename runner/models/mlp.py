@@ -16,7 +16,7 @@ class MLP(nn.Module):
     Args:
         in_features: numbers in one input, after flattening.
         hidden: width of each hidden layer, from input to output; empty is a linear model.
-        num_classes: C of the logits ``(N, C)``.
+        num_classes: C of the logits `(N, C)`.
         dropout: probability in [0, 1) with which a hidden unit is dropped in training.
 
     Raises:
@@ -37,7 +37,7 @@ class MLP(nn.Module):
         self.layers.append(nn.Linear(widths[-1], num_classes))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the logits ``(N, C)`` of inputs ``(N, ...)``."""
+        """Return the logits `(N, C)` of inputs `(N, ...)`."""
         return self.layers(inputs.flatten(start_dim=1))
 
     def flops_per_sample(self, shape: Sequence[int]) -> float:

@@ -19,8 +19,8 @@ class ResNet18(nn.Module):
     `small_images` the stem is the usual one for CIFAR, as the original one reduces 32 x 32 pixels to 8 x 8.
 
     Args:
-        in_channels: channels of the images ``(N, in_channels, H, W)``, of any size.
-        num_classes: C of the logits ``(N, C)``.
+        in_channels: channels of the images `(N, in_channels, H, W)`, of any size.
+        num_classes: C of the logits `(N, C)`.
         small_images: whether the stem is a 3x3 convolution that keeps the size; otherwise it is a 7x7 convolution of
             stride 2 and max pooling, which leave a quarter of height and width.
 
@@ -50,7 +50,7 @@ class ResNet18(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits ``(N, C)``."""
+        """Return the logits `(N, C)`."""
         return self.head(self.blocks(self.stem(images)).mean(dim=(2, 3)))
 
     def flops_per_sample(self, shape: Sequence[int]) -> float:

@@ -12,14 +12,14 @@ from runner.failures.checks import check_counts
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with batch norm and a shortcut around them: ``relu(norm(conv(relu(norm(conv(x))))) + x)``.
+    """Two 3x3 convolutions with batch norm and a shortcut around them: `relu(norm(conv(relu(norm(conv(x))))) + x)`.
 
     Where the shape changes, the shortcut is a 1x1 convolution with batch norm. Source: He et al. 2015,
     "Deep Residual Learning for Image Recognition", https://arxiv.org/abs/1512.03385.
 
     Args:
-        in_channels: channels of the input ``(N, in_channels, H, W)``.
-        out_channels: channels of the output ``(N, out_channels, H / stride, W / stride)``, sizes rounded up.
+        in_channels: channels of the input `(N, in_channels, H, W)`.
+        out_channels: channels of the output `(N, out_channels, H / stride, W / stride)`, sizes rounded up.
         stride: stride of the first convolution.
     """
 
@@ -36,7 +36,7 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output ``(N, out_channels, H / stride, W / stride)``."""
+        """Return the block's output `(N, out_channels, H / stride, W / stride)`."""
         residual = F.relu(self.norm1(self.conv1(x)))
         residual = self.norm2(self.conv2(residual))
         return F.relu(residual + self.shortcut(x))
@@ -46,8 +46,8 @@ class ResNet8(nn.Module):
     """A stem, three residual blocks of rising width, global average pooling and a linear layer.
 
     Args:
-        in_channels: channels of the images ``(N, in_channels, H, W)``, of any size.
-        num_classes: C of the logits ``(N, C)``.
+        in_channels: channels of the images `(N, in_channels, H, W)`, of any size.
+        num_classes: C of the logits `(N, C)`.
         width: channels of the stem and the first block; the others have two and four times that number.
 
     Raises:
@@ -69,7 +69,7 @@ class ResNet8(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits ``(N, C)``."""
+        """Return the logits `(N, C)`."""
         return self.head(self.blocks(self.stem(images)).mean(dim=(2, 3)))
 
     def flops_per_sample(self, shape: Sequence[int]) -> float:

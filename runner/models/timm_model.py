@@ -17,14 +17,14 @@ from runner.libraries.torchvision import import_torchvision
 def timm_model(
     name: str = "resnet50", num_classes: int = 1000, pretrained: bool = False, in_channels: int = 3
 ) -> nn.Module:
-    """Return a classification model of timm: images ``(N, in_channels, H, W)`` -> logits ``(N, num_classes)``.
+    """Return a classification model of timm: images `(N, in_channels, H, W)` -> logits `(N, num_classes)`.
 
     Many models take images of one size only, such as 224 x 224. Pretrained weights come from the Hugging Face Hub on
     first use and are kept in its cache; those of the last layer are new if `num_classes` differs from theirs, and
     those of the first are summed or repeated over channels if `in_channels` differs. Source: https://github.com/huggingface/pytorch-image-models.
 
     Args:
-        name: a name of ``timm.list_models()``, such as resnet18 or vit_tiny_patch16_224; a tag, as in
+        name: a name of `timm.list_models()`, such as resnet18 or vit_tiny_patch16_224; a tag, as in
             resnet18.a1_in1k, chooses the pretrained weights.
         num_classes: number of classes.
         pretrained: whether the weights are timm's; otherwise they are new.

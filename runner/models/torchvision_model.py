@@ -8,7 +8,7 @@ from runner.libraries.torchvision import import_torchvision
 
 
 def torchvision_model(name: str = "resnet50", num_classes: int = 1000) -> nn.Module:
-    """Return a classification model of torchvision with new weights: images ``(N, 3, H, W)`` -> logits ``(N, C)``.
+    """Return a classification model of torchvision with new weights: images `(N, 3, H, W)` -> logits `(N, C)`.
 
     Args:
         name: torchvision's name of the model, such as resnet18, resnet50 or convnext_tiny.

@@ -24,7 +24,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
     """The rows of a data set as tuples of tensors, one per column; images are bytes until a batch is normalized.
 
     Args:
-        rows: a ``datasets.Dataset``.
+        rows: a `datasets.Dataset`.
         columns: the columns by the names of the arguments that chose them, for messages.
         image_size: height and width of images, in pixels; None leaves them as they are.
         classes: the names of the classes in order, for targets that are texts.
@@ -76,7 +76,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
         return tuple(torch.stack(one) for one in parts)
 
     def normalize(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return a batch with its images as float32 ``(N, 3, H, W)``, normalized by ImageNet's mean and deviation."""
+        """Return a batch with its images as float32 `(N, 3, H, W)`, normalized by ImageNet's mean and deviation."""
         dtypes = [self._dtypes[column] for column in self.columns.values()]
         return tuple(normalized(one) if dtype is None else one for one, dtype in zip(batch, dtypes, strict=True))
 
@@ -93,7 +93,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
 
 
 def undecoded(rows: Any) -> Any:
-    """Return a ``datasets.Dataset`` whose images are read as bytes, not decoded by that library."""
+    """Return a `datasets.Dataset` whose images are read as bytes, not decoded by that library."""
     for column, feature in rows.features.items():
         if _is_image(feature):
             rows = rows.cast_column(column, import_hf("datasets").Image(decode=False))
@@ -101,7 +101,7 @@ def undecoded(rows: Any) -> Any:
 
 
 def image_tensor(image: Any, size: int | None) -> Tensor:
-    """Return an image as uint8 ``(3, H, W)``.
+    """Return an image as uint8 `(3, H, W)`.
 
     Args:
         image: the content of a file, a Pillow image, or a dict as `datasets` stores an image, with `bytes` or a `path`.
@@ -199,7 +199,7 @@ def fake_batches(
     first: Callable[[], Mapping[str, Any]],
     classes: Sequence[str] | None = None,
 ) -> Callable[[int], tuple[Tensor, ...]]:
-    """Return ``make(n)`` -> a batch of n samples that look like those of :class:`Columns`, with the largest labels.
+    """Return `make(n)` -> a batch of n samples that look like those of `Columns`, with the largest labels.
 
     `first` reads a row; it is called only if the features do not give a column's shape.
 

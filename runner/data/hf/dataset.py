@@ -1,7 +1,7 @@
 """Any data set of Hugging Face's library `datasets`: from the Hub, from files, or saved by it.
 
-With `text`, a column of texts, batches are those of :func:`runner.data.text.text_files.load_text_files`: int64
-``(inputs, targets)`` of ``(N, context)``, in which each row is a document, and the tokens are kept in `cache`.
+With `text`, a column of texts, batches are those of `runner.data.text.text_files.load_text_files`: int64
+`(inputs, targets)` of `(N, context)`, in which each row is a document, and the tokens are kept in `cache`.
 
 With `inputs` and `targets`, two columns, batches are `(inputs, targets)`. Whole numbers, truth values, class labels
 and names of classes become int64, other numbers float32, both `(N,)`; lists of equal length have further dimensions.
@@ -180,7 +180,7 @@ class _Columns(NamedTuple):
 
 
 def _fake_samples(features: Mapping[str, Any], columns: _Columns, source: Source, splits: Splits) -> Any:
-    """Return ``make(n)`` -> a batch of n samples that look like those of `_data_sets`."""
+    """Return `make(n)` -> a batch of n samples that look like those of `_data_sets`."""
 
     def first() -> Mapping[str, Any]:
         return undecoded(load_split(source, "split", splits.split))[0]
@@ -241,7 +241,7 @@ def _data_sets(parts: Sequence[Part], columns: _Columns) -> list[Any]:
 
 
 def _tokenize(part: Part, text: str, encoder: Tokenizer, cache: str | None) -> Any:
-    """Return the tokens ``(n,)`` of a column; rows without a text are left out."""
+    """Return the tokens `(n,)` of a column; rows without a text are left out."""
     check_text(part.rows.features, text)
 
     def documents() -> Iterator[tuple[str, bool]]:

@@ -20,7 +20,7 @@ FROM_FOLDERS = frozenset({"imagefolder", "audiofolder", "videofolder", "pdffolde
 
 
 class Source(NamedTuple):
-    """Where a data set comes from: the arguments of ``datasets.load_dataset``, with ``config`` as its ``name``."""
+    """Where a data set comes from: the arguments of `datasets.load_dataset`, with `config` as its `name`."""
 
     name: str
     config: str | None

@@ -66,11 +66,11 @@ def load_cifar10(
     a learning rate), evaluate on `eval_samples` of the training images instead: the test images then become a third
     loader, which `test=best` evaluates once at the end.
 
-    Batches are ``(images, labels)``: float32 ``(N, 3, 32, 32)``, red, green and blue, normalized by the mean and
-    deviation of the training images per channel, and int64 ``(N,)`` in [0, 10). In memory the images are uint8, 184 MB
+    Batches are `(images, labels)`: float32 `(N, 3, 32, 32)`, red, green and blue, normalized by the mean and
+    deviation of the training images per channel, and int64 `(N,)` in [0, 10). In memory the images are uint8, 184 MB
     on each rank's device; they become float32 batch by batch there.
 
-    The files are those of the binary version: ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin`` in
+    The files are those of the binary version: `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin` in
     `path/cifar-10-batches-bin`, of any number of images. Where one is missing, one process downloads the archive, of
     170 MB, while other ranks and runs wait. Source: Krizhevsky 2009, "Learning Multiple Layers of Features from Tiny
     Images", https://www.cs.toronto.edu/~kriz/cifar.html.
@@ -147,7 +147,7 @@ def _count(path: str, name: str) -> int:
 
 
 def _read(path: str, names: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Return the images of some files, uint8 ``(N, 3, 32, 32)``, and their labels, int64 ``(N,)``."""
+    """Return the images of some files, uint8 `(N, 3, 32, 32)`, and their labels, int64 `(N,)`."""
     counts = [_count(path, name) for name in names]
     images = numpy.empty((sum(counts), RECORD - 1), dtype=numpy.uint8)
     labels = numpy.empty(sum(counts), dtype=numpy.int64)
@@ -173,6 +173,6 @@ def _normalize(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 @functools.cache  # once a device: a copy for each batch would wait for the device
 def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the mean and the deviation of a channel, float32 ``(3, 1, 1)`` each, of pixels in [0, 255]."""
+    """Return the mean and the deviation of a channel, float32 `(3, 1, 1)` each, of pixels in [0, 255]."""
     mean, std = (torch.tensor(one, device=device).mul(255).view(3, 1, 1) for one in (MEAN, STD))
     return mean, std

@@ -39,8 +39,8 @@ def load_digits(
 
     With `test_samples`, a third loader has the rest.
 
-    Batches are ``(images, labels)``: float32 ``(N, 1, 8, 8)`` in [0, 1], where 0 is the background, so that what an
-    augmentation pads with zeros is background too, and int64 ``(N,)`` in [0, 10). The split follows the order of
+    Batches are `(images, labels)`: float32 `(N, 1, 8, 8)` in [0, 1], where 0 is the background, so that what an
+    augmentation pads with zeros is background too, and int64 `(N,)` in [0, 10). The split follows the order of
     scikit-learn's file. Source: Alpaydin and Kaynak 1998, the test set of UCI's "Optical Recognition of Handwritten
     Digits".
 
@@ -73,7 +73,7 @@ def _check(test_samples: int) -> None:
 
 
 def _read_digits() -> NDArray[numpy.float32]:
-    """Return the table of 64 pixels in [0, 16] and a label per row, ``(1797, 65)``."""
+    """Return the table of 64 pixels in [0, 16] and a label per row, `(1797, 65)`."""
     # Importing scikit-learn takes two seconds, and only its file is needed.
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:

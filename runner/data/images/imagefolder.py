@@ -65,8 +65,8 @@ def load_imagefolder(
 
     The third is there if `test_folder` is given.
 
-    Each has one folder of images per class, with the same names in all. Batches are ``(images, labels)``: float32
-    ``(N, 3, size, size)``, normalized by ImageNet's mean and deviation, and int64 ``(N,)``, the number of the class in
+    Each has one folder of images per class, with the same names in all. Batches are `(images, labels)`: float32
+    `(N, 3, size, size)`, normalized by ImageNet's mean and deviation, and int64 `(N,)`, the number of the class in
     the order of names. They are read as uint8, and normalized by the process that reads them or, in training on a GPU,
     there. Training images are random parts of 8 to 100 % of the area, made square, half of them mirrored;
     those for evaluation and testing are the center. Which part is drawn depends on seed, epoch and sample alone.
@@ -160,7 +160,7 @@ def normalized(images: Tensor) -> Tensor:
 
 @functools.cache  # once a device: a copy for each batch would wait for the device
 def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the mean and the deviation of a channel, float32 ``(3, 1, 1)`` each."""
+    """Return the mean and the deviation of a channel, float32 `(3, 1, 1)` each."""
     mean, std = (torch.tensor(one, device=device).view(3, 1, 1) for one in (MEAN, STD))
     return mean, std
 

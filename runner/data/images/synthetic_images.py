@@ -53,7 +53,7 @@ def load_synthetic_images(
 
     They are a training loader, an evaluation loader and, if asked for, a test loader.
 
-    Batches are ``(images, labels)``: float32 ``(N, channels, size, size)`` and int64 ``(N,)``. The classes have equally
+    Batches are `(images, labels)`: float32 `(N, channels, size, size)` and int64 `(N,)`. The classes have equally
     many samples, give or take one.
 
     Args:

@@ -39,7 +39,7 @@ class ShardCache:
     may make room for another, but stays for those who have it open.
 
     Args:
-        folder: created if it does not exist; ``~`` is the home folder.
+        folder: created if it does not exist; `~` is the home folder.
         gigabytes: maximum size of all files, in units of 10^9 bytes.
 
     Raises:

@@ -25,7 +25,7 @@ SHOWN = 16  # samples that a stand-in looks at
 
 Paths = LocalPath | Sequence[LocalPath]
 MakeDataset = Callable[..., ShardedDataset]
-"""``make(files, form, cache, mixed, key=...)`` -> the samples of some shards."""
+"""`make(files, form, cache, mixed, key=...)` -> the samples of some shards."""
 
 
 @dataclass(frozen=True)

@@ -62,12 +62,12 @@ class BlockOrder(SampleOrder):
         super().resize(num_samples)
 
     def permutation(self, epoch: int) -> Tensor:
-        """Return the order of a whole epoch, drawn for it, on all ranks together: int64 ``(num_samples,)``."""
+        """Return the order of a whole epoch, drawn for it, on all ranks together: int64 `(num_samples,)`."""
         firsts = range(0, self.num_samples, self.batch_size)
         return torch.cat([self._global_indices(epoch, first, self.batch_size) for first in firsts])
 
     def indices(self, epoch: int, batch: int) -> Tensor:
-        """Return this rank's samples of a batch ``(n,)``, int64, n at least 1, ascending."""
+        """Return this rank's samples of a batch `(n,)`, int64, n at least 1, ascending."""
         first, size = self._global_batch(batch)
         start, stop = self.span(batch)
         return self._global_indices(epoch, first, size)[start - first : stop - first]
@@ -79,7 +79,7 @@ class BlockOrder(SampleOrder):
 
         Args:
             epoch: at least 0.
-            batch: number of the batch within the epoch, in [0, ``len(order)``).
+            batch: number of the batch within the epoch, in [0, `len(order)`).
 
         Returns:
             The blocks of the batch's group, those of the group after it, which may be in the next epoch, and the first

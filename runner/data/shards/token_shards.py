@@ -23,7 +23,7 @@ class TokenShards(ShardArguments):
     A shard is a file of plain numbers in the byte order of this machine, whose name ends with their type: `.uint8`,
     `.uint16` or `.int32`, as numpy's `tofile` writes them, and as the cache of `load_text_files` keeps them.
 
-    Batches are ``(inputs, targets)``, both int64 ``(N, context)``; the targets are the inputs one token later. Each
+    Batches are `(inputs, targets)`, both int64 `(N, context)`; the targets are the inputs one token later. Each
     shard is cut into windows, so that every token but its first is a target once an epoch; a rest shorter than a window
     is left out. Tokens travel to the device as they are stored.
 

@@ -46,9 +46,9 @@ def load_stdlib_text(
     test_bytes: int = 0,
     seed: int = 0,
 ) -> tuple[TensorLoader, ...]:
-    """Return loaders of the ``.py`` files of this Python's standard library: training, evaluation and, if asked, test.
+    """Return loaders of the `.py` files of this Python's standard library: training, evaluation and, if asked, test.
 
-    The tokens are bytes. Batches are ``(inputs, targets)``, both int64 ``(N, context)`` in [0, 256); the targets are
+    The tokens are bytes. Batches are `(inputs, targets)`, both int64 `(N, context)` in [0, 256); the targets are
     the inputs one byte later. The text is cut into windows, so that every byte but the first is a target once an epoch;
     a rest shorter than a window is left out. A file is for evaluation when the CRC-32 of its path in the library is a
     multiple of 16 and, with `test_bytes`, for testing when it is one more. The text differs a little between versions
@@ -103,6 +103,6 @@ def _list_stdlib(kept: int = 1) -> list[list[Path]]:
 
 
 def _read_stdlib(kept: int = 1) -> list[Tensor]:
-    """Return the texts of `_list_stdlib`, uint8 ``(number of bytes,)`` each."""
+    """Return the texts of `_list_stdlib`, uint8 `(number of bytes,)` each."""
     texts = (bytearray().join(path.read_bytes() for path in paths) for paths in _list_stdlib(kept))
     return [torch.frombuffer(text, dtype=torch.uint8) for text in texts]

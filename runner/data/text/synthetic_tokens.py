@@ -49,9 +49,9 @@ def load_synthetic_tokens(
 
     They are a training loader, an evaluation loader and, if asked for, a test loader.
 
-    Batches are ``(inputs, targets)``, both int64 ``(N, context)`` in [0, vocab_size); the targets are the inputs one
-    token later. No model can do better than the chain's own entropy, :func:`entropy_rate` of
-    :func:`transition_matrix`.
+    Batches are `(inputs, targets)`, both int64 `(N, context)` in [0, vocab_size); the targets are the inputs one
+    token later. No model can do better than the chain's own entropy, `entropy_rate` of
+    `transition_matrix`.
 
     Args:
         num_samples: training sequences.
@@ -82,7 +82,7 @@ def load_synthetic_tokens(
 
 
 def _run_chain(transitions: Tensor, sequences: int, context: int, generator: torch.Generator) -> Tensor:
-    """Return sequences of a chain, int64 ``(sequences, context + 1)``."""
+    """Return sequences of a chain, int64 `(sequences, context + 1)`."""
     tokens = torch.empty(sequences, context + 1, dtype=torch.int64)
     tokens[:, 0] = torch.randint(len(transitions), (sequences,), generator=generator)
     for position in range(context):
@@ -92,7 +92,7 @@ def _run_chain(transitions: Tensor, sequences: int, context: int, generator: tor
 
 
 def transition_matrix(vocab_size: int, seed: int) -> Tensor:
-    """Return the probabilities ``(V, V)`` of the next token (columns) after each token (rows).
+    """Return the probabilities `(V, V)` of the next token (columns) after each token (rows).
 
     Raises:
         ValueError: vocab_size is below 2.
@@ -104,7 +104,7 @@ def transition_matrix(vocab_size: int, seed: int) -> Tensor:
 
 
 def entropy_rate(transitions: Tensor) -> float:
-    """Return the entropy rate of a chain in bits per token, given its transition matrix ``(V, V)``."""
+    """Return the entropy rate of a chain in bits per token, given its transition matrix `(V, V)`."""
     # Single precision leaves the rows a little off 1, which a high power would amplify.
     transitions = transitions.double() / transitions.double().sum(dim=1, keepdim=True)
     stationary = torch.linalg.matrix_power(transitions, 1024)[0]

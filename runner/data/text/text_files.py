@@ -47,14 +47,14 @@ LINE_END = re.compile(r"(?<=\S)\n(?=\S)")
 class TextFiles(WindowSizes):
     """Return a training and an evaluation loader over text files, joined in path order, and perhaps a test loader.
 
-    Batches are ``(inputs, targets)``, both int64 ``(N, context)`` in [0, size of the vocabulary); the targets are the
+    Batches are `(inputs, targets)`, both int64 `(N, context)` in [0, size of the vocabulary); the targets are the
     inputs one token later. The text is cut into windows, so that every token but the first is a target once an epoch; a
     rest shorter than a window is left out. Each file is followed by the tokenizer's end-of-text token, if it has one.
     Files of more than 262,144 characters are tokenized in pieces that end with a line.
 
     Args:
         path: a text file, or a folder of them.
-        pattern: which files within a folder, as ``pathlib`` understands it.
+        pattern: which files within a folder, as `pathlib` understands it.
         eval_path: a file or folder of other texts to evaluate on; None keeps the end of the training text for that.
         eval_share: share of the tokens that is kept for evaluation, in (0, 1); not used with an eval_path.
         test_path: a file or folder of texts to test on; None keeps a part of the training text for that, if asked.
@@ -173,7 +173,7 @@ def _find(name: str, path: str, pattern: str) -> list[Path]:
 
 
 def _read(files: list[Path], encoder: Tokenizer, cache: str | None) -> Tensor:
-    """Return the tokens ``(n,)`` of some files, one after another."""
+    """Return the tokens `(n,)` of some files, one after another."""
     if not isinstance(encoder, HFTokenizer):  # as they are, whatever they hold
         content = bytearray().join(file.read_bytes() for file in files)
         return torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)

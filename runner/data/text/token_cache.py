@@ -36,7 +36,7 @@ class TokenCache:
     in memory.
 
     Args:
-        folder: folder of the files, created if it does not exist; ``~`` is the home folder; None keeps the tokens in
+        folder: folder of the files, created if it does not exist; `~` is the home folder; None keeps the tokens in
             the memory of each process.
         patience: seconds to wait for another process that makes no progress.
     """
@@ -46,12 +46,12 @@ class TokenCache:
         self.folder = None if folder is None else Path(folder).expanduser().absolute()
 
     def tokens(self, key: Any, dtype: numpy.dtype[Any], make: Callable[[], Iterator[NDArray[Any]]]) -> Tensor:
-        """Return tokens ``(n,)`` on the CPU, made unless the folder has them: uint8, int16 for uint16, or int32.
+        """Return tokens `(n,)` on the CPU, made unless the folder has them: uint8, int16 for uint16, or int32.
 
         Args:
             key: all that the tokens depend on, made of what JSON can hold.
             dtype: uint8, uint16 or int32.
-            make: yields the tokens in parts ``(n_i,)`` of that type.
+            make: yields the tokens in parts `(n_i,)` of that type.
         """
         path = self.path(key, dtype)
         if path is None:
@@ -76,7 +76,7 @@ class TokenCache:
         return map_tokens(path, dtype)
 
     def size(self, key: Any, dtype: numpy.dtype[Any]) -> int | None:
-        """Return how many tokens the folder has, None if it has none; for the arguments see :meth:`tokens`."""
+        """Return how many tokens the folder has, None if it has none; for the arguments see `tokens`."""
         path = self.path(key, dtype)
         try:
             return path.stat().st_size // dtype.itemsize if path is not None and path.is_file() else None
@@ -137,7 +137,7 @@ def _joined(parts: list[NDArray[Any]], dtype: numpy.dtype[Any]) -> Tensor:
 
 
 def map_tokens(path: Path, dtype: numpy.dtype[Any]) -> Tensor:
-    """Return the tokens ``(n,)`` in a file, mapped into memory: uint8, int16 for uint16, or int32."""
+    """Return the tokens `(n,)` in a file, mapped into memory: uint8, int16 for uint16, or int32."""
     size = path.stat().st_size // dtype.itemsize
     stored = STORED[dtype.name]
     # Not shared, so that a write to the tensor by mistake does not reach the file.

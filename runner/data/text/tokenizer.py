@@ -39,7 +39,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, texts: list[tuple[str, bool]]) -> NDArray[Any]:
-        """Return the tokens ``(n,)`` of texts, one after another.
+        """Return the tokens `(n,)` of texts, one after another.
 
         Args:
             texts: each with a flag for the end of a document, where the end-of-text token is added if the tokenizer has
@@ -47,7 +47,7 @@ class Tokenizer(ABC):
         """
 
     def encode_all(self, texts: Iterable[tuple[str, bool]]) -> Iterator[NDArray[Any]]:
-        """Yield the tokens of any number of texts, a batch of texts at a time; for the arguments see :meth:`encode`."""
+        """Yield the tokens of any number of texts, a batch of texts at a time; for the arguments see `encode`."""
         batch: list[tuple[str, bool]] = []
         size = 0
         for one in texts:
@@ -68,7 +68,7 @@ class ByteTokenizer(Tokenizer):
     identity = "bytes"
 
     def encode(self, texts: list[tuple[str, bool]]) -> NDArray[Any]:
-        """Return the bytes ``(n,)`` of the texts."""
+        """Return the bytes `(n,)` of the texts."""
         return numpy.frombuffer("".join(text for text, _ in texts).encode(), numpy.uint8)
 
 
@@ -95,7 +95,7 @@ class HFTokenizer(Tokenizer):
         self.identity += libraries
 
     def encode(self, texts: list[tuple[str, bool]]) -> NDArray[Any]:
-        """Return the tokens ``(n,)`` of the texts, the end-of-text token after each that ends a document."""
+        """Return the tokens `(n,)` of the texts, the end-of-text token after each that ends a document."""
         encoded = self._tokenizer(
             [text for text, _ in texts], add_special_tokens=False, return_attention_mask=False, verbose=False
         )
@@ -105,10 +105,10 @@ class HFTokenizer(Tokenizer):
 
 
 def load_tokenizer(name: str | None) -> Tokenizer:
-    """Return the tokenizer of a name: None means bytes, any other name goes to :class:`HFTokenizer`.
+    """Return the tokenizer of a name: None means bytes, any other name goes to `HFTokenizer`.
 
     Raises:
-        ModuleNotFoundError, OSError: the tokenizer cannot be loaded, see :class:`HFTokenizer`.
+        ModuleNotFoundError, OSError: the tokenizer cannot be loaded, see `HFTokenizer`.
     """
     return ByteTokenizer() if name is None else HFTokenizer(name)
 

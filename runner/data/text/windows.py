@@ -69,7 +69,7 @@ def count_windows(size: int, context: int, unit: str = "tokens") -> int:
 
 
 def cut_windows(tokens: Tensor, context: int, unit: str = "tokens") -> Tensor:
-    """Return views ``(windows, context + 1)`` of tokens ``(n,)``; each starts with the last token of the previous.
+    """Return views `(windows, context + 1)` of tokens `(n,)`; each starts with the last token of the previous.
 
     Raises:
         ValueError: the text is too short for a single window.
@@ -85,7 +85,7 @@ def spread_windows(windows: Tensor, limit: int | None) -> Tensor:
 
 
 def next_token(windows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``(inputs, targets)``, both int64 ``(N, context)``, of windows ``(N, context + 1)``.
+    """Return `(inputs, targets)`, both int64 `(N, context)`, of windows `(N, context + 1)`.
 
     Windows of int16 are read as uint16, for which torch lacks operations.
     """
@@ -105,9 +105,9 @@ PARTS = ("train", "evaluate", "test")
 def window_loaders(parts: Iterable[Tensor], seed: int, sizes: WindowSizes) -> tuple[OrderedLoader, ...]:
     """Return a training and an evaluation loader of the windows of runs of tokens, and a test loader for a third run.
 
-    Batches are ``(inputs, targets)``, see :func:`next_token`. Every token but the first is a target once an epoch; a
+    Batches are `(inputs, targets)`, see `next_token`. Every token but the first is a target once an epoch; a
     rest shorter than a window is left out. The windows for evaluation are spread evenly over their tokens. The tokens
-    are uint8, int16 (which stands for uint16) or int32 ``(n,)``, on the CPU; `check_windows` has passed the sizes.
+    are uint8, int16 (which stands for uint16) or int32 `(n,)`, on the CPU; `check_windows` has passed the sizes.
 
     Raises:
         ValueError: a part is shorter than a window, or the seed is below 0.
@@ -129,7 +129,7 @@ def window_loaders(parts: Iterable[Tensor], seed: int, sizes: WindowSizes) -> tu
 def fake_window_loaders(
     counts: Iterable[int], vocab_size: int, sizes: WindowSizes, has_positions: bool = False
 ) -> tuple[FakeLoader, ...]:
-    """Return stand-ins for the loaders of :func:`window_loaders`, with the largest token everywhere.
+    """Return stand-ins for the loaders of `window_loaders`, with the largest token everywhere.
 
     With `has_positions`, batches have the positions of tokens as a third part.
 

@@ -37,7 +37,7 @@ def one_sequence_a_row() -> Iterator[None]:
 
 
 def without_reading(network: nn.Module) -> None:
-    """Make a model of transformers skip two checks that read values, as :func:`one_sequence_a_row` has the answers.
+    """Make a model of transformers skip two checks that read values, as `one_sequence_a_row` has the answers.
 
     One check is whether positions start again within a row, the other warns of padding. On the meta device, experts
     are computed in a way that reads no values either.

@@ -25,7 +25,7 @@ BLENDS = {"MixUp", "CutMix"}  # no loss belongs to a single sample
 
 
 class SampleLedger(Callback):
-    """Keeps the loss of every training sample in every epoch, and names the samples that are likely mislabelled.
+    """Keeps the loss of every training sample in every epoch, and names the samples that are likely mislabeled.
 
     Losses come from training, before each batch's step, with augmentation and the true targets. A sample is
     known by its index in the training data, on any number of ranks and after any resume. The device keeps 12 bytes per
@@ -34,7 +34,7 @@ class SampleLedger(Callback):
     and for classes its prediction; `samples.parquet`, written at the end, has a row for each sample: its mean and last
     loss, and for classes the epoch in which it was first predicted rightly (`learned`, from 1; 0: never) and how often
     it no longer was in the epoch after (`forgotten`). A low mean loss means that a sample was learned fast. The samples
-    with the highest are the suspects: they are mislabelled, or hard. The model's loss is computed once more for each
+    with the highest are the suspects: they are mislabeled, or hard. The model's loss is computed once more for each
     batch.
 
     Args:

@@ -37,7 +37,7 @@ SAFE = (
     "trainer.shard_size",
     "trainer.tensor_parallel",
 )
-# In sections whose class is in `runner.data`: each sample is seeded and evaluated independently of its neighbours.
+# In sections whose class is in `runner.data`: each sample is seeded and evaluated independently of its neighbors.
 SAFE_DATA = ("eval_batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
 
 ABSENT = object()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Run(NamedTuple):
-    """Neighbouring indices of a dimension that a rank holds."""
+    """Neighboring indices of a dimension that a rank holds."""
 
     start: int
     """The first of them in the whole tensor."""

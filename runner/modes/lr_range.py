@@ -101,14 +101,14 @@ def _describe(rising: RisingRate) -> Iterator[tuple[str, str]]:
 
 def _draw(title: str, rising: RisingRate, kind: str) -> bytes:
     """Return the picture of a test as the content of a file of a kind, such as 'png'."""
-    from runner.pictures.figure import COLORS, GREY, add_legend, make_figure, render, scale, shorten, style
+    from runner.pictures.figure import COLORS, GRAY, add_legend, make_figure, render, scale, shorten, style
 
     with style():
         figure = make_figure(6.0, 3.8)
         axes = figure.add_subplot()
         axes.set_title(shorten(title, 70))
         smoothed = rising.smoothed
-        handles = [*axes.plot(rising.rates, rising.losses, color=GREY, linewidth=1)]
+        handles = [*axes.plot(rising.rates, rising.losses, color=GRAY, linewidth=1)]
         handles += axes.plot(rising.rates, smoothed, color=COLORS[0], linewidth=2)
         labels = ["loss", "smoothed"]
         if (rate := rising.suggest()) is not None:

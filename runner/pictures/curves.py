@@ -17,7 +17,7 @@ MAX_POINTS = 1024  # more than a screen has columns for
 
 
 class Curve:
-    """The points of one key; neighbours are averaged whenever there are too many, so that memory stays bounded.
+    """The points of one key; neighbors are averaged whenever there are too many, so that memory stays bounded.
 
     Attributes:
         steps: batches trained, ascending.

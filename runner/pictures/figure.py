@@ -12,7 +12,7 @@ from typing import Any
 DPI = 200
 """Pixels per inch: twice what a picture has on the screen, so that it stays sharp when it is enlarged."""
 COLORS = ("#2f6690", "#d1495b", "#3a7d44", "#e09f3e", "#7b4b94", "#17a2a2", "#8d5b4c", "#5c677d")
-GREY = "#b8bec6"
+GRAY = "#b8bec6"
 DECADES = 2.0  # an axis is logarithmic if its values span at least this many powers of ten
 
 

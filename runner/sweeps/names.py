@@ -23,7 +23,7 @@ def name_job(
     """
     values = swept_values(overrides, fixed)
     shorts = short_names([*values])
-    parts = [_labelled("" if key in (*GROUPS, "run_name") else shorts[key], values[key]) for key in sorted(values)]
+    parts = [_labeled("" if key in (*GROUPS, "run_name") else shorts[key], values[key]) for key in sorted(values)]
     name = "-".join(filter(None, [*parts, name_rest([*values], run_name, choices, number)]))
     name = re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "job"
     if len(name) > LONGEST:
@@ -66,7 +66,7 @@ def show_value(value: Any) -> str:
     return re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", str(value))
 
 
-def _labelled(label: str, value: Any) -> str:
+def _labeled(label: str, value: Any) -> str:
     text = show_value(value)
     return f"{label}_{text}" if label and not re.match(r"[-+.\d]", text) else f"{label}{text}"
 

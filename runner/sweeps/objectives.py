@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.pictures.figure import COLORS, GREY, add_legend, is_logarithmic, scale, shorten
+from runner.pictures.figure import COLORS, GRAY, add_legend, is_logarithmic, scale, shorten
 from runner.sweeps.names import short_names, show_value
 from runner.sweeps.settings import REPEATED, Setting, is_number
 from runner.sweeps.sweep import Sweep
@@ -84,7 +84,7 @@ def draw_front(axes: Any, settings: Sequence[Setting], objectives: Mapping[str, 
     handles = {}
     if rest:
         (handles["settings"],) = axes.plot(
-            [one.average(across) for one in rest], [one.average(up) for one in rest], "o", color=GREY, markersize=4
+            [one.average(across) for one in rest], [one.average(up) for one in rest], "o", color=GRAY, markersize=4
         )
     line = "-" if len(objectives) == 2 else ""
     (handles[f"Pareto front: {len(front)}"],) = axes.plot(

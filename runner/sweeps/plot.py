@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from runner.pictures.curves import Curve
-from runner.pictures.figure import COLORS, GREY, add_legend, is_logarithmic, make_figure, scale, shorten, style
+from runner.pictures.figure import COLORS, GRAY, add_legend, is_logarithmic, make_figure, scale, shorten, style
 from runner.sweeps.names import short_names, show_value
 from runner.sweeps.objectives import draw_front, draw_importances
 from runner.sweeps.settings import REPEATED, Setting, SweepJob, is_number
@@ -65,8 +65,8 @@ def draw(
 
 
 def color_of(place: int) -> str:
-    """Return the color of a setting by its rank, counted from 0: those after the first few are grey."""
-    return COLORS[place] if place < len(COLORS) else GREY
+    """Return the color of a setting by its rank, counted from 0: those after the first few are gray."""
+    return COLORS[place] if place < len(COLORS) else GRAY
 
 
 def _draw_curves(axes: Any, settings: Sequence[Setting], objective: str, curves: Mapping[str, Curve]) -> None:
@@ -94,7 +94,7 @@ def _draw_curves(axes: Any, settings: Sequence[Setting], objective: str, curves:
                 spread = np.std(values, axis=0, ddof=1)
                 axes.fill_between(steps, mean - spread, mean + spread, color=color_of(place), alpha=0.15, linewidth=0)
     if len(settings) > len(COLORS):
-        named.append((f"{len(settings) - len(COLORS)} more", axes.plot([], [], color=GREY)[0]))
+        named.append((f"{len(settings) - len(COLORS)} more", axes.plot([], [], color=GRAY)[0]))
     labels, handles = zip(*named, strict=True)
     add_legend(axes, handles, labels, title="best first" if len(named) > 1 else None)
     axes.set_title("curves" + (": mean over runs, band of one standard deviation" if has_band else ""))

@@ -1,4 +1,4 @@
-"""The console: blocks of labelled lines, titles and failures, and how paths and positions are written."""
+"""The console: blocks of labeled lines, titles and failures, and how paths and positions are written."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Unpadded:
 
 
 def print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
-    """Print labelled lines under a title.
+    """Print labeled lines under a title.
 
     A text that is too long is wrapped in its column.
     """

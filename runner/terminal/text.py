@@ -1,4 +1,4 @@
-"""Text for a terminal or a pipe: headings, paragraphs, tables and durations, without colours or blanks at line ends."""
+"""Text for a terminal or a pipe: headings, paragraphs, tables and durations, without colors or blanks at line ends."""
 
 from __future__ import annotations
 

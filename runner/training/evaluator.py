@@ -20,7 +20,7 @@ A forward reference to the State would keep the types of a config's values from 
 
 
 class Evaluator:
-    """A labelled dataloader, with the metrics to compute on it and the interval between evaluations.
+    """A labeled dataloader, with the metrics to compute on it and the interval between evaluations.
 
     Args:
         label: the name in metric keys, `metrics/{label}/{name}`; not 'train' or 'predict', and without '/'.
@@ -104,7 +104,7 @@ def interval_or_rule(value: str | int | Time | Rule) -> Interval | Rule:
 
 
 def ensure_evaluators(eval_dataloader: Any, interval: Interval | Rule | None = None) -> list[Evaluator]:
-    """Return a list of evaluators from a loader (labelled 'eval'), an Evaluator, a list of Evaluators, or None.
+    """Return a list of evaluators from a loader (labeled 'eval'), an Evaluator, a list of Evaluators, or None.
 
     Evaluators without their own interval get `interval`, if one is given.
 

@@ -36,8 +36,8 @@ def check_test(state: State, test: str | None, objectives: Iterable[str]) -> Non
         )
     measured = {one.label for one in state.evaluators if one.is_on}
     label = short_name(monitor).partition("/")[0]
-    is_labelled = label in ("train", *(one.label for one in state.evaluators))
-    if label != "train" and (label not in measured if is_labelled else not measured):
+    is_labeled = label in ("train", *(one.label for one in state.evaluators))
+    if label != "train" and (label not in measured if is_labeled else not measured):
         raise ValueError(
             f"test='best': the checkpoint is chosen by monitor={monitor!r}, which has no value in training "
             "(its evaluator has eval_interval=0); monitor another metric, or give test=last"

@@ -77,7 +77,7 @@ def test_what_the_environment_asks_for(variable: str, tmp_path: Path):
     if variable == "CI":
         assert "\u2501" not in written and "\r\x1b" not in written  # nothing is redrawn
     else:
-        assert not re.search(r"\x1b\[[0-9;]*3[0-9]", written)  # no colour
+        assert not re.search(r"\x1b\[[0-9;]*3[0-9]", written)  # no color
     check("terminal-80-CI" if variable == "CI" else "terminal-80", screen(written))
 
 

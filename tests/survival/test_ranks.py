@@ -12,7 +12,7 @@ from sessions import fit
 from tiers import one_in
 
 BATCHES = 20  # of 24: then the EarlyStopper ends it
-FAILED = 1  # exit code of a rank whose neighbour is gone
+FAILED = 1  # exit code of a rank whose neighbor is gone
 
 
 @pytest.mark.parametrize("rank", one_in(3, [1, 0, None]))

@@ -11,7 +11,7 @@ import pytest
 from sweep_results import GRID, result, sweep
 
 from runner.pictures.curves import Curve
-from runner.pictures.figure import COLORS, GREY, render
+from runner.pictures.figure import COLORS, GRAY, render
 from runner.records.result import Result
 from runner.sweeps.plot import draw
 from runner.sweeps.settings import compare, group
@@ -91,7 +91,7 @@ def test_a_hundred_settings_show_the_best_by_name_and_the_others_in_grey():
     curves_axes, parallel, *effects = picture(results, curves)
     assert legend(curves_axes)[-1] == "92 more" and len(legend(curves_axes)) == len(COLORS) + 1
     colors = [one.get_color() for one in curves_axes.get_lines() if len(one.get_xdata())]
-    assert colors.count(GREY) == 92
+    assert colors.count(GRAY) == 92
     lines = [one for one in parallel.get_lines() if len(one.get_xdata()) == 3]
     assert len(lines) == 100
     assert [one.get_text() for one in parallel.get_xticklabels()] == ["lr", "width", "eval/acc"]

@@ -227,14 +227,14 @@ def _data_sets(parts: Sequence[Part], columns: _Columns) -> list[Any]:
         both = {"inputs": columns.inputs[0], **whole}
         return [Columns(part.rows, both, columns.image_size, names) for part in parts]
     encode = Encoder(str(columns.tokenizer), columns.context, columns.task, names)
-    labelled = columns.task == TASKS[0]
+    labeled = columns.task == TASKS[0]
     return [
         Texts(
             part.rows,
             columns.inputs,
             columns.targets,
             encode,
-            Columns(part.rows, whole, None, names) if labelled else None,
+            Columns(part.rows, whole, None, names) if labeled else None,
         )
         for part in parts
     ]

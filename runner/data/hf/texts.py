@@ -22,7 +22,7 @@ IGNORED_LABEL = -100
 TASKS = ("sequence_classification", "token_classification", "masked_lm", "causal_lm", "seq2seq_lm")
 NAMED = TASKS[:2]
 """The tasks whose targets may be names of classes."""
-UNLABELLED = ("masked_lm", "causal_lm")
+UNLABELED = ("masked_lm", "causal_lm")
 """The tasks whose labels are the tokens of the inputs themselves."""
 
 
@@ -177,7 +177,7 @@ class Encoder:
         values = {name: max(one) for name, one in example.items()}
         values["input_ids"] = max(self._tokenizer.get_vocab().values(), default=0)
         largest = make_labels if isinstance(make_labels, int) else 0
-        if self._task in (*UNLABELLED, "seq2seq_lm"):
+        if self._task in (*UNLABELED, "seq2seq_lm"):
             largest = values["input_ids"]
 
         def make(samples: int) -> dict[str, Tensor]:
@@ -230,9 +230,9 @@ def check_task(
     """
     task = TASKS[0] if task is None else task
     check_one_of("task", task, TASKS)
-    if task in UNLABELLED and targets is not None:
+    if task in UNLABELED and targets is not None:
         raise wrong_argument("targets", targets, f"task={task!r} predicts tokens of the inputs; leave targets out")
-    if task not in UNLABELLED and targets is None:
+    if task not in UNLABELED and targets is None:
         raise wrong_argument("targets", None, f"task={task!r} needs a column of targets beside inputs")
     refuse_if(task not in NAMED and classes is not None, "classes", classes, f"task={task!r} has none; leave it out")
     if task in ("token_classification", "seq2seq_lm") and len(inputs) > 1:

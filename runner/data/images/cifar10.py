@@ -1,4 +1,4 @@
-"""CIFAR-10: 60,000 colour images of 32 by 32 pixels in 10 classes, downloaded on first use."""
+"""CIFAR-10: 60,000 color images of 32 by 32 pixels in 10 classes, downloaded on first use."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ TURNS = {
 def open_image(source: Any, name: str = "image") -> Any:
     """Return an image as a Pillow image of mode RGB, upright as its EXIF data says.
 
-    Grey images of 16 bits are scaled to 8. Transparency is dropped.
+    Gray images of 16 bits are scaled to 8. Transparency is dropped.
 
     Args:
         source: path of a file, its content as bytes, or a Pillow image.

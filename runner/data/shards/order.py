@@ -75,7 +75,7 @@ class BlockOrder(SampleOrder):
     def upcoming(self, epoch: int, batch: int) -> tuple[list[int], list[int], int]:
         """Return the blocks that this rank reads now and next, and the batch with which 'next' becomes 'now'.
 
-        Samples of a global batch are drawn, so that a rank may read a few of its neighbours' blocks, too.
+        Samples of a global batch are drawn, so that a rank may read a few of its neighbors' blocks, too.
 
         Args:
             epoch: at least 0.

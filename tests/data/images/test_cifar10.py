@@ -20,7 +20,7 @@ MEAN_STD = (torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1))
 
 
 def record(label: int, number: int) -> bytes:
-    """An image as the files have it, grey but for its first row, where its number is in red, green and blue."""
+    """An image as the files have it, gray but for its first row, where its number is in red, green and blue."""
     planes = (bytes([value % 256] * 32 + [100] * 992) for value in (number, 2 * number, 3 * number))
     return bytes([label]) + b"".join(planes)
 

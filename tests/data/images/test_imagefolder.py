@@ -39,7 +39,7 @@ def load(folder: Path, **options):
     return load_imagefolder(str(folder), **{**sizes, **options})
 
 
-def test_images_are_normalized_and_labelled_by_their_folders(folder: Path, torchvision: ModuleType):
+def test_images_are_normalized_and_labeled_by_their_folders(folder: Path, torchvision: ModuleType):
     train, evaluation = load(folder)
     assert (len(train), len(evaluation)) == (3, 2)
     seen = []

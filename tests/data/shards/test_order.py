@@ -69,7 +69,7 @@ def test_what_comes_next_is_what_is_read_next(world_size: int):
             now, following, due = order.upcoming(0, batch)
             assert due > batch
             read = {one // 50 for step in range(batch, min(due, len(order))) for one in order.indices(0, step).tolist()}
-            # Ranks draw, so that one may read a little of its neighbour's.
+            # Ranks draw, so that one may read a little of its neighbor's.
             assert {*now} <= read if world_size > 1 else {*now} == read
             assert len(now) == 4 // world_size
             found.append((now, following))

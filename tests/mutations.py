@@ -1424,8 +1424,22 @@ FAULTS = (
     Fault(
         "MLflow: batches that are trained for the third time are logged again",
         "callbacks/_mlflow/spool.py",
-        "return self.size if is_ahead else self.since",
+        "if not is_ahead:\n",
+        "if False:\n",
+        "callbacks/test_mlflow_large_runs.py",
+    ),
+    Fault(
+        "MLflow: long lines of a checkpoint's batch are written twice",
+        "callbacks/_mlflow/spool.py",
+        "return self._began if self._step >= batch else self.size",
         "return self.size",
+        "callbacks/test_mlflow_large_runs.py",
+    ),
+    Fault(
+        "MLflow: a backlog after an outage looks like values that are logged too fast",
+        "callbacks/_mlflow/thinning.py",
+        "unsent: float = math.inf",
+        "unsent: float = 0",
         "callbacks/test_mlflow_large_runs.py",
     ),
     Fault(

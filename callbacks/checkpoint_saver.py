@@ -56,7 +56,7 @@ class CheckpointSaver(Callback):
         sharded: whether each rank writes its own part of a sharded model, into a folder that all ranks share, and not
             rank 0 the whole; None: if the whole would take more than half of the free memory of rank 0's machine.
         mirror: address of a folder, such as 's3://bucket/runs', to which checkpoints are uploaded in the background,
-            with the run's record, so that `resume=s3://bucket/runs/<run_name>` continues the run on another machine.
+            with the run's record, so that `runner resume s3://bucket/runs/<run_name>` continues the run elsewhere.
             Rank 0 uploads, and reads back what it has uploaded. There, too, the newest and the best are kept. Training
             does not wait for it, and an error is only a warning. None: no mirror.
         mirror_timeout: maximum seconds that the end of the run waits for the mirror.

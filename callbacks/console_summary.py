@@ -17,7 +17,7 @@ from runner.distributed.session import SessionOver
 from runner.failures.exits import is_asked_for
 from runner.failures.facts import facts_of, is_of_environment
 from runner.files.printable import printable
-from runner.terminal.commands import override, show_command
+from runner.terminal.commands import show_command
 from runner.terminal.console import describe_time, epoch_number, make_console, print_block, print_title, show_path
 from runner.terminal.text import Column, draw_table, show_clock, show_number
 from runner.training.budget import Budget
@@ -46,8 +46,8 @@ class ConsoleSummary(LoggerDestination):
     During training it warns when the loss has been NaN or infinite for 10 batches in a row.
 
     Args:
-        events: whether to print at the start which algorithms and callbacks run at which event, as `mode=explain` does
-            in detail.
+        events: whether to print at the start which algorithms and callbacks run at which event, as `runner explain`
+            does in detail.
     """
 
     def __init__(self, events: bool = False) -> None:
@@ -233,17 +233,16 @@ def _commands(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
     """Yield what you can do with a run now, and the command for it."""
     path = show_path(state.run_dir)
     saved = any(getattr(one, "latest", None) is not None for one in state.callbacks)
-    resume = override("resume", path)
     if state.error is not None:
         if state.config:
-            yield "resume it" if saved else "start it again (no checkpoint was written)", show_command(resume)
+            yield "resume it" if saved else "start it again (no checkpoint was written)", show_command("resume", path)
         elif saved:
             yield "resume it", f"Trainer(..., resume_path={path!r})"
     elif state.config and saved:
         longer = f"trainer.max_duration={Time(2 * state.max_duration.value, state.max_duration.unit)}"
         if (budget := state.config.get("budget")) is not None:
             longer = f"budget={Budget.parse(budget).doubled}"
-        yield "evaluate it", show_command(resume, "mode=eval")
-        yield "train it for longer", show_command(resume, longer)
+        yield "evaluate it", show_command("eval", path)
+        yield "train it for longer", show_command("resume", path, longer)
     ui = [getattr(one, "ui_command", None) for one in (*state.callbacks, *logger.destinations)]
     yield from (("compare it", one) for one in ui if one)

@@ -137,7 +137,7 @@ class MLflowLogger(LoggerDestination):
         self._described = False
         run_dir = Path(state.run_dir).resolve()
         self._session = self._open(run_dir, self._run_name or state.run_name, self._system_metrics_interval)
-        tags = {"runner.run_dir": str(run_dir)}  # lets resume=<id> find the folder
+        tags = {"runner.run_dir": str(run_dir)}  # lets `runner resume <id>` find the folder
         if self._nested and (parent := read_sent(run_dir.parent / "mlflow", self.tracking_uri).run_id):
             tags["mlflow.parentRunId"] = parent  # the run of the job's sweep, if it has one
         self._append({"tags": tags | self._tags})

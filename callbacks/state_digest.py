@@ -40,7 +40,7 @@ class StateDigest(Callback):
     - `optimizer`: optimizers, schedules and the fp16 scaler.
     - `algorithms`: state of the algorithms, such as EMA's average.
 
-    It also has, under `values`, the loss and the norms of gradients and weights as numbers. `mode=verify` compares
+    It also has, under `values`, the loss and the norms of gradients and weights as numbers. `runner verify` compares
     these where equal bits cannot be expected.
 
     Each line copies all of this to the host and hashes it, which takes one to two seconds per GB. A full disk gives a

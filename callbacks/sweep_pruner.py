@@ -30,8 +30,8 @@ class SweepPruner(Callback):
     folder. After each evaluation rank 0 reports the metric and asks the pruner, which counts evaluations as its steps,
     from 1. The pruner 'wilcoxon' asks before training instead, and compares the job's setting with the best one over
     the seeds that have finished. A pruned job ends after a checkpoint, with the status PRUNED, and is not trained again
-    with the sweep. `revive=all`, or `resume=` its folder, continues from there, bit for bit equal to a job that was
-    never pruned; it is not pruned again. Needs the package optuna.
+    with the sweep. `--revive all`, or `runner resume` with its folder, continues from there, bit for bit equal to a job
+    that was never pruned; it is not pruned again. Needs the package optuna.
 
     Args:
         monitor: metric of an evaluator to compare jobs by, such as 'eval/loss'; None means the sweep's objective.
@@ -65,7 +65,7 @@ class SweepPruner(Callback):
             raise ValueError(
                 "SweepPruner compares the jobs of a sweep: python -m runner -m +callbacks=sweep_pruner ..."
             )
-        if not sweep or state.config["mode"] != "train":
+        if not sweep:
             return  # a trial
         self._in_sweep = True
         self._metric = self._choose_metric(state)

@@ -18,31 +18,20 @@ if __name__ == "__main__" and not sys.flags.safe_path and sys.path[:1] == [os.ge
 
 from typing import NoReturn
 
-from runner.cli.quick import answer
 from runner.device.memory import grow_segments
 from runner.distributed import restarts
 from runner.distributed.slurm import requeue_if_asked
 from runner.distributed.threads import wait_briefly
 from runner.failures.exit_codes import INTERRUPTED
 from runner.libraries.ending import end_process
+from runner.program.start import run_typed
 from runner.terminal.answer import answered
 from runner.terminal.output import lasting_output
 
 
 def main() -> int:
     """Run the command line of this process, whatever its rank, and return the exit code."""
-    return answered(_run)
-
-
-def _run() -> int:
-    code = answer(sys.argv[1:])
-    if code is None:
-        from runner.program.command import (
-            run_command,  # imports Hydra, which takes longer than the help does as a whole
-        )
-
-        code = run_command()
-    return code
+    return answered(run_typed)
 
 
 def command() -> NoReturn:

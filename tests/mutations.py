@@ -129,7 +129,7 @@ FAULTS = (
     ),
     Fault(
         "table: a folder's name can end a comment",
-        "runner/modes/means.py",
+        "runner/verbs/means.py",
         "re.sub('-(?=-)', '- ', one)",
         "one.replace('--', '- -')",
         "modes/test_means.py",
@@ -904,7 +904,7 @@ FAULTS = (
     ),
     Fault(
         "learning rates: a fall after the minimum is suggested",
-        "runner/modes/rising_rate.py",
+        "runner/verbs/rising_rate.py",
         "for place in range(1, lowest)",
         "for place in range(1, len(values) - 1)",
         "modes/test_lr_range.py",
@@ -1138,7 +1138,7 @@ FAULTS = (
     ),
     Fault(
         "a run that has diverged ends well",
-        "runner/modes/train.py",
+        "runner/verbs/train.py",
         'if not job.config["allow_divergence"]:',
         "if False:",
         "records/test_diverged.py",
@@ -1771,7 +1771,7 @@ FAULTS = (
     ),
     Fault(
         "verify: what the run kept is compared with itself",
-        "runner/modes/verify.py",
+        "runner/verbs/verify.py",
         'now = {one["batch"]: one for one in again}',
         'now = {one["batch"]: one for one in kept}',
         "modes/test_verify.py",

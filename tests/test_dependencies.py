@@ -40,7 +40,7 @@ def imported() -> dict[str, str]:
     for room in ROOMS:
         for file in sorted((ROOT / room).rglob("*.py")):
             name = file.relative_to(ROOT).as_posix()
-            if name.startswith(("runner/callbacks/", "runner/algorithms/", "runner/modes/project/")):
+            if name.startswith(("runner/callbacks/", "runner/algorithms/", "runner/verbs/project/")):
                 continue  # links, and a project that it makes for users
             for package in packages_in(ast.parse(file.read_text())):
                 if package not in sys.stdlib_module_names and package not in ROOMS:

@@ -40,7 +40,7 @@ LAYERS: tuple[set[str], ...] = (
     {"program"},
     {"__main__"},
 )
-OF_USERS = ROOT / "runner" / "modes" / "project"  # what `runner init` copies: it imports as users do
+OF_USERS = ROOT / "runner" / "verbs" / "project"  # what `runner init` copies: it imports as users do
 LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 PLUGINS = ("callbacks", "algorithms")
 PLUGIN_LAYER = LAYER["callbacks"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PROJECT = ROOT / "runner" / "modes" / "project"
+PROJECT = ROOT / "runner" / "verbs" / "project"
 KINDS = "batch_kinds.py"
 OPTIMIZERS = "config/test_optimizers.py"
 

@@ -11,12 +11,12 @@ import pytest
 from composed_configs import composed
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
+from runner.cli.quick import own_keys
+from runner.cli.subcommands import spell_out
 from tiers import one_in
 
 from runner.cli.command_line import check_options, typed_value
-from runner.cli.quick import own_keys
-from runner.cli.rows import MODES
-from runner.cli.subcommands import spell_out
+from runner.cli.verbs import MODES
 from runner.config import build
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -28,12 +28,8 @@ if TYPE_CHECKING:
 
     from runner import State
 
-# Keys for how a run was started: runs that differ only in these are the same experiment.
-START_KEYS = (
-    *("run_name", "experiment_name", "mode", "resume", "resume_allow", "at", "rerun", "run", "allow_targets"),
-    *("allow_code", "allow_addresses", "skip_finished", "allow_divergence", "predict", "prove"),
-    *("replay", "verify", "lr_range", "compare", "init", "output"),
-)
+# Runs that differ only in these keys are the same experiment.
+START_KEYS = ("run_name", "experiment_name")
 PLUMBING = ("trainer", "launch", "callbacks")  # sections of which only values that are no defaults become parameters
 OWN_CLASSES = ("runner.", "torch.")  # modules whose classes are represented by the name of the config choice
 NO_LIMIT = 10_000  # columns

@@ -1,4 +1,4 @@
-"""Sends spools beside a trainer, which is what the writer process does, or without one, which is `mode=sync`.
+"""Sends spools beside a trainer, which is what the writer process does, or without one, which is `runner sync`.
 
 MLflow is imported only after its environment is set.
 """
@@ -183,7 +183,7 @@ def sync(fields: Mapping[str, Any], run_dir: Path | None) -> bool:
         run_dir: folder of a run; None means all runs of this working directory that have unsent data.
     """
     if run_dir is not None and not (run_dir / "mlflow" / SPOOL).is_file():
-        raise ValueError(f"resume={str(run_dir)!r}: nothing was logged to MLflow there; give a run's folder")
+        raise ValueError(f"RUN={str(run_dir)!r}: nothing was logged to MLflow there; give a run's folder")
     set_environment()
     if run_dir is not None:
         return _send(run_dir, _target_of(run_dir, fields), wanted=True)

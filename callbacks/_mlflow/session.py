@@ -23,7 +23,7 @@ from runner.distributed.session import SessionOver
 from runner.failures.exits import is_asked_for
 from runner.files.addresses import hidden_everywhere
 from runner.files.whole import write_whole
-from runner.terminal.commands import override, show_command
+from runner.terminal.commands import show_command
 
 log = logging.getLogger("runner")
 
@@ -291,7 +291,7 @@ class Session:
             return
         self._warned.add(kind)
         if kind == "error":
-            command = show_command("mode=sync", override("resume", str(self._run_dir)))
+            command = show_command("sync", str(self._run_dir))
             text = (
                 f"{text.rstrip('. ')}. Training does not wait for it: what is logged is kept in {self._folder}, and "
                 f"sent when MLflow can be reached again, by the next run, or by `{command}`"

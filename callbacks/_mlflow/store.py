@@ -160,9 +160,7 @@ def refuse_deleted(entity: Experiment | Run) -> None:
     """
     if isinstance(entity, Run):
         if entity.info.lifecycle_stage == "deleted":
-            raise Deleted(
-                f"the run {entity.info.run_id} is deleted there; restore it in the UI, or continue it with resume="
-            )
+            raise Deleted(f"the run {entity.info.run_id} is deleted there; restore it in the UI, or use runner resume")
     elif entity.lifecycle_stage == "deleted":
         restore = f"`mlflow experiments restore --experiment-id {entity.experiment_id}`"
         raise Deleted(f"the experiment {entity.name!r} is deleted there; restore it in the UI ({restore})")
@@ -192,7 +190,7 @@ def find_run(run_id: str, tracking_uri: str, downloads: Path | None) -> Path | N
         where = f"{name} on {run.data.tags.get('host')}" if name else "unknown"
         raise ValueError(
             f"MLflow run {run_id}: its folder with the checkpoints ({where}) is missing or not readable; "
-            "give resume= a folder, or repeat the run with rerun="
+            "give a folder, or repeat the run with runner rerun"
         )
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     try:

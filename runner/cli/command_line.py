@@ -105,14 +105,12 @@ def check_options(arguments: Sequence[str]) -> None:
             raise ValueError(f"{argument}: warnings need it; a run that prints nothing else is {fix}")
         if name in ("--shell-completion", "-sc"):
             raise ValueError(f"{argument}: to set up completion, use the command `runner completion bash`, zsh or fish")
-        meant = [option for option in OPTIONS if option == name or (name.startswith("--") and option.startswith(name))]
-        is_short = bool(re.match(rf"-({'|'.join(SHORT)})", name))
-        if name.startswith("-") and not is_short and name not in meant and len(meant) != 1:
-            about = _about_option(name, _value_of_option(place, arguments))
+        if name.startswith("-") and not name.startswith("--") and not re.match(rf"-({'|'.join(SHORT)})", name):
+            about = about_option(name, value_of_option(place, arguments))
             raise ValueError(f"{argument}: no such option. " + about)
 
 
-def _about_option(name: str, value: str | None) -> Advice:
+def about_option(name: str, value: str | None) -> Advice:
     """Return what to type instead of an option that does not exist."""
     key = name.lstrip("-").replace("-", "_")
     if (foreign := about_foreign(key, value)) is not None:
@@ -123,7 +121,7 @@ def _about_option(name: str, value: str | None) -> Advice:
     return Advice(f"{guess}Keys are written without dashes: {key}={value or '...'}").knowing(fix=fix)
 
 
-def _value_of_option(place: int, arguments: Sequence[str]) -> str | None:
+def value_of_option(place: int, arguments: Sequence[str]) -> str | None:
     """Return the value of the option at a place, whether it was typed as `--lr=0.1` or as `--lr 0.1`."""
     following = arguments[place + 1 : place + 2]
     values = [arguments[place].partition("=")[2], *(one for one in following if not re.search(r"^[-+~]|=", one))]
@@ -145,15 +143,6 @@ def check_spaces(arguments: Sequence[str]) -> None:
             continue
         text = f"{key} = {value}: has spaces around the =; write {key}={value}"
         raise ValueError(Advice(text).knowing(key=key_of(key), fix=f"{key}={value}"))
-
-
-def keys_first(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with keys moved before options, because Hydra rejects keys that are separated by an option."""
-    options = list(arguments)
-    keys = _parse(arguments).overrides
-    for key in keys:
-        options.remove(key)
-    return [*keys, *options]
 
 
 def config_dir(arguments: Sequence[str]) -> Path | None:

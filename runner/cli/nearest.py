@@ -58,3 +58,12 @@ def nearest(name: str, allowed: Iterable[Any], most: int = 40, otherwise: str = 
     listed = ", ".join(names) or "none"
     text = f"did you mean {near[0]!r}? Allowed: {listed}" if near else f"allowed: {listed}"
     return Advice(text).knowing(**facts)
+
+
+def fix_of(key: str, meant: str, is_value: bool) -> str:
+    """Return what to type instead of a wrong argument: a key, an option or a word, or a key or option with a value."""
+    if not meant or key.isupper():  # a word of the command
+        return meant
+    if is_value:
+        return f"{key} {meant}" if key.startswith("--") else f"{key}={meant}"
+    return meant if "." in meant else f"{key.rpartition('.')[0]}.{meant}".removeprefix(".")

@@ -228,7 +228,7 @@ def check_comparable(a: Candidate, b: Candidate, metric: str, pairing: Sequence[
     budgets = [{run.budget for run in one.runs} for one in (a, b)]
     if budgets[0] != budgets[1] and not allows_budget:
         shown = " and ".join(", ".join(sorted(one)) for one in budgets)
-        fix = "runner verdict compares them with verdict.budget=any"
+        fix = "runner verdict compares them with --budget any"
         raise ValueError(f"{a.name!r} and {b.name!r} have different budgets: {shown}; {fix}")
 
 

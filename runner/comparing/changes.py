@@ -12,7 +12,6 @@ import yaml
 
 from runner.cli.command_line import key_of
 from runner.cli.nearest import nearest
-from runner.config.composed import OF_THE_COMMAND
 from runner.failures.facts import WrongKey
 from runner.files.addresses import hidden_everywhere
 from runner.terminal.console import show_path
@@ -81,13 +80,16 @@ def find_changes(before: Any, after: Any, key: str = "", target: str = "") -> It
         return
     target = str(after.get("_target_", target))
     for one in [*before, *(one for one in after if one not in before)]:
-        if key or one not in OF_THE_COMMAND:
-            path = f"{key}.{one}" if key else str(one)
-            yield from find_changes(before.get(one, ABSENT), after.get(one, ABSENT), path, target)
+        path = f"{key}.{one}" if key else str(one)
+        yield from find_changes(before.get(one, ABSENT), after.get(one, ABSENT), path, target)
 
 
 def changes_of_resume(
-    resume: str, before: Mapping[str, Any] | None, after: Mapping[str, Any], typed: Sequence[str]
+    resume: str,
+    before: Mapping[str, Any] | None,
+    after: Mapping[str, Any],
+    typed: Sequence[str],
+    allowed: Sequence[str],
 ) -> Iterator[str]:
     """Yield what a resumed run does differently from now on.
 
@@ -101,16 +103,16 @@ def changes_of_resume(
         trained = None  # the run was interrupted before its first checkpoint
     before = before or trained
     if before:
-        yield from check_changes(resume, before, after, typed)
+        yield from check_changes(resume, before, after, typed, allowed)
     for change in find_changes(trained, before) if trained else ():
         yield f"{change}, in the run's record since that checkpoint was saved"
 
 
-def changes_of_fork(resume: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+def changes_of_fork(at: str, resume: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a fork does differently from its parent; everything may change but the optimizer."""
     changes = [*find_changes(before, after)]
     _check_optimizer(changes, resume)
-    yield f"at={after['at']}: a fork of {show_path(Path(resume))}"
+    yield f"fork at {at} of {show_path(Path(resume))}"
     yield from map(str, changes)
 
 
@@ -119,21 +121,22 @@ def _check_optimizer(changes: Sequence[Change], resume: str) -> None:
         if one.key == "optimizer":
             raise ValueError(
                 f"{one}: a run cannot continue with another optimizer; start a new run from its weights, with "
-                f"trainer.load_path={show_path(Path(resume))} instead of resume="
+                f"trainer.load_path={show_path(Path(resume))} instead of resuming"
             )
 
 
-def check_changes(resume: str, before: Mapping[str, Any], after: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
+def check_changes(
+    resume: str, before: Mapping[str, Any], after: Mapping[str, Any], typed: Sequence[str], allowed: Sequence[str] = ()
+) -> list[str]:
     """Return a line for each difference between the config that a run was trained with and the one to continue with.
 
-    `resume_allow` names keys and sections that may differ; it may also name keys that `typed` overrides removed.
+    `allowed` are keys and sections that may differ, and keys that `typed` overrides removed.
     """
-    allowed = [after["resume_allow"]] if isinstance(after["resume_allow"], str) else after["resume_allow"]
     known = {*_paths(before), *_paths(after), *map(key_of, typed)}
     for one in allowed:
         if one not in known:
             reason = "this config has no such key; " + nearest(one, known).knowing(meant="")
-            raise WrongKey("resume_allow", reason, repr(one))
+            raise WrongKey("--allow-changes", reason, repr(one))
     changes = list(find_changes(before, after))
     _check_optimizer(changes, resume)
     refused = [one for one in changes if not one.is_safe and not is_among(one.key, allowed)]
@@ -141,8 +144,8 @@ def check_changes(resume: str, before: Mapping[str, Any], after: Mapping[str, An
         listed = "".join(f"\n  {one}" for one in refused)
         names = ",".join([*allowed, *(one.key for one in refused)])
         raise ValueError(
-            f"resume={show_path(Path(resume))}: the run was trained with a different config so far:{listed}\n"
-            f"To continue with these changes, add 'resume_allow=[{names}]'"
+            f"RUN={show_path(Path(resume))!r}: the run was trained with a different config so far:{listed}\n"
+            f"To continue with these changes, add --allow-changes {names}"
         )
     return [f"{one}{_remark(one, after)}" for one in changes]
 
@@ -158,7 +161,7 @@ def _remark(change: Change, config: Mapping[str, Any]) -> str:
         parts = {group: config.get(group) for group in ("scheduler", "algorithms")}
         found = [f"{key}={value}" for key, value in _paths(parts).items() if _is_fraction(value)]
         return f"; settings in fractions of it stretch: {', '.join(found)}" if found else ""
-    return "" if change.is_safe else " (resume_allow)"
+    return "" if change.is_safe else " (--allow-changes)"
 
 
 def _is_fraction(value: Any) -> bool:

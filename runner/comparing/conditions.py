@@ -40,7 +40,7 @@ class Condition:
         return {"<": number < limit, "<=": number <= limit, ">": number > limit, ">=": number >= limit}[self.sign]
 
 
-def parse_conditions(text: str, key: str = "runs.where") -> list[Condition]:
+def parse_conditions(text: str, key: str = "CONDITION") -> list[Condition]:
     """Return the conditions in a text, separated by blanks."""
     try:
         parts = shlex.split(text)
@@ -59,7 +59,7 @@ def parse_conditions(text: str, key: str = "runs.where") -> list[Condition]:
     return found
 
 
-def choose(runs: Iterable[SavedFolder], conditions: Sequence[Condition], key: str = "runs.where") -> list[SavedFolder]:
+def choose(runs: Iterable[SavedFolder], conditions: Sequence[Condition], key: str = "CONDITION") -> list[SavedFolder]:
     """Return the runs that meet all conditions."""
     listed = [*runs]
     for one in conditions:
@@ -75,7 +75,7 @@ def in_order(runs: Sequence[SavedFolder], name: str) -> list[SavedFolder]:
     if not name:
         return sorted(runs, key=lambda run: (-run.started, str(run.folder)))
     key = name.removeprefix("-")
-    _check_known(key, runs, "runs.sort", name)
+    _check_known(key, runs, "--sort", name)
     found = {run.folder: run.value(key) for run in runs}
     numbers = {run.folder: to_number(found[run.folder]) for run in runs}
     with_number = [run for run in runs if numbers[run.folder] is not None]

@@ -82,20 +82,20 @@ def _make_launch(section: str) -> Launch:
     return make("launch", json.loads(section))
 
 
-def check(config: Mapping[str, Any], passed: set[str] | None = None) -> None:
+def check(config: Mapping[str, Any], passed: set[str] | None = None, is_new: bool = True) -> None:
     """Check that a config can be built: its keys are known, its targets exist, and their arguments fit.
 
     No data is read, and no object is made but the `Launch`. The jobs of a sweep share `passed`, see `once`.
+    `is_new` is false for the config of a saved run.
     """
     passed = set() if passed is None else passed
     check_keys(config)
     once(passed, _check_trainer, config["trainer"], make_launch(config).nproc_per_node)
-    check_budget(config)
+    check_budget(config, is_new)
     for path, section in targets(config):
         once(passed, check_signature, path, section, _SUPPLIED if path == "trainer" else ())
-    for key, path in (("resume", config["resume"]), ("trainer.load_path", config["trainer"].get("load_path"))):
-        if path is not None:
-            checkpoint_of(key, path)
+    if (path := config["trainer"].get("load_path")) is not None:
+        checkpoint_of("trainer.load_path", path)
 
 
 def once(passed: set[str], check: Callable[..., Any], *arguments: Any) -> None:
@@ -106,8 +106,8 @@ def once(passed: set[str], check: Callable[..., Any], *arguments: Any) -> None:
         passed.add(mark)
 
 
-def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
-    """Return the Trainer that a resolved config describes. Call it on all ranks.
+def build(config: Mapping[str, Any], run_dir: Path, run_name: str, resume: str | None = None) -> Trainer:
+    """Return the Trainer that a resolved config describes, to continue from a checkpoint if given one. All ranks.
 
     The config has passed `check`.
 
@@ -125,7 +125,7 @@ def build(config: Mapping[str, Any], run_dir: Path, run_name: str) -> Trainer:
         model=model,
         train_dataloader=train_dataloader,
         eval_dataloader=eval_dataloader,
-        resume_path=config.get("resume"),
+        resume_path=resume,
         **parts,
     )
 
@@ -301,7 +301,7 @@ def _check_trainer(section: Mapping[str, Any], ranks: int | str) -> None:
             if (foreign := about_foreign_value(f"trainer.{key}", value)) is not None:
                 raise WrongKey(f"trainer.{key}", foreign, repr(value))
         if section.get("device") == "meta":
-            raise WrongKey("trainer.device", "holds no values to train on; mode=check tries a run there", "'meta'")
+            raise WrongKey("trainer.device", "holds no values to train on; runner check tries a run there", "'meta'")
         known = inspect.signature(check_arguments).parameters
         check_null("trainer", section, known)
         with _naming("trainer", section):

@@ -10,18 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 from runner.cli.catalogue import choices
 from runner.cli.foreign import about_foreign
 from runner.cli.nearest import Advice, nearest
-from runner.cli.rows import MODE_KEYS, MODES, find_mode
 from runner.failures.facts import WrongKey
 
 GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
-OF_THE_COMMAND = (
-    *("mode", "resume", "resume_allow", "at", "rerun", "run", "allow_targets", "allow_addresses", "allow_code"),
-    *("skip_finished", "revive"),
-    "output",
-    "allow_divergence",
-    *MODE_KEYS,
-)
-"""The keys that control this command, rather than what is trained."""
 KEYS = (
     *GROUPS,
     "folds",
@@ -33,15 +24,7 @@ KEYS = (
     "objective",
     "test",
     "vars",
-    *OF_THE_COMMAND,
 )
-TYPES = {
-    int: "a whole number",
-    float: "a number",
-    str: "a text, such as 5ba",
-    list: "a list of names",
-    bool: "true or false",
-}
 
 
 def to_plain(config: DictConfig) -> dict[str, Any]:
@@ -108,7 +91,6 @@ def check_keys(config: Mapping[str, Any]) -> None:
         if key not in KEYS:
             raise WrongKey(key, f"no such key; {about_foreign(key, config[key]) or about_unknown(key, KEYS)}")
     _check_single_values(config)
-    _check_choices(config)
     scheduler = config.get("scheduler") or {}
     if not isinstance(scheduler, Mapping):
         raise WrongKey("scheduler", "choose a file of conf/scheduler/", repr(scheduler))
@@ -144,66 +126,22 @@ def about_unknown(key: str, known: Iterable[str]) -> str:
 
 
 def _check_single_values(config: Mapping[str, Any]) -> None:
-    find_mode(config["mode"])
-    if (form := config.get("output", "text")) != "text":
-        raise WrongKey("output", nearest(str(form), ("text", "json")) + ", typed with the command", repr(form))
     if not isinstance(config["vars"], Mapping):
         reason = "holds values of your own; write +vars.<name>=..., or vars=<name> for a file conf/vars/<name>.yaml"
         raise WrongKey("vars", reason, repr(config["vars"]))
     seed = config["seed"]
     if type(seed) is not int or seed < 0:
         raise WrongKey("seed", "must be a whole number of at least 0", repr(seed))
-    for key, kinds in (
-        ("run_name", str | int),
-        ("experiment_name", str),
-        ("resume", str),
-        ("at", str | int),
-        ("run", str),
-    ):
+    for key, kinds in (("run_name", str | int), ("experiment_name", str)):
         if not isinstance(config[key], kinds | None) or isinstance(config[key], bool):
-            what = "a folder" if key in ("resume", "run") else "a name"
-            raise WrongKey(key, f"must be {what}, or null", repr(config[key]))
-    for key, what in (
-        ("objective", "a metric, such as eval/loss, a list of metrics"),
-        ("revive", "all, the name of a pruned job, a list of names"),
-    ):
-        names = [config[key]] if isinstance(config[key], str) else config[key]
-        if names is not None and not (names and isinstance(names, list) and all(isinstance(one, str) for one in names)):
-            raise WrongKey(key, f"must be {what}, or null", repr(config[key]))
+            raise WrongKey(key, "must be a name, or null", repr(config[key]))
+    names = [config["objective"]] if isinstance(config["objective"], str) else config["objective"]
+    if names is not None and not (names and isinstance(names, list) and all(isinstance(one, str) for one in names)):
+        reason = "must be a metric, such as eval/loss, a list of metrics, or null"
+        raise WrongKey("objective", reason, repr(config["objective"]))
     if config["test"] not in (None, "best", "last"):
         reason = Advice("must be best or last, the weights to test after training, or null")
         raise WrongKey("test", reason.knowing(allowed=("best", "last", "null")), repr(config["test"]))
     if config["init_weights"] not in ("in_order", "by_name"):
         reason = Advice("must be in_order (weights are drawn one after another), or by_name (each weight separately)")
         raise WrongKey("init_weights", reason.knowing(allowed=("in_order", "by_name")), repr(config["init_weights"]))
-    for key in ("skip_finished", "allow_divergence", "allow_code"):
-        if not isinstance(config[key], bool):
-            raise WrongKey(key, Advice("must be true or false").knowing(allowed=("true", "false")), repr(config[key]))
-    for key, what in (
-        ("allow_targets", "classes, such as [my_module.MyModel]"),
-        ("allow_addresses", "addresses or paths, such as [http://host:5000]"),
-        ("resume_allow", "keys, such as [seed]"),
-    ):
-        allowed = config[key]
-        if not isinstance(allowed, str | list) or not all(isinstance(one, str) for one in allowed):
-            raise WrongKey(key, f"must be a list of {what}", repr(allowed))
-
-
-def _check_choices(config: Mapping[str, Any]) -> None:
-    for group, known in ((mode.name, mode.keys) for mode in MODES.values() if mode.keys and mode.composes):
-        section = config[group]
-        if not isinstance(section, Mapping):
-            raise WrongKey(group, f"set its keys: {', '.join(f'{group}.{key}=...' for key in known)}", repr(section))
-        for key, value in section.items():
-            if key not in known:
-                raise WrongKey(f"{group}.{key}", "has no effect; " + nearest(key, known))
-            allowed = known[key]
-            if isinstance(allowed, type):
-                if type(value) is not allowed and (allowed is not float or type(value) is not int):
-                    raise WrongKey(f"{group}.{key}", f"must be {TYPES[allowed]}", repr(value))
-            elif value not in allowed:
-                raise WrongKey(f"{group}.{key}", nearest(str(value), allowed), repr(value))
-        for key in known:
-            if key not in section:
-                text = f"~{group}.{key}: mode={group} needs this key; leave it as it is"
-                raise ValueError(Advice(text).knowing(key=f"{group}.{key}"))

@@ -16,8 +16,7 @@ from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, Omega
 
 from runner.cli.catalogue import CONF
 from runner.cli.command_line import key_of, typed_value
-from runner.cli.nearest import Advice, advice_in
-from runner.cli.quick import fix_of
+from runner.cli.nearest import Advice, advice_in, fix_of
 from runner.config.signatures import NoSuchArgument
 from runner.config.sources import files_choosing, files_with
 from runner.config.suggestions import about_composing, about_override_first, is_empty_choice

@@ -16,7 +16,7 @@ from runner.cli.catalogue import GROUPS, choices, default_choices, top_keys
 from runner.cli.command_line import LISTS, OPTIONS, config_dir, key_of, search_path
 from runner.cli.foreign import about_foreign, about_foreign_value
 from runner.cli.nearest import Advice, nearest
-from runner.cli.rows import MODES
+from runner.cli.verbs import VERBS
 from runner.config.composed import about_unknown
 from runner.config.composing import initialized
 
@@ -83,7 +83,7 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
         return Advice(f"{found[1]}=[...]: a list cannot replace a section of keys; {instead}").knowing(key=key)
     if found := SEVERAL_VALUES.match(text):
         key, _, value = found[1].partition("=")
-        takes_one = key == "mode" or ((conf / key).is_dir() and key not in LISTS)
+        takes_one = (conf / key).is_dir() and key not in LISTS
         listed = "" if takes_one else f"write '{key}=[{value}]' for a list, or "
         fix = f"{key}=[{value}]" if key in LISTS else ""
         return Advice(f"{found[1]}: several values; {listed}add -m to run each").knowing(key=key, fix=fix)
@@ -136,7 +136,7 @@ def _about_choice(group: str, name: str, listed: Sequence[str], overrides: Seque
 
 
 def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
-    """Return a message about text that is not an override; a single word may be a choice of some group, or a mode."""
+    """Return a message about text that is not an override; a single word may be a choice of some group, or a verb."""
     if not typed:
         return "'': an argument is empty; a variable of the shell may not be set"
     if typed.endswith((".yaml", ".yml")) and "=" not in typed:
@@ -148,7 +148,10 @@ def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
     is_key = "." in typed and all(part.isidentifier() for part in typed.split("."))
     if is_key or typed in {*GROUPS, *(one.name for one in top_keys())}:
         return Advice(f"{typed}: has no value; write {typed}=..., without spaces").knowing(key=typed)
-    groups = _groups_by_choice(overrides) | {mode: ["mode"] for mode in MODES}
+    groups = _groups_by_choice(overrides)
+    if verbs := difflib.get_close_matches(typed, VERBS, n=1, cutoff=0.75):
+        text = f"{typed}: no such verb; did you mean runner {verbs[0]}?"
+        return Advice(text).knowing(fix=verbs[0], allowed=tuple(VERBS))
     if near := difflib.get_close_matches(typed, groups, n=1, cutoff=0.8):
         return f"{typed}: has no key; " + _meant(near[0], groups[near[0]])
     if foreign := about_foreign_value("trainer.precision", typed) or about_foreign(typed):

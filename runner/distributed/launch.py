@@ -6,16 +6,14 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runner.distributed import slurm
 from runner.distributed.environment import PARENT
-from runner.distributed.job import Job
 from runner.distributed.launch_secret import VARIABLE, signed, use_secret, verified
-from runner.distributed.threads import Threads
 from runner.failures.checks import check_flag, check_number, check_whole, refuse_if
 from runner.failures.facts import RankFailed
 from runner.timing.time import Time, TimeUnit
@@ -145,9 +143,9 @@ class Ranks:
         """
 
     @contextmanager
-    def sharing(self, job: Job) -> Iterator[None]:
+    def sharing(self, job: Mapping[str, Any]) -> Iterator[None]:
         """Send a job to all other ranks, which work on it while rank 0 works on it inside this context. Rank 0."""
-        self._send({"job": asdict(job)})
+        self._send({"job": job})
         yield
 
     def dismiss(self, exit_code: int) -> None:
@@ -168,7 +166,7 @@ class Ranks:
             with suppress(RuntimeError):  # rank 0 hosts the store and may have stopped waiting
                 self._store.set(f"left/{self.rank}", "")
 
-    def receive(self) -> Iterator[Job]:
+    def receive(self) -> Iterator[dict[str, Any]]:
         """Yield the jobs that rank 0 sends. All ranks but 0.
 
         Raises:
@@ -181,8 +179,7 @@ class Ranks:
             self._begin_next()
             if "exit" in message:
                 raise SystemExit(message["exit"])
-            job = message["job"]
-            yield Job(**{**job, "threads": Threads(*job["threads"])})  # which JSON has as a list
+            yield message["job"]
 
     def report(self, error: Exception) -> bool:
         """Tell the other ranks that this one has failed; return whether this one should print it. All ranks but 0.

@@ -13,13 +13,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from typing import Any
 
 from runner.distributed.environment import PARENT, environment
-from runner.distributed.job import Job
 from runner.distributed.launch import Ranks
 from runner.distributed.launch_secret import VARIABLE, use_secret
 from runner.distributed.threads import VARIABLES
@@ -75,13 +73,13 @@ class LocalRanks(Ranks):
         ]
 
     @contextmanager
-    def sharing(self, job: Job) -> Iterator[None]:
+    def sharing(self, job: Mapping[str, Any]) -> Iterator[None]:
         if self.size == 1:
             yield
             return
         with environment(self._environment(0)):
             try:
-                self._send({"job": asdict(job)})
+                self._send({"job": job})
                 from runner.distributed.watch import Watch  # imports torch
 
                 with Watch(self._children, GRACE):

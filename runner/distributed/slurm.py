@@ -105,7 +105,7 @@ def _remember() -> None:
 
 
 def _file() -> Path:
-    return FOLDER / f"{os.environ['SLURM_JOB_ID']}-{_digest(' '.join(sys.argv))}.json"
+    return FOLDER / f"{os.environ['SLURM_JOB_ID']}-{_digest(' '.join(sys.orig_argv[1:]))}.json"
 
 
 def _digest(text: str) -> str:

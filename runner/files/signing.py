@@ -19,7 +19,7 @@ def sign(contents: Sequence[bytes]) -> str | None:
     try:
         key = _user_key()
     except (OSError, RuntimeError) as error:
-        log.warning("the record is not signed, so resume= and rerun= will ask before using your classes: %s", error)
+        log.warning("the record is not signed, so resume and rerun will ask before using your classes: %s", error)
         return None
     lengths = b"".join(len(one).to_bytes(8) for one in contents)
     return hmac.new(key, lengths + b"".join(contents), hashlib.sha256).hexdigest()

@@ -32,22 +32,22 @@ def mirror_of(address: str) -> str:
     return without_credentials(address).rstrip("/").rpartition("/")[0]
 
 
-def download_run(key: str, address: str, keep: bool) -> Path:
+def download_run(address: str, keep: bool) -> Path:
     """Return a new folder with a run's record, its newest intact checkpoint and its best ones.
 
     After a restart by torchrun or Slurm it is the same folder, and nothing is downloaded again. The folder is in
     `outputs/` if `keep` is set, for a run that continues there; otherwise it is temporary.
     """
-    check_address(key, address)
+    check_address("RUN", address)
     shown = without_credentials(address)
     try:
         mirror, found = _find(address)
     except Exception as error:  # each file system has its own errors
-        raise WrongKey(key, f"cannot be read: {_reason(address, error)}", repr(shown)) from error
+        raise WrongKey("RUN", f"cannot be read: {_reason(address, error)}", repr(shown)) from error
     if not found:
         inside = mirror.names()
         allowed = f"give a run in it, such as {shown.rstrip('/')}/{inside[0]}" if inside else "give a run's address"
-        raise WrongKey(key, f"no checkpoint of a run there; {allowed}", repr(shown))
+        raise WrongKey("RUN", f"no checkpoint of a run there; {allowed}", repr(shown))
     folder = _make_folder(keep)
     if (folder / "config.yaml").exists():
         return folder
@@ -60,12 +60,12 @@ def download_run(key: str, address: str, keep: bool) -> Path:
             _warn(address, name, error)
         else:
             where = f" to {show_path(folder)}" if keep else ""
-            print_to_stderr(f"INFO: {key}={shown!r}: downloaded {name}{where}")
+            print_to_stderr(f"INFO: RUN={shown!r}: downloaded {name}{where}")
             return folder
         finally:
             shutil.rmtree(folder / PARTIAL, ignore_errors=True)
     remove_unused()
-    raise WrongKey(key, f"no checkpoint there can be used: {'; '.join(reasons)}", repr(shown))
+    raise WrongKey("RUN", f"no checkpoint there can be used: {'; '.join(reasons)}", repr(shown))
 
 
 def _find(address: str) -> tuple[Mirror, dict[str, Index]]:

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.cli.catalogue import CONF
+from runner.cli.command import CONFIG_DIR
 from runner.cli.command_line import config_dir, search_path, typed_value
 from runner.comparing.changes import find_changes
 from runner.config.composing import initialized
@@ -21,7 +22,6 @@ from runner.terminal.console import show_path
 from runner.terminal.text import print_to_stderr
 from runner.training.budget import unmeasured
 
-CONFIG_DIR = "--config-dir"
 _SHOWN = 4  # differences to list; the rest are counted
 
 

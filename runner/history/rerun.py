@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.cli.command import Command
 from runner.cli.command_line import key_of, merge_repeated
-from runner.config.composed import GROUPS, OF_THE_COMMAND
+from runner.config.composed import GROUPS
 from runner.history.recompose import CONFIG_DIR
 from runner.history.saved_run import SavedRun
 
@@ -24,10 +25,8 @@ def with_saved_arguments(saved: SavedRun, arguments: Sequence[str]) -> list[str]
     """
     kept = [one for one in saved.overrides if not any(_replaces(typed, one) for typed in arguments)]
     arguments = [f"++{one}" if _has_only_the_record(saved, one) else one for one in arguments]
-    # After options such as -m: Hydra reads overrides on one side of them only.
-    first = next(place for place, one in enumerate(arguments) if re.match(r"~|[^-][^=]*=", one))
     options = [] if saved.config_dir is None else [f"{CONFIG_DIR}={saved.config_dir}"]
-    return merge_repeated([*arguments[:first], *kept, *arguments[first:], *options])
+    return merge_repeated([*kept, *arguments, *options])  # Hydra's options come last
 
 
 def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -38,20 +37,14 @@ def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequen
         if (one not in saved.overrides or not saved.is_own) and not _appends(one):
             _copy(key_of(one).split("."), composed, config)
     for key in composed:
-        if key in OF_THE_COMMAND or (key not in config and key not in GROUPS):
+        if key not in config and key not in GROUPS:
             config[key] = composed[key]
-    if config["resume"] is not None:
-        config["resume"] = saved.path  # an id may have been typed
-    elif config["rerun"] is not None:
-        config["rerun"] = saved.given  # Hydra reads an id of only digits as a number
-    elif config["run"] is not None:
-        config["run"] = saved.run_dir
     return config
 
 
-def saved_name(saved: SavedRun, config: Mapping[str, Any], run_dir: Path) -> str:
+def saved_name(command: Command, saved: SavedRun, config: Mapping[str, Any], run_dir: Path) -> str:
     """Return the name of a resumed run, or of a rerun or fork that has no choices to be named after; '' otherwise."""
-    if config["rerun"] is None and config["at"] is None:
+    if command.verb not in ("rerun", "fork"):
         return saved.run_name
     if saved.is_whole or config["run_name"]:
         return ""

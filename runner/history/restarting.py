@@ -13,12 +13,12 @@ from runner.config import build
 from runner.config.errors import WrongConfig
 from runner.distributed import restarts
 from runner.distributed.environment import is_rank_zero
-from runner.distributed.job import Job
 from runner.distributed.session import Requeued
 from runner.distributed.slurm import check_progress
 from runner.failures.facts import RankFailed, is_of_environment
 from runner.files.addresses import without_credentials
-from runner.terminal.commands import override, show_command
+from runner.records.job import Job
+from runner.terminal.commands import show_command
 from runner.terminal.console import print_failure, show_path
 from runner.terminal.text import print_to_stderr
 
@@ -79,7 +79,7 @@ def _restart(run_dir: Path, most: int, reason: str) -> None:
     number = restarts.count(str(run_dir), most, batch)
     if number == 0:
         why = f"{most} restarts in a row have trained no further" if most else "launch.restarts=0"
-        command = show_command(override("resume", show_path(run_dir)))
+        command = show_command("resume", show_path(run_dir))
         print_to_stderr(f"WARNING: not restarted ({why}); when the machine is in order: {command}")
         return
     place = "the beginning" if batch < 0 else f"batch {batch}"

@@ -8,24 +8,24 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from runner.cli.command_line import config_dir, key_of, typed_value
-from runner.cli.rows import MODES, TRAINING, Mode
+from runner.cli.command import Command
+from runner.cli.command_line import config_dir, key_of
+from runner.cli.verbs import TRAINING
 from runner.config import build
-from runner.config.composed import OF_THE_COMMAND
 from runner.distributed.environment import kept_over_restarts
 from runner.failures.crash import BUNDLE
 from runner.failures.facts import WrongKey
 from runner.files.addresses import without_credentials
+from runner.files.printable import printable
 from runner.files.whole import read_bounded, read_object
-from runner.history.forks import fork_batch
+from runner.history.forks import batch_of
 from runner.history.mirrored import download_run, is_address, mirror_of
 from runner.history.recompose import (
     CONFIG_DIR,
@@ -40,17 +40,13 @@ from runner.libraries.targets import find_in_working_directory
 from runner.records.folder import MANIFEST, checkpoints_in, is_in_sweep, latest_run, run_folder_of
 from runner.records.kept_code import code_to_import, import_from
 from runner.records.listing import LARGEST, OUTPUTS, load_plain
-from runner.records.past import record_of
+from runner.records.past import ENVIRONMENT, VERB, record_of
 from runner.records.record import differences
 from runner.records.result import read_result
 from runner.records.run_files import unpacked
 from runner.records.trust import check_arguments, check_credentials, check_links, check_targets, is_own
-from runner.terminal.commands import override
 from runner.terminal.console import show_path
 from runner.terminal.text import print_to_stderr
-
-NAMING = ("resume", "rerun", "run")
-"""The keys that name a saved run."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ class SavedRun:
     """A run's record, in plain containers, so that launchers can send it to other processes.
 
     Attributes:
-        given: the value typed after `resume=`, `rerun=` or `run=`.
+        given: the run as it was typed.
         path: the run's folder or the checkpoint that was named; None if only the record was downloaded.
         run_dir: the run's folder; None if only the record was downloaded.
         config: the recorded config.
@@ -86,44 +82,38 @@ class SavedRun:
     is_own: bool = True
 
 
-def find_saved_run(arguments: Sequence[str]) -> SavedRun | None:
-    """Return the run that `resume=`, `rerun=` or `run=` names; None without these, or if the folder has none."""
-    found = {key: value for key in NAMING if (value := typed_value(arguments, key)) is not None}
-    if not found:
+def find_saved_run(command: Command) -> SavedRun | None:
+    """Return the run that a command uses; None if it uses none, or if the folder to resume from has no record."""
+    given = command.run
+    if given is None:
         return None
-    if len(found) > 1:
-        raise ValueError(
-            f"{' and '.join(f'{key}=' for key in found)}: resume= continues a run, rerun= starts it over, and run= "
-            "retrains a part of it; give only one of them"
-        )
+    arguments = command.overrides
     if (typed := config_dir(arguments)) is not None and not typed.is_dir():
         raise ValueError(f"{CONFIG_DIR}={str(typed)!r}: no such directory")
-    ((key, given),) = found.items()
-    mode = MODES.get(typed_value(arguments, "mode") or "train")
     if is_address(given):
-        folder = download_run(key, given, keep=key == "resume" and mode is not None and mode.trains)
-        return _read(key, without_credentials(given), str(folder), folder, arguments, mirror_of(given))
+        folder = download_run(given, keep=command.row.trains)
+        return _read(command, without_credentials(given), str(folder), folder, mirror_of(given))
     if not Path(given).exists():
         if is_id(given):
-            return _find_by_id(key, given, arguments)
+            return _find_by_id(command, given)
         if "," in given:
-            raise ValueError(f"{key}={given}: takes one run at a time")
-    file = _file_of(given, arguments) if key == "run" else None
+            raise ValueError(f"RUN={given!r}: takes one run at a time")
+    file = _file_of(command)
     if file is not None:
         folder = unpacked(file)
-        return _read(key, given, str(folder), folder, arguments)
+        return _read(command, given, str(folder), folder)
     # The path is a run's folder, its folder of checkpoints, or a checkpoint.
     path = Path(given).absolute()
     folder = next((up for up in (path, *path.parents[:2]) if (up / "config.yaml").is_file()), None)
     if folder is not None:
-        return _read(key, given, str(path), folder, arguments)
-    if key != "resume":
+        return _read(command, given, str(path), folder)
+    if command.row.uses_run != "resume":
         reason = "no record (config.yaml) there" if path.exists() else "no such folder"
-        raise ValueError(f"{key}={given!r}: {reason}; give a run's folder or its MLflow id")
+        raise ValueError(f"RUN={given!r}: {reason}; give a run's folder or its MLflow id")
     if (run_dir := run_folder_of(given)) is not None and run_dir.is_dir():
-        if (mode is None or mode.needs_experiment) and not _has_checkpoint(run_dir):
+        if command.row.needs_experiment and not _has_checkpoint(run_dir):
             reason = "holds no run, neither a record (config.yaml) nor a checkpoint"
-            raise ValueError(f"{key}={given!r}: {reason}; give a run's folder or its MLflow id")
+            raise ValueError(f"RUN={given!r}: {reason}; give a run's folder or its MLflow id")
         check_links(run_dir)
     return None
 
@@ -136,17 +126,16 @@ def _has_checkpoint(run_dir: Path) -> bool:
     return False
 
 
-def with_latest(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with `latest` in a key that names a run replaced by that run's folder, and print the folder."""
-    keys = [key for key in NAMING if typed_value(arguments, key) == "latest"]
-    if not keys:
-        return list(arguments)
+def with_latest(command: Command) -> Command:
+    """Return a command that names the latest run by its folder instead of `latest`, and print the folder."""
+    if command.run != "latest":
+        return command
     run = kept_over_restarts("latest", lambda: str(latest_run() or ""))  # after a restart, this run is the latest
     if not run:
-        raise ValueError(f"{keys[0]}='latest': no run in {OUTPUTS}/ has written a checkpoint; give a run's folder")
+        raise ValueError(f"RUN='latest': no run in {OUTPUTS}/ has written a checkpoint; give a run's folder")
     note = " (a job of a sweep: there is no other run)" if is_in_sweep(Path(run)) else ""
-    print_to_stderr(f"INFO: {keys[0]}=latest: {run}{note}")
-    return [override(key_of(one), run) if key_of(one) in keys else one for one in arguments]
+    print_to_stderr(f"INFO: latest: {run}{note}")
+    return replace(command, words=(run, *command.words[1:]))
 
 
 def from_the_start(saved: SavedRun) -> bool:
@@ -154,7 +143,7 @@ def from_the_start(saved: SavedRun) -> bool:
     if saved.run_dir is None or saved.path != saved.run_dir:
         return False
     folder = Path(saved.run_dir)
-    resume = f"resume={saved.given!r}"
+    resume = f"RUN={saved.given!r}"
     found = checkpoints_in(folder)
     if any((one / MANIFEST).exists() for one in found):
         return False
@@ -162,7 +151,9 @@ def from_the_start(saved: SavedRun) -> bool:
         raise ValueError(f"{resume}: none of its checkpoints is complete: {', '.join(map(show_path, found))}")
     result = read_result(folder)
     if result is not None and result.status == "FINISHED":
-        raise ValueError(f"{resume}: this run has finished without a checkpoint; rerun={saved.given} trains it again")
+        raise ValueError(
+            f"{resume}: this run has finished without a checkpoint; runner rerun {saved.given} trains it again"
+        )
     print_to_stderr(f"INFO: {resume}: ended before its first checkpoint; starting from the beginning")
     return True
 
@@ -172,43 +163,40 @@ def is_id(given: Any) -> bool:
     return re.fullmatch(r"[0-9a-f]{32}", str(given)) is not None
 
 
-def _find_by_id(key: str, run_id: str, arguments: Sequence[str]) -> SavedRun:
+def _find_by_id(command: Command, run_id: str) -> SavedRun:
     """Find a run through the destinations in the user's own config, even if the run is to go without them now."""
+    arguments = command.overrides
     typed = [one for one in arguments if not re.match(r"-|~callbacks|callbacks=", one)]
     with composing():
         config: Any = OmegaConf.to_container(compose_conf(composable(typed, arguments), arguments), resolve=True)
     with TemporaryDirectory(prefix="runner-record-") as downloads:
-        wanted = Path(downloads) if key == "rerun" else None
+        wanted = Path(downloads) if command.row.uses_run == "rerun" else None
         found = {str(path) for one in build.make_destinations(config) if (path := one.find_run(run_id, wanted))}
         if not found:
-            raise ValueError(f"{key}={run_id!r}: neither a folder, nor a run in the MLflow store of this config")
+            raise ValueError(f"RUN={run_id!r}: neither a folder, nor a run in the MLflow store of this config")
         if len(found) > 1:
-            raise ValueError(f"{key}={run_id!r}: matches several runs: {', '.join(sorted(found))}; give a folder")
+            raise ValueError(f"RUN={run_id!r}: matches several runs: {', '.join(sorted(found))}; give a folder")
         folder = Path(found.pop())
         if not (folder / "config.yaml").is_file():
-            raise ValueError(f"{key}={run_id!r}: this run has no record (config.yaml), as it was not made by a command")
-        return _read(key, run_id, None if folder == wanted else str(folder), folder, arguments)
+            raise ValueError(f"RUN={run_id!r}: this run has no record (config.yaml), as it was not made by a command")
+        return _read(command, run_id, None if folder == wanted else str(folder), folder)
 
 
-def _read(key: str, given: str, path: str | None, folder: Path, arguments: Sequence[str], mirror: str = "") -> SavedRun:
+def _read(command: Command, given: str, path: str | None, folder: Path, mirror: str = "") -> SavedRun:
     """Return the run whose record is in a folder, after checking that it may be used, and print what has changed."""
     check_links(folder)
     run_dir = folder
-    mode = MODES.get(typed_value(arguments, "mode") or "train")
-    if key == "run" and mode is not None:
-        folder = record_of(run_dir, first_batch(mode, arguments))
-    elif key == "resume" and (batch := fork_batch(arguments)) is not None:
+    arguments = command.overrides
+    if (batch := first_batch(command)) is not None:
         folder = record_of(run_dir, batch)
-    config, overrides, environment = _read_record(folder, f"{key}={given!r}")
-    if config.get("mode", "train") not in TRAINING and not (mode and mode.accepts_any_run):
+    config, overrides, environment = _read_record(folder, f"RUN={given!r}")
+    if environment.get(VERB, "train") not in TRAINING and not command.row.accepts_any_run:
         used = config["trainer"].get("load_path") if isinstance(config.get("trainer"), dict) else None
         raise ValueError(
-            f"{key}={given!r}: this run was made by mode={config['mode']} (config.yaml) and trained nothing; "
-            f"give the run that it used: {used}"
+            f"RUN={given!r}: this run was made by runner {printable(environment[VERB])} ({ENVIRONMENT}) and trained "
+            f"nothing; give the run that it used: {used}"
         )
-    for one in OF_THE_COMMAND:
-        config.pop(one, None)
-    recorded = [one for one in map(str, overrides) if key_of(one).partition(".")[0] not in OF_THE_COMMAND]
+    recorded = [*map(str, overrides)]
     plain = [one for one in recorded if _is_plain(one)]
     is_trusted = is_own(folder)
     directory, has_all = config_dir_of(recorded, arguments, is_trusted)
@@ -216,7 +204,7 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
     with composing():
         kept = composable(plain, options)
         composed = compose_conf(kept, options)
-        code = _check(key, folder, [config, OmegaConf.to_container(composed)], arguments, mirror)
+        code = _check(command, folder, [config, OmegaConf.to_container(composed)], mirror)
         base = resolved(composed, config)
     for group in ("experiment", "sweep"):
         base.pop(group, None)
@@ -240,22 +228,20 @@ def _read(key: str, given: str, path: str | None, folder: Path, arguments: Seque
     )
 
 
-def _check(key: str, folder: Path, configs: Sequence[Any], arguments: Sequence[str], mirror: str) -> dict[str, str]:
+def _check(command: Command, folder: Path, configs: Sequence[Any], mirror: str) -> dict[str, str]:
     """Check that a record may be used, and return the modules to import that are kept with it; they can be imported.
 
     `configs` are the recorded config and the one that is composed now; `mirror` is the address that it comes from.
     """
-    allowed = _allowed("allow_targets", arguments)
+    allowed = command.options["allow_targets"]
     check_targets(folder, configs, allowed)
     find_in_working_directory(configs[0])
-    mode = MODES.get(typed_value(arguments, "mode") or "train")
-    uses_its_code = key == "rerun" or (key == "run" and mode is not None and mode.trains_again == "then")
-    may_run = is_own(folder) or typed_value(arguments, "allow_code") == "true"
-    code = code_to_import(folder, uses_its_code, may_run)
+    may_run = is_own(folder) or command.options["allow_code"]
+    code = code_to_import(folder, command.row.imports_kept_code, may_run)
     import_from(code)
-    typed = [key_of(one) for one in arguments if not re.match(r"\+(callbacks|algorithms)=", one)]
+    typed = [key_of(one) for one in command.overrides if not re.match(r"\+(callbacks|algorithms)=", one)]
     try:
-        check_arguments(folder, configs, allowed, [mirror, *_allowed("allow_addresses", arguments)], typed)
+        check_arguments(folder, configs, allowed, [mirror, *command.options["allow_addresses"]], typed)
     except WrongKey as error:  # a target that there is not
         if error.key in typed:
             raise
@@ -264,19 +250,23 @@ def _check(key: str, folder: Path, configs: Sequence[Any], arguments: Sequence[s
     return code
 
 
-def _file_of(given: str, arguments: Sequence[str]) -> Path | None:
-    """Return the file that holds a run: the one that was named, or its crash if a replay names no batch."""
-    if Path(given).is_file():
-        return Path(given)
-    crash = Path(given) / BUNDLE
-    asks_for_crash = typed_value(arguments, "mode") == "replay" and typed_value(arguments, "replay.batch") is None
-    return crash if asks_for_crash and crash.is_file() else None
+def _file_of(command: Command) -> Path | None:
+    """Return the file that holds a run to retrain: the one that was named, or its crash if a replay names no batch."""
+    if command.row.uses_run != "retrain" or command.run is None:
+        return None
+    if Path(command.run).is_file():
+        return Path(command.run)
+    crash = Path(command.run) / BUNDLE
+    return crash if command.verb == "replay" and command.batch is None and crash.is_file() else None
 
 
-def first_batch(mode: Mode, arguments: Sequence[str]) -> int:
-    """Return the first batch, counted from 1, that a mode is to train again; anything but a number is refused later."""
-    typed = typed_value(arguments, f"{mode.name}.batch") or ""
-    return int(typed) if typed.isdecimal() else 1
+def first_batch(command: Command) -> int | None:
+    """Return the batch whose session's record counts; None if it is the newest. A wrong batch is refused later."""
+    if command.verb == "fork":
+        return batch_of(command.batch)
+    if command.row.uses_run == "retrain":
+        return batch_of(command.batch) or command.options.get("batch", 1)
+    return None
 
 
 def _is_plain(override: str) -> bool:
@@ -291,12 +281,6 @@ def _is_plain(override: str) -> bool:
     is_choice = "." not in group  # of files in a group; the key of a value contains its section
     leads_out = ".." in key or (is_choice and ".." in re.split(r"[^\w.]+", value))
     return not (override.startswith("-") or is_hydras or leads_out or "${" in override)
-
-
-def _allowed(key: str, arguments: Sequence[str]) -> list[str]:
-    found = [one for one in arguments if key_of(one) == key]
-    value = OverridesParser.create().parse_override(found[-1]).value() if found else []
-    return [str(one) for one in (value if isinstance(value, list) else [value])]
 
 
 def _read_record(folder: Path, named: str) -> tuple[dict[str, Any], list[Any], dict[str, Any]]:

@@ -38,7 +38,7 @@ def timm_model(
     check_counts(num_classes=num_classes, in_channels=in_channels)
     timm = _import_timm()
     _check_name(timm, name, pretrained)
-    # mode=check makes models without memory behind their weights, and has no use for their values.
+    # runner check makes models without memory behind their weights, and has no use for their values.
     load = pretrained and torch.get_default_device().type != "meta"
     try:
         return timm.create_model(name, pretrained=load, num_classes=num_classes, in_chans=in_channels)

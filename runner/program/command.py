@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import traceback
+from dataclasses import replace
 
 import hydra
 
 from runner.cli.catalogue import CONF
-from runner.cli.command_line import check_options, check_spaces, keys_first, merge_repeated, only_typed, typed_value
-from runner.cli.rows import MODES
-from runner.cli.subcommands import spell_out
+from runner.cli.command import Command
+from runner.cli.command_line import check_options, check_spaces, merge_repeated, only_typed
 from runner.config.composing import VERSION_BASE
 from runner.config.errors import WrongConfig, config_errors
 from runner.config.one_job import is_one_job, run_one_job
@@ -29,7 +29,7 @@ from runner.files.addresses import without_credentials
 from runner.history.rerun import with_saved_arguments
 from runner.history.saved_run import SavedRun, find_saved_run, with_latest
 from runner.program.job import Task, follow
-from runner.records.folder import remove_unused
+from runner.records import folder as run_folder
 from runner.records.recording import Diverged
 from runner.records.result import error_of_failure
 from runner.sweeps import sweep
@@ -40,36 +40,34 @@ from runner.terminal.console import print_failure, take_back_title
 from runner.terminal.text import print_to_stderr
 
 
-def run_command() -> int:
-    """Run the command line of this process, whatever its rank, and return the exit code."""
+def run_command(command: Command) -> int:
+    """Run the command of this process, whatever its rank, and return the exit code."""
     end_with_parent()
     use_tasks_as_ranks()
     with raised_by_hydra(), noting_interrupts():
-        return lead() if is_rank_zero() else follow(ranks())
+        return lead(command) if is_rank_zero() else follow(ranks())
 
 
-def lead() -> int:
-    """Run the command line, and return the exit code. Rank 0."""
+def lead(command: Command) -> int:
+    """Run a command, and return the exit code. Rank 0."""
     code = FAILED
     saved = None
     try:
         with config_errors():
-            typed = spell_out(sys.argv[1:])
-            give(mode=typed_value(typed, "mode") or "train")
-            check_options(typed)
-            check_spaces(typed)
-            sys.argv[1:] = with_latest(keys_first(merge_repeated(typed)))
-            saved = find_saved_run(sys.argv[1:])
-            if saved is not None:
-                sys.argv[1:] = with_saved_arguments(saved, sys.argv[1:])
+            sys.argv[1:] = command.overrides  # which Hydra reads
+            check_options(command.overrides)
+            check_spaces(command.overrides)
+            command = with_latest(replace(command, overrides=tuple(merge_repeated(command.overrides))))
+            saved = find_saved_run(command)
+            sys.argv[1:] = command.overrides if saved is None else with_saved_arguments(saved, command.overrides)
             found = find_own_conf(sys.argv[1:], CONF)  # unless the saved run had its own folder
             sys.argv[1:] = [*sys.argv[1:], *found]
             check_encoding(sys.argv[1:], CONF)
-            for sentence in about_replaced([*typed, *found], CONF):
+            for sentence in about_replaced([*command.overrides, *found], CONF):
                 print_to_stderr(f"WARNING: {sentence}")
-        code = compose_and_run(saved)
+        code = compose_and_run(command, saved)
     except Exception as error:
-        code = INTERRUPTED if was_interrupted() else report(error, saved)
+        code = INTERRUPTED if was_interrupted() else report(error, command, saved)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except SystemExit as exit:
@@ -85,7 +83,7 @@ def lead() -> int:
     return code
 
 
-def report(error: Exception, saved: SavedRun | None) -> int:
+def report(error: Exception, command: Command, saved: SavedRun | None) -> int:
     """Print why a command has failed, and return the exit code."""
     if isinstance(error, Diverged):
         print_to_stderr(f"error: {error}")
@@ -103,14 +101,14 @@ def report(error: Exception, saved: SavedRun | None) -> int:
     give(error=error_object(WRONG_CONFIG, str(error), error.at, error.allowed, error.fix))
     if saved is not None and not saved.is_own:
         print_to_stderr(f"the config.yaml of {saved.given!r} was changed, or written by someone else")
-    typed = sys.argv[1:]
-    mode = MODES.get(typed_value(typed, "mode") or (typed[0] if typed else ""))  # its name, if it was not spelled out
-    return WRONG_CONFIG if mode is None else mode.code_if_refused
+    return command.row.code_if_refused
 
 
-def compose_and_run(saved: SavedRun | None) -> int:
+def compose_and_run(command: Command, saved: SavedRun | None) -> int:
     """Let Hydra compose one job or many, run each on all ranks, and return the exit code."""
-    task = Task(saved)
+    task = Task(command, saved)
+    sweep.command = command
+    run_folder.use(command.row)
     try:
         with config_errors():
             if is_one_job(sys.argv[1:]):
@@ -129,7 +127,7 @@ def compose_and_run(saved: SavedRun | None) -> int:
             raise
     finally:
         code = end_sweep()
-        remove_unused()
+        run_folder.remove_unused()
     if task.error is not None:
         raise task.error
     return code

@@ -15,26 +15,25 @@ from hydra import compose
 from omegaconf import open_dict
 
 from runner.cli.catalogue import CONF
+from runner.cli.command import CONFIG_DIR, Command
 from runner.cli.command_line import merge_repeated, search_path
-from runner.cli.rows import find_mode
 from runner.config import build
 from runner.config.composed import to_plain
 from runner.config.errors import config_errors
 from runner.config.replaced import without_replaced
 from runner.config.sources import check_encoding
 from runner.distributed.environment import is_rank_zero
-from runner.distributed.job import Job
 from runner.distributed.launch_secret import signed, verified
 from runner.failures.checks import check_whole
 from runner.failures.facts import WrongKey
-from runner.history.recompose import CONFIG_DIR, composing
+from runner.history.recompose import composing
 from runner.history.saved_run import find_saved_run, with_latest
-from runner.modes.train import record, settled
 from runner.program.job import chosen_names, name_run
 from runner.records.folder import make_run_folder, removed_when_refused
+from runner.records.job import Job
 from runner.records.listing import OUTPUTS
 from runner.records.recording import recording, timing
-from runner.terminal.commands import override
+from runner.verbs.train import record, settled
 
 if TYPE_CHECKING:
     from runner.models.model import Model
@@ -60,24 +59,23 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
         with open_dict(composed):
             del composed["hydra"]
         config = to_plain(without_replaced(composed, arguments, options)[0])
-        for key, only in (("mode", "train"), ("resume", None), ("rerun", None)):
-            if config[key] != only:
-                raise WrongKey(key, f"is for the command line; leave it out, or run `python -m runner {key}=...`")
         build.check(config)
         if "RANK" not in os.environ and build.make_launch(config).processes() > 1:
             raise WrongKey("launch.nproc_per_node", "a program cannot start more ranks; use torchrun")
+    command = Command.of("train", overrides=arguments)
     run_dir = Path(_agree_on_folder())
-    name = name_run(find_mode("train"), config, run_dir, None, choices)
+    name = name_run(command, config, run_dir, None, choices)
     job = Job(
         config=config,
         run_dir=str(run_dir),
         run_name=name,
+        command=command,
         overrides=arguments,
         arguments=[*options, *arguments],
         choices=chosen_names(choices, arguments),
     )
     with removed_when_refused(run_dir), config_errors():
-        job = replace(job, config=settled(job.config))
+        job = replace(job, config=settled(job.config, None))
         trainer = build.build(job.config, run_dir, name)
         record(trainer, job)
     trainer.noting = partial(_recorded, trainer, job)
@@ -147,7 +145,7 @@ def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
     from runner.timing.event import Event
     from runner.training.arguments import make_state, ordered_hooks
 
-    saved = find_saved_run(with_latest([override("resume", str(run)), *_allowing(allow_targets)]))
+    saved = find_saved_run(with_latest(Command.of("eval", str(run), allow_targets=tuple(allow_targets))))
     if saved is None or saved.path is None:
         raise ValueError(f"run={str(run)!r}: has no record (config.yaml); give the folder of a run made by a command")
     checkpoint = build.checkpoint_of("run", saved.path)
@@ -194,12 +192,8 @@ def replay(run: str | Path, batch: int, allow_targets: Sequence[str] = ()) -> Tr
     from runner.trials.standing import stand_before
 
     check_whole("batch", batch, 1, "the number of a batch")
-    arguments = ["mode=replay", override("run", str(run)), f"replay.batch={batch}", *_allowing(allow_targets)]
-    saved = find_saved_run(with_latest(arguments))
+    command = Command.of("replay", str(run), str(batch), allow_targets=tuple(allow_targets))
+    saved = find_saved_run(with_latest(command))
     if saved is None or saved.run_dir is None:
         raise ValueError(f"run={str(run)!r}: its folder is not here; give the folder of a run made by a command")
     return stand_before(saved.config, Path(saved.run_dir), batch)
-
-
-def _allowing(targets: Sequence[str]) -> list[str]:
-    return [f"allow_targets=[{','.join(targets)}]"] if targets else []

@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from runner.cli.command import AT, Command
 from runner.cli.command_line import LISTS, key_of
-from runner.cli.rows import MODES, Mode, find_mode
 from runner.comparing.changes import changes_of_fork, changes_of_resume, find_changes
 from runner.config import build
 from runner.config.composed import to_plain
@@ -26,7 +26,6 @@ from runner.distributed.endings import ended_by_signals
 from runner.distributed.environment import is_rank_zero, without_ranks
 from runner.distributed.fork_server import start_fork_server
 from runner.distributed.gpus import given_back, lease
-from runner.distributed.job import Job
 from runner.distributed.launch import Ranks, check_gpus
 from runner.distributed.local_ranks import ranks
 from runner.distributed.session import SessionOver, requeued_by_signals
@@ -39,20 +38,21 @@ from runner.failures.exits import exits_as_failures
 from runner.history.forks import find_fork
 from runner.history.rerun import arguments_to_record, made_name, merge_config, options_of, saved_name
 from runner.history.saved_run import SavedRun, from_the_start
+from runner.history.weights import with_saved_weights
 from runner.libraries.importing import importing
-from runner.modes.evaluate import with_saved_weights
 from runner.records import folder as run_folder
 from runner.records.folder import check_unused, checkpoint_before_restart, owned, removed_when_refused, run_folder_of
+from runner.records.job import Job
 from runner.records.kept_code import import_from
 from runner.records.kept_threads import keep_threads
 from runner.records.recording import Diverged
 from runner.records.result import Objective, is_unfinished
 from runner.sweeps import sweep
 from runner.sweeps.job import attempt, placed
-from runner.terminal.answer import give
 from runner.terminal.console import announce, print_failure
 from runner.terminal.output import lasting_output, output_to
 from runner.terminal.text import PrintableFormatter, print_to_stderr
+from runner.verbs import module_of
 
 log = logging.getLogger("runner")
 
@@ -66,7 +66,8 @@ class Task:
     The error of a single run is stored in `error` instead of being raised, because Hydra would print it in its own way.
     """
 
-    def __init__(self, saved: SavedRun | None = None) -> None:
+    def __init__(self, command: Command, saved: SavedRun | None = None) -> None:
+        self.command = command
         self.saved = saved
         self.error: Exception | None = None
 
@@ -77,14 +78,13 @@ class Task:
         if hydra_config.mode is RunMode.MULTIRUN:
             return self._do_in_sweep(config, hydra_config)
         try:
-            return perform(config, hydra_config, self.saved)
+            return perform(config, hydra_config, self.command, self.saved)
         except Exception as error:
             self.error = error
             return None
 
     def _do_in_sweep(self, config: DictConfig, hydra_config: Any) -> Objective:
-        mode = MODES.get(str(config.mode))  # an unknown mode is refused later, like any other wrong key
-        without_objective = None if mode is not None and mode.has_objective else 0.0  # Optuna needs a number
+        without_objective = None if self.command.row.has_objective else 0.0  # Optuna needs a number
         with lasting_output(), given_back(), ExitStack() as stack:
             if use_tasks_as_ranks():  # the launcher started several tasks for this job
                 if not is_rank_zero():
@@ -92,95 +92,112 @@ class Task:
                         follow(ranks())
                     return None
                 stack.callback(ranks().dismiss, 0)
-            return attempt(partial(perform, config, hydra_config, self.saved), hydra_config, without_objective)
+            return attempt(
+                partial(perform, config, hydra_config, self.command, self.saved), hydra_config, without_objective
+            )
 
 
 @exits_as_failures()
-def perform(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Objective:
-    """Run the job of a composed config, on all ranks if its mode needs them, and return the objective of a sweep."""
-    job = prepare(config, hydra_config, saved)
-    mode = find_mode(job.config["mode"])
-    if not mode.on_all_ranks:
+def perform(config: DictConfig, hydra_config: Any, command: Command, saved: SavedRun | None) -> Objective:
+    """Run the job of a composed config, on all ranks if its verb needs them, and return the objective of a sweep."""
+    job = prepare(config, hydra_config, command, saved)
+    verb = command.row
+    if not verb.on_all_ranks:
         with without_ranks():
             return run(job)
     if hydra_config.mode is RunMode.RUN:
-        with owned(Path(job.run_dir)) if mode.keeps_folder else nullcontext():
-            if mode.trains and is_slurm_job() and not sys.stdout.isatty():
+        with owned(Path(job.run_dir)) if verb.keeps_folder else nullcontext():
+            if verb.trains and is_slurm_job() and not sys.stdout.isatty():
                 return run_logged(job)
-            with ranks().sharing(job):
+            with ranks().sharing(asdict(job)):
                 return run(job)
     with placed(job, hydra_config) as (job, result):
         if result is not None:  # this job is done already, or another process is running it
             return result.answer
-        with ranks().sharing(job):
+        with ranks().sharing(asdict(job)):
             return run(job)
 
 
-def prepare(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> Job:
+def prepare(config: DictConfig, hydra_config: Any, command: Command, saved: SavedRun | None) -> Job:
     """Check a composed config and return its job. If the job needs other ranks, start them."""
     run_dir = output_dir(hydra_config)
     with removed_when_refused(run_dir), config_errors():
-        plain = _config_to_use(config, hydra_config, saved)
+        plain, command = _config_to_use(config, hydra_config, command, saved)
         overrides = list(hydra_config.overrides.task)
-        mode = find_mode(plain["mode"])
-        give(mode=mode.name)
-        if mode.keeps_folder:  # otherwise no destination is called
+        verb = command.row
+        if verb.keeps_folder:  # otherwise no destination is called
             build.warm_up(plain)
-        threads = start_ranks(plain, hydra_config) if mode.on_all_ranks else LEFT_TO_US
-        resume = plain["resume"]
+        threads = start_ranks(plain, hydra_config) if verb.on_all_ranks else LEFT_TO_US
+        continued = command.run if verb.uses_run == "resume" else None
+        if continued is not None and saved is not None:
+            continued = saved.path  # an id may have been typed
+        resume = continued
         tags: dict[str, str] = {}
-        fork = find_fork(plain, None if saved is None else saved.run_dir) if mode.trains else None
-        if mode.uses_weights:
-            plain, tags = with_saved_weights(plain, saved)
-            resume = None
-        elif fork is not None:
-            plain["resume"], tags = fork
-            resume = plain["resume"]
-        elif saved is not None and resume is not None and mode.resumes and from_the_start(saved):
-            plain["resume"] = None  # there is no checkpoint, but the run keeps its folder
-        if resume is not None and fork is None:
-            run_dir = Path(saved.run_dir) if saved and saved.run_dir else run_folder_of(resume) or run_dir
-        elif mode.trains and hydra_config.mode is RunMode.RUN:
+        if verb.uses_weights:
+            plain, tags = with_saved_weights(command, plain, continued, saved)
+            continued = resume = None
+        elif command.verb == "fork":
+            resume, tags = find_fork(command, None if saved is None else saved.run_dir)
+            continued = None
+        elif saved is not None and continued is not None and verb.needs_experiment and from_the_start(saved):
+            resume = None  # there is no checkpoint, but the run keeps its folder
+        if continued is not None:
+            run_dir = Path(saved.run_dir) if saved and saved.run_dir else run_folder_of(continued) or run_dir
+        elif verb.trains and hydra_config.mode is RunMode.RUN:
             check_unused(run_dir)
-        run_name = name_run(mode, plain, run_dir, saved, hydra_config.runtime.choices)
-        is_single = mode.trains and hydra_config.mode is RunMode.RUN  # a sweep keeps track of its own jobs
+        run_name = name_run(command, plain, run_dir, saved, hydra_config.runtime.choices)
+        is_single = verb.trains and hydra_config.mode is RunMode.RUN  # a sweep keeps track of its own jobs
         if is_single and (plain.get("callbacks") or {}).get("console_summary"):
             announce(run_name, run_dir)  # before torch is imported, which takes seconds
+        source = "" if verb.uses_run != "retrain" or saved is None else saved.run_dir or ""
         with importing():
-            check_in_mode(mode, plain, hydra_config)
+            check_command(replace(command, words=(source, *command.words[1:])) if source else command, plain)
+            if resume is not None:
+                build.checkpoint_of("RUN", resume)
         restarted = checkpoint_before_restart(run_dir) if is_single else None
-        differences: list[str] = []
         if restarted is None:
-            may_be_over = is_single and resume is not None and is_unfinished(run_dir)
-            differences = [*map(str, find_differences(mode, plain, resume, saved, overrides))]
+            may_be_over = is_single and continued is not None and is_unfinished(run_dir)
+            differences = [*map(str, find_differences(command, plain, resume or continued, saved, overrides))]
         else:
             may_be_over = True
-            plain["resume"] = restarted
+            resume = restarted
+            differences = []
     return Job(
         config=plain,
         run_dir=str(run_dir),
         run_name=run_name,
+        command=command,
+        resume=resume,
+        source=source,
         overrides=overrides,
         tags=tags,
         threads=threads,
         may_be_over=may_be_over,
         arguments=arguments_to_record(saved, hydra_config),
         code={} if saved is None else saved.code,
-        parent={} if saved is None or fork is None else saved.config,
+        parent={} if saved is None or command.verb != "fork" else saved.config,
         choices=chosen_names(hydra_config.runtime.choices, overrides),
         differences=differences,
     )
 
 
-def _config_to_use(config: DictConfig, hydra_config: Any, saved: SavedRun | None) -> dict[str, Any]:
-    """Return a composed config as plain values: without what a typed choice replaces, and merged into a saved run's."""
+def _config_to_use(
+    config: DictConfig, hydra_config: Any, command: Command, saved: SavedRun | None
+) -> tuple[dict[str, Any], Command]:
+    """Return a composed config as plain values: without what a typed choice replaces, and merged into a saved run's.
+
+    In a sweep over the moments of a fork, the returned command has that of this job.
+    """
     typed: Any = OmegaConf.to_container(hydra_config.overrides.task)  # a wrong interpolation is an error of its key
     config, dropped = without_replaced(config, typed, options_of(hydra_config))
     if dropped and hydra_config.mode is RunMode.RUN:
         print_to_stderr(about_dropped(dropped))
     plain = to_plain(config)
-    sweep.check_choice(hydra_config, plain, saved)
-    return plain if saved is None else merge_config(saved, plain, list(hydra_config.overrides.task))
+    if command.verb == "fork" and AT in plain:
+        command = replace(command, words=(command.words[0], str(plain.pop(AT))))
+    sweep.check_choice(command, hydra_config, plain, saved)
+    overrides = list(hydra_config.overrides.task)
+    return (plain if saved is None else merge_config(saved, plain, overrides)), command
 
 
 def output_dir(hydra_config: Any) -> Path:
@@ -209,51 +226,45 @@ def uses_workers(config: Mapping[str, Any]) -> bool:
     return isinstance(data, dict) and bool(data.get("num_workers"))
 
 
-def check_in_mode(mode: Mode, config: Mapping[str, Any], hydra_config: Any) -> None:
-    """Check that a config can be used in a mode."""
-    if hydra_config.mode is RunMode.MULTIRUN and not mode.can_be_swept:
-        raise ValueError(f"mode={mode.name}: takes one experiment at a time; leave out -m")
-    if config["at"] is not None and not mode.trains:
-        raise ValueError(f"at={config['at']!r}: starts a new run, so it needs mode=train, not mode={mode.name}")
-    if mode.trains_again and config["run"] is None:
-        raise ValueError(f"mode={mode.name}: retrains batches of a run; name it with run=<folder, MLflow id or latest>")
-    if config["run"] is not None and not mode.trains_again:
-        names = " or ".join(f"mode={one.name}" for one in MODES.values() if one.trains_again)
-        raise ValueError(f"run={config['run']!r}: is for {names}; rerun= repeats a run, and resume= continues it")
-    if mode.needs_experiment:
-        build.check(config, sweep.led.passed if sweep.led is not None else None)
-    mode.check_config(config)
-    if mode.on_all_ranks:
+def check_command(command: Command, config: Mapping[str, Any]) -> None:
+    """Check that a verb can use a config."""
+    verb = command.row
+    if verb.needs_experiment:
+        build.check(config, sweep.led.passed if sweep.led is not None else None, command.row.trains and command.run is None)
+    if (check := getattr(module_of(verb), "check", None)) is not None:
+        check(command, config)
+    if verb.on_all_ranks:
         check_gpus(build.make_launch(config).processes(), config["trainer"].get("device"))
 
 
 def find_differences(
-    mode: Mode, config: Mapping[str, Any], resume: str | None, saved: SavedRun | None, overrides: Sequence[str]
+    command: Command, config: Mapping[str, Any], resume: str | None, saved: SavedRun | None, overrides: Sequence[str]
 ) -> Iterable[object]:
     """Return how the config of a run that is resumed, forked or rerun differs from its recorded config."""
-    if saved is not None and config["at"] is not None:
-        return changes_of_fork(resume or saved.given, saved.config, config)
-    if saved is not None and (config["rerun"] is not None or config["run"] is not None):
+    if saved is not None and command.verb == "fork":
+        return changes_of_fork(command.words[1], resume or saved.given, saved.config, config)
+    if saved is not None and command.row.uses_run in ("rerun", "retrain"):
         return find_changes(saved.config, config)
-    if resume is not None and mode.resumes:
-        return changes_of_resume(resume, saved.config if saved else None, config, overrides)
+    if resume is not None and (command.row.trains or command.row.shows_resume):
+        allowed = command.options["allow_changes"]
+        return changes_of_resume(resume, saved.config if saved else None, config, overrides, allowed)
     return ()
 
 
 def name_run(
-    mode: Mode, config: Mapping[str, Any], run_dir: Path, saved: SavedRun | None, choices: Mapping[str, str]
+    command: Command, config: Mapping[str, Any], run_dir: Path, saved: SavedRun | None, choices: Mapping[str, str]
 ) -> str:
     """Return the name of a run: the one typed or recorded, or else a name made from its folder, model and data.
 
-    The name of the mode comes first if the run only uses the weights of another run.
+    The verb comes first if the run only uses the weights of another run.
     """
     name = config["run_name"]
     if not name:
         chosen = [choices.get(group) or f"own-{group}" for group in ("model", "data")]
         name = made_name(chosen, run_dir)
     if saved is not None and config["run_name"] == saved.config.get("run_name"):
-        name = saved_name(saved, config, run_dir) or name
-    return f"{mode.name}-{name}" if mode.uses_weights else str(name)
+        name = saved_name(command, saved, config, run_dir) or name
+    return f"{command.verb}-{name}" if command.row.uses_weights else str(name)
 
 
 def chosen_names(choices: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, str]:
@@ -266,32 +277,32 @@ def chosen_names(choices: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
 
 @exits_as_failures()
 def run(job: Job) -> Objective:
-    """Run a job in its mode, and return the objective of a sweep. Call it on all ranks that take part."""
+    """Do what a job's verb does, and return the objective of a sweep. Call it on all ranks that take part."""
     import_from(job.code)
-    mode = find_mode(job.config["mode"])
+    verb = job.command.row
     if is_rank_zero():
         for difference in job.differences:
             print_to_stderr(f"INFO: {difference}")  # into the log of a job of a sweep
-    threads = keep_threads(job) if mode.trains else job.threads
+    threads = keep_threads(job) if verb.trains else job.threads
     with removed_when_refused(Path(job.run_dir)), with_threads(*threads), ExitStack() as stack:
-        if mode.on_all_ranks:
+        if verb.on_all_ranks:
             launch = build.make_launch(job.config)
-            if launch.requeue and not is_slurm_job() and mode.trains and is_rank_zero():
+            if launch.requeue and not is_slurm_job() and verb.trains and is_rank_zero():
                 log.warning("launch.requeue=true: has no effect outside Slurm")
             stack.enter_context(requeued_by_signals(launch.requeues))
             stack.enter_context(ended_by_signals(launch.grace))
             device = str(job.config["trainer"].get("device", "auto"))
             stack.enter_context(ended_when_stuck(launch.patience_seconds, Path(job.run_dir), device))
-        if mode.folder == "temporary" and job.config["resume"] is None:  # otherwise the folder is another run's
+        if verb.folder == "temporary" and job.command.run is None:  # otherwise the folder is another run's
             stack.callback(run_folder.remove_empty, Path(job.run_dir))
-        return mode.run(job)
+        return module_of(verb).run(job)
 
 
 def run_logged(job: Job) -> Objective:
     """Run a job, and keep what all ranks print in its folder as well. Rank 0."""
     job = replace(job, log=run_folder.begin_log(Path(job.run_dir)), is_logged_too=True)
     try:
-        with output_to(job.log, job.is_logged_too), ranks().sharing(job):
+        with output_to(job.log, job.is_logged_too), ranks().sharing(asdict(job)):
             return run(job)
     except WrongConfig:
         raise
@@ -315,7 +326,7 @@ def follow(ranks: Ranks) -> int:
 
 
 def _follow(ranks: Ranks) -> int:
-    for job in ranks.receive():
+    for job in map(Job.from_message, ranks.receive()):
         if uses_workers(job.config):
             start_fork_server()
         with output_to(job.log, job.is_logged_too):

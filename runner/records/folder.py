@@ -15,7 +15,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from runner.checkpoints.manifest import MANIFEST, UnreadableCheckpoint, read_manifest
-from runner.cli.rows import WITHOUT_OUTPUT
+from runner.cli.verbs import Verb
 from runner.config.errors import WrongConfig
 from runner.distributed.environment import is_rank_zero, kept_over_restarts
 from runner.files.lock import PATIENCE, lock_file
@@ -37,12 +37,21 @@ _made: list[Path] = []  # folders that this process has made since the last clea
 
 
 def register_resolver() -> None:
-    """Register `${run_folder:base,mode}`, which names a new folder for each config."""
+    """Register `${run_folder:base}`, which names a new folder for each config."""
     OmegaConf.register_new_resolver("run_folder", _run_folder, use_cache=True, replace=True)
 
 
-def _run_folder(base: str, mode: str) -> str:
-    if mode in WITHOUT_OUTPUT:  # leaves nothing behind, and may not be able to write here
+def use(verb: Verb) -> None:
+    """Let the resolver name folders as the verb of a command needs them."""
+    global _leaves_nothing
+    _leaves_nothing = verb.folder == "temporary"
+
+
+_leaves_nothing = False
+
+
+def _run_folder(base: str) -> str:
+    if _leaves_nothing:  # and may not be able to write here
         folder = tempfile.mkdtemp(prefix="runner-")
         _made.append(Path(folder))
         return folder

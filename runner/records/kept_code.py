@@ -63,7 +63,7 @@ def code_to_import(run_dir: Path, again: bool, may_run: bool) -> dict[str, str]:
     used = wanted if may_run else set()
     where = show_path(run_dir / CODE)
     if wanted and not may_run:
-        where += "; read it, and add allow_code=true if you trust it"
+        where += "; read it, and add --allow-code if you trust it"
     for names, reason in ((changed - missing, "changed since the run was made"), (missing, "not found here")):
         for shown, what in ((names & used, "is used"), (names - used, "is not used")):
             if shown:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 
 from runner.distributed.environment import is_rank_zero
-from runner.distributed.job import Job
 from runner.distributed.launch import MOST_PER_CORE
 from runner.distributed.threads import Threads, cores, threads_now
 from runner.files.whole import read_object
 from runner.records.folder import run_folder_of
+from runner.records.job import Job
 from runner.records.past import ENVIRONMENT
 
 log = logging.getLogger("runner")

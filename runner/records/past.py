@@ -5,22 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.cli.command_line import typed_value
 from runner.files.whole import read_object
-from runner.records.listing import read_config
 
 if TYPE_CHECKING:
-    from runner.distributed.job import Job
+    from runner.records.job import Job
 
 ENVIRONMENT = "environment.json"
+VERB = "verb"
+"""In a session's environment: the verb of its command."""
 FROM_BATCH = "from_batch"
 """In a session's environment: the batch after which the session began."""
 SESSIONS = "sessions"
 
 
 def given_run(job: Job) -> str:
-    """Return the run of a job as `run=` names it."""
-    return typed_value(job.overrides, "run") or str(job.config["run"])
+    """Return the run of a job as it was typed."""
+    return job.command.run or job.source
 
 
 def record_of(run_dir: Path, batch: int) -> Path:
@@ -40,7 +40,7 @@ def forked_after(run_dir: Path) -> int:
     Earlier batches were trained with the parent's config, so a fork cannot be retrained from the start.
     """
     first = _records(run_dir)[0]
-    return began_after(first) if read_config(first).get("at") is not None else 0
+    return began_after(first) if read_object(first / ENVIRONMENT).get(VERB) == "fork" else 0
 
 
 def _records(run_dir: Path) -> list[Path]:

@@ -25,15 +25,16 @@ from typing import Any
 import yaml
 
 from runner.checkpoints.history import read_time
+from runner.cli.command import Command
 from runner.cli.command_line import key_of
-from runner.config.composed import OF_THE_COMMAND, targets
-from runner.distributed.job import Job
+from runner.config.composed import targets
 from runner.files.addresses import hidden_everywhere
 from runner.files.printable import printable
 from runner.files.signing import sign
 from runner.files.whole import write_whole
+from runner.records.job import Job
 from runner.records.kept_code import CODE, write_code
-from runner.records.past import ENVIRONMENT, FROM_BATCH
+from runner.records.past import ENVIRONMENT, FROM_BATCH, VERB
 from runner.records.patch import git_commit, patch
 from runner.records.secrets import is_secret, without_secrets
 from runner.records.trust import SIGNED, signed_code
@@ -48,7 +49,12 @@ FILES = ("config.yaml", "overrides.yaml", ENVIRONMENT, "git.patch", "signature")
 
 
 def write_record(
-    run_dir: Path, config: dict[str, Any], arguments: list[str], run_name: str = "", goes_on_from: Path | None = None
+    run_dir: Path,
+    config: dict[str, Any],
+    arguments: list[str],
+    run_name: str = "",
+    command: Command | None = None,
+    goes_on_from: Path | None = None,
 ) -> list[Path]:
     """Write a run's record into its folder, and return the files. Rank 0.
 
@@ -79,7 +85,13 @@ def write_record(
         "config.yaml": yaml.safe_dump(hidden_everywhere(config), sort_keys=False).encode(),
         "overrides.yaml": yaml.safe_dump(hidden_everywhere(arguments)).encode(),
         ENVIRONMENT: json.dumps(
-            {"run_name": run_name, **environment(packages_of(config)), FROM_BATCH: begun}, indent=1
+            {
+                **_describe(command or Command.of("train", overrides=arguments)),
+                "run_name": run_name,
+                **environment(packages_of(config)),
+                FROM_BATCH: begun,
+            },
+            indent=1,
         ).encode(),
     }
     changes, secrets = without_secrets(patch())
@@ -110,7 +122,7 @@ def log_record(logger: Any, job: Job, goes_on_from: Path | None = None) -> None:
             logger.log_tags(job.tags)
         logger.log_hyperparameters(_chosen(job))
         run_dir = Path(job.run_dir)
-        files = write_record(run_dir, job.config, job.arguments, job.run_name, goes_on_from)
+        files = write_record(run_dir, job.config, job.arguments, job.run_name, job.command, goes_on_from)
         # Records of earlier sessions are sent too, but not the checkpoints that were moved there.
         files += [*run_dir.glob("sessions/*/*"), *run_dir.glob(f"sessions/*/{CODE}/**/*")]
         for path in files:
@@ -128,7 +140,7 @@ def _chosen(job: Job) -> dict[str, Any]:
         for part in parts:
             value = value.get(part) if isinstance(value, Mapping) else None
         is_choice = isinstance(value, Mapping) and not parts
-        if value is not None and not is_choice and section not in (*OF_THE_COMMAND, "run_name", "experiment_name"):
+        if value is not None and not is_choice and section not in ("run_name", "experiment_name"):
             chosen[key] = value
     return {key: value for key, value in chosen.items() if not key.startswith("callbacks.mlflow_logger.")}
 
@@ -166,6 +178,11 @@ def _keep_earlier(run_dir: Path) -> Path | None:
     return folder
 
 
+def _describe(command: Command) -> dict[str, str]:
+    typed = shlex.join(["python", "-m", "runner", *hidden_everywhere(command.arguments)])
+    return {VERB: command.verb, "command": typed}
+
+
 def packages_of(config: Mapping[str, Any]) -> list[str]:
     """Return the packages on which the numbers of a run may depend, with those whose classes its config names."""
     own = {str(section["_target_"]).partition(".")[0] for _, section in targets(config)}
@@ -173,14 +190,13 @@ def packages_of(config: Mapping[str, Any]) -> list[str]:
 
 
 def environment(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
-    """Return versions, hardware, command and commit, as plain values."""
+    """Return versions, hardware and commit, as plain values."""
     import torch
 
     from runner.distributed.ranks import get_world_size
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
-        "command": shlex.join([Path(sys.executable).name, "-m", "runner", *hidden_everywhere(sys.argv[1:])]),
         "folder": os.getcwd(),
         "host": socket.gethostname(),
         "python": platform.python_version(),

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.nearest import nearest
-from runner.config.composed import OF_THE_COMMAND
 from runner.config.errors import WrongConfig
 from runner.distributed.environment import is_rank_zero
-from runner.distributed.job import Job
 from runner.distributed.session import SessionOver
 from runner.failures.facts import Facts, WrongKey, facts_of
 from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
 from runner.files.whole import read_bounded
+from runner.records.job import Job
 from runner.records.listing import LARGEST, load_plain
 from runner.records.load import LoadMeter
 from runner.records.result import TIME, Result, objectives_of, read_result
@@ -38,9 +37,6 @@ PARENT = "runner.parent"
 """The tag with the folder of the parent."""
 FORKED_AT = "runner.forked_at"
 """The tag with the batch after which a fork begins."""
-
-# Keys that do not affect training.
-_NO_PART = (*OF_THE_COMMAND, "run_name")
 
 
 class Diverged(Exception):
@@ -70,7 +66,7 @@ def check_converged(state: State, result: Result) -> None:
         wrong = "the loss of the last batch is not finite on another rank"
     raise Diverged(
         f"the run has diverged: {wrong}. Lower the learning rate, warm it up, or clip gradients "
-        "(+algorithms=gradient_clipping); allow_divergence=true accepts such a run"
+        "(+algorithms=gradient_clipping); --allow-divergence accepts such a run"
     )
 
 
@@ -89,7 +85,7 @@ def check_objective(state: State, objective: str | list[str] | None) -> None:
 
 def identify(config: Mapping[str, Any]) -> str:
     """Return a short hash of the parts of a resolved config that affect training: equal hashes mean equal results."""
-    parts = {key: value for key, value in unmeasured(config).items() if key not in _NO_PART}
+    parts = {key: value for key, value in unmeasured(config).items() if key != "run_name"}
     return fingerprint(hidden_everywhere(parts))
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.errors import WrongConfig
-from runner.distributed.job import Job
 from runner.distributed.local_ranks import end_with, is_alive
 from runner.distributed.restarts import Restarted, offered
 from runner.distributed.session import Requeued, SessionOver, end
@@ -25,6 +24,7 @@ from runner.distributed.slurm import requeue
 from runner.failures.exit_codes import WRONG_CONFIG
 from runner.files.lock import lock_file
 from runner.records.folder import LOG, begin_log
+from runner.records.job import Job
 from runner.records.listing import LOCK
 from runner.records.recording import Diverged, identify, identity_in
 from runner.records.result import Objective, Result, read_result
@@ -208,4 +208,4 @@ def _resumed(job: Job) -> Job:
     except FileNotFoundError:
         shutil.rmtree(Path(job.run_dir) / "checkpoints", ignore_errors=True)
         return job
-    return replace(job, config={**job.config, "resume": job.run_dir}, may_be_over=True)
+    return replace(job, resume=job.run_dir, may_be_over=True)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.config.composed import GROUPS, OF_THE_COMMAND
+from runner.config.composed import GROUPS
 from runner.config.composing import parse_override
 
 LONGEST = 100  # characters in a name
@@ -51,8 +51,7 @@ def swept_values(overrides: Sequence[str], fixed: Sequence[str]) -> dict[str, An
 
 def own_overrides(overrides: Sequence[str], fixed: Sequence[str]) -> list[str]:
     """Return the overrides that are specific to a job, among them where it is forked."""
-    shared = {*fixed, *OF_THE_COMMAND} - ({"at"} - {*fixed})
-    return [one for one in overrides if one.partition("=")[0] not in shared]
+    return [one for one in overrides if one.partition("=")[0] not in fixed]
 
 
 def show_value(value: Any) -> str:

@@ -64,9 +64,9 @@ class Progress:
         for key, (_, result) in sorted(finished.items(), key=_changed_at):
             self._end(key, result)
         if finished:
-            self._print("skip_finished=false trains these again, in a new sweep")
+            self._print("--afresh trains these again, in a new sweep")
         if any(result.status == "PRUNED" for _, result in finished.values()):
-            self._print("revive=all continues pruned jobs")
+            self._print("--revive all continues pruned jobs")
         self._thread.start()
 
     def stop(self) -> None:

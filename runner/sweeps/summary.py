@@ -244,7 +244,7 @@ def _print(led: Sweep, settings: Sequence[Setting], refused: int, summary: Sweep
     if pruned:
         one = "it" if len(pruned) == 1 else "them"
         rows.append(
-            ("pruned", f"{len(pruned)} of {len(jobs)} jobs; the same command with revive=all trains {one} further")
+            ("pruned", f"{len(pruned)} of {len(jobs)} jobs; the same command with --revive all trains {one} further")
         )
     if len(settings) > 1 and all(len(setting.losses) == 1 for setting in settings):
         is_single = all(len(setting.jobs) == 1 for setting in settings)

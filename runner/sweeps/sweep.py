@@ -22,8 +22,8 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from runner.cli.command import Command
 from runner.cli.nearest import nearest
-from runner.cli.rows import MODE_KEYS, TRAINING, find_mode
 from runner.config import build
 from runner.config.errors import WrongConfig, config_errors
 from runner.core.destination import SweepSummary
@@ -34,7 +34,7 @@ from runner.failures.facts import WrongKey
 from runner.files.lock import lock_file
 from runner.files.names import RESULT, SWEEP
 from runner.files.whole import read_object, write_whole
-from runner.history.saved_run import SavedRun, is_id
+from runner.history.saved_run import SavedRun
 from runner.records.folder import make_run_folder, remembered_folder, watch
 from runner.records.listing import LOCK, OUTPUTS
 from runner.records.recording import fingerprint, identify
@@ -51,11 +51,6 @@ if TYPE_CHECKING:
     from runner.core.destination import LoggerDestination
 
 STOP = ".stop"  # a file in the sweep's folder that keeps more jobs from starting
-# Keys that are not part of a sweep's identity.
-_NO_PART = (
-    *("resume_allow", "allow_targets", "allow_addresses", "skip_finished", "revive", "allow_divergence"),
-    *MODE_KEYS,
-)
 
 
 @dataclass
@@ -78,7 +73,7 @@ class Sweep:
         destinations: destinations that receive its summary.
         stopped_by: the signal that stopped it; 0 if none did.
         handlers: signal handlers from before the sweep.
-        progress: prints a line for each job that ends; None for a mode without results.
+        progress: prints a line for each job that ends; None for a verb without results.
         passed: the checks that parts of its jobs' configs have passed, see `runner.config.build.once`.
         is_ladder: whether it trains sizes at equal compute, see `runner.sweeps.ladder.jobs`.
     """
@@ -184,6 +179,8 @@ class SweepCallback(Callback):
             raise SweepRefused(error) from error
 
 
+command = Command()
+"""The command of this process, which says what the jobs of its sweep do."""
 led: Sweep | None = None
 """The sweep that this process leads."""
 
@@ -191,9 +188,7 @@ led: Sweep | None = None
 def begin(config: DictConfig) -> None:
     """Set up the sweep and check all of its jobs before the first one starts."""
     global led, _beginning
-    mode = find_mode(config.mode)
-    if config.resume is not None and mode.trains and not is_id(config.resume):
-        build.checkpoint_of("resume", config.resume)  # each job continues from there, in its own folder
+    verb = command.row
     prepare_ladder(config)
     typed = typed_overrides(config)
     _beginning = config
@@ -201,7 +196,7 @@ def begin(config: DictConfig) -> None:
     watch(folder)
     check_launcher(config.hydra.runtime.choices["hydra/launcher"])
     sweep = _make(config, folder, typed)
-    sweep.revived = _find_revived(sweep, config.revive)
+    sweep.revived = _find_revived(sweep, command.options.get("revive", ()))
     led = sweep
     folder.mkdir(parents=True, exist_ok=True)
     led.write()
@@ -213,9 +208,9 @@ def begin(config: DictConfig) -> None:
         over = [one for one in jobs_before if led.is_over(one)]
         resume_study(config, led.id, over, [one for one in jobs_before if one not in over])
     loader = JobLoader(config)
-    jobs = compose_jobs(config, typed, loader) if mode.keeps_folder else []
-    if mode.keeps_folder:
-        if config.resume is None and config.rerun is None:
+    jobs = compose_jobs(config, typed, loader) if verb.keeps_folder else []
+    if verb.keeps_folder:
+        if command.run is None:
             check_jobs(jobs, led.launcher, led.passed)
             led.leave_out_others(config, jobs)
         led.destinations = build.make_destinations(jobs[0].config)
@@ -244,22 +239,23 @@ def _make(config: DictConfig, folder: Path, typed: Sequence[Any]) -> Sweep:
     )
 
 
-def _find_revived(sweep: Sweep, revive: Any) -> list[str]:
+def _find_revived(sweep: Sweep, names: Sequence[str]) -> list[str]:
     """Return the names of the jobs to revive."""
-    if revive is None:
+    if not names:
         return []
     jobs = {one.name: one.status for one in sweep.results() if one.status != "REFUSED"}
     if not jobs:
         raise WrongKey(
-            "revive", "no job of this sweep has started yet; add it to the command that pruned the jobs", repr(revive)
+            "--revive",
+            "no job of this sweep has started yet; add it to the command that pruned the jobs",
+            repr(",".join(names)),
         )
-    if revive == "all":
+    if "all" in names:
         return [name for name, status in jobs.items() if status == "PRUNED"]
-    names = [revive] if isinstance(revive, str) else [*revive]
     for name in names:
         if name not in jobs:
-            raise WrongKey("revive", "this sweep has no such job; " + nearest(str(name), ["all", *jobs]), repr(name))
-    return names
+            raise WrongKey("--revive", "this sweep has no such job; " + nearest(name, ["all", *jobs]), repr(name))
+    return [*names]
 
 
 def _name(config: DictConfig, swept: list[str], folder: Path) -> tuple[str, int]:
@@ -277,17 +273,17 @@ def _name(config: DictConfig, swept: list[str], folder: Path) -> tuple[str, int]
     return (base if number == 1 else f"{base}-{number}"), number
 
 
-def check_choice(hydra_config: Any, config: Mapping[str, Any], saved: SavedRun | None) -> None:
+def check_choice(command: Command, hydra_config: Any, config: Mapping[str, Any], saved: SavedRun | None) -> None:
     """Check that nothing is chosen for a single run that works only in sweeps.
 
     A saved run may be a job of a sweep.
     """
     if hydra_config.mode is RunMode.MULTIRUN:
         return
-    if config["revive"] is not None:
-        remedy = "is for rerunning a sweep with -m; resume=<folder of a job> revives a single job"
-        raise WrongKey("revive", remedy, repr(config["revive"]))
-    if saved is None and config["mode"] in TRAINING:
+    if names := command.options.get("revive"):
+        remedy = "is for rerunning a sweep with -m; runner resume with the folder of a job revives a single one"
+        raise WrongKey("--revive", remedy, repr(",".join(names)))
+    if saved is None and command.row.trains:
         for key in build.callbacks_with(config, "only_in_sweeps"):
             raise WrongKey(f"callbacks.{key}", "compares the jobs of a sweep; add -m, and values to sweep over")
     recorded = () if saved is None else saved.overrides
@@ -315,18 +311,18 @@ _beginning: DictConfig | None = None  # config of the sweep that starts in this 
 
 def _find_folder(base: str) -> str:
     """Return the folder of the sweep if it was run before, or else a new one."""
-    if _beginning is None or _beginning.mode not in TRAINING:
+    if _beginning is None or not command.row.trains:
         return make_run_folder(base)
-    return remembered_folder(base, _identify(_beginning), renew=not _beginning.skip_finished)
+    return remembered_folder(base, _identify(_beginning), renew=command.options["afresh"])
 
 
 def _identify(config: DictConfig) -> str:
-    """Return a hash of the swept values, the config and the sweeper, but not of the launcher."""
-    keys = [str(key) for key in config if key not in ("hydra", *_NO_PART)]
+    """Return a hash of what is run, the swept values, the config and the sweeper, but not of the launcher."""
+    keys = [str(key) for key in config if key != "hydra"]
     plain = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=False)
     sweeper = OmegaConf.to_container(config.hydra.sweeper, resolve=False)
     swept = sorted(str(one.input_line) for one in typed_overrides(config) if one.is_sweep_override())
-    return fingerprint([plain, sweeper, swept])
+    return fingerprint([command.verb, *command.words, plain, sweeper, swept])
 
 
 def _listen(sweep: Sweep) -> None:

@@ -1,4 +1,4 @@
-"""The one JSON object that a command with `output=json` prints; `docs/programs.md` documents it."""
+"""The one JSON object that a command with `--json` prints; `docs/programs.md` documents it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from runner.distributed.environment import is_rank_zero
 from runner.failures.exit_codes import FAILED, INTERRUPTED, NAMES, TERMINATED
 from runner.files.addresses import without_credentials
 
+JSON = "--json"
+"""The option of every verb that asks for it."""
 SCHEMA = 1
 """The version of the form; it grows when a field changes its meaning or goes, not when one is added."""
 KEPT = 1_000_000  # characters of text
@@ -26,7 +28,7 @@ _given: dict[str, Any] = {}
 
 
 def give(**found: Any) -> None:
-    """Record fields of the command's object, such as its `result`; no effect without `output=json`."""
+    """Record fields of the command's object, such as its `result`; no effect without `--json`."""
     _given.update(found)
 
 
@@ -44,20 +46,17 @@ def error_object(code: int, message: str, key: str = "", allowed: Sequence[str] 
     }
 
 
-def answered(run: Callable[[], int]) -> int:
-    """Run a command and return its exit code; with `output=json` among its arguments, print one JSON object at its end.
+def answered(run: Callable[[Sequence[str]], int]) -> int:
+    """Run a command, given its arguments, and return its exit code; with `--json`, print one JSON object at its end.
 
-    Until then all that this process and its children write to stdout goes to stderr. The argument is taken out of
-    `sys.argv`, because it changes nothing but the output. Rank 0 prints.
+    Until then all that this process and its children write to stdout goes to stderr. `run` gets the arguments without
+    the option, because it changes nothing but the output. Rank 0 prints.
     """
     _given.clear()
     typed = sys.argv[1:]
-    forms = [one.partition("=")[2].strip("'\"") for one in typed if one.startswith("output=")]
-    if not forms or not {*forms} <= {"text", "json"}:  # another value is refused with all that is wrong in the config
-        return run()
-    sys.argv[1:] = [one for one in typed if not one.startswith("output=")]
-    if forms[-1] == "text":
-        return run()
+    arguments = [argument for argument in typed if argument != JSON]
+    if arguments == typed:
+        return run(arguments)
     sys.stdout.flush()
     kept: Any = _Kept()
     stdout = os.dup(1)
@@ -73,7 +72,7 @@ def answered(run: Callable[[], int]) -> int:
     try:
         with redirect_stdout(kept):
             try:
-                code = run()
+                code = run(arguments)
             except KeyboardInterrupt:  # while the runner was imported
                 code = INTERRUPTED
     finally:
@@ -99,7 +98,7 @@ def _as_text(typed: Sequence[str], code: int, text: str) -> str:
         result = {"text": text}
     content = {
         "schema": SCHEMA,
-        "mode": _given.get("mode"),
+        "verb": _given.get("verb"),
         "command": [without_credentials(one) for one in typed],
         "exit_code": code,
         "result": result,
@@ -120,7 +119,7 @@ def plain(value: Any) -> Any:
 
 
 class _Kept:
-    """Forwards text to stderr, and keeps it for modes that have no other result."""
+    """Forwards text to stderr, and keeps it for verbs that have no other result."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

@@ -1,7 +1,7 @@
 """The key `budget`: the time or compute that a run may use, and the measured number of batches for it.
 
 A run trains batches, not minutes: the budget is turned into a number of batches once, before training, and the config
-of the run then holds both, as in '5m of training = 1234ba'. So `resume=` and `rerun=` train the same batches.
+of the run then holds both, as in '5m of training = 1234ba'. So a resumed run and a rerun train the same batches.
 """
 
 from __future__ import annotations
@@ -85,8 +85,10 @@ class Budget:
         return self.limit if self.batches is None else f"{self.limit} = {self.batches}ba"
 
 
-def check_budget(config: Mapping[str, Any]) -> None:
+def check_budget(config: Mapping[str, Any], is_new: bool = True) -> None:
     """Check that the budget of a config can be measured.
+
+    The config of a saved run, which is not new, may have the ratio of another budget.
 
     Raises:
         WrongKey: the value is not a budget, or another key contradicts it.
@@ -97,7 +99,6 @@ def check_budget(config: Mapping[str, Any]) -> None:
     if duration.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
         reason = "the length to which the budget scales training and its schedule must be in epochs or batches"
         raise WrongKey("trainer.max_duration", reason, repr(str(duration)))
-    is_new = config["resume"] is None and config["rerun"] is None  # otherwise the ratio may be that of another budget
     if is_new and config["trainer"].get("scale_schedule_ratio", 1.0) != 1.0:
         ratio = repr(config["trainer"]["scale_schedule_ratio"])
         raise WrongKey("trainer.scale_schedule_ratio", "a budget sets it; leave one of them out", ratio)

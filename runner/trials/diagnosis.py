@@ -16,8 +16,8 @@ from runner.cli.command_line import only_typed
 from runner.config import build
 from runner.config.errors import CONFIG_ERRORS, WrongConfig, explain, line_of_user
 from runner.core.state import State
-from runner.distributed.job import Job
 from runner.failures.facts import RankFailed, annotate, argument_of, facts_of, is_of_environment
+from runner.records.job import Job
 from runner.timing.event import Event
 from runner.trials.batch_text import describe_batch
 
@@ -49,7 +49,7 @@ AFTER_FORWARD = ("loss", "update_metric", "compute", "backward")
 """The steps at which the outputs for the current batch exist."""
 BATCH_ARGUMENTS = {"eval_forward": 1, "update_metric": 1, "loss": 2, "num_samples": 1, "loss_weight": 1}
 """The position of the batch among the arguments of each step of an evaluation."""
-DEVICE_ASSERT = "mostly a label or token out of range, which a GPU does not name: mode=check tries a few on the CPU"
+DEVICE_ASSERT = "mostly a label or token out of range, which a GPU does not name: runner check tries a few on the CPU"
 
 _EVENTS = list(Event)  # in the order in which they fire
 _OF_BATCH = _EVENTS[_EVENTS.index(Event.AFTER_DATALOADER) : _EVENTS.index(Event.AFTER_BACKWARD) + 1]

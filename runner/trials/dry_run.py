@@ -88,7 +88,7 @@ class EventRecorder(Callback):
             state.stop_training()
 
 
-def try_out(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Findings:
+def try_out(config: Mapping[str, Any], choices: Choices = NO_CHOICES, resume: str | None = None) -> Findings:
     """Send one batch through all events of a run, and return what that found out. Without other ranks.
 
     Destinations are made but not called: they would write, print or connect.
@@ -104,7 +104,7 @@ def try_out(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Finding
                 findings.refused.append(hook)
         else:
             findings.device = "cpu"
-            _try_with_and_without_algorithms(config, data, findings)
+            _try_with_and_without_algorithms(config, data, findings, resume)
     _predict_peak(config, data, findings)
     return findings
 
@@ -160,13 +160,15 @@ def make_idle_trainer(config: Mapping[str, Any], logs: bool) -> Iterator[Trainer
         yield trainer
 
 
-def _try_with_and_without_algorithms(config: Mapping[str, Any], data: TrialData, findings: Findings) -> None:
+def _try_with_and_without_algorithms(
+    config: Mapping[str, Any], data: TrialData, findings: Findings, resume: str | None
+) -> None:
     """Try the batch; if it fails without algorithms too, raise that error, which is simpler."""
     try:
-        _try_batch(config, data, findings)
+        _try_batch(config, data, findings, resume)
     except Exception as error:
         if config.get("algorithms"):
-            _try_batch({**config, "algorithms": {}}, data, Findings(device=findings.device))
+            _try_batch({**config, "algorithms": {}}, data, Findings(device=findings.device), resume)
             annotate(error, works_without="algorithms")
             error.add_note("without algorithms it works")
         raise
@@ -193,7 +195,7 @@ def _find_refused_on_meta(config: Mapping[str, Any], data: TrialData, findings: 
     return None
 
 
-def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings) -> None:
+def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings, resume: str | None = None) -> None:
     """Send one batch through a run on the device that the findings name, and add to the findings."""
     section = config["trainer"]
     on_meta = findings.device == "meta"
@@ -218,7 +220,7 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings) -
             train_dataloader=data.train,
             eval_dataloader=data.evaluators or None,
             loggers=[] if on_meta else [LoggerDestination()],  # values are logged and then dropped
-            resume_path=None if on_meta else config["resume"],
+            resume_path=None if on_meta else resume,
             **parts,
         )
         with trainer:

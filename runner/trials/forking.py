@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from runner.checkpoints.history import read_time
 from runner.checkpoints.snapshot import save_checkpoint
+from runner.cli.verbs import VERBS
 from runner.config import build
 from runner.core.hooks import Callback
 from runner.distributed.environment import is_rank_zero
-from runner.distributed.job import Job
 from runner.files.whole import link_or_copy
+from runner.records.job import Job
 from runner.records.recording import FORKED_AT, PARENT
 from runner.terminal.console import print_block, show_path
 from runner.trials.standing import check_reached, compare_digests, standing_before
@@ -42,8 +43,8 @@ class _SaveAt(Callback):
                 one.evaluated_at = self.batch  # the fork evaluates what is due here
 
 
-def begin_fork(job: Job) -> dict[str, Any]:
-    """Return the config of a fork, which resumes from a checkpoint in the fork's own folder. All ranks.
+def begin_fork(job: Job) -> str:
+    """Return the checkpoint that a fork begins with, in the fork's own folder. All ranks.
 
     Where the parent has a checkpoint of that batch, it is a copy, which shares its blocks on the disk with the original
     where the file system can do that. Otherwise the batches after the parent's last checkpoint are retrained. It stays
@@ -53,21 +54,19 @@ def begin_fork(job: Job) -> dict[str, Any]:
         WrongKey: the parent has no such batch.
         OSError: the checkpoint cannot be written.
     """
-    config = job.config
     run_dir = Path(job.run_dir)
-    source = None if config["resume"] is None else Path(config["resume"])
+    source = None if job.resume is None else Path(job.resume)
     if source is not None and source.is_relative_to(run_dir):
-        return config
+        return str(source)
     batch = int(job.tags[FORKED_AT])
     if source is None or read_time(source).batch != batch:
-        path = _train_trunk(job, Path(job.tags[PARENT]), batch, run_dir / FOLDER / f"ba{batch}")
-        return {**config, "resume": str(path)}
+        return str(_train_trunk(job, Path(job.tags[PARENT]), batch, run_dir / FOLDER / f"ba{batch}"))
     copy = run_dir / FOLDER / source.name
     if is_rank_zero() and not copy.exists():
         partial = copy.with_name(f".{copy.name}.partial-{os.getpid()}")
         shutil.copytree(source, partial, copy_function=link_or_copy)
         partial.rename(copy)
-    return {**config, "resume": str(copy)}
+    return str(copy)
 
 
 def _train_trunk(job: Job, parent: Path, batch: int, path: Path) -> Path:
@@ -83,20 +82,20 @@ def _train_trunk(job: Job, parent: Path, batch: int, path: Path) -> Path:
     config = {
         **job.config,
         **job.parent,
-        "callbacks": {key: one for key, one in sections.items() if key not in job.config["replay"]["without"]},
+        "callbacks": {key: one for key, one in sections.items() if key not in VERBS["replay"].defaults["without"]},
         "trainer": {**job.parent["trainer"], "device": job.config["trainer"].get("device", "auto")},
         "launch": job.config["launch"],
     }
     # It ends itself, a batch earlier, so that its checkpoint does not ask the fork to end.
     with standing_before(
-        config, parent, batch, {**watchers, "fork": _SaveAt(batch, path)}, key="at", until=batch + 1
+        config, parent, batch, {**watchers, "fork": _SaveAt(batch, path)}, key="BATCH", until=batch + 1
     ) as trainer:
         begun = trainer.state.timestamp.batch
         if is_rank_zero():
             rows = [("parent", f"{show_path(parent)}; its batches {begun + 1} to {batch} are retrained")]
             print_block("", rows)
         trainer.fit()
-        check_reached(trainer.state, batch, "at")
+        check_reached(trainer.state, batch, "BATCH")
         if is_rank_zero():
             equal, digests = compare_digests(parent, trainer.state.run_dir, begun, batch)
             if equal is not None:

@@ -140,7 +140,7 @@ def operations_of(state: State) -> float:
     return 6.0 * weights * (model.num_tokens(state.batch) or model.num_samples(state.batch))
 
 
-def settle_budget(config: dict[str, Any]) -> dict[str, Any]:
+def settle_budget(config: dict[str, Any], resume: str | None) -> dict[str, Any]:
     """Return a config whose budget has a number of batches, and whose schedule is scaled to it. All ranks.
 
     Without a budget, or if it has one already, the config is returned as it is. A run that is resumed keeps the number
@@ -151,8 +151,8 @@ def settle_budget(config: dict[str, Any]) -> dict[str, Any]:
     budget = Budget.parse(config["budget"])
     if budget.batches is not None:
         return config
-    if config["resume"] is not None:
-        saved = read_config(find_checkpoint(config["resume"])) or {}
+    if resume is not None:
+        saved = read_config(find_checkpoint(resume)) or {}
         if saved.get("budget") and Budget.parse(saved["budget"]).limit == budget.limit:
             ratio = saved["trainer"]["scale_schedule_ratio"]
             return {

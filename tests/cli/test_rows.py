@@ -14,8 +14,8 @@ from pkgutil import resolve_name
 import pytest
 import yaml
 
-from runner.cli.rows import MODE_KEYS, MODES, Mode, find_mode
-from runner.distributed.job import Job
+from runner.cli.verbs import MODE_KEYS, MODES, Mode, find_mode
+from runner.records.job import Job
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CONFIG = (ROOT / "conf" / "config.yaml").read_text(encoding="utf-8")
@@ -24,11 +24,11 @@ JOB = Job(config={}, run_dir="", run_name="run")
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=str)
 def test_a_mode_runs_a_documented_function(mode: Mode):
-    """Each is in a file of `runner/modes/`, which its tests mirror."""
+    """Each is in a file of `runner/verbs/`, which its tests mirror."""
     function = resolve_name(mode.runs)
     assert [*inspect.signature(function).parameters] == ["job" if mode.composes else "typed"] and function.__doc__
     module = mode.runs.partition(":")[0]
-    assert module.startswith("runner.modes.")
+    assert module.startswith("runner.verbs.")
     if mode.check is not None:
         assert [*inspect.signature(resolve_name(mode.check)).parameters] == ["config"]
 
@@ -86,7 +86,9 @@ def test_an_unknown_mode_is_one_error_with_the_nearest_name(name: object):
 
 
 def test_the_table_imports_no_mode_and_no_torch():
-    program = "import sys, runner.cli.rows; print([name for name in sys.modules if 'torch' in name or 'modes' in name])"
+    program = (
+        "import sys, runner.cli.verbs; print([name for name in sys.modules if 'torch' in name or 'modes' in name])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
@@ -95,7 +97,7 @@ def test_the_mode_that_contributing_shows_runs(tmp_path: Path):
     row, content = re.findall(r"```py\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
     for package in ("runner", "callbacks", "algorithms", "conf"):
         shutil.copytree(ROOT / package, tmp_path / package, symlinks=True)
-    (tmp_path / "runner" / "modes" / "parameters.py").write_text(content)
+    (tmp_path / "runner" / "verbs" / "parameters.py").write_text(content)
     table = tmp_path / "runner" / "cli" / "rows.py"
     table.write_text(table.read_text().replace("_ROWS = (\n", f"_ROWS = (\n    {row.strip()},\n"))
     done = subprocess.run(

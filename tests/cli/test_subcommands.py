@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
 from runner.cli.quick import own_keys
-from runner.cli.rows import MODES
 from runner.cli.subcommands import spell_out
+
+from runner.cli.verbs import MODES
 
 
 @pytest.mark.parametrize(

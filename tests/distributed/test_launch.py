@@ -15,10 +15,10 @@ from stores import query
 from tiers import one_in
 
 from runner.distributed.environment import is_rank_zero
-from runner.distributed.job import Job
 from runner.distributed.launch import Launch, Ranks, check_gpus
 from runner.distributed.launch_secret import signed, use_secret
 from runner.distributed.local_ranks import LocalRanks
+from runner.records.job import Job
 
 OWN = '''
 import hashlib
@@ -120,8 +120,8 @@ def test_jobs_reach_the_other_ranks_in_order(run_ranks: Any):
     def program():
         import time
 
-        from runner.distributed.job import Job
         from runner.distributed.launch import Ranks
+        from runner.records.job import Job
 
         ranks = Ranks()
         if ranks.rank == 0:
@@ -147,8 +147,8 @@ def test_a_rank_that_cannot_do_a_job_hears_whether_rank_0_could(run_ranks: Any):
     def program():
         from turns import say, wait_for  # pyright: ignore[reportMissingImports]
 
-        from runner.distributed.job import Job
         from runner.distributed.launch import Ranks
+        from runner.records.job import Job
 
         ranks = Ranks()
         if ranks.rank == 0:

@@ -26,8 +26,8 @@ def test_restarted_ranks_share_the_previous_store(run_ranks: Any):
         from turns import say, wait_for
 
         from runner.distributed.environment import kept_over_restarts
-        from runner.distributed.job import Job
         from runner.distributed.local_ranks import ranks
+        from runner.records.job import Job
 
         mine = ranks()
         seed = int(os.environ["SEED"])

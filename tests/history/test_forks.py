@@ -14,9 +14,9 @@ from stores import query
 
 from runner.checkpoints.digest import read_digests
 from runner.history.forks import fork_batch
-from runner.modes.runs import as_tree
 from runner.records.listing import SavedFolder
 from runner.records.result import Result, read_result
+from runner.verbs.runs import as_tree
 
 SMALL = ("model=mlp", "data.batch_size=200", "trainer.max_duration=3ep", "callbacks.checkpoint_saver.keep=-1")  # 18
 SAVES = "callbacks.checkpoint_saver.save_interval=4ba"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from hydra import compose
+from runner.cli.subcommands import spell_out
 from tiers import one_in
 
 from runner.cli.catalogue import CONF
@@ -23,8 +24,7 @@ from runner.cli.command_line import (
     search_path,
 )
 from runner.cli.foreign import _table, about_foreign
-from runner.cli.rows import MODES
-from runner.cli.subcommands import spell_out
+from runner.cli.verbs import MODES
 from runner.config import build
 from runner.config.composed import to_plain
 from runner.config.composing import initialized

@@ -18,9 +18,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from runner import Callback, Model, get_global_rank, get_world_size
 from runner.config import build
-from runner.modes.check import report
 from runner.trials import dry_run
 from runner.trials.peak_memory import _drop_values
+from runner.verbs.check import report
 
 TOKENS = ("data=synthetic_tokens", "data.num_samples=64", "data.batch_size=16", "optimizer=adamw")
 GPT = ("model=gpt", *TOKENS, "model.module.d_model=64", "algorithms=none")

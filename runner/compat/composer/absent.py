@@ -21,7 +21,7 @@ SWITCHED_OFF: dict[str, Any] = {
 
 _TIME = "read state.timestamp"
 _SAVE = "call runner.compat.composer.save_checkpoint(state, path) on all ranks"
-_LOAD = "give trainer.load_path for weights, or resume= for a whole run"
+_LOAD = "give trainer.load_path for weights, or runner resume for a whole run"
 _SPLIT = "give data in runner.Evaluator, or call trainer.eval(loader)"
 
 READ: dict[str, str] = {

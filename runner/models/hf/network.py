@@ -23,7 +23,7 @@ class HFNetwork(nn.Module):
     A model on the Hub is downloaded once, by each machine, into transformers' own cache (the environment's `HF_HOME`
     says where). A model in the cache is used without asking the Hub again: `revision` says which version. A resumed run
     takes its weights from the checkpoint; if the cache is gone, `model.module.pretrained=false` together with
-    `resume_allow=[model.module.pretrained]` avoids the download.
+    `--allow-changes model.module.pretrained` avoids the download.
 
     Weights are float32, whatever they were saved in; the trainer's precision says what to compute in. Code that comes
     with a model is not run.

@@ -1,0 +1,194 @@
+"""A command as it was typed: a verb, its words and options, and the overrides for Hydra. Parsed once, without Hydra."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner.cli.command_line import FLAGS, WITH_VALUE, about_option, value_of_option
+from runner.cli.nearest import Advice, nearest
+from runner.cli.spelling import check_spelling
+from runner.cli.verbs import VERBS, Option, Verb, find_verb
+from runner.failures.facts import WrongKey
+
+CONFIG_DIR = "--config-dir"
+_KINDS = {int: "a whole number", float: "a number", str: "a text", list: "names, with commas between them"}
+
+
+@dataclass(frozen=True)
+class Command:
+    """What was typed.
+
+    Attributes:
+        verb: name of the verb.
+        words: the words after it, such as the run.
+        options: values of all options of the verb, by name with underscores.
+        overrides: what Hydra is given: `key=value` arguments, then its own options, such as `-m`.
+    """
+
+    verb: str = "train"
+    words: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, verb: str, *words: str, overrides: Sequence[str] = (), **options: Any) -> Command:
+        """Return a command with the given options, and the defaults of all others."""
+        return cls(verb, words, find_verb(verb).defaults | options, tuple(overrides))
+
+    @property
+    def row(self) -> Verb:
+        """What the program knows of its verb."""
+        return VERBS[self.verb]
+
+    @property
+    def run(self) -> str | None:
+        """The saved run that it uses; None if none was typed, or its verb takes none."""
+        return self.words[0] if self.row.uses_run and self.words else None
+
+    @property
+    def batch(self) -> str | None:
+        """The batch after the run, as in `fork RUN ba1200`; None if none was typed."""
+        return self.words[1] if self.verb in ("fork", "replay") and len(self.words) > 1 else None
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments to type for it."""
+        changed = [option for option in self.row.options if self.options[option.key] != option.default]
+        options = [
+            f"--{option.name}"
+            if option.kind is bool
+            else f"--{option.name}={','.join(value) if option.kind is list else value}"
+            for option in changed
+            for value in [self.options[option.key]]
+        ]
+        swept = f"+{AT}="  # is a word of the command too
+        return [self.verb, *self.words, *options, *(one for one in self.overrides if not one.startswith(swept))]
+
+
+def parse(arguments: Sequence[str]) -> Command:
+    """Return the command that was typed.
+
+    Raises:
+        ValueError: there is no such verb, it has no such option, the value of an option is wrong, or words are missing.
+    """
+    check_spelling(arguments)
+    verb, rest = _split_verb(arguments)
+    options = verb.defaults
+    names = {f"--{option.name}": option for option in verb.options}
+    words: list[str] = []
+    overrides: list[str] = []
+    hydra: list[str] = []
+    place = 0
+    while place < len(rest):
+        argument = rest[place]
+        name, equals, value = argument.partition("=")
+        place += 1
+        if (option := names.get(name)) is not None:
+            if option.kind is not bool and not equals:
+                value = _next(rest, place, option)
+                place += 1
+            options[option.key] = _parsed(option, value, equals, options[option.key])
+        elif name in _TAKE_VALUES and not equals:
+            hydra += rest[place - 1 : place + 1]
+            place += 1
+        elif argument.startswith("-"):
+            if verb.composes or name == CONFIG_DIR:
+                hydra.append(argument)
+            else:
+                raise _no_such_option(verb, rest, place - 1)
+        elif not verb.composes or (verb.words and _is_word(argument)):
+            words.append(argument)
+        else:
+            overrides.append(argument)
+    _check_options(verb, rest, hydra)
+    _check_words(verb, words)
+    if verb.name == "fork" and "," in words[1]:  # a sweep over moments, which is a key for Hydra
+        overrides.append(f"+{AT}={words[1]}")
+    return Command(verb.name, tuple(words), options, (*overrides, *hydra))
+
+
+AT = "at"
+"""The key that holds the batch of a fork if several are swept over; a job takes it out of its config."""
+_TAKE_VALUES = {name for pair in WITH_VALUE.items() for name in pair if name}
+_FLAG_NAMES = {name for pair in FLAGS.items() for name in pair if name}
+
+
+def is_one_of_hydras(argument: str) -> bool:
+    """Return whether an argument is an option of Hydra, in full or cut short."""
+    name = argument.partition("=")[0]
+    known = [*_TAKE_VALUES, *_FLAG_NAMES]
+    return name in known or (name.startswith("--") and sum(one.startswith(name) for one in known) == 1)
+
+
+def _split_verb(arguments: Sequence[str]) -> tuple[Verb, list[str]]:
+    """Return the verb and the other arguments; options may be typed before it."""
+    place = 0
+    while place < len(arguments) and arguments[place].startswith("-"):
+        place += 2 if arguments[place] in _TAKE_VALUES else 1
+    name = arguments[place] if place < len(arguments) else ""
+    if name in VERBS:
+        return VERBS[name], [*arguments[:place], *arguments[place + 1 :]]
+    return VERBS["train"], list(arguments)
+
+
+def _is_word(argument: str) -> bool:
+    """Return whether an argument is a word rather than an override; a path with a `=` in it is a word if it exists."""
+    return not argument.startswith(("~", "+")) and ("=" not in argument or os.path.exists(argument))
+
+
+def _next(arguments: Sequence[str], place: int, option: Option) -> str:
+    if place >= len(arguments):
+        raise WrongKey(f"--{option.name}", f"needs a value: {option.says}")
+    return arguments[place]
+
+
+def _parsed(option: Option, value: str, equals: str, before: Any) -> Any:
+    """Return the typed value of an option; a list is added to what was typed `before`."""
+    name = f"--{option.name}"
+    if option.kind is bool:
+        if equals:
+            raise WrongKey(name, "takes no value", repr(value))
+        return True
+    if isinstance(option.kind, tuple):
+        if value not in option.kind:
+            raise WrongKey(name, nearest(value, option.kind), repr(value))
+        return value
+    if option.kind is list:
+        names = [one for one in value.strip("[]").split(",") if one]
+        return (*(() if before == option.default else before), *names)
+    try:
+        return option.kind(value)
+    except ValueError:
+        raise WrongKey(name, f"must be {_KINDS[option.kind]}", repr(value)) from None
+
+
+def _check_words(verb: Verb, words: Sequence[str]) -> None:
+    if verb.least_words <= len(words) <= verb.most_words:
+        return
+    synopsis = " ".join(filter(None, ("runner", verb.name, verb.words)))
+    found = " ".join(words) or "nothing"
+    text = f"{verb.name}: takes {verb.words or 'no words'}, not {found}; write {synopsis}, such as {verb.example}"
+    raise ValueError(Advice(text).knowing(key=verb.words.split()[0].strip("[].") if verb.words else ""))
+
+
+def _check_options(verb: Verb, arguments: Sequence[str], hydra: Sequence[str]) -> None:
+    """Refuse options that neither the verb nor Hydra has, and Hydra's `-m` after a verb that cannot be swept."""
+    for place, argument in enumerate(arguments):
+        if argument in hydra and argument.startswith("--") and not is_one_of_hydras(argument):
+            raise _no_such_option(verb, arguments, place)
+    if not verb.can_be_swept and {"-m", "--multirun"} & {*hydra}:
+        raise ValueError(Advice(f"-m: {verb.name} takes one experiment at a time; leave out -m").knowing(key="-m"))
+
+
+def _no_such_option(verb: Verb, arguments: Sequence[str], place: int) -> ValueError:
+    name = arguments[place].partition("=")[0]
+    own = [f"--{option.name}" for option in verb.options]
+    owners = [other.name for other in VERBS.values() if name in (f"--{option.name}" for option in other.options)]
+    if owners:
+        return WrongKey(name, f"is an option of {', '.join(owners)}, not of {verb.name}")
+    if own and (near := nearest(name, own)).meant:
+        return WrongKey(name, f"{verb.name} has no such option; " + near)
+    return ValueError(f"{arguments[place]}: no such option. " + about_option(name, value_of_option(place, arguments)))

@@ -1,0 +1,443 @@
+"""The verbs of the command line, one row each: what may be typed after a verb, and what the program must know of it.
+
+What a verb does is in `runner/verbs/`, in a file of its name. Nothing is imported until it runs, so that the verbs that
+need no torch do not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from runner.cli.nearest import nearest
+from runner.failures.exit_codes import UNTESTABLE, WRONG_CONFIG
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a verb, typed as `--name value`.
+
+    Attributes:
+        name: its name without dashes, such as `save-interval`.
+        kind: the type of its value, or all allowed values. A `bool` is typed without a value; a `list` takes names
+            separated by commas, and may be given more than once.
+        default: its value when it is not typed.
+        says: a description in one line.
+    """
+
+    name: str
+    kind: type | tuple[str, ...]
+    default: Any
+    says: str
+
+    @property
+    def key(self) -> str:
+        """Its name in `Command.options`."""
+        return self.name.replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """What a command does: the first word after `runner`.
+
+    Attributes:
+        name: the word as it is typed.
+        says: a description for lists of verbs, in one line.
+        example: a command, as it is typed.
+        group: the heading under which `runner --help` lists it.
+        words: what follows it, as in a synopsis: `RUN [BATCH]`; in brackets what may be left out, with three dots what
+            may be repeated.
+        options: its options.
+        uses_run: how the saved run that its first word names is used: 'resume', its state or its weights; 'rerun', its
+            config, from the beginning; 'retrain', some of its batches are trained again. Empty if it names no run, or
+            the verb reads the run itself.
+        composes: whether it needs a config. If not, it runs before Hydra is imported, and takes no `key=value`.
+        folder: 'run' is the folder of a run in outputs/, which is kept and recorded; 'work' is a folder there that the
+            verb removes itself; 'temporary' is an empty folder outside of the working directory, which is removed.
+        on_all_ranks: whether it runs on all ranks of the launch; otherwise only on rank 0.
+        trains: whether it trains, and leaves a run that can be resumed.
+        shows_resume: whether it shows what resuming the run would do.
+        uses_weights: whether it uses the weights of a saved run, and trains nothing.
+        accepts_any_run: whether the run may be one that trained nothing.
+        imports_kept_code: whether the modules that were kept with the run are imported in place of those of today.
+        judges: whether its exit code is an answer for `git bisect run`: 0 good, 1 bad, and 125 after a refusal, to skip
+            the commit.
+        needs_experiment: whether the config must describe an experiment that can be built.
+        has_objective: whether it returns an objective, by which the jobs of a sweep are compared.
+        can_be_swept: whether it may run as a job of a sweep.
+    """
+
+    name: str
+    says: str
+    example: str
+    group: str = "Tools"
+    words: str = ""
+    options: tuple[Option, ...] = ()
+    uses_run: Literal["", "resume", "rerun", "retrain"] = ""
+    composes: bool = True
+    folder: Literal["run", "work", "temporary"] = "temporary"
+    on_all_ranks: bool = False
+    trains: bool = False
+    shows_resume: bool = False
+    uses_weights: bool = False
+    accepts_any_run: bool = False
+    imports_kept_code: bool = False
+    judges: bool = False
+    needs_experiment: bool = True
+    has_objective: bool = False
+    can_be_swept: bool = False
+
+    @property
+    def least_words(self) -> int:
+        """How many words must follow it."""
+        return sum(not word.startswith("[") for word in self.words.split())
+
+    @property
+    def most_words(self) -> int:
+        """How many words may follow it."""
+        return 1000 if "..." in self.words else len(self.words.split())
+
+    @property
+    def keeps_folder(self) -> bool:
+        """Whether it leaves the folder of a run."""
+        return self.folder == "run"
+
+    @property
+    def code_if_refused(self) -> int:
+        """The exit code after a refusal of its config."""
+        return UNTESTABLE if self.judges else WRONG_CONFIG
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The values of all its options when none is typed, by key."""
+        return {option.key: option.default for option in self.options}
+
+
+_TRUST = (
+    Option("allow-targets", list, (), "classes outside this project that someone else's run may use"),
+    Option("allow-code", bool, False, "imports the modules in code/ of someone else's run"),
+    Option("allow-addresses", list, (), "addresses, and paths outside its folder, that someone else's run may use"),
+)
+_CHANGES = (
+    Option("allow-changes", list, (), "keys or sections that may change even if they affect training"),
+)  # fmt: skip
+_TRAINS = (
+    Option("allow-divergence", bool, False, "accepts a last loss or objective that is NaN or infinite: no exit code 3"),
+)  # fmt: skip
+_SWEEP = (
+    Option("afresh", bool, False, "with -m: trains a new sweep, even if the same one was trained before"),
+    Option("revive", list, (), "with -m: pruned jobs to continue: all, or their names"),
+)
+_MANY = "Many runs"
+_BEFORE = "Before training"
+_AGAIN = "Time travel"
+
+_ROWS = (
+    Verb(
+        "train",
+        says="trains; the default, so the word may be left out",
+        example="runner model=mlp optimizer.lr=0.05",
+        group="Verbs",
+        options=(*_TRAINS, *_SWEEP),
+        folder="run",
+        on_all_ranks=True,
+        trains=True,
+        has_objective=True,
+        can_be_swept=True,
+    ),
+    Verb(
+        "resume",
+        says="continues a run, in its own folder",
+        example="runner resume latest trainer.max_duration=20ep",
+        group="Verbs",
+        words="RUN",
+        options=(*_TRAINS, *_CHANGES, *_TRUST),
+        uses_run="resume",
+        folder="run",
+        on_all_ranks=True,
+        trains=True,
+        has_objective=True,
+    ),
+    Verb(
+        "eval",
+        says="evaluates a run's weights",
+        example="runner eval latest",
+        group="Verbs",
+        words="[RUN]",
+        options=_TRUST,
+        uses_run="resume",
+        folder="run",
+        on_all_ranks=True,
+        uses_weights=True,
+        has_objective=True,
+        can_be_swept=True,
+    ),
+    Verb(
+        "runs",
+        says="lists the runs in outputs/, filtered and sorted",
+        example="runner runs 'eval/loss<0.2' model=resnet8",
+        group="Verbs",
+        words="[CONDITION...]",
+        options=(
+            Option("sort", str, "", "a metric, key or field to sort by, with - in front for the largest first"),
+            Option("format", ("table", "csv"), "table", "how they are written"),
+            Option("limit", int, None, "the most runs to list; 0 is all (25 in a table, otherwise all)"),
+        ),
+        composes=False,
+        needs_experiment=False,
+    ),
+    Verb(
+        "compare",
+        says="shows runs side by side, and finds the batch at which they diverge",
+        example="runner compare RUN_A RUN_B",
+        group="Verbs",
+        words="RUN RUN...",
+        needs_experiment=False,
+    ),
+    Verb(
+        "check",
+        says="tries out an experiment without its data, and trains nothing",
+        example="runner check experiment=stdlib_lm_plain",
+        group="Verbs",
+        words="[RUN]",
+        options=(*_CHANGES, *_TRUST),
+        uses_run="resume",
+        shows_resume=True,
+        can_be_swept=True,
+    ),
+    Verb(
+        "explain",
+        says="lists what runs at which event, in which order and why",
+        example="runner explain '+algorithms=[mixup,ema]'",
+        group=_BEFORE,
+        words="[RUN]",
+        options=(*_CHANGES, *_TRUST),
+        uses_run="resume",
+        shows_resume=True,
+        can_be_swept=True,
+    ),
+    Verb(
+        "lr-range",
+        says="increases the learning rate in a short trial, and suggests one",
+        example="runner lr-range model=mlp",
+        group=_BEFORE,
+        words="[RUN]",
+        options=(
+            Option("start", float, 1e-5, "learning rate of the first batch, as optimizer.lr"),
+            Option("end", float, 10.0, "learning rate of the last batch"),
+            Option("batches", int, 100, "batches to train, at least 20"),
+            Option("picture", str, "lr_range.png", "file for the picture: .png, .svg or .pdf"),
+            *_TRUST,
+        ),
+        uses_run="rerun",
+        on_all_ranks=True,
+        imports_kept_code=True,
+    ),
+    Verb(
+        "prove",
+        says="kills an experiment at random moments, and compares it bit by bit",
+        example="runner prove --kills 3",
+        group=_BEFORE,
+        words="[RUN]",
+        options=(
+            Option("batches", int, 40, "batches to train"),
+            Option("kills", int, 5, "kills: during start-up, training, the end of an epoch, or a save"),
+            Option("seed", int, 0, "seed for the moments of the kills"),
+            Option("save-interval", str, "5ba", "between checkpoints, as a time string"),
+            Option("patience", int, 600, "seconds without a new batch after which a run counts as hung"),
+            Option(
+                "without",
+                list,
+                ("mlflow_logger", "crash_bundle", "learning_curves", "progress_bar", "console_summary"),
+                "callbacks to omit; they only record or display",
+            ),
+            Option("keep", bool, False, "keeps the runs even if they are equal; if they differ, they are always kept"),
+            *_TRUST,
+        ),
+        uses_run="rerun",
+        folder="work",
+        imports_kept_code=True,
+    ),
+    Verb(
+        "fork",
+        says="begins a new run from any moment of an old one",
+        example="runner fork latest ba1200 optimizer.lr=0.01",
+        group=_AGAIN,
+        words="RUN BATCH",
+        options=(*_TRAINS, *_TRUST, *_SWEEP),
+        uses_run="resume",
+        folder="run",
+        on_all_ranks=True,
+        trains=True,
+        has_objective=True,
+        can_be_swept=True,
+    ),
+    Verb(
+        "rerun",
+        says="trains the same experiment again, from its record",
+        example="runner rerun latest seed=1",
+        group=_AGAIN,
+        words="RUN",
+        options=(*_TRAINS, *_TRUST, *_SWEEP),
+        uses_run="rerun",
+        folder="run",
+        on_all_ranks=True,
+        trains=True,
+        imports_kept_code=True,
+        has_objective=True,
+        can_be_swept=True,
+    ),
+    Verb(
+        "replay",
+        says="retrains one batch of a run, and shows what happened in it",
+        example="runner replay RUN 1234",
+        group=_AGAIN,
+        words="RUN [BATCH]",
+        options=(
+            Option("worst", int, 8, "samples with the highest loss to show"),
+            Option("picture", str, "worst.png", "file for their pictures: .png, .svg or .pdf; '' for none"),
+            Option("to", str, "", "file for the batch, the outputs and the gradients, .safetensors"),
+            Option("debug", bool, False, "stops in the debugger (pdb) before the forward pass"),
+            Option(
+                "without",
+                list,
+                ("checkpoint_saver", "crash_bundle", "learning_curves", "progress_bar", "console_summary"),
+                "callbacks to omit, which record or display",
+            ),
+            *_TRUST,
+        ),
+        uses_run="retrain",
+        on_all_ranks=True,
+        imports_kept_code=True,
+    ),
+    Verb(
+        "verify",
+        says="retrains batches of a run, and compares digests",
+        example="runner verify RUN",
+        group=_AGAIN,
+        words="RUN",
+        options=(
+            Option("batch", int, 1, "first batch to retrain, from 1"),
+            Option("batches", int, 50, "number of batches to retrain"),
+            Option("tolerance", float, 0.0, "relative difference up to which values count as equal; 0 compares bits"),
+            Option("pin", str, "", "file to write that others can verify, such as tests/pinned.yaml"),
+            *_TRUST,
+        ),
+        uses_run="retrain",
+        on_all_ranks=True,
+        judges=True,
+    ),
+    Verb(
+        "verdict",
+        says="tells whether B is better than A, or how many seeds are missing",
+        example="runner verdict experiment=digits_plain experiment=digits_fast",
+        group=_MANY,
+        words="RUNS RUNS...",
+        options=(
+            Option("metric", str, "", "a metric other than the objective"),
+            Option("budget", ("same", "any"), "same", "whether runs that were trained for longer may be compared"),
+        ),
+        composes=False,
+        judges=True,
+        needs_experiment=False,
+    ),
+    Verb(
+        "table",
+        says="writes a table of means over seeds, for a paper",
+        example="runner table data=digits --rows experiment",
+        group=_MANY,
+        words="[RUNS...]",
+        options=(
+            Option("rows", str, "", "keys or groups of the rows, such as model,optimizer.lr"),
+            Option("columns", str, "", "keys or groups of the columns"),
+            Option("metric", str, "", "a metric other than the objective"),
+            Option("format", ("markdown", "latex", "csv"), "markdown", "how it is written"),
+        ),
+        composes=False,
+        needs_experiment=False,
+    ),
+    Verb(
+        "predict",
+        says="writes a run's predictions to a file",
+        example="runner predict latest --format pt",
+        words="[RUN]",
+        options=(
+            Option("format", ("parquet", "pt"), "parquet", "the form of the file: parquet, or pt for torch.load"),
+            Option("split", ("eval", "train", "test"), "eval", "which data"),
+            *_TRUST,
+        ),
+        uses_run="resume",
+        folder="run",
+        on_all_ranks=True,
+        uses_weights=True,
+        can_be_swept=True,
+    ),
+    Verb(
+        "export",
+        says="writes the weights of a run to one file",
+        example="runner export RUN model.pt",
+        words="RUN FILE",
+        composes=False,
+        needs_experiment=False,
+    ),
+    Verb(
+        "sync",
+        says="sends MLflow what it missed while it was unreachable",
+        example="runner sync",
+        words="[RUN]",
+        options=_TRUST,
+        uses_run="resume",
+        accepts_any_run=True,
+        needs_experiment=False,
+    ),
+    Verb(
+        "init",
+        says="creates a new, working project",
+        example="runner init my_project",
+        words="FOLDER",
+        composes=False,
+        needs_experiment=False,
+    ),
+    Verb(
+        "list",
+        says="lists the choices of config groups",
+        example="runner list callbacks",
+        words="[GROUP]",
+        composes=False,
+        needs_experiment=False,
+    ),
+    Verb(
+        "help",
+        says="explains a choice, a key, a class or a verb",
+        example="runner help early_stopper",
+        words="[NAME]",
+        composes=False,
+        needs_experiment=False,
+    ),
+    Verb(
+        "completion",
+        says="prints the completion script of a shell",
+        example="runner completion bash >> ~/.bashrc",
+        words="SHELL",
+        composes=False,
+        needs_experiment=False,
+    ),
+)
+
+VERBS: Mapping[str, Verb] = {verb.name: verb for verb in _ROWS}
+"""All verbs by name, in the order in which they are listed for users."""
+
+TRAINING = tuple(verb.name for verb in _ROWS if verb.trains)
+"""Names of the verbs that train, and whose runs can be resumed."""
+
+
+def find_verb(name: str) -> Verb:
+    """Return the verb of a name.
+
+    Raises:
+        ValueError: there is no such verb.
+    """
+    if name not in VERBS:
+        raise ValueError(f"{name}: no such verb; " + nearest(name, VERBS))
+    return VERBS[name]

@@ -1,0 +1,51 @@
+"""The config of a command that uses the weights of a run that was trained before, and trains nothing."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from runner.cli.command import Command
+from runner.config import build
+from runner.history.saved_run import SavedRun
+from runner.records.folder import MANIFEST
+from runner.terminal.console import show_path
+
+
+def with_saved_weights(
+    command: Command, config: dict[str, Any], run: str | None, saved: SavedRun | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the config of a run that uses saved weights, and tags that say where the weights are from.
+
+    They are the weights that evaluations of the other run used: if an algorithm averages weights, the average. The
+    other run is neither resumed nor changed.
+    """
+    trainer = config["trainer"]
+    if run is None and trainer.get("load_path") is None:
+        raise ValueError(
+            f"{command.verb}: needs saved weights; write runner {command.verb} RUN, with a run's folder, one of its "
+            "checkpoints or its MLflow id, or give trainer.load_path=<checkpoint> and the model whose weights it has"
+        )
+    if command.options.get("format") == "parquet" and find_spec("pyarrow") is None:
+        raise ImportError("--format parquet: needs the package pyarrow; install it, or give --format pt")
+    key = "trainer.load_path" if run is None else "RUN"
+    path = run or trainer["load_path"]
+    if config["test"] == "best" and run is not None and command.verb == "eval":
+        path = _best_of(path)
+    checkpoint = str(build.checkpoint_of(key, path))
+    by_id = saved is not None and not Path(saved.given).exists()
+    tags = {"runner.evaluates": saved.given if saved is not None and by_id else checkpoint}
+    return {**config, "trainer": {**trainer, "load_path": checkpoint}}, tags
+
+
+def _best_of(path: str) -> str:
+    """Return the best checkpoint of a run, given its folder; a path inside of that folder is returned as it is."""
+    if not (Path(path) / "config.yaml").is_file():
+        return path
+    found = sorted(Path(path).glob(f"*/best/{MANIFEST}"))
+    if not found:
+        raise ValueError(
+            f"test='best': {show_path(Path(path))} has no best checkpoint; use test=last for its newest one"
+        )
+    return str(found[0].parent)

@@ -1,1 +1,0 @@
-"""The modes of a job: train, check, explain, and others; see `runner.cli.rows`."""

@@ -1,0 +1,69 @@
+"""From what was typed to what runs: verbs that compose nothing are answered at once, all others with Hydra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from runner import __version__
+from runner.cli.command import Command, parse
+from runner.cli.nearest import advice_in, fix_of
+from runner.cli.verbs import VERBS, Verb
+from runner.distributed.environment import is_rank_zero
+from runner.failures.exit_codes import DONE, WRONG_CONFIG
+from runner.failures.facts import WrongKey, argument_of
+from runner.terminal.answer import error_object, give
+from runner.terminal.text import print_to_stderr
+from runner.verbs import module_of
+
+
+def run_typed(arguments: Sequence[str]) -> int:
+    """Run the command that was typed, and return its exit code. Any rank; rank 0 prints."""
+    if _asks_for("--version", arguments):
+        return _print_version()
+    verb = next((VERBS[argument] for argument in arguments if argument in VERBS), None)
+    try:
+        if _asks_for("--help", arguments) or "-h" in arguments:
+            return _answer(Command.of("help", *([] if verb is None else [verb.name])))
+        command = parse(arguments)
+        verb = command.row
+        give(verb=verb.name)
+        if not verb.composes:
+            return _answer(command)
+    except (ValueError, OSError) as error:
+        if is_rank_zero():
+            print_to_stderr(f"error: {error}")  # names in it may be from files of others
+            give(verb=None if verb is None else verb.name, error=describe_error(error, verb))
+        return WRONG_CONFIG if verb is None else verb.code_if_refused
+    from runner.program.command import run_command  # imports Hydra, which takes longer than the help does as a whole
+
+    return run_command(command)
+
+
+def describe_error(error: Exception, verb: Verb | None) -> dict[str, Any]:
+    """Return the JSON form of an error in what was typed; one that names no key is about the verb's words."""
+    advice = advice_in(error)
+    key = error.key.partition("=")[0] if isinstance(error, WrongKey) else advice.key or argument_of(error)
+    if not key and verb is not None and verb.words:
+        key = verb.words.split()[0].strip("[].")
+    is_value = isinstance(error, WrongKey) and error.value is not None
+    fix = advice.fix or fix_of(key, advice.meant, is_value)
+    return error_object(WRONG_CONFIG, str(error), key, advice.allowed, fix)
+
+
+def _asks_for(option: str, arguments: Sequence[str]) -> bool:
+    """Return whether an option is among the arguments, in full or cut short."""
+    return any(option.startswith(argument) and len(argument) > 3 for argument in arguments)
+
+
+def _print_version() -> int:
+    if is_rank_zero():
+        print(f"runner {__version__}")
+    return DONE
+
+
+def _answer(command: Command) -> int:
+    if is_rank_zero():
+        code = module_of(command.row).run(command)
+        return code if isinstance(code, int) else DONE
+    return DONE

@@ -1,0 +1,65 @@
+"""One run as rank 0 composed it, in a form that it can send to the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner.cli.command import Command
+from runner.distributed.threads import LEFT_TO_US, Threads
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to do, made of plain containers, so that it can be sent to other processes as JSON.
+
+    Attributes:
+        config: the composed config, resolved.
+        run_dir: the run's folder.
+        run_name: the run's name.
+        command: the command that was typed; `latest` is the folder of that run.
+        resume: the checkpoint that training continues from, or the folder that holds it; None: from the start.
+        source: the folder of the saved run whose batches are trained again; empty for other verbs.
+        overrides: the overrides typed on the command line, or chosen by a sweep for this job.
+        tags: further facts about the run for its record, by name.
+        threads: CPU threads of each process, see `runner.distributed.threads.Threads`.
+        may_be_over: whether training may have ended already, in a process that stopped before it had recorded that.
+        arguments: the overrides and options that the record keeps, from which the run can be composed again.
+        log: the file that takes what is printed, for a job of a sweep or of Slurm; empty: the terminal.
+        is_logged_too: whether what goes to `log` is printed as well.
+        code: modules of a saved run that are imported instead of the current ones, by path.
+        parent: the config of the run that a fork begins from, as that run had it there; empty if it is not a fork.
+        differences: how the config of a run that is resumed, forked or rerun differs from its recorded config.
+        choices: the chosen name of each config group, such as {'model': 'mlp'}; without those whose target was typed.
+    """
+
+    config: dict[str, Any]
+    run_dir: str
+    run_name: str
+    command: Command = field(default_factory=lambda: Command.of("train"))
+    resume: str | None = None
+    source: str = ""
+    overrides: list[str] = field(default_factory=list)
+    tags: dict[str, str] = field(default_factory=dict)
+    threads: Threads = LEFT_TO_US
+    may_be_over: bool = False
+    arguments: list[str] = field(default_factory=list)
+    log: str = ""
+    is_logged_too: bool = False
+    code: dict[str, str] = field(default_factory=dict)
+    parent: dict[str, Any] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
+    choices: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Job:
+        """Return the job that `dataclasses.asdict` turned into a message, which JSON has without tuples."""
+        command = message["command"]
+        lists = {"words": tuple(command["words"]), "overrides": tuple(command["overrides"])}
+        return cls(**{**message, "command": Command(**{**command, **lists}), "threads": Threads(*message["threads"])})
+
+    @property
+    def title(self) -> str:
+        """The overrides of the job, which distinguish the jobs of a sweep."""
+        return " ".join(self.overrides) or "the default run"

@@ -1,0 +1,164 @@
+"""`runner compare RUN_A RUN_B`: shows runs side by side, and from their digests the first batch at which they diverge.
+
+The callback `StateDigest` writes the digests. Comparing needs no torch, so it is fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.checkpoints.digest import FILE as DIGESTS
+from runner.checkpoints.digest import first_difference, read_digests
+from runner.comparing.side_by_side import short_names, side_by_side
+from runner.config import build
+from runner.config.composed import check_keys
+from runner.config.errors import config_errors
+from runner.failures.checks import refuse_if
+from runner.files.names import RESULT
+from runner.files.printable import printable
+from runner.history.saved_run import is_id
+from runner.records.job import Job
+from runner.records.listing import CONFIG
+from runner.records.load import describe_inequality
+from runner.records.result import TIME, read_result
+from runner.terminal.answer import give
+from runner.terminal.text import heading, in_columns
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two runs compare.
+
+    Attributes:
+        last: the last batch of each run.
+        agreed: the last batch up to which they are equal, 0 if there is none.
+        batch: the first batch after which they differ, None if they are equal in all batches that both have.
+        parts: the parts that differ after that batch.
+        metrics: the final metrics that differ, with both values, if both runs end at the same batch.
+    """
+
+    last: tuple[int, int]
+    agreed: int
+    batch: int | None
+    parts: tuple[str, ...]
+    metrics: dict[str, tuple[float | None, float | None]]
+
+    @property
+    def agree(self) -> bool:
+        """Whether the runs are equal up to the last batch that both have."""
+        return self.batch is None and not self.metrics
+
+    @property
+    def is_none(self) -> bool:
+        """Whether the runs are equal and end at the same batch."""
+        return self.agree and self.last[0] == self.last[1]
+
+    def __str__(self) -> str:
+        if self.batch is not None:
+            known = f"equal to the bit up to batch {self.agreed}" if self.agreed else "the first that both have"
+            gap = ", with no digests in between" if 0 < self.agreed < self.batch - 1 else ""
+            return f"at batch {self.batch}, in {', '.join(self.parts)}; {known}{gap}"
+        more = [f"{name} is {a} and {b}" for name, (a, b) in self.metrics.items()]
+        if self.last[0] != self.last[1]:
+            more.append(f"one ends after batch {self.last[0]}, the other after {self.last[1]}")
+        return "; ".join([f"equal to the bit up to batch {self.agreed}", *more])
+
+
+def difference(a: Path, b: Path) -> Difference:
+    """Return how the runs in two folders compare.
+
+    Raises:
+        ValueError: there is no batch after which both runs have a digest.
+        FileNotFoundError: a run has no digests.
+    """
+    last = tuple(max((one["batch"] for one in read_digests(run)), default=0) for run in (a, b))
+    found = first_difference(a, b)
+    results = [read_result(run) for run in (a, b)]
+    metrics: dict[str, tuple[float | None, float | None]] = {}
+    if last[0] == last[1] and all(one is not None and one.status in ("FINISHED", "DIVERGED") for one in results):
+        first, second = (one.metrics for one in results if one is not None)
+        names = dict.fromkeys(one for one in (*first, *second) if one != TIME)
+        pairs = {name: (first.get(name), second.get(name)) for name in names}
+        # Compared as text, so that NaN equals NaN.
+        metrics = {name: pair for name, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}
+    return Difference((last[0], last[1]), found.agreed, found.batch, found.parts, metrics)
+
+
+def run(job: Job) -> None:
+    """Print runs side by side: status, time, metrics, what differs in their configs and where they were made, digests.
+
+    Where the callback `state_digest` has left digests, each run is compared with the first one that has them.
+
+    Raises:
+        SystemExit: digests differ; the exit code is 1.
+        WrongConfig: one of the runs does not exist.
+    """
+    with config_errors():
+        check_keys(job.config)
+        folders = [_folder_of(str(one), job.config) for one in job.command.words]
+    lines = side_by_side(folders)
+    results = [one for one in map(read_result, folders) if one is not None]
+    if (unequal := describe_inequality(one.load for one in results)) is not None:
+        lines += ["", f"note: {unequal}"]
+    rows, agree = _compare_digests(folders)
+    give(result={"runs": [_describe(one) for one in folders], "digests": dict(rows), "agree": agree})
+    print("\n".join([*lines, "", heading("Digests"), *in_columns(rows)]))
+    if not agree:
+        give(reason="the digests of these runs differ")
+        raise SystemExit(1)
+
+
+def _describe(folder: Path) -> dict[str, Any]:
+    """Return a run in its JSON form."""
+    result = read_result(folder)
+    return {"folder": str(folder)} | ({} if result is None else result.as_json())
+
+
+def _compare_digests(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], bool]:
+    """Return a row for each run with digests but the first, compared with the first, and whether all are equal."""
+    names = [printable(name) for name in short_names(folders)]
+    digested = [place for place, folder in enumerate(folders) if _has_digests(folder)]
+    if len(digested) < 2:
+        return [("none to compare", "+callbacks=state_digest writes them, to find the batch at which two part")], True
+    rows = []
+    agree = True
+    first = folders[digested[0]]
+    for place in digested[1:]:
+        try:
+            found = difference(first, folders[place])
+        except ValueError:
+            text = "no batch has digests in both: give both the same callbacks.state_digest.interval"
+        else:
+            text = f"{'ok' if found.agree else 'different'}: {found}{_about_samples(found, first, folders[place])}"
+            agree &= found.agree
+        rows.append((f"{names[digested[0]]} -> {names[place]}", printable(text)))
+    return rows, agree
+
+
+def _folder_of(given: str, config: Mapping[str, Any]) -> Path:
+    """Return the folder of a run, asking destinations for one that is named by an id."""
+    path = Path(given)
+    if not path.exists() and is_id(given):
+        found = [run for one in build.make_destinations(config) if (run := one.find_run(given, None)) is not None]
+        path = found[0] if found else path
+    refuse_if(not path.exists(), "RUN", given, "no such folder; runner runs lists those in outputs/")
+    if not any((path / name).exists() for name in (RESULT, CONFIG, DIGESTS)):
+        raise ValueError(f"RUN={given!r}: has no {RESULT}, {CONFIG} or {DIGESTS}, so it is not the folder of a run")
+    return path.absolute()
+
+
+def _about_samples(found: Difference, a: Path, b: Path) -> str:
+    """Return a remark if two runs part although all their samples are the same."""
+    if found.batch is None or "samples" in found.parts or first_difference(a, b, ["samples"]).batch is not None:
+        return ""
+    return "; samples are the same in all batches"
+
+
+def _has_digests(folder: Path) -> bool:
+    try:
+        return bool(read_digests(folder))
+    except (OSError, ValueError):
+        return False

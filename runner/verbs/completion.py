@@ -1,0 +1,175 @@
+"""`runner completion bash`: the completion script of a shell, and the candidates it requests.
+
+runner completion bash >> ~/.bashrc
+runner completion zsh >> ~/.zshrc
+runner completion fish > ~/.config/fish/conf.d/runner.fish
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from runner.cli.catalogue import GROUPS, Choice, Key, choices, chosen_in, default_choices, top_keys
+from runner.cli.command import Command
+from runner.cli.command_line import LISTS, key_of, typed_value
+from runner.cli.nearest import nearest
+from runner.cli.verbs import VERBS, Verb
+from runner.failures.facts import WrongKey
+from runner.files.printable import printable
+from runner.records.listing import OUTPUTS, RUNS
+
+SHELLS = Path(__file__).parent / "shells"
+LINE = "RUNNER_LINE"
+"""The environment variable in which a shell's script passes the line up to the cursor."""
+OPTIONS = {
+    "--help": "what there is, with examples",
+    "--version": "the version",
+    "-m": "a sweep: one job for each value",
+    "--cfg": "print the composed config: --cfg job",
+    "--config-dir": "a folder of config groups of your own",
+    "--json": "one JSON object for programs",
+}
+FOLDERS = 20  # runs that are offered
+
+Candidates = Iterable[tuple[str, str]]
+"""Words that a shell may complete to, each with a description."""
+
+
+def run(command: Command) -> None:
+    """Print the script that completes commands in a shell: bash, zsh or fish. Write it to where the shell reads it.
+
+    The script asks for candidates by running the command again, which takes a tenth of a second.
+    """
+    (shell,) = command.words
+    if shell == "candidates":
+        for word, text in complete(os.environ.get(LINE, "")):
+            print(printable(word), printable(text), sep="\t")
+        return
+    names = {file.suffix[1:]: file for file in SHELLS.iterdir()}
+    if shell not in names:
+        raise WrongKey("SHELL", nearest(shell, names), repr(shell))
+    print(names[shell].read_text(encoding="utf-8"), end="")
+
+
+def complete(line: str) -> list[tuple[str, str]]:
+    """Return completions of the last word of a command line that ends at the cursor, with descriptions."""
+    words = [*_words(line), ""] if line[-1:].isspace() else _words(line)
+    start = next((place for place, word in enumerate(words) if Path(word).name == "runner"), None)
+    if start is None or start + 1 >= len(words):
+        return []
+    *arguments, current = words[start + 1 :]
+    found = dict(_candidates(arguments, current))
+    return sorted((word, text) for word, text in found.items() if word.startswith(current))
+
+
+def _words(line: str) -> list[str]:
+    """Return the words of a line whose last quote may still be open."""
+    for closing in ("", "'", '"'):
+        try:
+            return shlex.split(line + closing)
+        except ValueError:
+            continue
+    return line.split()
+
+
+def _candidates(arguments: Sequence[str], current: str) -> Candidates:
+    known = choices(_own_folder(arguments))
+    verb = VERBS.get(arguments[0] if arguments else "")
+    previous = arguments[-1] if arguments else ""
+    if verb is not None:
+        for option in verb.options:
+            if previous == f"--{option.name}" and option.kind is not bool:
+                return [(one, "") for one in option.kind] if isinstance(option.kind, tuple) else []
+    if current.startswith("-"):
+        own = {} if verb is None else {f"--{option.name}": option.says for option in verb.options}
+        return (own | OPTIONS).items()
+    key, equals, value = current.partition("=")
+    chosen = _chosen(arguments, known)
+    if equals:
+        return ((f"{key}={one}", text) for one, text in _values(key.lstrip("+~"), value, known, chosen))
+    words = [] if verb is None else [*_words_of(verb, arguments[1:], known)]
+    return words if verb is not None and not verb.composes else [*words, *_names(arguments, current, known, chosen)]
+
+
+def _words_of(verb: Verb, typed: Sequence[str], known: Sequence[Choice]) -> Candidates:
+    """Return what the next word after a verb may be."""
+    if verb.name == "help":
+        groups = [*GROUPS.items(), *((one.name, one.says) for one in VERBS.values())]
+        return [*groups, *((one.name, one.summary) for one in known), *((key.name, key.comment) for key in top_keys())]
+    if verb.name == "list":
+        return [*GROUPS.items(), ("verbs", "what the first word of a command may be")]
+    if verb.name == "completion":
+        return [(file.suffix[1:], "") for file in SHELLS.iterdir()]
+    place = sum(not one.startswith("-") and "=" not in one for one in typed)
+    names = verb.words.split()
+    word = names[min(place, len(names) - 1)] if names and (place < len(names) or "..." in names[-1]) else ""
+    if word.strip("[].") != "RUN":
+        return []
+    return [("latest", "the run that saved a checkpoint last"), *((folder, "") for folder in _run_folders())]
+
+
+def _names(arguments: Sequence[str], current: str, known: Sequence[Choice], chosen: Sequence[Choice]) -> Candidates:
+    """Yield verbs, groups and keys; of a long key, the part up to its next dot."""
+    if not arguments:
+        yield from ((verb.name, verb.says) for verb in VERBS.values())
+    if current.startswith("~"):
+        yield from ((f"~{one.group}.{one.name}", one.summary) for one in chosen if one.group in LISTS)
+        return
+    for group, says in GROUPS.items():
+        if any(one.group == group for one in known):
+            yield f"{'+' if group in LISTS else ''}{group}=", says
+            yield f"{group}=", says
+    for key in (*top_keys(), *_keys(chosen)):
+        end = key.name.find(".", len(current))
+        yield (f"{key.name}=", f"{key.comment} [{key.value}]") if end < 0 else (key.name[: end + 1], "")
+
+
+def _values(key: str, value: str, known: Sequence[Choice], chosen: Sequence[Choice]) -> Candidates:
+    """Return the values that a key may have; for a list, what is typed so far with each possible next name."""
+    if key in GROUPS:
+        start = value[: max(value.rfind(","), value.rfind("[")) + 1]
+        taken = start.strip("[").split(",")
+        return [(f"{start}{one.name}", one.summary) for one in known if one.group == key and one.name not in taken]
+    found = next((one for one in (*top_keys(), *_keys(chosen)) if one.name == key), None)
+    if found is not None and found.value in ("true", "false"):
+        return [("true", found.comment), ("false", found.comment)]
+    return []
+
+
+def _chosen(arguments: Sequence[str], known: Sequence[Choice]) -> list[Choice]:
+    """Return the choices of a command: the defaults, those of its recipe, and those that are typed."""
+    names = default_choices()
+    recipe = typed_value(arguments, "experiment")
+    for one in known:
+        if one.group == "experiment" and one.name == recipe:
+            names |= chosen_in(one.text)
+    for argument in arguments:
+        group = key_of(argument)
+        if group in GROUPS and "=" in argument:
+            typed = argument.partition("=")[2].strip("[]'\"").split(",")
+            names[group] = [*names.get(group, []), *typed] if argument.startswith("+") else typed
+    return [one for one in known if one.name in names.get(one.group, ())]
+
+
+def _keys(chosen: Sequence[Choice]) -> Iterator[Key]:
+    """Yield the keys of choices. A recipe has none: it sets keys of other choices."""
+    for one in chosen:
+        yield from one.keys if one.package else ()
+
+
+def _own_folder(arguments: Sequence[str]) -> Path | None:
+    """Return the folder that `--config-dir` names, None without it."""
+    for place, one in enumerate(arguments):
+        option, equals, value = one.partition("=")
+        if option == "--config-dir":
+            return Path(value if equals else "".join(arguments[place + 1 : place + 2]))
+    return None
+
+
+def _run_folders() -> list[str]:
+    """Return the folders of the latest runs; only names are read."""
+    found = {str(path.parent) for runs in RUNS for path in Path(OUTPUTS).glob(f"{runs}/config.yaml")}
+    return sorted(found, reverse=True)[:FOLDERS]

@@ -1,0 +1,92 @@
+"""`runner eval RUN`: evaluates the weights of a run that was trained before, and trains nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.config import build
+from runner.config.errors import config_errors
+from runner.records.job import Job
+from runner.records.record import log_record
+from runner.records.recording import check_objective, recording, timing
+from runner.records.result import Objective
+from runner.terminal.console import print_block, show_path
+from runner.training.final_test import check_test_data
+
+if TYPE_CHECKING:
+    from runner.core.state import State
+    from runner.training.evaluator import Evaluator
+    from runner.training.trainer import Trainer
+
+
+def run(job: Job) -> Objective:
+    """Run the evaluators on the weights of a run, print the metrics, and return the objective. All ranks.
+
+    Test data is evaluated only if the key `test` asks for it.
+    """
+    with recording(job) as result:
+        with trainer_with_weights(job) as trainer:
+            with config_errors():
+                check_objective(trainer.state, job.config["objective"])
+                evaluators = _to_evaluate(trainer.state, job.config["test"])
+            trainer.noting = partial(timing, result, trainer.noting)
+            values = trainer.eval(evaluators)
+        result.measure(trainer.state, job.config["objective"])
+    rows = [(f"{label}/{name}", value) for label, metrics in values.items() for name, value in metrics.items()]
+    print_results(trainer, rows)
+    return result.answer
+
+
+def _to_evaluate(state: State, test: str | None) -> list[Evaluator] | None:
+    """Return the evaluators to run; None if there are none at all."""
+    if test is not None:
+        check_test_data(state, test)
+        return [*state.evaluators]
+    found = [one for one in state.evaluators if not one.is_test]
+    if state.evaluators and not found:
+        raise ValueError("test=None: this run has test data only; give test=last to evaluate it")
+    return found or None
+
+
+@contextmanager
+def trainer_with_weights(job: Job) -> Iterator[Trainer]:
+    """Yield the Trainer of a job, with its clock at the time when the weights were saved; record the run."""
+    from runner.checkpoints.snapshot import read_timestamp
+    from runner.trials.diagnosis import noting_faults
+
+    with config_errors():
+        trainer = build.build(job.config, Path(job.run_dir), job.run_name)
+    with trainer:
+        # Metrics are then logged at the batch at which the other run logged its own.
+        if (path := Path(job.config["trainer"]["load_path"])).is_dir():
+            trainer.state.timestamp = trainer.state.previous_timestamp = read_timestamp(path)
+        with config_errors():
+            log_record(trainer.logger, job)
+        trainer.noting = partial(noting_faults, job.config, job.choices)
+        yield trainer
+
+
+def print_results(trainer: Trainer, rows: Sequence[tuple[str, Any]]) -> None:
+    """Print results, then the folder of the run and the commands that show it. All ranks; rank 0 prints."""
+    from runner.distributed.ranks import get_global_rank
+    from runner.training.metrics import scalars
+
+    if get_global_rank() != 0:
+        return
+    state = trainer.state
+    load_path = Path(state.config["trainer"]["load_path"])
+    when = f", after {state.timestamp.batch} batches" if load_path.is_dir() else ""
+    lines = [("weights", f"{show_path(load_path)}{when}")]
+    for label, value in rows:
+        if isinstance(value, str):
+            lines.append((label, value))
+        else:
+            lines += [(key, f"{float(number):.6g}") for key, number in scalars(label, value).items()]
+    lines.append(("run", show_path(state.run_dir)))
+    commands = (getattr(one, "ui_command", None) for one in trainer.logger.destinations)
+    lines += [("compare", command) for command in commands if command]
+    print_block("", lines)

@@ -1,0 +1,225 @@
+"""`runner explain`: what runs at which event, in which order and why. Nothing is trained, read or written.
+
+With `--json` the result has these stable keys:
+
+- `hooks`: for each callback, algorithm and destination its `name` (its key in the config), `kind` ('algorithm',
+  'callback', 'destination', or 'trainer' for those that are always there), `class`, and `does` (the first line of its
+  docstring, or null);
+- `events`: all events in the order of their declaration, each with `event`, `when` and `runs`, which lists in order
+  `name`, `does` (the first line of the hook's docstring, or null) and `why` (a list of reasons for its place);
+- `conflicts`: what cannot be combined, a sentence each;
+- `unchecked`: keys that go into the `**options` of a class, so it is unknown whether they are used.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from runner.config import build
+from runner.config.composed import targets
+from runner.config.signatures import taken_as_options
+from runner.core.destination import LoggerDestination
+from runner.core.hooks import Algorithm, Hooks
+from runner.files.printable import printable
+from runner.records.job import Job
+from runner.terminal.answer import give
+from runner.terminal.console import Unpadded, make_console, print_block
+from runner.timing.event import Event
+
+if TYPE_CHECKING:
+    from runner.core.engine import Engine
+
+
+WHEN = {
+    **dict.fromkeys(("iteration_start", "iteration_end", "iteration_checkpoint"), "each iteration"),
+    **dict.fromkeys(("epoch_start", "epoch_end", "epoch_checkpoint"), "each epoch"),
+    **dict.fromkeys(("before_dataloader", "after_dataloader", "batch_start", "before_train_batch"), "each batch"),
+    **dict.fromkeys(("before_forward", "after_forward", "before_loss", "after_loss"), "each microbatch"),
+    **dict.fromkeys(("before_backward", "after_backward"), "each microbatch"),
+    **dict.fromkeys(("after_train_batch", "batch_end", "batch_checkpoint"), "each batch"),
+    **dict.fromkeys(("eval_before_all", "eval_after_all"), "each evaluation"),
+    **dict.fromkeys(("eval_start", "eval_end"), "each evaluator"),
+    **dict.fromkeys(("eval_batch_start", "eval_before_forward"), "each eval batch"),
+    **dict.fromkeys(("eval_after_forward", "eval_batch_end"), "each eval batch"),
+    **dict.fromkeys(("eval_standalone_start", "eval_standalone_end"), "trainer.eval()"),
+    **dict.fromkeys(("predict_start", "predict_end"), "trainer.predict()"),
+    **dict.fromkeys(("predict_batch_start", "predict_before_forward"), "each batch predicted"),
+    **dict.fromkeys(("predict_after_forward", "predict_batch_end"), "each batch predicted"),
+}
+"""How often each event fires; unlisted events fire once."""
+
+PLACES = {
+    "algorithm": "algorithms come first",
+    "trainer": "the trainer's own come before callbacks",
+    "callback": "callbacks come after algorithms",
+    "destination": "destinations come last",
+}
+PLACES_AT_INIT = {
+    "destination": "destinations come first, so that all can log",
+    "trainer": "the trainer's own come before callbacks",
+    "callback": "callbacks come after destinations",
+    "algorithm": "algorithms come last",
+}
+"""Why one kind of hooks runs before or after another, at all other events and at INIT."""
+
+
+def run(job: Job) -> None:
+    """Print what runs when and why. Rank 0 only."""
+    from runner.trials.diagnosis import naming_fault
+
+    with naming_fault(job.config, job.choices), redirect_stdout(sys.stderr):  # constructors may print
+        explained = timeline(job.config)
+    give(result=explained)
+    print_tables(job.title, explained)
+
+
+def timeline(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the result for `--json`; the module docstring lists its keys."""
+    engine, conflicts = make_engine(config)
+    state = engine.state
+    everyone: list[Hooks] = [*state.algorithms, *state.callbacks, *state.loggers]
+    return {
+        "hooks": [
+            {"name": one.config_key, "kind": kind_of(one), "class": _path(type(one)), "does": _first_line(type(one))}
+            for one in everyone
+        ],
+        "events": [
+            {"event": str(event), "when": WHEN.get(event, "once"), "runs": [*_runs(engine, event)]} for event in Event
+        ],
+        "conflicts": conflicts,
+        "unchecked": [f"{path}.{key}" for path, section in targets(config) for key in taken_as_options(path, section)],
+    }
+
+
+def make_engine(config: Mapping[str, Any]) -> tuple[Engine, list[str]]:
+    """Return the engine of a run, and the conflicts in it. Callbacks and algorithms are made, and none is called."""
+    from runner.core.engine import Engine
+    from runner.core.ordering import conflicts_among, sort_algorithms
+    from runner.training.arguments import split_schedulers
+    from runner.trials.dry_run import make_idle_trainer
+
+    parts = build.make_parts(config)
+    for key, one in (*parts["callbacks"].items(), *parts["algorithms"].items()):
+        one.config_key = one.config_key or key
+    callbacks = [one for one in parts["callbacks"].values() if not isinstance(one, LoggerDestination)]
+    destinations = [one for one in parts["callbacks"].values() if isinstance(one, LoggerDestination)]
+    algorithms = [*parts["algorithms"].values(), *split_schedulers(parts["schedulers"])[1]]
+    conflicts = [f"{one}.conflicts_with names {other}" for one, other in conflicts_among(algorithms)]
+    try:
+        algorithms = sort_algorithms(algorithms)
+    except ValueError as error:
+        conflicts.append(str(error))
+    with make_idle_trainer(config, logs=bool(destinations)) as trainer:
+        state = replace(
+            trainer.state,
+            algorithms=tuple(algorithms),
+            callbacks=(*trainer.state.callbacks, *callbacks),
+            loggers=tuple(destinations),
+        )
+        return Engine(state, type(trainer.logger)(state, destinations)), [*conflicts, *_never_called(state)]
+
+
+def _never_called(state: Any) -> Iterator[str]:
+    """Yield which hooks are never called because the model has its own `training_step`."""
+    from runner.training.arguments import refuse_unseen_hooks
+
+    try:
+        refuse_unseen_hooks(state)
+    except ValueError as error:
+        yield str(error)
+
+
+def kind_of(one: Hooks) -> str:
+    """Return the kind of an object with hooks: 'algorithm', 'callback', 'destination' or 'trainer'."""
+    from runner.training.metrics import TrainerLog, TrainMetrics
+
+    if isinstance(one, LoggerDestination):
+        return "destination"
+    if isinstance(one, TrainMetrics | TrainerLog):
+        return "trainer"
+    return "algorithm" if isinstance(one, Algorithm) else "callback"
+
+
+def _runs(engine: Engine, event: Event) -> Iterator[dict[str, Any]]:
+    listeners = engine.listeners(event)
+    for one in listeners:
+        handlers = (type(one).run_event, getattr(one, event.value), type(one).apply)
+        does = next(filter(None, map(_first_line, handlers)), None)
+        yield {"name": one.config_key, "does": does, "why": [*_reasons(one, listeners, event)]}
+
+
+def _reasons(one: Hooks, listeners: Sequence[Hooks], event: Event) -> Iterator[str]:
+    """Yield why an object runs at its place among all that have a hook for an event."""
+    kind = kind_of(one)
+    alike = [other for other in listeners if kind_of(other) == kind and other is not one]
+    if len(alike) + 1 < len(listeners):
+        yield (PLACES_AT_INIT if event is Event.INIT else PLACES)[kind]
+    if not alike:
+        return
+    if kind == "algorithm" and event.closes_bracket:
+        yield "in reverse order, as this event closes what an earlier one opened"
+    else:
+        yield from [*_declared(one, alike)] or ["in the order given"]
+
+
+def _declared(one: Any, others: Sequence[Any]) -> Iterator[str]:
+    """Yield the declarations that put an algorithm before or after others."""
+    name = type(one).__name__
+    for other in others:
+        its_name = type(other).__name__
+        for owner, key, names, wanted, phrase in (
+            (name, "runs_before", getattr(one, "runs_before", ()), its_name, "before"),
+            (name, "runs_after", getattr(one, "runs_after", ()), its_name, "after"),
+            (its_name, "runs_before", getattr(other, "runs_before", ()), name, "after"),
+            (its_name, "runs_after", getattr(other, "runs_after", ()), name, "before"),
+        ):
+            if wanted in names:
+                yield f"{phrase} {other.config_key}, by {owner}.{key}"
+
+
+def _first_line(thing: Any) -> str | None:
+    """Return the first line of an object's own docstring; what it inherits from `Hooks` does not describe it."""
+    if getattr(thing, "__func__", thing) in vars(Hooks).values():
+        return None
+    text = getattr(thing, "__doc__", None) or ""
+    return text.strip().partition("\n")[0] or None
+
+
+def _path(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def print_tables(title: str, explained: Mapping[str, Any]) -> None:
+    """Print a table of all hooks, and a table of what runs at which event."""
+    from rich.table import Table
+    from rich.text import Text
+
+    hooks = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("name", "kind", "what it does"):
+        hooks.add_column(column, overflow="fold")
+    for one in explained["hooks"]:
+        hooks.add_row(Text(printable(one["name"])), one["kind"], Text(printable(one["does"] or one["class"])))
+    events = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("event", "when", "what runs, in order", "why"):
+        events.add_column(column, overflow="fold")
+    with_hooks = [one for one in explained["events"] if one["runs"]]
+    for one in with_hooks:
+        cells = (Text(one["event"].upper(), "cyan"), one["when"])
+        for run in one["runs"]:
+            name = f"{run['name']}: {run['does']}" if run["does"] else run["name"]
+            events.add_row(*cells, Text(printable(name)), Text(printable("; ".join(run["why"]))))
+            cells = ("", "")
+    console = make_console()
+    console.print(Text(printable(title), "bold"))
+    console.print(Unpadded(hooks), "", Unpadded(events), "", sep="\n")
+    without_hooks = len(explained["events"]) - len(with_hooks)
+    rows = [("warning", f"cannot be combined: {one}") for one in explained["conflicts"]]
+    for key in explained["unchecked"]:
+        rows.append(("warning", f"{key} goes into **options, so it may be unused"))
+    rows += [("note", "evaluations run between BATCH_END and BATCH_CHECKPOINT or EPOCH_END and EPOCH_CHECKPOINT")]
+    rows += [("note", f"{without_hooks} more events have no hooks; --json lists them")]
+    print_block("", rows)

@@ -1,0 +1,81 @@
+"""`runner export RUN FILE`: the weights of a run in one file, whether its checkpoints are sharded or not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from runner.cli.command import Command
+from runner.failures.facts import WrongKey
+from runner.history.mirrored import download_run, is_address
+from runner.records.folder import latest_run
+from runner.terminal.answer import give
+
+SUFFIXES = (".pt", ".safetensors")
+
+
+def run(command: Command) -> None:
+    """Write the weights that evaluations of a run measured to a file, by the names that they have in the network.
+
+    A network in a model of this project, such as `ClassificationModel`, is the network alone:
+
+        network.load_state_dict(torch.load("model.pt"))
+        network.load_state_dict(safetensors.torch.load_file("model.safetensors"))
+
+    `trainer.load_path=model.pt` starts a run from the file. A `.pt` file needs memory for all weights, a `.safetensors`
+    file for the largest of them.
+    """
+    given, file = command.words
+    source = download_run(given, keep=False) if is_address(given) else given
+    run = latest_run() if source == "latest" else Path(source)
+    path = Path(file)
+    if path.suffix not in SUFFIXES:
+        raise WrongKey("FILE", f"must end in {' or '.join(SUFFIXES)}", repr(file))
+    if path.exists():
+        raise WrongKey("FILE", "this file exists; give another name, or remove it", repr(file))
+    import torch
+    from torch import Tensor
+
+    from runner.checkpoints.files import find_checkpoint, read_config, read_file
+    from runner.checkpoints.shards import write_safetensors
+    from runner.checkpoints.writing import write_file
+    from runner.distributed.saved_tensor import unsaved
+
+    try:
+        checkpoint = find_checkpoint(run or given)
+    except (FileNotFoundError, ValueError) as error:
+        raise WrongKey("RUN", str(error), repr(given)) from None
+    weights = _of_network(read_file(checkpoint, "model.pt"), read_config(checkpoint) or {})
+    if path.suffix != ".pt" and (others := [name for name, one in weights.items() if not isinstance(one, Tensor)]):
+        raise WrongKey(
+            "FILE", f"{others[0]} is not a tensor, so safetensors cannot hold it; give a .pt file", repr(file)
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        if path.suffix == ".pt":
+            whole = {name: unsaved(one) for name, one in weights.items()}
+            write_file(aside, lambda file: torch.save(whole, file))  # type: ignore[arg-type]
+        else:
+            write_file(aside, lambda file: write_safetensors(file.write, weights, {"format": "pt"}))
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    give(result={"checkpoint": str(checkpoint), "path": str(path), "bytes": path.stat().st_size})
+    print(f"{len(weights)} weights of {checkpoint}, {path.stat().st_size:,} bytes: {path}")
+
+
+def _of_network(weights: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return weights by their names in the network, if a model of this project holds it; else unchanged.
+
+    A run that was made in Python has no config of its model, so there it is told by the names alone.
+    """
+    from runner.checkpoints.weights import WRAPPED
+
+    model = config.get("model")
+    is_ours = not isinstance(model, Mapping) or str(model.get("_target_")).startswith("runner.")
+    if not is_ours or not all(name.startswith(WRAPPED) for name in weights):
+        return dict(weights)
+    return {name.removeprefix(WRAPPED): value for name, value in weights.items()}

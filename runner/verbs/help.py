@@ -1,0 +1,230 @@
+"""`runner --help` and `runner help early_stopper`: list and explain everything, without composing a config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from runner import __version__
+from runner.cli.catalogue import GROUPS, Choice, choices, default_choices, top_keys
+from runner.cli.command import Command
+from runner.cli.command_line import LISTS, config_dir
+from runner.cli.docstrings import Definition, find_definition
+from runner.cli.nearest import nearest
+from runner.cli.verbs import VERBS, Option, Verb
+from runner.failures.facts import WrongKey
+from runner.terminal.console import show_path
+from runner.terminal.text import heading, in_columns, paragraphs
+from runner.verbs.list import describe_group, own_classes
+
+LINES = (
+    ("optimizer.lr=0.05", "sets a value"),
+    ("model=mlp", "makes another choice in a group"),
+    ("+callbacks=speed_monitor", "adds to the callbacks, likewise to the algorithms"),
+    ("~callbacks.progress_bar", "removes one"),
+    ("-m seed=0,1,2", "a sweep: trains one job for each value"),
+    ("--cfg job", "prints the composed config, and trains nothing"),
+    ("--config-dir FOLDER", "reads config groups of your own there; otherwise in conf/"),
+    ("--json", "prints one JSON object for programs, with any verb"),
+    ("--version", "prints the version"),
+)
+MORE = (
+    ("runner VERB --help", "explains a verb and its options"),
+    ("runner list GROUP", "describes each choice of a group"),
+    ("runner help NAME", "explains a choice, key, class or verb"),
+    ("runner completion bash", "sets up completion; also zsh and fish"),
+    ("docs/, README.md", "of the project: guides, and what a run leaves"),
+)
+RUN = "a folder of a run, one of its checkpoints, its MLflow id, its address on a mirror, or latest"
+# Arguments that the runner itself gives, so that no config sets them.
+GIVEN = ("params", "model", "optimizer", "timestamp")
+
+
+def run(command: Command) -> None:
+    """Print the general help, or the meaning of a name."""
+    own = config_dir(command.overrides)
+    lines = explain(command.words[0], own) if command.words else overview(own)
+    print("\n".join(lines))
+
+
+def overview(own: Path | None = None) -> Iterator[str]:
+    """Yield the lines of `runner --help`."""
+    yield heading(f"runner {__version__}: an experiment runner for PyTorch")
+    yield "  runner [VERB] [WORDS] [--OPTION VALUE] [KEY=VALUE] [GROUP=CHOICE] ...    or python -m runner"
+    yield ""
+    yield from in_columns(LINES)
+    for group in dict.fromkeys(verb.group for verb in VERBS.values()):
+        yield ""
+        yield heading(f"{group}")
+        rows = []
+        for verb in VERBS.values():
+            if verb.group == group:
+                rows += [(verb.name, verb.says), ("", verb.example)]
+        yield from in_columns(rows)
+    yield ""
+    yield heading("Config groups, and their choices")
+    rows = []
+    for group, says in GROUPS.items():
+        if names := [one.name for one in choices(own) if one.group == group]:
+            rows += [(group, says), ("", ", ".join(names))]
+    yield from in_columns(rows)
+    yield ""
+    yield heading("More")
+    yield from in_columns(MORE)
+
+
+def explain(name: str, own: Path | None = None) -> Iterator[str]:
+    """Yield the lines of what a name means: each choice, group and verb of this name, or else the key or class.
+
+    The name may be prefixed with the group of a choice, with a dot or as in an override.
+    """
+    asked = name.lstrip("+").replace("=", ".").replace("/", ".")
+    known = choices(own)
+    pages = [[*_explain_verb(VERBS[asked])]] if asked in VERBS else []
+    if (group := asked.replace(".", "/")) in GROUPS:
+        pages.append([*describe_group(group, known)])
+    pages += [[*_explain_choice(one)] for one in known if asked in _names_of(one)]
+    pages = pages or [page for page in [[*_explain_key(asked, known)]] if page]
+    if not pages:
+        mine = next((one for path, one in own_classes() if asked in (path, one.name)), None)
+        definition = mine or find_definition(asked)
+        pages = [] if definition is None else [[*_explain_definition(definition)]]
+    if not pages:
+        names = [*VERBS, *GROUPS, *(one.name for one in known), *(key.name for key in top_keys())]
+        near = nearest(asked, {*names})
+        instead = near if near.startswith("did") else "runner --help lists everything"
+        raise WrongKey("NAME", f"there is nothing of this name; {instead}", repr(name))
+    for number, page in enumerate(pages):
+        yield from [""] * (number > 0)
+        yield from page
+
+
+def _names_of(choice: Choice) -> tuple[str, ...]:
+    """Return the names of a choice: its own, with its group, and that of its class."""
+    return (choice.name, f"{choice.group.replace('/', '.')}.{choice.name}", choice.target.rpartition(".")[2])
+
+
+def _explain_verb(verb: Verb) -> Iterator[str]:
+    yield heading(f"runner {verb.name}: {verb.says}")
+    options = "[--OPTION VALUE]" if verb.options else ""
+    keys = "[KEY=VALUE] ..." if verb.composes else ""
+    yield f"  {' '.join(filter(None, ('runner', verb.name, verb.words, options, keys)))}"
+    yield ""
+    definition = find_definition(f"runner.verbs.{verb.name.replace('-', '_')}.run")
+    if definition is not None:
+        yield from paragraphs(definition.sections[""])
+        yield ""
+    if verb.uses_run:
+        yield from in_columns([("RUN", RUN)])
+        yield ""
+    if verb.options:
+        yield heading("Options, and their defaults")
+        yield from in_columns([(_synopsis(option), _shown(option), option.says) for option in verb.options])
+        yield ""
+    yield heading("Example")
+    yield f"  {verb.example}"
+
+
+def _synopsis(option: Option) -> str:
+    """Return an option as it is typed, with what its value may be."""
+    if isinstance(option.kind, tuple):
+        return f"--{option.name} {'|'.join(option.kind)}"
+    value = {bool: "", int: " N", float: " X", str: " TEXT", list: " A,B"}[option.kind]
+    return f"--{option.name}{value}"
+
+
+def _shown(option: Option) -> str:
+    """Return the default of an option; nothing if it is off or empty."""
+    if isinstance(option.default, tuple):
+        return ",".join(option.default)
+    return "" if option.default is None or option.default is False else str(option.default)
+
+
+def _explain_choice(choice: Choice) -> Iterator[str]:
+    """Yield the description of a choice, its keys with their defaults, and an example."""
+    definition = find_definition(choice.target) if choice.target else None
+    yield heading(f"{choice.typed}: a choice of {choice.group}{' of your own' if choice.is_own else ''}")
+    text = definition.sections[""] if definition is not None else ""
+    if choice.group in LISTS and text:  # the comment is a shorter version of it
+        yield from paragraphs(text)
+    else:
+        yield from paragraphs(f"{choice.comment}\n\n{text if choice.package else ''}")
+    yield ""
+    package = f"{choice.package}{choice.name}." if choice.group in LISTS else choice.package
+    if rows := [*_rows_of_keys(choice, package, definition)]:
+        yield heading(f"Keys{f' of {package[:-1]}' if package else ''}, and their defaults")
+        yield from in_columns(rows)
+        yield ""
+    for title in ("Logs", "Raises"):
+        if definition is not None and (entries := definition.rows(title)):
+            yield heading(title)
+            yield from in_columns(entries)
+            yield ""
+    yield heading("Example")
+    yield f"  {_example_of(choice, package)}"
+    yield ""
+    yield heading("Read more")
+    places = [show_path(choice.file)]
+    if definition is not None:
+        places.append(show_path(definition.file.resolve()))  # a checkout is installed through a link
+    yield from in_columns([(place,) for place in places])
+
+
+def _rows_of_keys(choice: Choice, package: str, definition: Definition | None) -> Iterator[tuple[str, str, str]]:
+    """Yield name, default and meaning of the keys in a file, then of the arguments that it leaves out."""
+    arguments = dict(definition.rows("Args")) if definition is not None and choice.package else {}
+    named = [key.name.removeprefix(package) for key in choice.keys]
+    for name, key in zip(named, choice.keys, strict=True):
+        yield name, key.value, arguments.get(name, key.comment)
+    if definition is None or choice.group in ("trainer", "launch"):
+        return
+    sections = {name.partition(".")[0] for name in named}
+    for name, text in arguments.items():
+        if name not in (*sections, *GIVEN) and (default := definition.arguments.get(name)):
+            yield f"+{name}", default, text
+
+
+def _example_of(choice: Choice, package: str) -> str:
+    """Return a command that makes a choice: the one in its file, or else with its first key that has a plain value."""
+    if choice.command:
+        return choice.command.removeprefix("python -m ")
+    if choice.group == "vars":
+        return f"runner {choice.typed}"
+    typed = [] if choice.name in default_choices().get(choice.group, []) else [choice.typed]
+    plain = [key for key in choice.keys if key.value[:1] not in ("", "[", "{", "$", "?") and key.value != "null"]
+    if package and plain:
+        typed.append(f"{plain[0].name}={plain[0].value}")
+    return " ".join(["runner", *typed])
+
+
+def _explain_key(asked: str, known: list[Choice]) -> Iterator[str]:
+    """Yield what a key means, in each choice that has it; nothing if there is no such key."""
+    for key in top_keys():
+        if asked == key.name:
+            yield heading(f"{key.name}={key.value}")
+            yield from paragraphs(key.comment)
+            return
+    rows = []
+    for choice in known:
+        # A recipe repeats the keys of other groups.
+        keys = choice.keys if choice.package else []
+        rows += [(choice.typed, one.value, one.comment) for one in keys if f".{one.name}".endswith(f".{asked}")]
+    if rows:
+        yield heading(f"{asked}: its default in each choice")
+        yield from in_columns(rows)
+
+
+def _explain_definition(definition: Definition) -> Iterator[str]:
+    """Yield the docstring of a class or function, section by section."""
+    yield heading(f"{definition.name}: in {show_path(definition.file)}")
+    yield from paragraphs(definition.sections[""] or "It has no docstring.")
+    described = dict(definition.rows("Args"))
+    if rows := [(name, default, described.get(name, "")) for name, default in definition.arguments.items()]:
+        yield ""
+        yield heading("Arguments, and their defaults")
+        yield from in_columns(rows)
+    for title in ("Logs", "Returns", "Raises"):
+        if entries := definition.rows(title):
+            yield ""
+            yield heading(title)
+            yield from in_columns(entries)

@@ -1,0 +1,61 @@
+"""`runner list callbacks`: the choices of a config group, a line about each. Nothing is composed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from runner.cli.catalogue import GROUPS, Choice, choices
+from runner.cli.command import Command
+from runner.cli.command_line import LISTS, config_dir
+from runner.cli.docstrings import Definition, classes_in
+from runner.cli.nearest import nearest
+from runner.cli.verbs import VERBS
+from runner.failures.facts import WrongKey
+from runner.terminal.answer import give
+from runner.terminal.text import heading, in_columns
+
+SHIPPED = Path(__file__).parents[1]
+"""The folder that holds the `callbacks` and `algorithms` that come with the runner."""
+
+
+def run(command: Command) -> None:
+    """Print a line about each choice of a config group, or of all of them; `runner list verbs` prints the verbs."""
+    known = choices(config_dir(command.overrides))
+    asked = "".join(command.words).replace(".", "/")
+    if asked == "verbs":
+        give(result={"verbs": {verb.name: verb.says for verb in VERBS.values()}})
+        print("\n".join(in_columns([(verb.name, verb.says) for verb in VERBS.values()], indent=0)))
+        return
+    if asked and asked not in GROUPS:
+        raise WrongKey("GROUP", nearest(asked, [*GROUPS, "verbs"]), repr(command.words[0]))
+    filled = {one.group for one in known}
+    pages = [describe_group(group, known) for group in ([asked] if asked else GROUPS) if asked or group in filled]
+    chosen = [one for one in known if asked in ("", one.group)]
+    give(result={"choices": [{"group": one.group, "name": one.name, "summary": one.summary} for one in chosen]})
+    print("\n\n".join("\n".join(page) for page in pages))
+
+
+def describe_group(group: str, known: Sequence[Choice]) -> Iterator[str]:
+    """Yield a line about each choice of a group, and about the user's own classes that no file names."""
+    yield heading(f"{group}: {GROUPS[group]}")
+    rows = [(one.name, f"{one.summary}{' (yours)' if one.is_own else ''}") for one in known if one.group == group]
+    named = {one.target for one in known}
+    for path, found in own_classes():
+        if path.partition(".")[0] == group and path not in named:
+            summary = found.sections[""].partition("\n\n")[0].replace("\n", " ")
+            rows.append((found.name, f"{summary} (yours: +{group}.{found.name}._target_={path})"))
+    yield from in_columns(rows or [("-", "none so far")])
+
+
+def own_classes() -> list[tuple[str, Definition]]:
+    """Return the public classes in `callbacks` and `algorithms` of the working directory, each with its dotted path."""
+    found = []
+    for package in LISTS:
+        if Path(package).resolve() == (SHIPPED / package).resolve():  # in a checkout
+            continue
+        files = [Path(f"{package}.py"), *sorted(Path(package).glob("[!_]*.py"))]
+        for file in files:
+            module = ".".join(file.with_suffix("").parts)
+            found += [(f"{module}.{one.name}", one) for one in classes_in(file)] if file.is_file() else []
+    return found

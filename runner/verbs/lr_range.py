@@ -1,0 +1,117 @@
+"""`runner lr-range`: train a little while the learning rate grows, and suggest one from how the loss falls.
+
+The rate grows by the same factor after each batch, from `--start` to `--end`, instead of the schedule.
+All parameter groups keep their ratios to `optimizer.lr`. Training is a trial; only the plot is kept. The
+rule behind the suggestion is in `rising_rate`; use the rate as a starting point, or for the peak of a schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.cli.command import Command
+from runner.config.errors import config_errors
+from runner.distributed.environment import is_rank_zero
+from runner.failures.facts import WrongKey
+from runner.files.whole import write_whole
+from runner.records.job import Job
+from runner.terminal.answer import give
+from runner.terminal.console import print_block, show_path
+
+if TYPE_CHECKING:
+    from runner.trials.rising_rate import RisingRate
+
+LEAST = 20
+"""Batches below which the smoothed loss has no slope worth the name."""
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def check(command: Command, config: Mapping[str, Any]) -> None:
+    """Check that the test is possible with a config."""
+    asked = command.options
+    for key in ("start", "end"):
+        if not 0 < asked[key] < math.inf:
+            raise WrongKey(f"--{key}", "must be a learning rate above 0", repr(asked[key]))
+    if asked["end"] <= asked["start"]:
+        raise WrongKey("--end", f"must be larger than --start {asked['start']:g}", repr(asked["end"]))
+    if asked["batches"] < LEAST:
+        raise WrongKey("--batches", f"too few to see a slope; give at least {LEAST}", repr(asked["batches"]))
+    if Path(asked["picture"]).suffix not in FORMATS:
+        raise WrongKey("--picture", f"must end in {', '.join(FORMATS)}", repr(asked["picture"]))
+    optimizer = config["optimizer"] or {}
+    if "_target_" not in optimizer:
+        several = f", not {', '.join(map(str, optimizer))}" if optimizer else ""
+        raise WrongKey("optimizer", f"lr-range varies the rate of one optimizer{several}")
+    rate = optimizer.get("lr")
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
+        reason = "lr-range varies it, and keeps the ratios of parameter groups to it; give a number above 0"
+        raise WrongKey("optimizer.lr", reason, repr(rate))
+
+
+def run(job: Job) -> None:
+    """Print a suggestion, and draw the loss over the learning rate. All ranks; nothing else is left behind."""
+    from runner.trials.rising_rate import RisingRate
+    from runner.trials.trial import trial
+
+    asked = job.command.options
+    rising = RisingRate(asked["start"], asked["end"], asked["batches"], float(job.config["optimizer"]["lr"]))
+    length = {"max_duration": f"{asked['batches']}ba", "scale_schedule_ratio": 1.0}
+    config = {**job.config, "scheduler": None}
+    with config_errors():
+        with trial(config, {"trial": rising}, watched=False, schedulers=rising.multiplier, **length) as trainer:
+            trainer.fit()
+        if is_rank_zero():
+            picture = Path(asked["picture"])
+            if (count := len(rising.losses)) < LEAST:
+                early = f"the loss diverged after {count} batches, at {rising.diverged_at:.3g}"
+                raise WrongKey("--start", f"{early}; give a smaller one", f"{asked['start']:g}")
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(picture, _draw(job.title, rising, picture.suffix[1:]))
+            print_block(job.title, [*_describe(rising), ("picture", show_path(picture))])
+            found = {"rates": rising.rates, "losses": rising.losses, "diverged_at": rising.diverged_at}
+            give(result={"suggestion": rising.suggest(), **found, "picture": str(picture)})
+
+
+def _describe(rising: RisingRate) -> Iterator[tuple[str, str]]:
+    """Yield the lines about what was found, as labels and texts."""
+    rate = rising.suggest()
+    last = rising.rates[-1]
+    smoothed = rising.smoothed
+    lowest = min(smoothed)
+    at = rising.rates[smoothed.index(lowest)]
+    if rate is None:
+        yield "warning no rate", f"the loss never fell, from {rising.rates[0]:.3g} to {last:.3g}; look at the plot"
+    else:
+        yield "ok suggestion", f"optimizer.lr={float(f'{rate:.2g}')!r}"
+    yield "lowest loss", f"{lowest:.4g} (smoothed) at {at:.3g}"
+    if rising.diverged_at is None:
+        yield "warning end", f"the loss has not diverged by {last:.3g}; a larger --end shows where it diverges"
+    else:
+        yield "diverged", f"at {rising.diverged_at:.3g}, after {len(rising.losses)} batches"
+
+
+def _draw(title: str, rising: RisingRate, kind: str) -> bytes:
+    """Return the picture of a test as the content of a file of a kind, such as 'png'."""
+    from runner.pictures.figure import COLORS, GRAY, add_legend, make_figure, render, scale, shorten, style
+
+    with style():
+        figure = make_figure(6.0, 3.8)
+        axes = figure.add_subplot()
+        axes.set_title(shorten(title, 70))
+        smoothed = rising.smoothed
+        handles = [*axes.plot(rising.rates, rising.losses, color=GRAY, linewidth=1)]
+        handles += axes.plot(rising.rates, smoothed, color=COLORS[0], linewidth=2)
+        labels = ["loss", "smoothed"]
+        if (rate := rising.suggest()) is not None:
+            handles.append(axes.axvline(rate, color=COLORS[1], linestyle="--", linewidth=1.5))
+            labels.append(f"steepest, {rate:.2g}")
+        axes.set(xlabel="learning rate", ylabel="training loss")
+        scale(axes, "x", rising.rates, decades=0.0)
+        until = rising.losses[: smoothed.index(min(smoothed)) + 1]
+        margin = 0.3 * (max(until) - min(until))
+        axes.set_ylim(min(until) - margin, max(until) + margin)  # a diverging loss leaves the plot
+        add_legend(axes, handles, labels, loc="lower left")
+    return render(figure, kind)

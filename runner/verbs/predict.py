@@ -1,0 +1,40 @@
+"""`runner predict RUN`: writes the predictions of a run's weights to a file, and trains nothing."""
+
+from __future__ import annotations
+
+from runner.config.errors import config_errors
+from runner.failures.facts import WrongKey
+from runner.records.job import Job
+from runner.records.recording import recording, timing
+from runner.terminal.answer import give
+from runner.terminal.console import show_path
+from runner.verbs.eval import print_results, trainer_with_weights
+
+
+def run(job: Job) -> None:
+    """Write the predictions of a run's weights to a file: each sample once, in order. All ranks."""
+    from runner.records.predictions import write_predictions
+
+    form = job.command.options["format"]
+    split = job.command.options["split"]
+    with recording(job) as result, trainer_with_weights(job) as trainer, timing(result, trainer.noting):
+        state = trainer.state
+        loaders = {one.label: one.dataloader for one in state.evaluators if one.is_test == (split == "test")}
+        if split == "train":
+            loaders = {"train": state.train_dataloader}
+        if not loaders:
+            held = {"train": True, "eval": split == "test" and state.evaluators, "test": split == "eval"}
+            others = " or ".join(name for name, there in held.items() if there)
+            with config_errors():
+                raise WrongKey("--split", f"this run has no such data; give {others}", repr(split))
+        written = []
+        files = []
+        for label, loader in loaders.items():
+            stem = "predictions" if len(loaders) == 1 else f"predictions-{label}"
+            path = state.run_dir / f"{stem}.{form}"
+            samples, order = write_predictions(trainer, loader, path)
+            trainer.logger.log_artifact(path, "predictions")
+            files.append({"split": label, "path": str(path), "samples": samples})
+            written.append((label, f"{samples:,} samples in {order}: {show_path(path)}"))
+    give(result={"folder": job.run_dir, "files": files})
+    print_results(trainer, written)

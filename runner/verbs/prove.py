@@ -1,0 +1,287 @@
+"""`runner prove`: whether an experiment that is killed and resumed repeatedly ends like one that is not, to the bit.
+
+The experiment is trained for some batches in separate processes: once without interruption, and once with a SIGKILL
+at random moments and `runner resume` after each. Digests of weights, optimizer, randomness, algorithms and samples
+after every batch are compared, and the final metrics. If they differ, the first run is made a second time: if two runs
+without a kill differ too, then the experiment is not deterministic, and resuming is not at fault.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner.checkpoints.digest import read_digests
+from runner.cli.catalogue import CONF
+from runner.cli.command import Command
+from runner.cli.nearest import nearest
+from runner.config import build
+from runner.config.errors import WrongConfig
+from runner.failures.facts import WrongKey
+from runner.files.whole import write_whole
+from runner.records.job import Job
+from runner.records.record import write_record
+from runner.records.result import read_result
+from runner.terminal.answer import give
+from runner.terminal.commands import quoted
+from runner.terminal.console import print_block, show_path
+from runner.trials.kills import IN_SAVE, CompletedKill, Pace, Session, plan_kills
+from runner.verbs.compare import difference
+
+FILE = "prove.json"
+"""Name of the file that holds the verdict."""
+
+WHOLE = "uninterrupted"
+KILLED = "killed"
+AGAIN = "uninterrupted-again"
+
+SHOWN_LINES = 20
+"""Lines of a session's output that are shown if it failed."""
+
+
+class SessionFailed(Exception):
+    """A session ended on its own with an error."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of a proof.
+
+    Attributes:
+        outcome: 'equal'; 'different'; 'not deterministic', if two runs without a kill differ; 'not trained' or 'not
+            resumed', if a session failed; 'not killed', if the run ended before the first kill.
+        reason: explanation in one sentence.
+    """
+
+    outcome: str
+    reason: str
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the experiment resumes to the bit."""
+        return self.outcome == "equal"
+
+
+def check(command: Command, config: Mapping[str, Any]) -> None:
+    """Raise an error if an experiment cannot be proved as the command asks."""
+    asked = command.options
+    if "RANK" in os.environ:
+        raise ValueError("prove: starts its own processes; use launch.nproc_per_node=... without torchrun")
+    for key, least in (("batches", 2), ("kills", 1), ("seed", 0), ("patience", 1)):
+        if asked[key] < least:
+            raise WrongKey(f"--{key}", f"must be a whole number of at least {least}", repr(asked[key]))
+    known = {*(config["callbacks"] or {}), *(path.stem for path in (CONF / "callbacks").glob("*.yaml"))}
+    for name in asked["without"]:
+        if name not in known:
+            reason = "no such callback; " + nearest(str(name), known).knowing(meant="")
+            raise WrongKey("--without", reason, repr(",".join(asked["without"])))
+
+
+def run(job: Job) -> None:
+    """Prove that an experiment resumes to the bit, and print the verdict. Rank 0 alone.
+
+    Raises:
+        SystemExit: it does not, and all files are kept; the exit code is 1.
+        WrongConfig: the experiment cannot be trained at all.
+    """
+    if any(Path(job.run_dir).iterdir()):
+        raise WrongConfig(f"{job.run_dir!r}: holds something; prove needs an empty folder", at="hydra.run.dir")
+    proof = Proof(job)
+    print_block(job.title, [_row("folder", show_path(proof.folder))])
+    try:
+        verdict = proof.run()
+    except (KeyboardInterrupt, WrongConfig):
+        proof.remove()
+        raise
+    give(result={"proven": verdict.is_good, "outcome": verdict.outcome, "reason": verdict.reason})
+    if not verdict.is_good:
+        give(reason=f"{verdict.outcome}: {verdict.reason}")
+        proof.write(verdict)
+        print_block("", [_row(verdict.outcome, verdict.reason), _row("folder", f"kept: {show_path(proof.folder)}")])
+        raise SystemExit(1)
+    print_block("", [_row("ok proof", verdict.reason), *(_row("warning", one) for one in proof.warnings())])
+    if proof.asked["keep"]:
+        proof.write(verdict)
+    else:
+        proof.remove()
+
+
+class Proof:
+    """The runs of a proof in one folder: the experiment's record, and a folder and a log for each run.
+
+    Args:
+        job: the job to prove; its config is trained as `to_prove` changes it.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.folder = Path(job.run_dir)
+        self.asked = job.command.options
+        self._command = job.command
+        self.kills: list[CompletedKill] = []
+        self._ranks = build.make_launch(job.config).processes()
+        self._deterministic = bool(job.config["trainer"].get("deterministic"))
+        write_record(self.folder / "experiment", to_prove(job.config, self.asked), job.arguments, job.run_name)
+
+    def run(self) -> Verdict:
+        """Train, kill, resume and compare, print the progress, and return the verdict."""
+        try:
+            pace = self._train(WHOLE)
+        except (SessionFailed, TimeoutError) as error:
+            return Verdict("not trained", f"without a kill, {error}")
+        if not pace.batches:
+            return Verdict("not trained", "no batch was trained")
+        _print_row(WHOLE, f"{_count(pace.batches, 'batch', 'batches')} in {pace.seconds:.1f} s")
+        try:
+            self._train_killed(pace)
+        except (SessionFailed, TimeoutError) as error:
+            return Verdict("not resumed", f"after kill {len(self.kills)}, {error}")
+        if not self.kills:
+            return Verdict("not killed", "it had ended before a kill came: give it more with --batches")
+        return self._compare()
+
+    def warnings(self) -> Iterator[str]:
+        """Yield caveats of a good verdict, as sentences."""
+        digests = read_digests(self.folder / WHOLE)
+        if digests[-1]["epoch"] == 0:
+            yield f"no epoch ended before the last of {len(digests)} batches: --batches gives it more"
+        if all(one.moment != IN_SAVE for one in self.kills):
+            yield "no kill came inside a save: --seed for other moments, --kills for more"
+        if not any(one.resumed_from for one in self.kills):
+            yield "no kill came after a first checkpoint: --save-interval for earlier ones"
+        if len(self.kills) < self.asked["kills"]:
+            yield "not all kills came: the run had ended before; --batches for more"
+
+    def write(self, verdict: Verdict) -> None:
+        """Write the verdict to a file, with all that is needed to reproduce it."""
+        command = shlex.join(["python", "-m", "runner", *self._command.arguments])
+        kills = [asdict(one) for one in self.kills]
+        content = {**asdict(verdict), "kills": kills, "options": dict(self.asked), "command": command}
+        write_whole(self.folder / FILE, json.dumps(content, indent=1))
+
+    def remove(self) -> None:
+        """Remove all files of the proof."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _train(self, name: str) -> Pace:
+        """Train a run from its latest checkpoint to its end, and return its pace."""
+        with self._session(name) as session:
+            pace = session.finish()
+        self._check_end(session, name)
+        return pace
+
+    def _train_killed(self, pace: Pace) -> None:
+        """Train a run that is killed and resumed until no kills are left or it has ended."""
+        run = self.folder / KILLED
+        resumed_from = 0
+        for number, kill in enumerate(plan_kills(self.asked["kills"], self.asked["seed"], pace, self._ranks), 1):
+            with self._session(KILLED) as session:
+                done = session.kill_at(kill, pace, resumed_from)
+            if done is None:
+                self._check_end(session, KILLED)
+                return
+            resumed_from = _last_saved(run)
+            self.kills.append(replace(done, resumed_from=resumed_from))
+            whom = f" on rank {done.rank}" if self._ranks > 1 else ""
+            onward = f"resumes after batch {resumed_from}" if resumed_from else "starts over"
+            _print_row(f"kill {number}", f"{done.moment}{whom}, after batch {done.batch}; {onward}")
+        self._train(KILLED)
+
+    def _compare(self) -> Verdict:
+        found = difference(self.folder / WHOLE, self.folder / KILLED)
+        if found.is_none:
+            result = read_result(self.folder / WHOLE)
+            counts = (
+                _count(found.agreed, "batch", "batches"),
+                _count(len(result.metrics) if result else 0, "final metric", "final metrics"),
+                _count(len(self.kills), "kill", "kills"),
+            )
+            return Verdict("equal", f"equal to the bit: {', '.join(counts)}")
+        _print_row("they differ", "training without a kill once more")
+        try:
+            self._train(AGAIN)
+            other = difference(self.folder / WHOLE, self.folder / AGAIN)
+        except (SessionFailed, TimeoutError) as error:
+            return Verdict("not deterministic", f"without a kill this time, {error}")
+        if not other.is_none:
+            return Verdict("not deterministic", f"two uninterrupted runs differ: {other}")
+        batch = found.batch or sys.maxsize
+        number, kill = [(n, one) for n, one in enumerate(self.kills, 1) if one.resumed_from < batch][-1]
+        reason = f"{found}; it was resumed from batch {kill.resumed_from} before, after kill {number}"
+        if self._ranks > 2 and not self._deterministic:
+            reason += ". Three or more ranks need trainer.deterministic=true"
+        return Verdict("different", reason)
+
+    def _session(self, name: str) -> Session:
+        """Start a run, or resume it if it has begun."""
+        run = self.folder / name
+        verb, source = ("resume", run) if (run / "config.yaml").exists() else ("rerun", self.folder / "experiment")
+        arguments = [verb, str(source), f"hydra.run.dir={quoted(str(run))}"]
+        arguments += [f"--allow-targets={','.join(self.asked['allow_targets'])}"]
+        arguments += ["--allow-divergence"]  # runs that diverge alike are equal too
+        arguments += ["--allow-addresses=*"]  # it is this user's own experiment, whether it is signed or not
+        return Session(arguments, run, self._log(name), self.asked["patience"])
+
+    def _check_end(self, session: Session, name: str) -> None:
+        """Raise an error if a session ended with one.
+
+        Raises:
+            SessionFailed: it ended with an error.
+            WrongConfig: the config of the experiment is wrong, so that not even its first session could begin.
+        """
+        code = session.process.returncode
+        log = self._log(name)
+        printed = log.read_text().rpartition("\n$ ")[2]
+        tail = "\n".join(printed.splitlines()[-SHOWN_LINES:])
+        if code == 2 and name == WHOLE:
+            raise WrongConfig(f"the experiment is refused:\n{tail}")
+        if code:
+            raise SessionFailed(f"it ended with exit code {code}; see {show_path(log)}, which ends in\n{tail}")
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+
+def to_prove(config: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config that is trained: shorter, with digests and checkpoints, without callbacks that only display."""
+    callbacks = {key: one for key, one in (config["callbacks"] or {}).items() if key not in asked["without"]}
+    for key, changes in (
+        ("checkpoint_saver", {"save_interval": asked["save_interval"], "mirror": None}),
+        ("state_digest", {"interval": "1ba"}),
+    ):
+        shipped = yaml.safe_load((CONF / "callbacks" / f"{key}.yaml").read_text())[key]
+        callbacks[key] = {**shipped, **callbacks.get(key, {}), **changes}
+    trainer = {**config["trainer"], "max_duration": f"{asked['batches']}ba"}
+    return {**config, "budget": None, "callbacks": callbacks, "trainer": trainer}
+
+
+def _last_saved(run_dir: Path) -> int:
+    """Return the batch of a run's newest checkpoint, 0 if there is none."""
+    from runner.checkpoints.files import find_checkpoint
+    from runner.checkpoints.manifest import read_manifest
+
+    try:
+        return read_manifest(find_checkpoint(run_dir)).timestamp.batch
+    except FileNotFoundError:
+        return 0
+
+
+def _print_row(label: str, text: str) -> None:
+    print_block("", [_row(label, text)])
+
+
+def _row(label: str, text: str) -> tuple[str, str]:
+    """Return a label and a text; the label is padded, so that rows printed one by one are aligned."""
+    return f"{label:<17}", text
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"

@@ -1,0 +1,287 @@
+"""`runner replay RUN BATCH`: trains one batch of a run again, as the run did, and shows all that happened in it.
+
+It begins at the run's last checkpoint before that batch, trains the batches in between again, and leaves the run as it
+is. Where the run kept digests, they say whether all is equal to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.cli.command import Command
+from runner.config.errors import config_errors
+from runner.distributed.environment import is_rank_zero
+from runner.failures.crash import FACTS, describe_crash
+from runner.failures.facts import WrongKey
+from runner.files.printable import printable
+from runner.files.whole import read_object, write_whole
+from runner.history.forks import batch_of
+from runner.records.job import Job
+from runner.records.past import given_run
+from runner.terminal.answer import give
+from runner.terminal.console import print_block, show_path
+
+if TYPE_CHECKING:
+    from runner.training.trainer import Trainer
+    from runner.trials.replayed import ReplayedBatch
+
+FORMATS = (".png", ".svg", ".pdf")
+SHOWN = 6  # layers whose norms are printed
+_MORE = 8  # samples in a line
+
+
+def check(command: Command, config: Mapping[str, Any]) -> None:
+    """Check the words and options of a replay, whose run is a folder."""
+    asked = command.options
+    if (_batch(command) or 0) < 1 and (command.batch is not None or not _read_crash(Path(command.words[0]))):
+        reason = "must be the number of a batch, counted from 1; only a run that failed and left a crash.zip needs none"
+        raise WrongKey("BATCH", reason, repr(command.batch or ""))
+    if asked["worst"] < 0:
+        raise WrongKey("--worst", "must be a number of samples, at least 0", repr(asked["worst"]))
+    if asked["picture"] and Path(asked["picture"]).suffix not in FORMATS:
+        raise WrongKey("--picture", f"must end in {', '.join(FORMATS)}, or be ''", repr(asked["picture"]))
+    if asked["to"] and Path(asked["to"]).suffix != ".safetensors":
+        raise WrongKey("--to", "must end in .safetensors, or be ''", repr(asked["to"]))
+
+
+def run(job: Job) -> None:
+    """Retrain a batch of a run, and print what happened in it. All ranks; rank 0 records and prints.
+
+    Raises:
+        WrongConfig: the run has no such batch, or cannot be trained any more.
+    """
+    from runner.distributed.ranks import get_world_size
+    from runner.trials.diagnosis import noting_faults
+    from runner.trials.replayed import ReplayedBatch
+    from runner.trials.standing import check_reached, standing_before
+
+    asked = job.command.options
+    source = Path(job.source)
+    batch = _batch(job.command)
+    crash = {} if batch else _read_crash(source)
+    batch = batch or crash["batch"]
+    noted = ReplayedBatch(batch, asked["debug"])
+    with config_errors():
+        if asked["debug"] and get_world_size() > 1:
+            raise WrongKey("--debug", "stops one process; add launch.nproc_per_node=1", "True")
+    without = {*asked["without"]} - {crash.get("by")}  # the callback that failed
+    kept = {key: one for key, one in (job.config["callbacks"] or {}).items() if key not in without}
+    config = {**job.config, "callbacks": kept}
+    key = "" if crash else "BATCH"  # a run may fail after its last batch
+    with ExitStack() as stack:
+        stack.enter_context(_failing_as(crash, noted))
+        with config_errors():
+            standing = standing_before(config, source, batch, {"replay": noted}, key=key, until=batch)
+            trainer = stack.enter_context(standing)
+        stack.enter_context(noting_faults(config, job.choices))
+        begun = trainer.state.timestamp.batch
+        if is_rank_zero():
+            start = trainer.state.resumed_from
+            where = "the beginning of the run" if start is None else _show_checkpoint(start, source)
+            print_block(f"batch {batch} of {given_run(job)}", [("from", f"{where}, after batch {begun}")])
+        trainer.fit(may_be_over=bool(crash))
+        with config_errors():
+            check_reached(trainer.state, 0 if crash else batch, "BATCH")
+        if is_rank_zero() and noted.is_done:
+            _report(job, trainer, noted, begun)
+        if is_rank_zero() and crash:
+            was = f"{crash['type']} at {crash['at']}: {crash['message']}"
+            print_block("", [("warning crash", f"it did not fail this time; then it was {was}")])
+
+
+def _show_checkpoint(path: Path, run: Path) -> str:
+    """Return the path of a checkpoint, relative to a run that was unpacked from a file: its folder is temporary."""
+    inside = path.relative_to(run.resolve()) if path.is_relative_to(run.resolve()) else None
+    return f"its {inside}" if inside is not None else show_path(path)
+
+
+def _batch(command: Command) -> int | None:
+    """Return the batch that was typed; None if there is none, or it is no number."""
+    return batch_of(command.batch)
+
+
+def _read_crash(run: Path) -> dict[str, Any]:
+    """Return the facts about the failure of a run in a bundle; empty if there are none, or if they are invalid."""
+    found = read_object(run / FACTS)
+    texts = {key: printable(found.get(key, "")) for key in ("type", "at", "message", "by")}
+    batch = found.get("batch")
+    return {**texts, "batch": batch} if type(batch) is int and batch > 0 else {}
+
+
+@contextmanager
+def _failing_as(crash: Mapping[str, Any], noted: ReplayedBatch) -> Iterator[None]:
+    """Say of a failure whether it is the one that the run had."""
+    try:
+        yield
+    except Exception as error:
+        if crash:
+            batch = 1 if noted.state is None else noted.state.timestamp.batch + 1
+            then = f"{crash['type']} at {crash['at']}, in batch {crash['batch']}"
+            now = "{type} at {at}, in batch {batch}".format(**describe_crash(error), batch=batch)
+            error.add_note(f"{'' if now == then else 'not '}the failure of the run: {then}")
+        raise
+
+
+def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, begun: int) -> None:
+    from runner.models.sample_losses import worst_samples
+    from runner.trials.standing import compare_digests
+
+    asked = job.command.options
+    run = Path(job.source)
+    batch = noted.batch
+    equal, digests = compare_digests(run, trainer.state.run_dir, begun, batch)
+    inputs = _joined(noted.microbatches)
+    places = worst_samples(noted.losses, asked["worst"]).tolist()
+    worst, captions = _describe(noted, inputs, places, _decoder(job.config["data"]))
+    picture = _draw(inputs, places, captions, _picture_file(job, batch), f"batch {batch} of {run.name}")
+    if asked["to"]:
+        _write(Path(asked["to"]), noted)
+    give(
+        result={
+            "run": str(run),
+            "batch": batch,
+            "epoch": noted.epoch,
+            "from_batch": begun,
+            "equal": equal,
+            "loss": noted.loss,
+            "samples": [sample._asdict() for sample in noted.samples],
+            "worst": worst,
+            "gradients": noted.gradients,
+            "activations": noted.activations,
+            "algorithms": [one._asdict() for one in noted.acts],
+            "picture": picture,
+            "tensors": asked["to"] or None,
+        }
+    )
+    lines = ["; ".join(filter(None, (text, sample["text"]))) for text, sample in zip(captions, worst, strict=True)]
+    files = [("picture", show_path(Path(picture)))] if picture else []
+    files += [("tensors", show_path(Path(asked["to"])))] if asked["to"] else []
+    print_block("", [digests, *_rows(noted, lines), *files])
+
+
+def _describe(
+    noted: ReplayedBatch, inputs: Any, places: list[int], decode: Callable[[list[int]], str] | None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return what is known about samples at some places of the batch, for programs, and their captions."""
+    from runner.device.batch import tensors
+    from runner.pictures.samples import make_captions, show_text, to_classes
+
+    samples = noted.samples
+    parts = [values for values in tensors(inputs) if values.ndim]
+    first = parts[0] if parts else None
+    targets = parts[1] if len(parts) > 1 else None
+    outputs = _joined(noted.outputs)
+    classes = {"target": to_classes(targets, len(samples)), "prediction": to_classes(outputs, len(samples))}
+    about = make_captions(classes) or [""] * len(samples)
+    captions = make_captions({"loss": noted.losses, **classes}, [sample.index for sample in samples])
+    described = [
+        {
+            "index": samples[place].index,
+            "loss": samples[place].loss,
+            "is": about[place],
+            "text": show_text(first, place, decode),
+        }
+        for place in places
+    ]
+    return described, [captions[place] for place in places]
+
+
+def _rows(noted: ReplayedBatch, worst: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the lines about a batch, as labels and texts."""
+    rates = ", ".join(dict.fromkeys(f"{one:.6g}" for one in noted.rates))
+    yield "loss", f"{noted.loss:.6g}, in epoch {noted.epoch + 1}, at the learning rate {rates}"
+    known = [one.index for one in noted.samples if one.index is not None] or [
+        one for one in noted.indices if one is not None
+    ]
+    if known:
+        more = f" and {len(known) - _MORE} more" if len(known) > _MORE else ""
+        yield "samples", f"{', '.join(map(str, known[:_MORE]))}{more}"
+    if noted.no_losses:
+        yield "worst", f"the loss of a sample is not known: {noted.no_losses}"
+    for place, text in enumerate(worst):
+        yield "worst" if place == 0 else "", text
+    if noted.gradients:
+        total = sum(one * one for one in noted.gradients.values()) ** 0.5
+        yield "gradients", f"norm {total:.4g}; {_largest(noted.gradients)}"
+    if noted.activations:
+        yield "activations", f"norms {_largest(noted.activations)}"
+    for place, act in enumerate(noted.acts):
+        yield "algorithms" if place == 0 else "", f"{act.algorithm} at {act.event}: {'; '.join(act.changed)}"
+
+
+def _largest(norms: Mapping[str, float]) -> str:
+    largest = sorted(norms, key=lambda name: -norms[name])[:SHOWN]
+    more = f", and {len(norms) - SHOWN} smaller ones" if len(norms) > SHOWN else ""
+    return ", ".join(f"{name} {norms[name]:.4g}" for name in largest) + more
+
+
+def _decoder(data: Mapping[str, Any]) -> Callable[[list[int]], str] | None:
+    """Return a function from tokens to text, if a Hugging Face tokenizer produced them."""
+    from runner.data.text.tokenizer import load_pretrained_tokenizer
+
+    name = data.get("tokenizer") if str(data.get("_target_")).startswith("runner.data.") else None
+    return load_pretrained_tokenizer(name).decode if isinstance(name, str) else None
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Return microbatches, or their outputs, as one; None if they cannot be joined."""
+    from torch import Tensor, cat
+
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return cat(parts) if first.ndim and len({one.shape[1:] for one in parts}) == 1 else None
+    if isinstance(first, Mapping):
+        return {key: _joined([one[key] for one in parts]) for key in first}
+    if isinstance(first, tuple | list):
+        return [_joined([one[place] for one in parts]) for place in range(len(first))]
+    return None
+
+
+def _picture_file(job: Job, batch: int) -> str:
+    """Return where the picture goes: a name without a folder belongs to the run, unless that was unpacked for now."""
+    name = job.command.options["picture"]
+    if not name or "/" in name:
+        return name
+    is_unpacked = given_run(job).endswith(".zip") or "://" in given_run(job)
+    return str((Path() if is_unpacked else Path(job.source)) / "replay" / f"ba{batch}" / name)
+
+
+def _draw(inputs: Any, places: list[int], captions: list[str], path: str, title: str) -> str | None:
+    """Write a picture of the worst samples if they are images, and return its path."""
+    from runner.pictures.samples import draw_images, find_images
+
+    images = find_images(inputs)
+    if not (path and places) or images is None:
+        return None
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(Path(path), draw_images(images[places], captions, title, Path(path).suffix[1:]))
+    return path
+
+
+def _write(path: Path, noted: ReplayedBatch) -> None:
+    """Write the batch as the model saw it, its outputs, gradients and losses into a file."""
+    import torch
+    from safetensors.torch import save
+
+    found = {**dict(_named("batch", _joined(noted.microbatches))), **dict(_named("outputs", _joined(noted.outputs)))}
+    found |= {f"gradients.{name}": one for name, one in noted.gradient_values.items()}
+    if noted.losses:
+        found["losses"] = torch.tensor(noted.losses)
+    if noted.indices and None not in noted.indices:
+        found["indices"] = torch.tensor(noted.indices)
+    write_whole(path, save({name: one.clone().contiguous() for name, one in found.items()}))
+
+
+def _named(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    from torch import Tensor
+
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping | tuple | list):
+        for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _named(f"{name}.{key}", one)

@@ -1,0 +1,254 @@
+"""`runner runs 'eval/loss<0.2 model=resnet8'`: the runs in `outputs/`, filtered and sorted. Nothing is composed."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.cli.command import Command
+from runner.comparing.conditions import Condition, choose, in_order, parse_conditions, to_number, to_text
+from runner.failures.facts import WrongKey
+from runner.files.printable import csv_cell, printable
+from runner.records.listing import FIELDS, OUTPUTS, SavedFolder, find_runs
+from runner.records.result import to_json
+from runner.terminal.answer import give
+from runner.terminal.text import Column, draw_table, shortened, show_seconds, table_width
+
+LIMIT = 25  # runs in a table
+TYPED = 24  # columns that are kept for what was typed, if it needs them
+MOST = 40  # characters of a value
+LOSSES = ("eval/loss",)  # shown besides the objective
+HEAD = 14  # characters in a line of a column's head, if its name can be divided
+
+
+def run(command: Command) -> None:
+    """Print the runs in `outputs/` that meet conditions: as a table, or all that is known of them as CSV.
+
+    A condition is a name, one of = != < <= > >=, and a value; all of them must hold. The name is a field (status, name,
+    folder, started, seconds, objective), a metric (eval/loss), a config group (model=resnet8) or a key of the config
+    (optimizer.lr>0.01). With = and !=, text may be a pattern, such as name=resnet*. Sort by any such name, `-` in front
+    of it for the largest first; without it, the latest run comes first.
+    """
+    conditions = parse_conditions(" ".join(command.words))
+    order = command.options["sort"]
+    form = command.options["format"]
+    limit = command.options["limit"]
+    if limit is None:
+        limit = LIMIT if form == "table" else 0
+    if limit < 0:
+        raise WrongKey("--limit", "must be a number of runs, or 0 for all", repr(limit))
+    found = [*find_runs(Path(OUTPUTS))]
+    runs = in_order(choose(found, conditions), order)
+    depths = [0] * len(runs)
+    if not order and form == "table":
+        runs, depths = as_tree(runs)
+    shown = runs[: limit or None]
+    give(result={"runs": [describe(run) for run in shown], "matching": len(runs), "all": len(found)})
+    if form == "table":
+        print("\n".join(_table(shown, depths, conditions, order, len(runs), len(found))))
+    else:
+        _write_csv(shown)
+
+
+def describe(run: SavedFolder) -> dict[str, Any]:
+    """Return all that is known of a run, in plain containers; NaN and infinities as text."""
+    result = run.result
+    known: dict[str, Any] = {"folder": str(run.folder), "status": run.status, "started": _time(run.started)}
+    if result is None:
+        return known
+    return {
+        **known,
+        "name": result.name,
+        "seconds": to_json(result.seconds),
+        "objective": to_json(result.objective),
+        "objective_name": result.objective_name,
+        "metrics": {name: to_json(value) for name, value in result.metrics.items()},
+        "choices": result.choices,
+        "overrides": result.overrides,
+        **({"parent": result.parent, "forked_at": result.forked_at} if result.parent else {}),
+    }
+
+
+def as_tree(runs: Sequence[SavedFolder]) -> tuple[list[SavedFolder], list[int]]:
+    """Return runs with each fork below its parent, if that is among them, and the depth of each."""
+    known = {run.folder.resolve(): run for run in runs}
+    children: dict[Path | None, list[SavedFolder]] = {}
+    for run in runs:
+        parent = Path(run.result.parent).resolve() if run.result is not None and run.result.parent else None
+        own = run.folder.resolve()
+        children.setdefault(parent if parent in known and parent != own else None, []).append(run)
+    ordered: list[SavedFolder] = []
+    depths: list[int] = []
+    placed: set[Path] = set()
+
+    def add(run: SavedFolder, depth: int) -> None:
+        if run.folder in placed:
+            return
+        placed.add(run.folder)
+        ordered.append(run)
+        depths.append(depth)
+        for one in children.pop(run.folder.resolve(), ()):
+            add(one, depth + 1)
+
+    for run in children.pop(None, []):
+        add(run, 0)
+    for rest in [one for listed in children.values() for one in listed]:  # parents of each other, in edited files
+        add(rest, 0)
+    return ordered, depths
+
+
+def _branch(run: SavedFolder, depth: int) -> str:
+    """Return the prefix of a fork in the table: its depth, and the batch at which it left its parent."""
+    return f"{'  ' * (depth - 1)}└ ba{run.result.forked_at} " if depth and run.result is not None else ""
+
+
+def _table(
+    runs: Sequence[SavedFolder],
+    depths: Sequence[int],
+    conditions: Sequence[Condition],
+    order: str,
+    matching: int,
+    all_runs: int,
+) -> list[str]:
+    """Return the lines of a table that fits the terminal: the columns that matter least are left out first."""
+    counts = f"{matching:,} of {all_runs:,} runs" if matching != all_runs else f"{all_runs:,} runs"
+    title = f"{counts.removesuffix('s') if counts == '1 runs' else counts} in {OUTPUTS}/"
+    if not runs:
+        return [title]
+    statuses = {run.status for run in runs}
+    if len(statuses) == 1:  # which then needs no column
+        title += f", {'all ' * (len(runs) > 1)}{printable(*statuses)}"
+    typed = _what_differs(runs)
+    widest = max(map(len, typed))
+    places = _places(runs, table_width())
+    named = [_branch(run, depth) + place for run, depth, place in zip(runs, depths, places, strict=False)]
+    chosen = [Column(["run"], named)]
+    room = table_width() - chosen[0].width
+    left_out = []
+    for column, matters in _by_importance(runs, conditions, order, len(statuses) > 1):
+        kept = 0 if matters or not widest else min(widest, TYPED) + 2
+        if column.width + 2 + kept <= room:
+            chosen.append(column)
+            room -= column.width + 2
+        else:
+            left_out.append("".join(column.head))
+    if widest and room - 2 >= min(widest, TYPED):
+        chosen.append(Column(["typed"], [shortened(text, room - 2) for text in typed]))
+    elif widest:
+        left_out.append("typed")
+    lines = [title, *draw_table(chosen)]
+    if left_out:
+        lines.append(f"no room for {', '.join(left_out)}; --format csv shows all")
+    if len(runs) < matching:
+        lines.append(f"and {matching - len(runs):,} more; --limit 0 shows all")
+    return lines
+
+
+def _places(runs: Sequence[SavedFolder], width: int) -> list[str]:
+    """Return the folders of runs; on a narrow terminal all without `outputs/`, and long ones without their start."""
+    texts = [printable(run.folder) for run in runs]
+    if max(map(len, texts)) > width // 3:
+        texts = [text.removeprefix(f"{OUTPUTS}/") for text in texts]
+    most = width // 2
+    return [text if len(text) <= most else f"…{text[1 - most :]}" for text in texts]
+
+
+def _by_importance(
+    runs: Sequence[SavedFolder], conditions: Sequence[Condition], order: str, has_status: bool
+) -> Iterator[tuple[Column, bool]]:
+    """Yield columns, the most important first, and whether each matters more than what was typed for a run."""
+    if has_status:
+        yield Column(["status"], [printable(shortened(run.status, 12)) for run in runs]), True
+    exact = [one.name for one in conditions if one.sign == "="]  # which says the same of each run
+    asked = [one.name for one in conditions if one.name not in exact] + [order.removeprefix("-")] * bool(order)
+    objectives = _objectives(runs)
+    shown = []
+    for name in dict.fromkeys([*asked, *objectives, *LOSSES]):
+        column = None if name in FIELDS else _column(name, runs)
+        if column is not None and (column.head[-1], column.cells) not in shown:  # asked for by its short name
+            shown.append((column.head[-1], column.cells))
+            yield column, name in (*asked, *objectives[:1])
+    yield Column(["time"], [_seconds(run) for run in runs], True), False
+
+
+def _column(name: str, runs: Sequence[SavedFolder]) -> Column | None:
+    """Return the column of a value; None if no run has it."""
+    values = [run.value(name) for run in runs]
+    if all(value is None for value in values):
+        return None
+    is_number = all(value is None or to_number(value) is not None for value in values)
+    return Column(
+        _head(name), ["-" if one is None else printable(shortened(_cell(one), 40)) for one in values], is_number
+    )
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else to_text(value)
+
+
+def _head(name: str) -> list[str]:
+    """Return the name of a column in lines about as narrow as its values, such as `eval/`, `Multiclass`, `Accuracy`."""
+    lines = [""]
+    for part in re.findall(r"[^/A-Z]*/|[A-Z]?[^/A-Z]+|[A-Z]", printable(name)):
+        if lines[-1] and len(lines[-1] + part) > HEAD:
+            lines.append("")
+        lines[-1] += part
+    return [shortened(line, 2 * HEAD) for line in lines]
+
+
+def _objectives(runs: Sequence[SavedFolder]) -> list[str]:
+    """Return the metrics that these runs are compared by, the most frequent one first."""
+    counts = Counter(run.result.objective_name for run in runs if run.result is not None)
+    return [name for name, _ in counts.most_common() if name]
+
+
+def _what_differs(runs: Sequence[SavedFolder]) -> list[str]:
+    """Return for each run the overrides that not all of these runs were typed with, keys cut to their last part."""
+    known = [[] if run.result is None else run.result.overrides for run in runs]
+    typed = known
+    shared = set(typed[0]).intersection(*typed) if len(runs) > 1 else set()
+    texts = []
+    for overrides in typed:
+        parts = (one.partition("=") for one in overrides if one not in shared)
+        texts.append(printable(" ".join(f"{_short(key)}{sign}{value}" for key, sign, value in parts)))
+    return texts
+
+
+def _short(key: str) -> str:
+    """Return the last part of a key; of one that was removed, with the sign for that."""
+    return ("~" if key.startswith("~") else "") + key.rpartition(".")[2].removeprefix("~")
+
+
+def _seconds(run: SavedFolder) -> str:
+    """Return how long a run trained, in sessions that ended."""
+    return show_seconds(run.result.seconds) if run.result is not None and run.result.seconds else "-"
+
+
+def _write_csv(runs: Sequence[SavedFolder]) -> None:
+    """Print a line for each run, with a column for each field, each metric and each group of any of them."""
+    described = [describe(run) for run in runs]
+    nested = {"metrics": dict.fromkeys(key for one in described for key in one.get("metrics", ()))}
+    nested["choices"] = dict.fromkeys(key for one in described for key in one.get("choices", ()))
+    plain = ["folder", "status", "started", "name", "seconds", "objective", "objective_name"]
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(map(csv_cell, [*plain, *nested["metrics"], *nested["choices"], "overrides"]))
+    for one in described:
+        cells = [one.get(name) for name in plain]
+        for group, keys in nested.items():
+            cells += [one.get(group, {}).get(key) for key in keys]
+        cells.append(" ".join(one.get("overrides", ())))
+        writer.writerow("" if cell is None else csv_cell(cell) for cell in cells)
+
+
+def _time(seconds: float) -> str:
+    """Return a time as ISO text in UTC; empty if there is no such time."""
+    try:
+        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return ""

@@ -1,0 +1,28 @@
+"""`runner sync`: send to MLflow, or to any other destination, what earlier runs could not send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runner.config import build
+from runner.config.errors import config_errors
+from runner.records.job import Job
+from runner.terminal.answer import give
+
+
+def run(job: Job) -> None:
+    """Let each destination of a config send what has not been sent: of the run that is named, or of all. Rank 0.
+
+    Raises:
+        SystemExit: something could still not be sent; the exit code is 1.
+        WrongConfig: no destination of this config keeps unsent values.
+    """
+    with config_errors():
+        run_dir = None if job.command.run is None else Path(job.run_dir)
+        results = [one.sync(run_dir) for one in build.make_destinations(job.config)]
+        if all(one is None for one in results):
+            raise ValueError("sync: no callback here keeps unsent values; it needs callbacks.mlflow_logger")
+    give(result={"sent": False not in results})
+    if False in results:
+        give(reason="something could still not be sent")
+        raise SystemExit(1)

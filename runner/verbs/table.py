@@ -1,0 +1,240 @@
+"""`runner table`: means over seeds by keys, as a table for a paper, in which only a verdict makes a number bold."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runner.cli.command import Command
+from runner.comparing.candidates import Candidate, Run, common_metric, find_candidate, pair_up
+from runner.comparing.conditions import to_number, to_text
+from runner.comparing.decision import bootstrap, find_ties
+from runner.failures.facts import WrongKey
+from runner.files.printable import csv_cell, printable
+from runner.records.listing import SavedFolder
+from runner.terminal.answer import give
+
+KEY = "RUNS"
+Place = tuple[str, ...]
+"""The values of the keys of a row or column, as text."""
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {one: f"\\{one}" for one in "&%$#_{}"}
+
+
+@dataclass
+class Cell:
+    """A setting in a table, the metric of its runs, and the 95 % interval of their mean: None if there is one run."""
+
+    candidate: Candidate
+    values: list[float]
+    interval: tuple[float, float] | None
+    is_best: bool = False
+
+    @property
+    def mean(self) -> float:
+        """The mean of the values."""
+        return math.fsum(self.values) / len(self.values)
+
+    def show(self) -> str:
+        """Return the mean, rounded to the precision that the interval justifies, and its interval."""
+        if self.interval is None:
+            return f"{self.mean:.4g}"
+        low, high = self.interval
+        if high <= low:
+            return f"{self.mean:.4g} [{low:.4g}, {high:.4g}]"
+        decimals = min(max(1 - math.floor(math.log10((high - low) / 2)), 0), 12)
+        return f"{self.mean:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Settings by the values of keys.
+
+    A place is the values of the keys of a row or column; without such keys there is one column, without values. The
+    notes are other keys that the means average over, and reasons why a column has no verdict.
+    """
+
+    metric: str
+    keys: tuple[Sequence[str], Sequence[str]]
+    rows: list[Place]
+    columns: list[Place]
+    cells: dict[tuple[Place, Place], Cell]
+    notes: list[str]
+
+
+def run(command: Command) -> None:
+    """Print the mean of a metric over seeds, its 95 % interval and the number of runs, in rows and columns by keys.
+
+    The words name the runs as in `runner verdict`: folders, globs and conditions; all runs in outputs/ without it.
+    `--rows` and `--columns` are keys of a config or groups, such as `model,optimizer.lr`; rows without such a
+    key are what differs. A mean is bold if it is better than all others in its column, so that no other can be the
+    best. What was evaluated or trained otherwise has no verdict. The folders of the runs are comments, in CSV a column.
+    """
+    candidate = find_candidate(" ".join(command.words), KEY)
+    if not candidate.runs:
+        raise WrongKey(KEY, "none of these runs has finished", repr(candidate.name))
+    metric, lower = common_metric([candidate], command.options["metric"], "--metric")
+    differing = [*candidate.choices] or [*candidate.varying]
+    columns = _keys(command, "columns", candidate)
+    rows = _keys(command, "rows", candidate) or [one for one in differing[:1] if one not in columns]
+    table = make_table(candidate, metric, lower, rows, columns)
+    give(result=as_data(table))
+    print({"markdown": as_markdown, "latex": as_latex, "csv": as_csv}[command.options["format"]](table), end="")
+
+
+def make_table(candidate: Candidate, metric: str, lower: bool, rows: Sequence[str], columns: Sequence[str]) -> Table:
+    """Return the runs of a candidate by the values of keys."""
+    groups: dict[tuple[Place, Place], list[Run]] = {}
+    for run in candidate.runs:
+        folder = SavedFolder(run.folder, run.result)
+        groups.setdefault((_place(folder, rows), _place(folder, columns)), []).append(run)
+    missing: dict[tuple[Place, Place], list[SavedFolder]] = {}
+    for one in candidate.left_out:
+        missing.setdefault((_place(one, rows), _place(one, columns)), []).append(one)
+    cells = {}
+    for place, runs in groups.items():
+        name = ", ".join(f"{key}={one}" for key, one in zip([*rows, *columns], sum(place, ()), strict=True)) or "all"
+        cell = Candidate(name, runs, missing.get(place, []))
+        values = [*cell.values(metric, [*cell.varying]).values()]
+        cells[place] = Cell(cell, values, bootstrap(np.asarray(values)))
+    varying = [{(key, *found) for key, found in one.candidate.varying.items()} for one in cells.values()]
+    shared = {key for key, *_ in set.intersection(*varying)} if len(cells) > 1 else set()
+    for cell in cells.values():
+        alone = [one for one in cell.candidate.varying if one not in shared]
+        if alone:
+            name = [*cell.candidate.choices, *alone][0]
+            reason = f"the runs of {cell.candidate.name} differ in {name}; add it to --rows or --columns"
+            raise WrongKey(KEY, f"{reason}, or choose one value: {name}=...", repr(candidate.name))
+    notes = [f"each mean is also over {', '.join(sorted(shared))}"] if shared else []
+    rows_found = _sorted(row for row, _ in cells)
+    found = Table(metric, (rows, columns), rows_found, _sorted(column for _, column in cells), cells, notes)
+    _mark_best(found, lower)
+    return found
+
+
+def _mark_best(table: Table, lower: bool) -> None:
+    """Mark in each column the cell that is better than all others, if there is one."""
+    for column in table.columns:
+        cells = [cell for (_, place), cell in table.cells.items() if place == column]
+        leader, *others = sorted(cells, key=lambda cell: cell.mean if lower else -cell.mean)
+        try:
+            samples = [pair_up(leader.candidate, one.candidate, table.metric, KEY) for one in others]
+        except ValueError as error:
+            table.notes.append(f"no verdict on {' '.join(column) or 'the rows'}: {error}")
+            continue
+        leader.is_best = bool(samples) and not any(find_ties(samples)) and "diverged" not in leader.candidate.missing
+
+
+def as_markdown(table: Table) -> str:
+    """Return a table in Markdown."""
+    lines = _texts(table, _escape_markdown, "**{}**")
+    rule = ["---"] * len(table.keys[0]) + ["---:"] * (len(lines[0]) - len(table.keys[0]))
+    shown = [f"| {' | '.join(row)} |" for row in (lines[0], rule, *lines[1:])]
+    comments = [f"<!-- {re.sub('-(?=-)', '- ', one)} -->" for one in _comments(table)]
+    return "\n".join([*shown, "", *comments, ""])
+
+
+def as_latex(table: Table) -> str:
+    """Return a table in LaTeX, for the package booktabs."""
+    lines = _texts(table, _escape_latex, r"\textbf{{{}}}")
+    head, *rows = [f"{' & '.join(row)} \\\\" for row in lines]
+    aligned = "l" * len(table.keys[0]) + "r" * (len(lines[0]) - len(table.keys[0]))
+    body = [f"\\begin{{tabular}}{{{aligned}}}", "\\toprule", head, "\\midrule", *rows, "\\bottomrule", "\\end{tabular}"]
+    return "\n".join([*(f"% {one}" for one in _comments(table)), *body, ""])
+
+
+def as_data(table: Table) -> dict[str, Any]:
+    """Return the table for programs: its cells, each with its keys, mean, interval and runs."""
+    cells = [
+        {
+            "keys": dict(zip([*table.keys[0], *table.keys[1]], [*row, *column], strict=True)),
+            "mean": cell.mean,
+            "interval": cell.interval,
+            "n": len(cell.values),
+            "is_best": cell.is_best,
+            "runs": [str(run.folder) for run in cell.candidate.runs],
+        }
+        for (row, column), cell in table.cells.items()
+    ]
+    return {"metric": table.metric, "cells": cells, "notes": table.notes}
+
+
+def as_csv(table: Table) -> str:
+    """Return a line for each cell: its keys, mean, interval, number of runs, whether it is the best, and its runs."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        [*map(csv_cell, [*table.keys[0], *table.keys[1]]), "metric", "mean", "low", "high", "n", "is_best", "runs"]
+    )
+    for row in table.rows:
+        for column in table.columns:
+            if (cell := table.cells.get((row, column))) is not None:
+                bounds = cell.interval or ("", "")
+                folders = " ".join(str(run.folder) for run in cell.candidate.runs)
+                values = [table.metric, cell.mean, *bounds, len(cell.values), str(cell.is_best).lower(), folders]
+                writer.writerow(map(csv_cell, [*row, *column, *values]))
+    return text.getvalue()
+
+
+def _texts(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+    """Return the cells of a table as text, the head first."""
+    heads = [" ".join(column) for column in table.columns]
+    lines = [[escape(one) for one in (*table.keys[0], *(head or table.metric for head in heads))]]
+    for row in table.rows:
+        line = [escape(one) for one in row]
+        for column in table.columns:
+            cell = table.cells.get((row, column))
+            shown = "" if cell is None else escape(cell.show())
+            line.append("" if cell is None else f"{bold.format(shown) if cell.is_best else shown} ({len(cell.values)})")
+        lines.append(line)
+    return lines
+
+
+def _comments(table: Table) -> list[str]:
+    """Return the description of a table, the reason if it has no verdict, and the runs of each cell."""
+    lines = [f"{table.metric}: mean [95 % interval] (runs); bold is better than all others in its column"]
+    lines += table.notes
+    for cell in table.cells.values():
+        lines.append(f"{cell.candidate.name}: {' '.join(str(run.folder) for run in cell.candidate.runs)}")
+        if cell.candidate.missing:
+            left = ", ".join(f"{count} {status}" for status, count in cell.candidate.missing.items())
+            lines.append(f"{cell.candidate.name}: without {left}")
+    return [printable(one) for one in lines]
+
+
+def _keys(command: Command, axis: str, candidate: Candidate) -> list[str]:
+    """Return the keys of rows or columns."""
+    names = [one for one in re.split(r"[\s,\[\]]+", command.options[axis]) if one]
+    for name in names:
+        if all(SavedFolder(run.folder, run.result).value(name) is None for run in candidate.runs):
+            raise WrongKey(f"--{axis}", "no run has a value of this name; must be a group or a key", repr(name))
+    return names
+
+
+def _place(run: SavedFolder, keys: Sequence[str]) -> Place:
+    return tuple(to_text(run.value(key)) for key in keys)
+
+
+def _sorted(places: Iterable[Place]) -> list[Place]:
+    """Return distinct values of keys in order, numbers by their size."""
+
+    def order(place: Place) -> list[tuple[bool, float, str]]:
+        numbers = [to_number(one) for one in place]
+        return [(number is None, number or 0.0, text) for number, text in zip(numbers, place, strict=True)]
+
+    return sorted({*places}, key=order)
+
+
+def _escape_markdown(text: str) -> str:
+    return re.sub(r"(\\|\||\](?=\())", r"\\\1", printable(text)).replace("<", "&lt;")
+
+
+def _escape_latex(text: str) -> str:
+    return "".join(LATEX.get(one, one) for one in printable(text))

@@ -1,0 +1,116 @@
+"""`runner`, or `runner train`: build the Trainer that a config describes, record how the run was made, and train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.config import build
+from runner.config.errors import config_errors
+from runner.distributed.environment import is_rank_zero
+from runner.distributed.session import Pruned, SessionOver
+from runner.failures.exits import exits_as_failures
+from runner.history.optimizer_changes import change_optimizers
+from runner.history.restarting import restarting
+from runner.records.job import Job
+from runner.records.record import log_record
+from runner.records.recording import check_converged, check_objective, diverging, recording, timing
+from runner.records.result import Objective, objectives_of
+from runner.timing.event import Event
+from runner.training.budget import check_length
+from runner.training.final_test import check_test, evaluate_test_data
+
+if TYPE_CHECKING:
+    from runner.core.state import State
+    from runner.training.trainer import Trainer
+
+
+def run(job: Job) -> Objective:
+    """Build the Trainer of a job, train, and return the objective, or several. All ranks.
+
+    Raises:
+        WrongConfig: training cannot begin as configured.
+        Diverged: the last loss or the objective is not finite, and `--allow-divergence` was not typed; or a callback or
+            an algorithm, such as NaNMonitor, has ended the run for that.
+    """
+    with suppress(Pruned), diverging(), recording(job) as result, exits_as_failures(), restarting(job):
+        with config_errors():
+            job = replace(job, config=settled(job.config, job.resume))
+            if job.command.verb == "fork":
+                from runner.trials.forking import begin_fork  # imports torch
+
+                job = replace(job, resume=begin_fork(job))
+            trainer = build.build(job.config, Path(job.run_dir), job.run_name, job.resume)
+        # Imports torch, which `build` has imported by now.
+        from runner.trials.diagnosis import noting_first_batch, refusing_first_batch
+
+        with trainer:
+            with config_errors():
+                change_optimizers(trainer.state, job.config)
+                record(trainer, job)
+            trainer.noting = partial(timing, result, partial(noting_first_batch, job, trainer.state))
+            with config_errors(Event.FIT_START), refusing_first_batch(), pausing(trainer.state):
+                try:
+                    trainer.fit(may_be_over=job.may_be_over)
+                except Pruned:
+                    result.measure(trainer.state, job.config["objective"])
+                    result.told = [*result.objectives.values()]
+                    raise
+            result.tested = evaluate_test_data(trainer, job.config["test"])
+            result.measure(trainer.state, job.config["objective"])
+            if not job.command.options["allow_divergence"]:
+                check_converged(trainer.state, result)
+    return result.answer
+
+
+def settled(config: dict[str, Any], resume: str | None) -> dict[str, Any]:
+    """Return a config whose budget, if any, is converted to a number of batches. All ranks."""
+    if config["budget"] is None:
+        return config
+    from runner.trials.measure import settle_budget  # imports torch
+
+    return settle_budget(config, resume)
+
+
+@contextmanager
+def pausing(state: State) -> Iterator[None]:
+    """If the session ends within the context, check that the run can continue from there. All ranks.
+
+    Raises:
+        RuntimeError: the last checkpoint could not be written, or its values were not finite.
+    """
+    from runner.checkpoints.snapshot import read_timestamp
+
+    try:
+        yield
+    except Pruned:
+        raise  # without a checkpoint it is revived from the start
+    except SessionOver as over:
+        saved = [one.latest for one in state.callbacks if getattr(one, "latest", None) is not None]  # type: ignore[attr-defined]
+        if is_rank_zero() and all(read_timestamp(one).batch != state.timestamp.batch for one in saved):
+            lost = f"no checkpoint was written after batch {state.timestamp.batch}"
+            raise RuntimeError(f"the session is over, and {lost}: it would be repeated forever") from over
+        raise
+
+
+def record(trainer: Trainer, job: Job) -> None:
+    """Record how a run was made, once it is certain that training can begin. All ranks."""
+    from runner.training.arguments import check_trainable
+
+    state = trainer.state
+    now = state.timestamp
+    end = state.max_duration
+    if now >= end and not job.may_be_over:
+        raise ValueError(
+            f"trainer.max_duration={str(end)!r} is reached: this run has finished. To train it for longer, add "
+            f"trainer.max_duration=<more than {now.get(end.unit)}>"
+        )
+    check_trainable(state, job.may_be_over)
+    check_length(job.config, end, state.train_dataloader_len)
+    check_objective(state, job.config["objective"])
+    check_test(state, job.config["test"], objectives_of(job.config["objective"]))
+    log_record(trainer.logger, job, state.resumed_from)

@@ -1,0 +1,243 @@
+"""`runner verify RUN`: trains batches of a run again with the code of today, and compares the digests it kept.
+
+This makes a run a regression test: it fails with the first batch and the first part that differ, and with all that has
+changed since: versions, hardware, commit and uncommitted code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import yaml
+
+from runner.checkpoints.digest import MEASURED, PARTS, read_digests
+from runner.cli.catalogue import CONF
+from runner.cli.command import Command
+from runner.cli.command_line import key_of
+from runner.comparing.changes import find_changes
+from runner.comparing.side_by_side import ENVIRONMENT, PATCH
+from runner.config import build
+from runner.config.errors import WrongConfig, config_errors
+from runner.distributed.environment import is_rank_zero
+from runner.failures.facts import WrongKey
+from runner.files.printable import printable
+from runner.files.whole import read_object
+from runner.records.job import Job
+from runner.records.kept_code import changed_modules
+from runner.records.past import ENVIRONMENT as ENVIRONMENT_FILE
+from runner.records.past import forked_after, given_run, record_of
+from runner.records.patch import patch
+from runner.records.record import environment, packages_of
+from runner.records.run_files import write_pin
+from runner.records.secrets import without_secrets
+from runner.records.trust import is_own
+from runner.terminal.answer import give
+from runner.terminal.console import print_block, show_path
+
+if TYPE_CHECKING:
+    from runner.core.hooks import Callback
+
+TARGET = "runner.callbacks.StateDigest"
+MEANING = {
+    "samples": "the order of samples",
+    "content": "the data, or what algorithms make of a batch",
+    "randomness": "how often random numbers are drawn",
+    "loss": "the forward pass: the model, or a kernel",
+    "gradients": "the backward pass, or what algorithms do to gradients",
+    "weights": "the optimizer's step",
+    "optimizer": "the optimizer or the schedule",
+    "algorithms": "the state of an algorithm",
+}
+"""The code that computes each part; the first part that differs points to the cause."""
+
+
+class Finding(NamedTuple):
+    """How far the batches trained again agree with those of the run."""
+
+    agreed: int
+    """The last batch up to which they agree; 0 if there is none."""
+    batch: int | None
+    """The first batch after which they differ; None if they never do."""
+    parts: tuple[str, ...]
+    """The parts that differ after that batch, causes first."""
+    count: int
+    """How many batches were compared."""
+
+
+def check(command: Command, config: Mapping[str, Any]) -> None:
+    """Check the options of a verification."""
+    asked = command.options
+    for key in ("batch", "batches"):
+        if asked[key] < 1:
+            raise WrongKey(f"--{key}", "must be a whole number of at least 1", repr(asked[key]))
+    if not 0 <= asked["tolerance"] < 1:
+        reason = "must be a relative difference such as 1e-4, at least 0 and below 1"
+        raise WrongKey("--tolerance", reason, repr(asked["tolerance"]))
+    if asked["pin"] and asked["batch"] != 1:
+        raise WrongKey("--pin", "a pin holds the first batches; leave out --batch", repr(asked["pin"]))
+
+
+def run(job: Job) -> None:
+    """Retrain batches of a run, compare their digests, and print what differs. All ranks; rank 0 compares.
+
+    Raises:
+        SystemExit: they differ; the exit code is 1.
+        WrongConfig: the run has kept no digests of these batches, or cannot be trained any more.
+    """
+    from runner.trials.diagnosis import noting_faults
+    from runner.trials.standing import standing_before
+
+    asked = job.command.options
+    source = Path(job.source)
+    first = max(asked["batch"], forked_after(source) + 1)
+    last = first + asked["batches"] - 1
+    with config_errors():
+        if asked["pin"] and first > 1:
+            raise WrongKey(
+                "--pin", "a pin holds the first batches of a run, and a fork has none of them", repr(asked["pin"])
+            )
+        kept = [one for one in _lines(source) if first <= one["batch"] <= last]
+        if not kept and not asked["pin"]:
+            raise WrongConfig(
+                f"RUN={given_run(job)!r}: has no digests of batches {first} to {last}, so there is nothing to "
+                "compare; to record them, add +callbacks=state_digest callbacks.state_digest.interval=10ba",
+                at="RUN",
+            )
+        key, digests = _make_digests(job.config)
+    until = kept[-1]["batch"] if kept else last
+    with ExitStack() as stack:
+        with config_errors():
+            standing = standing_before(
+                job.config, source, first, {key: digests}, key="--batch", until=until, watched=False
+            )
+            trainer = stack.enter_context(standing)
+        stack.enter_context(noting_faults(job.config, job.choices))
+        begun = trainer.state.timestamp.batch  # after a checkpoint, so maybe some batches before the first
+        trainer.fit()
+        if is_rank_zero():
+            kept = [one for one in _lines(source) if begun < one["batch"] <= until]
+            again = read_digests(trainer.state.run_dir)
+            _report(job, kept, again, [*_changed_since(record_of(source, first))])
+
+
+def compare(
+    kept: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], parts: Sequence[str], tolerance: float
+) -> Finding:
+    """Return how far lines of digests agree.
+
+    Losses and norms count as equal up to the relative difference `tolerance`; 0 compares all parts by their bits.
+    """
+    now = {one["batch"]: one for one in again}
+    agreed = count = 0
+    for one in kept:
+        if (other := now.get(one["batch"])) is None:
+            continue
+        count += 1
+        if differing := tuple(part for part in parts if not _is_equal(part, one, other, tolerance)):
+            return Finding(agreed, one["batch"], differing, count)
+        agreed = one["batch"]
+    return Finding(agreed, None, (), count)
+
+
+def _is_equal(part: str, one: Mapping[str, Any], other: Mapping[str, Any], tolerance: float) -> bool:
+    if not tolerance or part == "samples":
+        return one.get(part) == other.get(part)
+    if part not in MEASURED:
+        return True
+    first, second = (float((line.get("values") or {}).get(part, math.nan)) for line in (one, other))
+    return math.isclose(first, second, rel_tol=tolerance) or repr(first) == repr(second) == "nan"
+
+
+def _report(
+    job: Job, kept: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], changed: Sequence[str]
+) -> None:
+    from runner.distributed.ranks import get_world_size
+    from runner.trials.standing import ranks_of
+
+    asked = job.command.options
+    source = Path(job.source)
+    ranks = ranks_of(source, asked["batch"])
+    parts = PARTS if ranks == get_world_size() else ("samples",)
+    with config_errors():
+        if asked["tolerance"] and kept and not all(isinstance(one.get("values"), dict) for one in kept):
+            reason = "the digests of this run contain no values, so only bits can be compared"
+            raise WrongKey("--tolerance", reason, repr(asked["tolerance"]))
+        found = compare(kept, again, parts, asked["tolerance"])
+        if kept and not found.count:
+            raise WrongConfig(
+                f"RUN={given_run(job)!r}: no batch with digests was reached: the run ended earlier", at="RUN"
+            )
+    how = f"up to {asked['tolerance']:g}" if asked["tolerance"] else "to the bit"
+    only = "" if len(parts) > 1 else f", in the order of samples only: the run had {ranks} ranks"
+    result = {"equal": found.batch is None, "batch": found.batch, "parts": [*found.parts], "agreed": found.agreed}
+    give(result={**result, "compared": found.count, "changed": [*changed]})
+    rows = [("run", given_run(job)), *(("changed", one) for one in changed)]
+    if found.batch is None:
+        if kept:
+            rows.append(("ok verify", f"equal {how} up to batch {found.agreed}; {found.count} digests compared{only}"))
+        else:
+            rows.append(("warning verify", "the run has kept no digests: those of today are pinned"))
+        if asked["pin"]:
+            _pin(job, kept or again)
+            rows.append(("pinned", show_path(Path(asked["pin"]))))
+        print_block("", rows)
+        return
+    if not is_own(record_of(source, asked["batch"])):
+        rows.append(("changed", "the record: you have not made it, or it was edited later"))
+    known = f"equal {how} up to batch {found.agreed}" if found.agreed else "the first that was compared"
+    rows.append(("different", f"at batch {found.batch}, in {', '.join(found.parts)}; {known}{only}"))
+    rows.append(("first", f"{found.parts[0]}: {MEANING[found.parts[0]]}"))
+    print_block("", rows)
+    give(reason=f"different at batch {found.batch}, in {', '.join(found.parts)}")
+    raise SystemExit(1)
+
+
+def _lines(run: Path) -> list[dict[str, Any]]:
+    try:
+        return sorted(read_digests(run), key=lambda one: one["batch"])
+    except (OSError, ValueError):
+        return []
+
+
+def _make_digests(config: Mapping[str, Any]) -> tuple[str, Callback]:
+    """Return a callback that writes digests where the run did, and the key under which checkpoints hold its state."""
+    found = {key: one for key, one in (config["callbacks"] or {}).items() if one.get("_target_") == TARGET}
+    if not found:
+        found = yaml.safe_load((CONF / "callbacks" / "state_digest.yaml").read_text())
+        found["state_digest"]["interval"] = "1ba"
+    key, section = next(iter(found.items()))
+    return key, build.make(f"callbacks.{key}", section)
+
+
+def _changed_since(record: Path) -> Iterator[str]:
+    """Yield changes since a run was made that may affect its numbers."""
+    then = read_object(record / ENVIRONMENT_FILE)
+    packages = then.get("packages")
+    now = environment(packages) if isinstance(packages, dict) else environment()
+    before, after = ({key: one[key] for key in ENVIRONMENT if key in one} for one in (then, now))
+    for change in find_changes(before, after):
+        yield printable(change)
+    if changed := changed_modules(record):
+        yield f"code: {', '.join(sorted(changed))}"
+    if (record / PATCH).is_file() and (record / PATCH).read_bytes() != without_secrets(patch())[0]:
+        yield "uncommitted changes, see git.patch of the run"
+
+
+def _pin(job: Job, digests: Sequence[Mapping[str, Any]]) -> None:
+    """Write a pin with everything needed to train a run's first batches; keep only callbacks that load weights."""
+    from runner.core.engine import overrides
+
+    source = Path(job.source)
+    sections = job.config["callbacks"] or {}
+    loading = [key for key, one in sections.items() if overrides(build.make(f"callbacks.{key}", one), "before_load")]
+    config = {**job.config, "callbacks": {key: sections[key] for key in loading}}
+    typed = [one for one in job.overrides if key_of(one).partition(".")[0] not in ("callbacks", "hydra")]
+    then = (
+        read_object(record_of(source, 1) / ENVIRONMENT_FILE) if _lines(source) else environment(packages_of(job.config))
+    )
+    kept = {key: then[key] for key in ("run_name", *ENVIRONMENT) if key in then}
+    write_pin(Path(job.command.options["pin"]), config, [*typed, "callbacks=none"], kept, digests)

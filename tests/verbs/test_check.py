@@ -1,0 +1,436 @@
+"""`mode=check`: what it finds, what it says, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from composed_configs import composed
+from tiers import one_in
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from runner import Callback, ClassificationModel, Model
+from runner.config import build
+from runner.config.errors import WrongConfig
+from runner.data import faked_by
+from runner.timing.event import Event
+from runner.trials import dry_run
+from runner.verbs.check import report
+
+OWN = "checked_here"
+READ: list[str] = []
+
+
+class Fragile(Model):
+    """A model that fails in one of its steps."""
+
+    def __init__(self, fails: str = "nowhere") -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 10)
+        self.idle = nn.Linear(2, 2)
+        self.fails = fails
+
+    def forward(self, batch: Any) -> Any:
+        if self.fails == "forward":
+            raise KeyError("a key that is not there")
+        return self.inner(batch[0].flatten(1))
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        return outputs.nothing if self.fails == "loss" else nn.functional.cross_entropy(outputs, batch[1])
+
+    def metrics(self, train: bool) -> Any:
+        from runner.libraries.torchmetrics import import_torchmetrics
+
+        return {"Wrong": import_torchmetrics().MeanSquaredError()} if self.fails == "metrics" else {}
+
+
+class Forgetful(nn.Linear):
+    """A layer that cannot save its state, or not load what it has saved."""
+
+    def __init__(self, saves: bool = True) -> None:
+        super().__init__(64, 10)
+        self.saves = saves
+
+    def forward(self, inputs: Any) -> Any:
+        return super().forward(inputs.flatten(1))
+
+    def get_extra_state(self) -> Any:
+        return {"calls": 3} if self.saves else {len}
+
+    def set_extra_state(self, state: Any) -> None:
+        raise KeyError("number of calls")
+
+
+class Watcher(Callback):
+    """A callback that fails, or warns."""
+
+    def __init__(self, does: str = "fail") -> None:
+        self.does = does
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        if self.does == "fail":
+            state.nothing  # noqa: B018
+        logger.log_metrics({"vector": torch.zeros(3)})
+
+
+def read_for_one_rank(batch_size: int = 8) -> tuple[Any, Any]:
+    data = TensorDataset(torch.zeros(16, 64), torch.zeros(16, dtype=torch.int64))
+    return DataLoader(data, batch_size, sampler=DistributedSampler(data, 2, 0)), DataLoader(data, batch_size)
+
+
+def read_data(batch_size: int = 8, **options: Any) -> tuple[Any, Any]:
+    def batches() -> Iterator[Any]:
+        for _ in range(5):
+            READ.append("batch")
+            yield torch.zeros(batch_size, 64), torch.zeros(batch_size, dtype=torch.int64)
+
+    return batches(), None
+
+
+def _made_up(batch_size: int, classes: int) -> tuple[Any, Any]:
+    return [(torch.zeros(batch_size, 64), torch.full((batch_size,), classes - 1))], None
+
+
+def read_one() -> Any:
+    return ([],)
+
+
+def read_nothing() -> Any:
+    return [], None
+
+
+@faked_by(_made_up)
+def read_large_data(batch_size: int, classes: int = 10) -> tuple[Any, Any]:
+    raise AssertionError("read")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The working directory and the place for passing files are empty after each test, or as they were left to it."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setitem(sys.modules, OWN, sys.modules[__name__])
+    READ.clear()
+    yield
+    # torch makes an empty folder of its own where it first computes on the meta device.
+    assert [path for path in scratch.iterdir() if not path.name.startswith("torchinductor")] == []
+    assert not (tmp_path / "outputs").exists() and not (tmp_path / "mlruns").exists()
+
+
+def try_out(*overrides: str) -> dry_run.Findings:
+    config = composed(*overrides)
+    build.check(config)
+    return dry_run.try_out(config)
+
+
+TOKENS = ("model=gpt", "data=synthetic_tokens", "algorithms=none", "data.num_samples=64", "data.batch_size=32")
+EVERYTHING = ("+algorithms=[mixup,ema,gradient_clipping]", "+callbacks=[speed_monitor,early_stopper,lr_monitor]")
+
+
+def test_every_event_comes_and_destinations_stay_out(tmp_path: Path):
+    findings = try_out(*EVERYTHING, "+callbacks.lines._target_=runner.callbacks.JSONLinesLogger")
+    assert findings.events == len(Event)
+    assert findings.device == "cpu"
+    assert findings.destinations == ["mlflow_logger", "progress_bar", "learning_curves", "console_summary", "lines"]
+    assert [one for one in findings.warnings if "half_life" not in one] == []
+    assert {path.name for path in tmp_path.iterdir()} == {"scratch"}
+    assert findings.data.startswith(
+        "train 1,200 samples in 19 batches of 64; eval 597 samples in 1 batch of 597; made up"
+    )
+    assert findings.batch == "float32 (4, 1, 8, 8), int64 (4,)"
+
+
+@pytest.mark.parametrize(
+    ("device", "overrides"),
+    one_in(
+        5,
+        [
+            ("cpu", ("model=mlp", "optimizer=adamw")),
+            ("cpu", ("model=mlp", "+algorithms=ema")),
+            ("cpu", ("model=resnet8", "model.module.width=4")),
+            ("meta", ("model=mlp", "model.module.hidden=[512,512]", "+algorithms=ema")),
+            ("meta", (*TOKENS, "model.module.d_model=128", "optimizer=adamw")),
+        ],
+    ),
+    ids=str,
+)
+def test_the_size_of_a_checkpoint_is_foretold(
+    overrides: tuple[str, ...], device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Against a real one, a few percent off: destinations keep a little in it that grows with the run."""
+    monkeypatch.setattr(dry_run, "MAX_WEIGHTS", 0 if device == "meta" else 2**30)
+    overrides = (*overrides, "trainer.max_duration=2ep", "callbacks=[checkpoint_saver,learning_curves]")
+    findings = try_out(*overrides)
+    assert findings.device == device
+    with build.build(composed(*overrides), tmp_path / "run", "run") as trainer:
+        trainer.fit()
+        state = trainer.state
+        (last,) = (tmp_path / "run" / "checkpoints" / "latest").resolve().parent.glob(f"ep2-ba{state.timestamp.batch}")
+        written = {path.name: path.stat().st_size for path in last.glob("*.pt")}
+        parameters = [*state.unwrapped_model.parameters()]
+    sizes = findings.sizes
+    assert sizes.checkpoint == pytest.approx(sum(written.values()), rel=0.03)
+    assert sizes.checkpoint_weights == pytest.approx(written["model.pt"], rel=0.01)
+    assert sizes.parameters == sizes.trainable == sum(one.numel() for one in parameters)
+    assert sizes.gradients == 4 * sizes.parameters <= sizes.weights
+    moments = 2 if "optimizer=adamw" in overrides else 1
+    assert sizes.optimizer == pytest.approx(moments * sizes.gradients, rel=0.01)
+    assert bool(sizes.algorithms) == ("+algorithms=ema" in overrides)
+
+
+@pytest.mark.slow
+def test_a_large_model_is_tried_without_memory():
+    """300 million weights, AdamW and an average of them: 6 GB that are never there."""
+    findings = try_out(
+        *("model=gpt", "data=stdlib_text", "algorithms=[gradient_clipping,ema]", "optimizer=adamw"),
+        *("model.module.d_model=1024", "model.module.n_layers=24", "+callbacks=[early_stopper,speed_monitor]"),
+        "trainer.precision=bf16",
+    )
+    assert (findings.device, findings.sizes.parameters) == ("meta", 302_704_640)
+    assert findings.sizes.weights == findings.sizes.gradients == 2 * 302_704_640
+    assert findings.refused == ["early_stopper"]  # which reads the metric
+    assert findings.events == len([one for one in Event if "predict" not in one])
+
+
+OWN_DATA = "~data.batch_size ~data.eval_batch_size ~data.test_samples ~data.seed data._target_=checked_here."
+OWN_MODEL = "algorithms=none ~model.num_classes ~model.module model._target_=checked_here.Fragile +model.fails="
+OWN_LAYER = "model=mlp ~model.module +model.module._target_=checked_here.Forgetful algorithms=none"
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_shapes_that_do_not_match_are_found_on_either_device(device: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dry_run, "MAX_WEIGHTS", 0 if device == "meta" else 2**30)
+    with pytest.raises(WrongConfig, match="does not fit.* In its forward pass"):
+        try_out("model=mlp", "data=synthetic_images", "algorithms=none")
+
+
+@pytest.mark.parametrize(
+    ("command", "parts"),
+    one_in(
+        4,
+        [
+            (
+                "model=gpt",
+                ("runner.LanguageModel does not fit", "In its forward pass", "float32 (4, 1, 8, 8)", "indices"),
+            ),
+            ("model=mlp data=synthetic_images", ("In its forward pass", "4x3072 and 64x128")),
+            ("model.num_classes=5", ("In its loss", "outputs of float32 (4, 5)", "Target 9 is out of bounds")),
+            ("data=synthetic_images", ("In its forward pass", "to have 1 channels")),
+            (
+                "model=gpt data=stdlib_text model.module.vocab_size=255 algorithms=none",
+                ("forward pass", "from 255 to 255", "of 255 rows", "out of range"),
+            ),
+            ("model=gpt data=stdlib_text data.context=129 algorithms=none", ("129 tokens is longer than context=128",)),
+            (
+                "model=gpt data=stdlib_text algorithms=mixup",
+                ("algorithms.mixup: inputs of torch.int64", "BEFORE_TRAIN_BATCH", "without algorithms it works"),
+            ),
+            (
+                "+callbacks.x._target_=checked_here.Watcher",
+                ("callbacks.x: AttributeError", "at BATCH_END", "test_check.py:"),
+            ),
+            ("+callbacks.x._target_=checked_here.Watcher +callbacks.x.does=log", ("callbacks.x: metric 'vector'",)),
+            (f"{OWN_MODEL}forward", ("In its forward pass", "KeyError: 'a key that is not there'", "test_check.py:")),
+            (f"{OWN_MODEL}loss", ("In its loss", "AttributeError", "outputs of float32 (4, 10)", "test_check.py:")),
+            (f"{OWN_MODEL}metrics", ("In its metrics", "same shape")),
+            ("callbacks.checkpoint_saver.monitor=Acc", ("callbacks.checkpoint_saver.monitor='Acc'", "'eval/loss'")),
+            ("trainer.max_duration=100tok", ("trainer.max_duration='100tok'", "num_tokens")),
+            ("scheduler.t_warmup=25ep", ("scheduler.t_warmup='25ep'", "t_max")),
+            ("scheduler.t_warmup=457ba", ("scheduler.t_warmup='457ba'", "t_max")),  # of 24 epochs of 19
+            ("optimizer.momentum=0", ("optimizer: Nesterov",)),
+            ("data.batch_size=0", ("data.batch_size=0", "at least 1")),
+            ("data=stdlib_text data.eval_bytes=3", ("data.eval_bytes=3", "one window")),
+            ("data._target_=checked_here.missing", ("checked_here", "missing")),
+            (
+                f"{OWN_DATA}read_one",
+                ("checked_here.read_one must return (train_loader, eval_loader) or (train", "not a tuple of 1"),
+            ),
+            (f"{OWN_LAYER} +model.module.saves=false", ("'module._extra_state'", "cannot be saved: it holds a set")),
+            (OWN_LAYER, ("KeyError: 'number of calls'", "test_check.py:")),
+            (f"{OWN_DATA}read_nothing", ("train_dataloader has no batches: its data set is empty",)),
+        ],
+    ),
+)
+def test_what_cannot_work_is_one_message(command: str, parts: tuple[str, ...]):
+    with pytest.raises((WrongConfig, ValueError)) as raised:
+        try_out(*command.split())
+    message = str(raised.value)
+    for part in parts:
+        assert part in message
+    assert len(message.splitlines()) <= 5
+
+
+@pytest.mark.parametrize(
+    ("command", "warning"),
+    one_in(
+        4,
+        [
+            ("trainer.eval_interval=25ep", "trainer.eval_interval='25ep' is longer than the run of '24ep'"),
+            (
+                "callbacks.checkpoint_saver.save_interval=457ba",
+                "callbacks.checkpoint_saver.save_interval='457ba' is longer",
+            ),
+            ("algorithms=ema", "ema.half_life='1000ba' is longer than the run of '24ep': the average hardly"),
+            (
+                "+callbacks=early_stopper callbacks.early_stopper.patience=30ep",
+                "patience='30ep' is longer than the run",
+            ),
+            (
+                "trainer.eval_interval=0 callbacks.checkpoint_saver.monitor=eval/loss",
+                "callbacks.checkpoint_saver.monitor='eval/loss' is never computed: trainer.eval_interval is 0",
+            ),
+            ("data.batch_size=1201", "data.batch_size=1201 is more than the 1,200 training samples"),
+            ("data.batch_size=3 launch.nproc_per_node=4", "data.batch_size=3 is less than launch.nproc_per_node=4"),
+            (
+                "trainer.grad_accum=33 launch.nproc_per_node=2",
+                "trainer.grad_accum=33 is more than the 32 samples of a batch on",
+            ),
+            ("trainer.microbatch_size=65", "trainer.microbatch_size=65 is more than the 64 samples"),
+            ("trainer.precision=amp_fp16 trainer.device=cpu", "trainer.precision='amp_fp16' on a CPU"),
+            (f"{OWN_MODEL}nowhere", "no gradient reaches idle.weight, idle.bias: not trained, and refused by DDP"),
+        ],
+    ),
+)
+def test_what_is_most_likely_a_mistake_is_a_warning(command: str, warning: str):
+    findings = try_out("model=mlp", *command.split())
+    assert [one for one in findings.warnings if warning in one], findings.warnings
+
+
+@pytest.mark.parametrize(
+    "command",
+    one_in(
+        4,
+        [
+            "trainer.eval_interval=24ep callbacks.checkpoint_saver.save_interval=456ba",
+            "trainer.grad_accum=32 launch.nproc_per_node=2 trainer.eval_interval=0.5dur",
+            "data.batch_size=1200 trainer.microbatch_size=64 scheduler.t_warmup=24ba",
+            "trainer.iteration_length=2ep trainer.compile=true scheduler=none",
+            "trainer.max_duration=1ba optimizer=adam",
+            "trainer.max_duration=1h",
+            "trainer.precision=bf16 trainer.device=cpu",
+        ],
+    ),
+)
+def test_what_is_right_gives_no_warning(command: str):
+    findings = try_out("model=mlp", "algorithms=none", *command.split())
+    assert [one for one in findings.warnings if "bfloat16" not in one] == []
+
+
+def test_data_that_says_what_it_looks_like_is_not_read():
+    own = (
+        "model=mlp",
+        "algorithms=none",
+        "~data.eval_batch_size",
+        "~data.test_samples",
+        "~data.seed",
+        "callbacks=none",
+    )
+    findings = try_out(*own, f"data._target_={OWN}.read_large_data")
+    assert findings.data == "train 1 batches; made up, not read"
+    with pytest.raises(WrongConfig, match="Target 10 is out of bounds"):
+        try_out(*own, f"data._target_={OWN}.read_large_data", "+data.classes=11")
+
+
+def test_of_other_data_one_batch_is_read():
+    findings = try_out(
+        *(
+            "model=mlp",
+            "~data.eval_batch_size",
+            "~data.test_samples",
+            "~data.seed",
+            "callbacks=none",
+            "algorithms=none",
+        ),
+        *(f"data._target_={OWN}.read_data", "+data.option=1"),
+    )
+    assert READ == ["batch"]
+    assert findings.data == f"train unknown many batches; one batch read: {OWN}.read_data has no `fake`"
+    assert findings.batch == "float32 (4, 64), int64 (4,)"
+    assert findings.warnings == [
+        f"data.option goes into the **options of {OWN}.read_data, so it was not checked whether it is used"
+    ]
+
+
+def test_data_that_ranks_would_not_share_are_refused():
+    own = (
+        "model=mlp",
+        "~data.eval_batch_size",
+        "~data.test_samples",
+        "~data.seed",
+        f"data._target_={OWN}.read_for_one_rank",
+    )
+    assert try_out(*own, "callbacks=none", "algorithms=none").data.startswith("train 1 batches; eval 1 batches")
+    with pytest.raises(WrongConfig, match="dataloader of evaluator 'eval': nothing says how 2 ranks divide"):
+        try_out(*own, "callbacks=none", "algorithms=none", "launch.nproc_per_node=2")
+
+
+def test_a_run_to_resume_stays_as_it_is(tmp_path: Path):
+    small = ("model=mlp", "data.batch_size=400", "callbacks=checkpoint_saver")
+    with build.build(composed(*small, "trainer.max_duration=4ba"), tmp_path / "run", "run") as trainer:
+        trainer.fit()
+
+    def files() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+
+    before = files()
+    assert try_out(*small, f"resume={tmp_path}/run").events == len(Event) - 2  # iteration and epoch have begun
+    with pytest.raises(WrongConfig, match="trainer.max_duration='4ba' is reached"):
+        try_out(*small, f"resume={tmp_path}/run", "trainer.max_duration=4ba")
+    with pytest.raises(WrongConfig, match="do not fit the model"):
+        try_out(*small, f"trainer.load_path={tmp_path}/run", "model.module.hidden=[3]")
+    assert files() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scheduler": {"foo": 1}}, "scheduler.foo: has no effect"),
+        ({"scheduler": 3}, "scheduler=3"),
+        ({"predict": {"format": "pt", "split": "eval", "formt": "pt"}}, "predict.formt: has no effect; did you mean"),
+        ({"predict": {"format": "pt", "split": "eval", "x": 1}}, "predict.x: has no effect; allowed: format, split"),
+    ],
+    ids=str,
+)
+def test_a_key_that_nobody_reads_is_refused_in_every_mode(change: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        build.check(composed("model=mlp", "scheduler=none") | change)
+
+
+def test_the_report_is_short_and_says_what_was_found():
+    config = composed(*EVERYTHING, "model=mlp")
+    rows = dict(report(config, dry_run.try_out(config)))
+    assert rows["ok model"] == "ClassificationModel(MLP), 26,122 parameters, all trainable"
+    assert rows["ok batch"].endswith("through 40 events, on the CPU")
+    assert rows["memory"].startswith("585 kB per process at the peak of a step: weights 104 kB, gradients 104 kB")
+    assert rows["checkpoint"].endswith("including weights of 107 kB")
+    assert len(rows) <= 9
+
+
+@pytest.mark.slow
+def test_the_command_leaves_nothing_and_tells_the_jobs_of_a_sweep_apart(tmp_path: Path, run_app: Any):
+    done = run_app("mode=check", "model=mlp", "launch.nproc_per_node=2", "hydra.run.dir=mine")
+    assert done.stdout.splitlines()[0].strip() == "model=mlp launch.nproc_per_node=2" and done.stderr == ""
+    done = run_app("-m", "model.num_classes=5,10", "mode=check", exit_code=2)
+    assert "in the job model.num_classes=5" in done.stderr and "Target 9" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "model.num_classes=10" in done.stdout and "ok batch" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"scratch"}
+
+
+def test_a_model_that_cannot_be_made_without_memory_is_made_with_it(monkeypatch: pytest.MonkeyPatch):
+    class Reading(ClassificationModel):
+        def __init__(self) -> None:
+            super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), 10)
+            self.scale = float(next(self.parameters()).sum())
+
+    monkeypatch.setattr(sys.modules[__name__], "Reading", Reading, raising=False)
+    findings = try_out("~model.num_classes", "~model.module", f"model._target_={OWN}.Reading", "algorithms=none")
+    assert (findings.device, findings.sizes.parameters) == ("cpu", 650)

@@ -1,0 +1,149 @@
+"""Two runs compared by what they left in their folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from runner.checkpoints.digest import FILE, PARTS
+from runner.records.result import Result
+from runner.verbs.compare import difference
+
+
+def write_run(folder: Path, batches: Any, changed: dict[int, tuple[str, ...]] | None = None, **facts: Any) -> Path:
+    """Make a run's folder with a line of digests for each batch, some of their parts changed."""
+    folder.mkdir()
+    lines = []
+    for batch in batches:
+        parts = {part: f"{part} {batch}{'*' * (part in (changed or {}).get(batch, ()))}" for part in PARTS}
+        lines.append(json.dumps({"epoch": batch // 4, "batch": batch, **parts}) + "\n")
+    (folder / FILE).write_text("".join(lines))
+    if "config" in facts:
+        (folder / "config.yaml").write_text(yaml.safe_dump(facts["config"]))
+    if "environment" in facts:
+        (folder / "environment.json").write_text(json.dumps(facts["environment"]))
+    if "metrics" in facts:
+        Result(facts.get("status", "FINISHED"), "run", "", [], metrics=facts["metrics"]).write(folder)
+    return folder
+
+
+CONFIG = {"mode": "train", "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1}, "seed": 0, "run_name": None}
+ENVIRONMENT = {"ranks": 1, "threads": 4, "git_commit": "aaaa", "packages": {"torch": "2.13"}, "folder": "here"}
+
+
+EQUAL = """\
+        a         b
+status  -         -
+time    -         -
+
+Digests
+  a -> b  ok: equal to the bit up to batch 8
+False
+"""
+DIFFERENT = """\
+                a            b            c
+status          finished     finished     -
+time            -            -            -
+eval/loss       0.25         0.5          -
+train/loss      0.125        -            -
+
+Config, where it differs
+optimizer.lr    0.1          0.2          0.1
+model           -            -            Net\\x1b[31m
+
+Environment, where it differs
+ranks           1            2            -
+packages.torch  2.13         2.14         -
+git.patch       none         1 lines      none
+
+Digests
+  a -> b  different: at batch 6, in weights, optimizer; equal to the bit up to
+          batch 5
+"""
+
+
+def test_equal_runs_are_equal_and_torch_is_not_imported(tmp_path: Path):
+    a, b = (write_run(tmp_path / one, range(1, 9), config=CONFIG, environment=ENVIRONMENT) for one in "ab")
+    program = "import sys; from runner.__main__ import main; code = main(); print('torch' in sys.modules); exit(code)"
+    command = [sys.executable, "-c", program, "compare", "a", "b"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout == EQUAL
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+    assert difference(a, b).is_none
+
+
+def test_where_runs_part_and_what_was_different_in_them(tmp_path: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    changed = {6: ("weights", "optimizer"), 7: ("randomness", "weights"), 8: PARTS}
+    other = {**CONFIG, "mode": "eval", "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.2}}
+    there = {**ENVIRONMENT, "ranks": 2, "packages": {"torch": "2.14"}, "folder": "there"}
+    metrics = {"train/loss": 0.125, "eval/loss": 0.25}
+    write_run(tmp_path / "a", range(1, 9), config=CONFIG, environment=ENVIRONMENT, metrics=metrics)
+    write_run(tmp_path / "b", range(1, 9), changed, config=other, environment=there, metrics={"eval/loss": 0.5})
+    write_run(tmp_path / "c", (), config={**CONFIG, "model": {"_target_": "own.Net\x1b[31m"}})
+    (tmp_path / "b" / "git.patch").write_text("+ a line\n")
+    done = run_here("compare", "a", "b", "c", code=1)
+    assert done.out == DIFFERENT
+    assert done.err == ""
+
+
+@pytest.mark.parametrize(
+    ("batches", "changed", "text"),
+    [
+        ((range(1, 9), range(1, 9)), {1: ("samples",)}, "at batch 1, in samples; the first that both have"),
+        (
+            (range(1, 9), range(2, 9, 2)),
+            {6: ("weights",)},
+            "at batch 6, in weights; .* up to batch 4, with no digests in",
+        ),
+        ((range(1, 9), range(1, 5)), {}, "up to batch 4; one ends after batch 8, the other after 4"),
+        ((range(1, 9), range(4, 13)), {}, "up to batch 8; one ends after batch 8, the other after 12"),
+    ],
+)
+def test_runs_are_compared_where_both_have_digests(
+    tmp_path: Path, batches: tuple[Any, Any], changed: dict[int, tuple[str, ...]], text: str
+):
+    found = difference(write_run(tmp_path / "a", batches[0]), write_run(tmp_path / "b", batches[1], changed))
+    assert re.search(text, str(found))
+    assert found.agree is not bool(changed)
+    assert not found.is_none
+
+
+def test_final_metrics_are_compared_of_runs_that_end_together(tmp_path: Path):
+    write_run(tmp_path / "a", range(1, 5), metrics={"eval/loss": 0.5, "train/loss": float("nan")})
+    write_run(tmp_path / "b", range(1, 5), metrics={"eval/loss": 0.5, "train/loss": float("nan")})
+    write_run(tmp_path / "c", range(1, 5), metrics={"eval/loss": 0.25, "train/loss": float("nan")})
+    write_run(tmp_path / "d", range(1, 5), metrics={"eval/loss": 0.25}, status="KILLED")
+    assert difference(tmp_path / "a", tmp_path / "b").is_none
+    found = difference(tmp_path / "a", tmp_path / "c")
+    assert not found.agree and str(found) == "equal to the bit up to batch 4; eval/loss is 0.5 and 0.25"
+    assert difference(tmp_path / "a", tmp_path / "d").is_none
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["compare=[a,nowhere]"], "compare='nowhere': no such folder"),
+        (["compare=[a,empty]"], "compare='empty': has no result.json, config.yaml or digests.jsonl"),
+        (["compare=[a]"], "compare=['a']: give two or more runs"),
+        ([], "compare=None: give two or more runs"),
+        (["compare=[a,a]", "optimizer.lrr=3"], "optimizer.lrr"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_compared_is_one_message(tmp_path: Path, run_app: Any, arguments: list[str], part: str):
+    write_run(tmp_path / "a", range(1, 5))
+    write_run(tmp_path / "later", range(5, 9))
+    (tmp_path / "empty").mkdir()
+    done = run_app("mode=compare", *arguments, exit_code=2)
+    assert part in done.stderr and done.stderr.count("\n") == 1 and done.stdout == ""
+    assert sorted(os.listdir(tmp_path)) == ["a", "empty", "later"]

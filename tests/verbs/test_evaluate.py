@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+import stores
+import torch
+from python_process import PATIENCE, run_python, start_python
+from tiers import one_in
+
+from runner import ClassificationModel, LanguageModel, Model, Trainer
+from runner.config.errors import WrongConfig
+from runner.data import DatasetLoader, TensorLoader, load_digits
+from runner.records.predictions import write_predictions
+
+# 597 samples to evaluate on: the last of three batches has one, which leaves a second rank without.
+TRAIN = (
+    *("model=mlp", "data.batch_size=400", "data.eval_batch_size=298", "trainer.max_duration=2ep"),
+    *("+algorithms=ema", "algorithms.ema.half_life=2ba", "callbacks=[mlflow_logger,checkpoint_saver]"),
+)
+KEYS = ("metrics/eval/MulticlassAccuracy", "loss/eval/total")
+PRINTED = ("eval/MulticlassAccuracy", "eval/loss")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with one run in it; tests add others and change nothing of it."""
+    folder = tmp_path_factory.mktemp("trained")
+    run_python(["-m", "runner", *TRAIN, "hydra.run.dir=run", "run_name=mine"], cwd=folder, check=True)
+    return folder
+
+
+def rows(folder: Path, sql: str, *values: Any) -> list[Any]:
+    return stores.query(folder / "outputs" / "mlflow.db", sql, *values)
+
+
+def logged(folder: Path, run: str, step: int) -> dict[str, float]:
+    """What a run in MLflow logged of its evaluation at a step."""
+    sql = "select key, value from metrics join runs using (run_uuid) where name = ? and step = ? and key in (?, ?)"
+    return dict(rows(folder, sql, run, step, *KEYS))
+
+
+def tree(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(("checkpoint", "step"), [("", 6), ("/checkpoints/ep1-ba3", 3)])
+def test_an_evaluation_finds_what_training_found(trained: Path, run_app: Any, checkpoint: str, step: int):
+    before = tree(trained / "run")
+    name = f"again{step}"
+    done = run_app("mode=eval", f"resume=run{checkpoint}", f"run_name={name}", folder=trained)
+    expected = logged(trained, "mine", step)
+    assert len(expected) == 2
+    assert logged(trained, f"eval-{name}", step) == expected
+    for key, printed in zip(KEYS, PRINTED, strict=True):
+        assert f" {printed} {expected[key]:.6g}" in " ".join(done.stdout.split())
+    assert tree(trained / "run") == before
+    assert rows(trained, "select status from runs where name = ?", f"eval-{name}") == [("FINISHED",)]
+    weights = str(next((trained / "run" / "checkpoints").glob(f"*-ba{step}")))
+    assert (weights,) in rows(trained, "select value from tags where key = 'runner.evaluates'")
+    assert all(line.startswith("sending to MLflow: ") for line in done.stderr.splitlines())  # on a busy machine
+
+
+def on_two_ranks(folder: Path, *arguments: str) -> str:
+    """Standard output of a command on two ranks."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
+    return run_python([*torchrun, *arguments, "callbacks=none"], cwd=folder, check=True).stdout
+
+
+@pytest.mark.slow
+def test_two_ranks_find_the_same(trained: Path, run_app: Any):
+    done = on_two_ranks(trained, "mode=eval", "resume=run")
+    found = dict(line.split() for line in done.splitlines() if line.startswith(PRINTED))
+    expected = logged(trained, "mine", 6)
+    assert [float(found[key]) for key in PRINTED] == [pytest.approx(expected[key], rel=1e-5) for key in KEYS]
+
+    on_two_ranks(trained, "mode=predict", "resume=run", "hydra.run.dir=two")
+    done = run_app("mode=predict", "resume=run", "hydra.run.dir=one", folder=trained)
+    assert "597 samples in the order of the data set: one/predictions.parquet" in done.stdout
+    one, two = (pyarrow.parquet.read_table(trained / folder / "predictions.parquet") for folder in ("one", "two"))
+    assert one.schema == two.schema
+    assert one.column_names == ["index", "target", "prediction", "probabilities"]
+    for column in ("index", "target", "prediction"):
+        assert one[column].to_pylist() == two[column].to_pylist()
+    probabilities = [torch.tensor(table["probabilities"].to_pylist()) for table in (one, two)]
+    torch.testing.assert_close(*probabilities, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(probabilities[0].sum(dim=1), torch.ones(597))
+    assert one["index"].to_pylist() == list(range(597))
+    _, loader = load_digits(batch_size=9, eval_batch_size=9, seed=0)
+    assert one["target"].to_pylist() == loader.tensors[1].tolist()
+    right = sum(a == b for a, b in zip(one["target"].to_pylist(), one["prediction"].to_pylist(), strict=True))
+    assert right / 597 == pytest.approx(expected[KEYS[0]])
+    assert pyarrow.parquet.ParquetFile(trained / "one" / "predictions.parquet").num_row_groups == 3
+    names = {path.name for path in (trained / "one").iterdir()}
+    assert not any(name.endswith(".partial") for name in names)
+    assert list((trained / "outputs" / "mlartifacts").rglob("predictions/predictions.parquet"))
+
+
+def test_test_data_is_predicted_if_asked(trained: Path, run_app: Any):
+    given = ("mode=predict", "resume=run", "predict.split=test", "callbacks=none")
+    done = run_app(*given, "hydra.run.dir=none", exit_code=2, folder=trained)
+    assert done.stderr == "error: predict.split='test': this run has no such data; give train or eval\n"
+    assert not (trained / "none").exists()
+    run_app(*given, "data.test_samples=97", "hydra.run.dir=tested", folder=trained)
+    found = pyarrow.parquet.read_table(trained / "tested" / "predictions.parquet")["target"].to_pylist()
+    *_, loader = load_digits(test_samples=97)
+    assert found == loader.tensors[1].tolist()
+
+
+def test_training_data_is_predicted_in_its_own_order(trained: Path, run_app: Any):
+    run_app("mode=predict", "resume=run", "predict.split=train", "predict.format=pt", "callbacks=none", folder=trained)
+    (path,) = trained.rglob("predictions.pt")
+    found = torch.load(path, weights_only=True)
+    loader, _ = load_digits(batch_size=9, eval_batch_size=9, seed=0)
+    assert found["target"].equal(loader.tensors[1])
+    assert found["index"].equal(torch.arange(1200))
+    assert found["probabilities"].shape == (1200, 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    one_in(
+        4,
+        [
+            (("mode=eval",), "resume=<run folder"),
+            (("mode=predict",), "resume=<run folder"),
+            (("mode=eval", "resume=missing"), "resume='missing': no such folder"),
+            (("mode=eval", "rerun=run"), "resume=<the run>"),
+            (("mode=predict", "resume=run", "predict.split=evall"), "predict.split='evall': did you mean 'eval'"),
+            (("mode=eval", "resume=run", "model.module.hidden=[3]"), "do not fit the model"),
+            (("mode=eval", "resume=run", "objective=nothing"), "objective='nothing'"),
+        ],
+    ),
+)
+def test_what_cannot_be_evaluated_is_one_message(trained: Path, run_app: Any, arguments: tuple[str, ...], part: str):
+    before = tree(trained)
+    done = run_app(*arguments, "callbacks=none", exit_code=2, folder=trained)
+    assert part in done.stderr and done.stderr.count("error: ") == 1 and len(done.stderr.splitlines()) <= 6
+    assert {*tree(trained)} == {*before}
+
+
+def predicted(model: Model, loader: Any, path: Path) -> tuple[int, str]:
+    with Trainer(model=model, eval_dataloader=loader, device="cpu") as trainer:
+        return write_predictions(trainer, loader, path)
+
+
+class Named(Model):
+    def __init__(self, columns: Any) -> None:
+        super().__init__()
+        self.columns = columns
+
+    def forward(self, batch: Any) -> Any:
+        return self.columns(batch)
+
+    def loss(self, outputs: Any, batch: Any) -> Any:
+        return batch.sum()
+
+
+def test_every_sample_is_there_however_training_reads_it(tmp_path: Path):
+    data = torch.arange(7.0)
+    model = Named(lambda batch: {"twice": (2 * batch).bfloat16(), "grid": batch.reshape(-1, 1, 1).expand(-1, 2, 3)})
+    for loader in (
+        TensorLoader(data, batch_size=3, shuffle=True, drop_last=True),
+        DatasetLoader(data, batch_size=3, shuffle=True, drop_last=True),
+    ):
+        assert predicted(model, loader, tmp_path / "p.parquet") == (7, "the order of the data set")
+        table = pyarrow.parquet.read_table(tmp_path / "p.parquet").to_pydict()
+        assert table["index"] == list(range(7))
+        assert table["twice"] == [2.0 * value for value in range(7)]
+        assert table["grid"] == [[[float(value)] * 3] * 2 for value in range(7)]
+        predicted(model, loader, tmp_path / "p.pt")
+        found = torch.load(tmp_path / "p.pt", weights_only=True)
+        assert found["twice"].dtype == torch.bfloat16 and found["grid"].shape == (7, 2, 3)
+
+
+def test_predictions_may_differ_in_length_from_batch_to_batch(tmp_path: Path):
+    model = Named(lambda batch: batch[:, None].expand(-1, len(batch)))
+    loader = TensorLoader(torch.arange(5.0), batch_size=3, shuffle=False)
+    predicted(model, loader, tmp_path / "p.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "p.parquet").to_pydict()
+    assert table["output"] == [[0.0] * 3, [1.0] * 3, [2.0] * 3, [3.0] * 2, [4.0] * 2]
+    message = r"predict.format='pt': samples of output have different shapes, \(3,\) and \(2,\); give .*parquet"
+    with pytest.raises(WrongConfig, match=message):
+        predicted(model, loader, tmp_path / "p.pt")
+    assert not [*tmp_path.glob("*.pt*")]
+
+
+def test_another_loader_is_read_as_it_comes(tmp_path: Path):
+    loader = torch.utils.data.DataLoader(torch.arange(5.0), batch_size=2, sampler=[4, 2, 0, 1, 3])  # type: ignore[arg-type]
+    rows, order = predicted(Named(lambda batch: batch), loader, tmp_path / "p.pt")
+    assert (rows, order) == (5, "the order in which the loader gave them")
+    found = torch.load(tmp_path / "p.pt", weights_only=True)
+    assert found["output"].tolist() == [4.0, 2.0, 0.0, 1.0, 3.0] and found["index"].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("columns", [lambda batch: batch.sum(), lambda batch: batch[:1], lambda batch: [batch, batch]])
+def test_what_is_no_row_for_each_sample_is_refused(columns: Any, tmp_path: Path):
+    loader = TensorLoader(torch.arange(4.0), batch_size=2, shuffle=False)
+    with pytest.raises(ValueError, match=r"predictions\['output'\].*override Model.predictions"):
+        predicted(Named(columns), loader, tmp_path / "p.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_models_that_ship_write_down():
+    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
+    batch = (torch.zeros(3, 1), torch.tensor([0, 1, 1]))
+    found = ClassificationModel(torch.nn.Linear(1, 2), num_classes=2).predictions(batch, logits)
+    assert [*found] == ["target", "prediction", "probabilities"]
+    assert found["prediction"].tolist() == [0, 1, 0]
+    torch.testing.assert_close(found["probabilities"][:, 1], torch.sigmoid(logits[:, 1] - logits[:, 0]))
+
+    logits, targets = torch.randn(2, 4, 5), torch.tensor([[1, 2, 3, -100], [0, 0, 4, 4]])
+    found = LanguageModel(torch.nn.Identity()).predictions((targets, targets), logits)
+    assert found["prediction"].equal(logits.argmax(dim=2))
+    expected = torch.nn.functional.cross_entropy(logits.reshape(8, 5), targets.reshape(8), reduction="none")
+    torch.testing.assert_close(found["loss"], expected.reshape(2, 4))
+    assert found["loss"][0, 3] == 0
+
+
+SLOW = """
+import time
+from pathlib import Path
+from runner import Callback
+
+
+class Slow(Callback):
+    def eval_batch_end(self, state, logger):
+        Path("began").touch()
+        time.sleep(1.0)
+
+    predict_batch_end = eval_batch_end
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "number", "processes"),
+    [
+        ("eval", signal.SIGTERM, 1),
+        ("predict", signal.SIGTERM, 2),
+        ("eval", signal.SIGINT, 1),
+        ("eval", signal.SIGHUP, 1),
+    ],
+)
+def test_a_signal_ends_it_in_order(trained: Path, tmp_path: Path, mode: str, number: signal.Signals, processes: int):
+    (tmp_path / "own.py").write_text(SLOW)
+    command = ["-m", "runner", f"mode={mode}", f"resume={trained / 'run'}", "hydra.run.dir=ended"]
+    command += ["+callbacks.slow._target_=own.Slow", "data.eval_batch_size=4", f"launch.nproc_per_node={processes}"]
+    command += [
+        f"callbacks.mlflow_logger.tracking_uri=sqlite:///{trained}/outputs/mlflow.db",
+        f"run_name={tmp_path.name}",
+    ]
+    with start_python(command, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        try:
+            name = f"{mode}-{tmp_path.name}"
+
+            def wait_for_status(status: str) -> None:
+                deadline = time.monotonic() + PATIENCE
+                while rows(trained, "select status from runs where name = ?", name) != [(status,)]:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.1)
+
+            wait_for_status("RUNNING")
+            while not (tmp_path / "began").exists():
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.send_signal(number)
+            assert process.wait(PATIENCE) == 128 + number
+            wait_for_status("KILLED")  # MLflow's writer outlives the process for a moment
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert json.loads((tmp_path / "ended" / "result.json").read_text())["status"] == "KILLED"

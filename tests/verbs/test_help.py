@@ -1,0 +1,197 @@
+"""`--help`, `runner help NAME` and `runner list`: what they say, how fast, and of whose files."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from composed_configs import composed
+from python_process import PATIENCE
+from tiers import one_in
+
+from runner import __version__
+from runner.cli.catalogue import CONF, GROUPS, choices, top_keys
+from runner.cli.command_line import merge_repeated
+from runner.cli.verbs import MODES
+from runner.config import build
+from runner.verbs.help import explain, overview
+
+CHOICES = choices(CONF)
+SLOW = {"torch", "mlflow", "hydra", "omegaconf", "rich", "numpy"}
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def test_all_of_it_comes_at_once(tmp_path: Path):
+    """CPU time: a twentieth of a second each beside the interpreter's own; importing torch alone takes 1.3 s."""
+    commands = ["--help", "--version", "list", "help early_stopper", "help=optimizer.muon", "runs", "completion bash"]
+    program = f"""
+import sys, time
+from runner.__main__ import main
+began = time.process_time()
+for command in {commands!r}:
+    sys.argv = ["runner", *command.split()]
+    assert main() == 0, command
+print("seconds", time.process_time() - began)
+print("imported", sorted({SLOW!r} & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    *_, seconds, imported = done.stdout.splitlines()
+    assert imported == "imported []" and done.stderr == ""
+    assert float(seconds.split()[1]) < 0.5 * len(commands)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_help_says_all_that_there_is():
+    lines = [*overview(CONF)]
+    assert all(len(line) <= 80 and line == line.rstrip() for line in lines)
+    text = "\n".join(lines)
+    for mode in MODES.values():
+        assert re.search(rf"^  {mode.name} +{re.escape(mode.says)}\n +{re.escape(mode.example)}$", text, re.MULTILINE)
+    listed = {*re.findall(r"[\w/]+", text)}
+    assert {one.name for one in CHOICES} | {*GROUPS} - {"vars"} <= listed
+
+
+def test_what_is_shown_of_a_choice():
+    lines = [*explain("early_stopper", CONF)]
+    assert lines[:2] == [
+        "+callbacks=early_stopper: a choice of callbacks",
+        "Stops training when more than `patience` has passed since the metric was best.",
+    ]
+    start = lines.index("Keys of callbacks.early_stopper, and their defaults")
+    assert lines[start + 1 : start + 5] == [
+        "  monitor           loss  name of the metric; 'loss' is the mean loss of an",
+        "                          evaluator.",
+        "  dataloader_label  eval  label of the evaluator that has the metric, or",
+        "                          'train'.",
+    ]
+    assert lines[lines.index("Example") + 1] == "  runner +callbacks=early_stopper callbacks.early_stopper.monitor=loss"
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda one: one.typed)
+def test_each_choice_is_described(choice: Any):
+    lines = [*explain(f"{choice.group}.{choice.name}", CONF)]
+    assert lines[0] == f"{choice.typed}: a choice of {choice.group}"
+    assert choice.summary and len(lines[1]) > 3
+    assert all(line == line.rstrip() for line in lines)
+    if choice.group not in ("experiment", "sweep"):
+        assert all(key.comment for key in choice.keys), choice.keys
+
+
+NEEDS_MORE = ("experiment", "sweep", "model", "data", "optimizer/param_groups")
+"""Groups whose examples need data or packages of their own."""
+ALONE = [one for one in CHOICES if one.group not in NEEDS_MORE]
+
+
+@pytest.mark.parametrize("choice", one_in(6, ALONE), ids=lambda one: one.typed)
+def test_the_example_of_a_choice_composes_and_binds(choice: Any):
+    lines = [*explain(f"{choice.group}.{choice.name}", CONF)]
+    arguments = merge_repeated(lines[lines.index("Example") + 1].split()[1:])
+    build.check(composed(*arguments))
+
+
+def first(name: str) -> str:
+    """The first line about a name."""
+    return next(iter(explain(name, CONF)))
+
+
+def test_keys_modes_groups_and_classes_are_explained():
+    assert first("seed") == "seed=0"
+    rows = "\n".join(explain("optimizer.lr", CONF))
+    assert re.search(r"^  optimizer=sgd +0\.1 +learning rate", rows, re.MULTILINE)
+    assert [*explain("lr", CONF)][1:] == [*explain("optimizer.lr", CONF)][1:]
+    assert re.search(r"^  prove.kills +5 +kills at random moments", "\n".join(explain("prove", CONF)), re.MULTILINE)
+    assert first("scheduler") == f"scheduler: {GROUPS['scheduler']}"
+    assert [*explain("EarlyStopper", CONF)] == [*explain("+callbacks=early_stopper", CONF)]
+    assert "State: in" in first("runner.State")
+    both = [line for line in explain("schedule_free", CONF) if ": a choice of" in line]
+    assert [line.partition(":")[0] for line in both] == ["optimizer=schedule_free", "+algorithms=schedule_free"]
+    for key in top_keys():
+        assert [*explain(key.name, CONF)]
+
+
+def test_what_the_user_has_is_shown_too(tmp_path: Path, run_here: Any):
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "mine.yaml").write_text("# My network.\n_target_: own.Net\nwidth: 3 # units\n")
+    (tmp_path / "conf" / "model" / "broken.yaml").write_text("# Broken.\n_target_: [\n\x00")
+    (tmp_path / "own.py").write_text('class Net:\n    """Nets.\n\n    Args:\n        width: units."""\nraise 1\n')
+    (tmp_path / "callbacks").mkdir()
+    (tmp_path / "callbacks" / "watch.py").write_text('class Watch:\n    """Watches\n    all."""\n\nclass _No: ...\n')
+    (tmp_path / "callbacks" / "broken.py").write_text("class (")
+    assert re.search(r"^  mine +My network \(yours\)$", run_here("list", "model", code=0).out, re.MULTILINE)
+    said = run_here("help", "mine", code=0).out
+    assert said.startswith("model=mine: a choice of model of your own\nMy network.\n\nNets.\n")
+    assert "  width  3  units.\n" in said and "  own.py\n" in said
+    said = run_here("list", "callbacks", code=0).out
+    assert "_target_=callbacks.watch.Watch" in said and "_No" not in said
+    assert "Watches" in run_here("help", "Watch", code=0).out
+    assert "broken" in run_here("--help", code=0).out
+    assert run_here("help", "broken", code=0).out.startswith("model=broken")
+
+
+def test_in_a_checkout_the_classes_that_come_with_it_are_not_the_users(run_here: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(Path(__file__).resolve().parents[2])
+    said = run_here("list", "callbacks", code=0).out
+    assert "early_stopper" in said and "yours" not in said
+
+
+def test_a_folder_that_someone_has_prepared_is_read_as_data(tmp_path: Path, run_here: Any):
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "callbacks").mkdir()
+    levels = "".join(f"b{n + 1}: &a{n + 1} {{{', '.join(f'k{k}: *a{n}' for k in range(9))}}}\n" for n in range(20))
+    (tmp_path / "conf" / "model" / "bomb.yaml").write_text(f"# \x1b[31m\u202eBomb.\nb0: &a0 {{x: 1}}\n{levels}")
+    (tmp_path / "conf" / "model" / "loop.yaml").write_text("# Loop.\na: &a {b: *a}\n")
+    (tmp_path / "conf" / "model" / "zero.yaml").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "conf" / "model" / "pipe.yaml")
+    os.mkfifo(tmp_path / "callbacks" / "pipe.py")
+    (tmp_path / "callbacks" / "deep.py").write_text("(" * 10_000)
+    for command in ("--help", "list", "help bomb", "help loop", "help zero", "help pipe"):
+        out = run_here(*command.split(), code=0).out
+        assert all(one.isprintable() or one == "\n" for one in out)
+
+
+def test_the_version_is_ours(run_here: Any):
+    assert run_here("--version", code=0).out == f"runner {__version__}\n"
+    assert run_here("model=mlp", "--vers", code=0).out == f"runner {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (
+            ["help", "ealry_stopper"],
+            "help='ealry_stopper': there is nothing of this name; did you mean 'early_stopper'?",
+        ),
+        (["help", "a\x1b[31m"], "help='a\\x1b[31m': there is nothing of this name; runner --help lists"),
+        (["help", "a", "b"], "help a b: write runner help early_stopper"),
+        (["help=os.system"], "help='os.system': there is nothing"),
+        (["list", "calbacks"], "list='calbacks': did you mean 'callbacks'?"),
+        (["mode=list", "seed=1"], "seed=1: mode=list composes no config and takes no such key"),
+        (["-m", "mode=help"], "-m: mode=help composes no config"),
+        (["completion", "tcsh"], "completion='tcsh': "),
+        (["--shell-completion", "install=bash"], "--shell-completion: to set up completion, use the command"),
+    ],
+    ids=str,
+)
+def test_a_wrong_command_is_one_message(run_here: Any, tmp_path: Path, typed: list[str], said: str):
+    ended = run_here(*typed, code=2)
+    assert ended.err.startswith(f"error: {said}") and ended.err.count("\n") == 1 and ended.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_ranks_say_nothing(tmp_path: Path):
+    command = [sys.executable, "-m", "runner", "help=ema"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"RANK": "1"}, capture_output=True, check=True)
+    assert done.stdout == done.stderr == b""

@@ -1,0 +1,120 @@
+"""`runner init my_project`: what it writes runs, and nothing is overwritten."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from main_runs import run_folders
+from python_process import run_python
+
+from runner.verbs.init import TEMPLATE
+
+
+def files(folder: Path) -> list[str]:
+    """The files of a project, without what Python leaves."""
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(str(path) for path in found if "__pycache__" not in path.parts)
+
+
+def commands(project: Path) -> list[list[str]]:
+    """The arguments of Python in the commands of a project's README."""
+    (block,) = re.findall(r"```bash\n(.*?)```", (project / "README.md").read_text(), re.DOTALL)
+    lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+    assert all(line[0] == "python" for line in lines)
+    return [line[1:] for line in lines]
+
+
+@pytest.fixture
+def project(tmp_path: Path, run_here: Any) -> Path:
+    """A project that the command wrote."""
+    written = run_here("init", "my project", code=0)
+    assert "'my project/README.md'" in written.out or "my project/README.md" in written.out
+    assert written.err == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["my project"]
+    return tmp_path / "my project"
+
+
+def test_the_commands_of_its_readme_run(project: Path, run_app: Any):
+    assert files(project) == files(TEMPLATE)
+    assert (project / "README.md").read_text().startswith("# my project\n") and "$name" not in str(project)
+    check, train, resume, change, sweep, test = commands(project)
+    said = run_app(*check[2:], folder=project)
+    assert "TwoLayers" in said.stdout and "INFO: conf/ in this folder is read too\n" in said.stderr
+    assert not run_folders(project)
+    run_app(*train[2:], folder=project)
+    (run,) = run_folders(project)
+    assert {path.name for path in (run / "checkpoints").iterdir()} >= {"ep20-ba200"}
+    run_app(*resume[2:], folder=project)
+    assert run_folders(project) == [run] and (run / "checkpoints" / "ep25-ba250").exists()
+    run_app(*change[2:], "trainer.max_duration=1ep", folder=project)
+    swept = run_app(*sweep[2:], "trainer.max_duration=1ep", folder=project)
+    assert "2 finished" in swept.stdout
+    assert test == ["-m", "pytest"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [["-m", "pytest"], ["-c", "import pytest, sys; sys.exit(pytest.main())"]], ids=str)
+def test_its_tests_pass(project: Path, command: list[str]):
+    done = run_python([*command], cwd=project, real=True)
+    assert "2 passed" in done.stdout, done.stdout
+
+
+def test_it_starts_without_torch(tmp_path: Path):
+    program = "import sys; from runner.__main__ import main; code = main(); print('torch' in sys.modules); exit(code)"
+    command = [sys.executable, "-c", program, "init=mine"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False" and files(tmp_path / "mine") == files(TEMPLATE)
+
+
+def test_nothing_is_overwritten(tmp_path: Path, run_here: Any):
+    (tmp_path / "mine").mkdir()
+    run_here("init", "mine", code=0)  # an empty folder will do
+    (tmp_path / "mine" / "models.py").write_text("mine")
+    (tmp_path / "file").touch()
+    for name in ("mine", "file", "."):
+        said = run_here("init", name, code=2).err
+        assert said == f"error: init={name!r}: is there already, and nothing is overwritten; give a new folder\n"
+    assert (tmp_path / "mine" / "models.py").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["init"], "init: write runner init my_project"),
+        (["init", "a", "b"], "init a b: write runner init my_project"),
+        (["init", "name=a"], "init name=a: write runner init my_project"),
+        (["mode=init"], "init=None: must be the folder of a new project"),
+        (["mode=init", "init=[a]"], "init=['a']: must be the folder"),
+        (["-m", "init=a", "seed=1,2"], "mode=init: takes one experiment at a time"),
+        (["init=file/a"], "cannot use"),
+    ],
+    ids=str,
+)
+def test_a_wrong_name_is_one_message(tmp_path: Path, run_here: Any, typed: list[str], said: str):
+    (tmp_path / "file").touch()
+    err = run_here(*typed, code=2).err
+    assert f"error: {said}" in err and err.count("error: ") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_a_sweep_in_other_processes_finds_the_conf_of_the_project(project: Path, run_app: Any, launcher: str):
+    jobs = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
+    sweep = ["-m", "experiment=two_moons", "seed=0,1", "trainer.max_duration=2ep", f"hydra/launcher={launcher}", *jobs]
+    run_app(*sweep, "callbacks=[checkpoint_saver]", folder=project)
+    runs = run_folders(project, "outputs/sweeps/*/*/seed*")
+    assert [run.name for run in runs] == ["seed0-two_layers-two_moons", "seed1-two_layers-two_moons"]
+    for run in runs:
+        assert yaml.safe_load((run / "overrides.yaml").read_text())[0] == f"--config-dir={project / 'conf'}"
+        assert "models.TwoLayers" in (run / "config.yaml").read_text()
+    before = [(run / "result.json").read_bytes() for run in runs]
+    assert "2 finished" in run_app(*sweep, "callbacks=[checkpoint_saver]", folder=project).stdout
+    assert [(run / "result.json").read_bytes() for run in runs] == before

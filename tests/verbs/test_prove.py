@@ -1,0 +1,262 @@
+"""An experiment is killed and resumed for real, and the verdict is right about those that keep their promise or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from python_process import PATIENCE, start_python
+from tiers import one_in
+
+from runner.checkpoints.digest import PARTS, read_digests
+from runner.trials.kills import EPOCH_END, IN_SAVE, MOMENTS, START, TRAINING, Pace, Session, plan_kills
+from runner.verbs.prove import check_provable
+
+BATCHES = 120  # 12 an epoch
+SMALL = ("mode=prove", "model=mlp", "data.batch_size=100", f"prove.batches={BATCHES}", "hydra.run.dir=proof")
+
+OWN = '''
+"""What a user wrote."""
+import os
+
+from runner import Algorithm
+
+
+class Forgetful(Algorithm):
+    """Scales gradients by what it does not save."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def after_train_batch(self, state, logger):
+        self.batches += 1
+        for one in state.model.parameters():
+            one.grad.mul_(1 + self.batches)
+
+
+class Chance(Algorithm):
+    """Scales the gradients of one batch by what differs from run to run."""
+
+    def after_train_batch(self, state, logger):
+        if state.timestamp.batch == 6:  # the seventh
+            for one in state.model.parameters():
+                one.grad.mul_(1 + int.from_bytes(os.urandom(2), "little"))
+
+
+class OnlyOnce(Algorithm):
+    """Refuses to go on."""
+
+    def fit_start(self, state, logger):
+        if state.timestamp.batch:
+            raise RuntimeError("it was trained before")
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A working directory with the user's classes and their configs."""
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "mine" / "algorithms").mkdir(parents=True)
+    for key, name in (("forgetful", "Forgetful"), ("chance", "Chance"), ("only_once", "OnlyOnce")):
+        (tmp_path / "mine" / "algorithms" / f"{key}.yaml").write_text(f"{key}:\n  _target_: own.{name}\n")
+    return tmp_path
+
+
+def verdict_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "proof" / "prove.json").read_text())
+
+
+def test_an_experiment_that_resumes_to_the_bit_is_found_equal(tmp_path: Path, run_app: Any):
+    run_app(*SMALL, "model.module.dropout=0.3", "+algorithms=[mixup,ema]", "prove.kills=3", "prove.keep=true")
+    proof, found = tmp_path / "proof", verdict_of(tmp_path)
+    assert found["outcome"] == "equal"
+    assert found["reason"] == f"equal to the bit: {BATCHES} batches, 3 final metrics, 3 kills"
+
+    kills = found["kills"]
+    assert len(kills) == 3 and {one["moment"] for one in kills} >= {IN_SAVE, START}
+    assert any(0 < one["resumed_from"] < BATCHES for one in kills)
+    # What happened, told by others: each session has said what it was, and those that began to train left a record.
+    printed = (proof / "killed.log").read_text()
+    assert printed.count("$ python -m runner") == 4 and printed.count("resume=") >= 2
+    assert len(list((proof / "killed" / "sessions").iterdir())) >= 2
+    assert list((proof / "killed" / "checkpoints").glob(".*")) == []  # cleaned up by the session after it
+    assert (proof / "uninterrupted.log").read_text().count("$ python -m runner") == 1
+    assert json.loads((proof / "killed" / "result.json").read_text())["status"] == "FINISHED"
+
+    whole, killed = (read_digests(proof / run) for run in ("uninterrupted", "killed"))
+    assert whole == killed and [one["batch"] for one in whole] == [*range(1, BATCHES + 1)]
+    assert set(whole[0]) == {"epoch", "batch", "values", *PARTS} and len({one["weights"] for one in whole}) == BATCHES
+    assert {path.name for path in tmp_path.iterdir()} == {"proof"}  # no MLflow
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "outcome", "reasons"),
+    [
+        pytest.param(
+            *(
+                "forgetful",
+                "different",
+                ("in gradients, weights, optimizer; equal to the bit up to batch", "after kill 1"),
+            ),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("chance", "not deterministic", ("at batch 7, in gradients, weights, optimizer", "uninterrupted")),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("only_once", "not resumed", ("after kill 1", "RuntimeError: it was trained before")),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_what_does_not_is_found_out(own: Path, run_app: Any, algorithm: str, outcome: str, reasons: tuple[str, ...]):
+    arguments = ("--config-dir", "mine", *SMALL, f"+algorithms={algorithm}", "prove.kills=1", "prove.seed=3")
+    done = run_app(*arguments, exit_code=1)
+    found = verdict_of(own)
+    assert found["outcome"] == outcome and outcome in done.stdout
+    assert all(one in found["reason"] for one in reasons), found["reason"]
+    ((kill,)) = found["kills"]
+    assert kill["moment"] == IN_SAVE and kill["resumed_from"] > 0
+    if outcome == "different":
+        assert (
+            f"at batch {kill['resumed_from'] + 1}, in gradients, weights" in found["reason"]
+        )  # the first after the resume
+    assert found["command"].startswith("python") and "+algorithms=" in found["command"]
+    assert "kept: proof" in done.stdout and done.stderr == ""
+
+
+@pytest.mark.slow
+def test_two_ranks(tmp_path: Path, run_app: Any):
+    ranks = ("launch.nproc_per_node=2", "launch.threads=1", "prove.kills=3", "prove.seed=1")
+    done = run_app(
+        *SMALL, *ranks, "+algorithms=[mixup]", "prove.keep=true", real=True, timeout=290
+    )  # it looks for RANK=1
+    found = verdict_of(tmp_path)
+    assert found["outcome"] == "equal" and "ok proof" in done.stdout
+    assert {one["rank"] for one in found["kills"]} == {0, 1}
+    assert json.loads((tmp_path / "proof" / "killed" / "environment.json").read_text())["ranks"] == 2
+    assert "SIGKILL" in (tmp_path / "proof" / "killed.log").read_text()  # rank 0 tells how rank 1 ended
+
+
+@pytest.mark.slow
+def test_three_ranks_are_told_what_they_need(tmp_path: Path, run_app: Any):
+    ranks = (*SMALL, "launch.nproc_per_node=3", "launch.threads=1", "prove.kills=1", "prove.seed=3")
+    done = run_app(*ranks, exit_code=1)
+    assert verdict_of(tmp_path)["outcome"] == "different"
+    assert "need trainer.deterministic=true" in " ".join(done.stdout.split())
+    run_app(*ranks, "trainer.deterministic=true", "hydra.run.dir=again")
+
+
+@pytest.mark.slow
+def test_a_good_proof_leaves_nothing_and_says_what_it_does_not_cover(tmp_path: Path, run_app: Any):
+    done = run_app(*SMALL, "prove.batches=12", "prove.kills=1", "prove.save_interval=1ba")
+    assert "ok proof" in done.stdout and "12 batches, " in done.stdout
+    assert "no epoch ended before the last of 12 batches" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", one_in(2, [signal.SIGKILL, signal.SIGINT]))
+def test_no_process_outlives_it(tmp_path: Path, number: int):
+    command = ["-m", "runner", *SMALL, "prove.batches=100000", "launch.nproc_per_node=2"]
+    prover = start_python(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True)
+    started: list[psutil.Process] = []
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while len(started) < 2 or not (tmp_path / "proof" / "uninterrupted" / "digests.jsonl").exists():
+            assert time.monotonic() < deadline and prover.poll() is None
+            started = psutil.Process(prover.pid).children(recursive=True)
+            time.sleep(0.05)
+        os.kill(prover.pid, number)
+        assert prover.wait(PATIENCE) == (130 if number == signal.SIGINT else -signal.SIGKILL)
+        gone, alive = psutil.wait_procs(started, PATIENCE)
+        assert len(gone) >= 2 and not alive
+        assert (tmp_path / "proof").exists() == (number == signal.SIGKILL)
+    finally:
+        for one in (prover, *started):
+            if not isinstance(one, psutil.Process) or one.is_running():
+                one.kill()
+        prover.wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["callbacks=[early_stopper]", "callbacks.early_stopper.monitor=nothing"], "nothing"),
+        (["-m", "seed=0,1"], "takes one experiment at a time"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_one_message_and_leaves_nothing(tmp_path: Path, run_app: Any, arguments: list[str], part: str):
+    done = run_app(*SMALL, *arguments, exit_code=2)
+    assert part in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "proof").exists()
+
+
+def test_a_folder_that_holds_something_stays_as_it_is(tmp_path: Path, run_app: Any):
+    (tmp_path / "proof").mkdir()
+    (tmp_path / "proof" / "mine").write_text("kept")
+    assert "holds something" in run_app(*SMALL, exit_code=2).stderr
+    assert (tmp_path / "proof" / "mine").read_text() == "kept"
+
+
+ASKED = {"batches": 40, "kills": 5, "seed": 0, "patience": 600, "without": ["mlflow_logger"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kills": 0}, r"prove.kills=0: must be a whole number of at least 1"),
+        ({"batches": 1}, r"prove.batches=1: must be a whole number of at least 2"),
+        ({"seed": -1}, r"prove.seed=-1: must be a whole number of at least 0"),
+        ({"patience": 0}, r"prove.patience=0: must be a whole number of at least 1"),
+        ({"without": ["mlflow_loger"]}, r"no such callback; did you mean 'mlflow_logger'"),
+    ],
+    ids=str,
+)
+def test_what_is_asked_must_be_in_range(changes: dict[str, Any], message: str):
+    config: dict[str, Any] = {"callbacks": {}, "resume": None, "prove": ASKED}
+    check_provable(config)
+    with pytest.raises(ValueError, match=message):
+        check_provable({**config, "prove": {**ASKED, **changes}})
+
+
+def test_it_begins_anew_and_starts_its_own_processes(monkeypatch: pytest.MonkeyPatch):
+    config: dict[str, Any] = {"callbacks": {}, "resume": "outputs/run", "prove": ASKED}
+    with pytest.raises(ValueError, match="resume='outputs/run': mode=prove trains from the start; give rerun="):
+        check_provable(config)
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match="without torchrun"):
+        check_provable({**config, "resume": None})
+
+
+def test_kills_are_drawn_from_the_seed_all_over_the_run():
+    pace = Pace(batches=40, epoch_ends=[19, 38], seconds=2.0, seen=[(1, 1.0), (3, 1.25), (4, 2.0)])
+    plans = [plan_kills(8, seed, pace, ranks=2) for seed in range(20)]
+    assert plan_kills(8, 3, pace, ranks=2) == plans[3] and len({*map(tuple, plans)}) == 20
+    for plan in plans:
+        assert sorted(one.moment for one in plan) == sorted(MOMENTS * 2)
+        assert [one.batch for one in plan] == sorted(one.batch for one in plan)
+        assert all(1 <= one.batch <= 34 and 0 <= one.fraction < 1 for one in plan)
+        assert all(one.rank == 0 for one in plan if one.moment in (IN_SAVE, START))
+    assert {one.rank for plan in plans for one in plan if one.moment in (EPOCH_END, TRAINING)} == {0, 1}
+    assert {one.batch for plan in plans for one in plan} >= {*range(2, 33)}
+    assert [one.moment for one in plan_kills(1, 5, pace, ranks=1)] == [IN_SAVE]
+    assert [one.batch for one in plan_kills(2, 0, Pace(1, [], 1.0, []), ranks=1)] == [1, 1]
+    assert (pace.startup, pace.pause_after(1), pace.pause_after(2), pace.pause_after(4)) == (1.0, 0.25, 0.25, 0.0)
+
+
+def test_a_run_that_hangs_is_not_waited_for(tmp_path: Path):
+    endless = ["callbacks=none", "trainer.max_duration=1000000ep", f"hydra.run.dir={tmp_path / 'run'}"]
+    with Session(endless, tmp_path, tmp_path / "log", patience=0.2) as session:
+        with pytest.raises(TimeoutError, match=r"no batch for 0.2 s after batch 0: the run hangs"):
+            session.finish()
+        assert session.process.poll() is None
+    assert session.process.returncode == -signal.SIGKILL

@@ -1,0 +1,184 @@
+"""`runner verdict`: what is said of runs that are better, that may be, and that cannot be compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from many_runs import EVALUATION, TRAINER, write_run, write_seeds
+
+from runner.verbs.verdict import parse_names
+
+
+@pytest.fixture
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A sweep of eight seeds, `a`."""
+    monkeypatch.setenv("COLUMNS", "80")
+    write_seeds(tmp_path / "outputs/a", [0.90, 0.91, 0.92, 0.90, 0.89, 0.91, 0.90, 0.89])
+    return tmp_path / "outputs"
+
+
+def found(run_here: Any, *arguments: str) -> dict[str, Any]:
+    """What `output=json` says of the last candidate."""
+    return json.loads(run_here("verdict", *arguments, "output=json").out)["result"]["comparisons"][-1]
+
+
+def test_the_screen(outputs: Path, run_here: Any):
+    write_seeds(outputs / "b", [0.95, 0.95, 0.96, 0.94, 0.95, 0.96, 0.95, 0.94], lr=0.3)
+    assert (
+        run_here("verdict", "outputs/a", "outputs/b", code=0).out
+        == """\
+B is better than A
+
+A  outputs/a
+B  outputs/b
+
+   runs    mean  spread  minus A       95 % interval       p  verdict
+A     8  0.9025    0.01
+B     8    0.95  0.0076  +0.0475  +0.0425 to +0.0537  0.0078  better
+
+metric   eval/MulticlassAccuracy, higher is better
+test     paired: 8 pairs of runs with equal seeds (0, 1, 2, 3, 4, 5, 6, 7),
+         signs flipped
+differs  optimizer.lr 0.1 -> 0.3
+"""
+    )
+
+
+def test_too_few_pairs_are_not_decided_and_it_is_said_how_many_are_missing(outputs: Path, run_here: Any):
+    write_seeds(outputs / "b", [0.95, 0.95, 0.96])
+    said = run_here("verdict", "outputs/a", "outputs/b", code=0).out
+    assert said.startswith("Not decided: the difference may be chance\n")
+    assert "the smallest p that they can have is 0.25" in said and "\nseeds    3 more of each would show" in said
+    one = found(run_here, "outputs/a", "outputs/b")
+    assert (one["paired"], one["n"], one["p"], one["more_seeds"]) == (True, [3, 3], 0.25, 3)
+
+
+def test_the_folds_of_a_seed_are_one_value(outputs: Path, run_here: Any):
+    for name, better in (("c", 0.0), ("d", 0.1)):
+        for fold in range(4 if name == "c" else 3):
+            config = {"trainer": TRAINER, "folds": {"held_out": fold}}
+            write_seeds(outputs / f"{name}/{fold}", [0.8 + better + fold / 20] * 2, config=config)
+    one = found(run_here, "outputs/c", "outputs/d")
+    assert (one["n"], one["pairs"], one["verdict"]) == ([2, 2], ["0", "1"], "not decided")
+    assert one["means"] == pytest.approx([0.85, 0.95])  # the fold that only one of them has is left out
+    said = run_here("verdict", "outputs/c", "outputs/d", code=0).out
+    assert "the folds of a seed count as their mean" in said.replace("\n         ", " ")
+    table = run_here("table", "outputs/d", code=0).out
+    assert "(2) |" in table and "each mean is also over folds.held_out" not in table
+
+
+def test_a_filter_names_runs_and_a_lower_loss_is_better(outputs: Path, run_here: Any):
+    write_seeds(outputs / "b", [0.8] * 8, lr=0.3)
+    one = found(run_here, "optimizer.lr=0.3", "outputs/* optimizer.lr<0.2", "verdict.metric=loss")
+    assert one["verdict"] == "better" and one["difference"] == pytest.approx(-0.1025)
+    listed = run_here("mode=verdict", "verdict=[optimizer.lr=0.3,'optimizer.lr<0.2']", code=0).out
+    assert listed.startswith("B is better than A\n")
+
+
+def test_other_seeds_are_not_paired(outputs: Path, run_here: Any):
+    write_seeds(outputs / "b", [0.95, 0.96, 0.94, 0.95], first=20)
+    one = found(run_here, "outputs/a", "outputs/b")
+    assert (one["paired"], one["n"], one["verdict"]) == (False, [8, 4], "better")
+    assert one["p"] == pytest.approx(1 / 495)
+    assert "not paired, as seeds differ: 8 and 4 runs" in run_here("verdict", "outputs/a", "outputs/b", code=0).out
+
+
+def test_several_candidates_are_corrected(outputs: Path, run_here: Any):
+    for name in "bcdefgh":
+        write_seeds(outputs / name, [0.95] * 8)
+    one = found(run_here, *(f"outputs/{name}" for name in "abcdefgh"))
+    assert one["p"] == pytest.approx(7 * 2 / 256) and one["verdict"] == "not decided"
+    said = run_here("verdict", *(f"outputs/{name}" for name in "abc"), code=0).out
+    assert said.startswith("B, C are better than A\n")
+
+
+def test_equal_settings_are_seldom_told_apart(tmp_path: Path, run_here: Any):
+    draw = np.random.default_rng(0)
+    names = [f"outputs/s{place}" for place in range(20)]
+    for name in names:
+        write_seeds(tmp_path / name, draw.normal(0.9, 0.01, 8).tolist())
+    text = run_here("verdict", *names, "output=json", code=0).out
+    assert {one["verdict"] for one in json.loads(text)["result"]["comparisons"]} == {"not decided"}
+
+
+def test_a_setting_that_diverges_with_some_seeds_is_not_better(outputs: Path, run_here: Any):
+    write_seeds(outputs / "b", [0.95] * 7)
+    write_run(outputs / "b/seed7", status="DIVERGED", seed=7)
+    assert found(run_here, "outputs/a", "outputs/b")["verdict"] == "not decided"
+    said = run_here("verdict", "outputs/a", "outputs/b", code=1).out
+    assert "left out  B: 1 diverged" in said and "has runs that diverged" in said
+    assert run_here("verdict", "outputs/b", "outputs/a").code == 0
+
+
+def test_the_exit_code_says_whether_a_candidate_is_worse(outputs: Path, run_here: Any):
+    write_seeds(outputs / "b", [0.80] * 8)
+    assert run_here("verdict", "outputs/a", "outputs/b", code=1).out.startswith("B is worse than A\n")
+    assert run_here("verdict", "outputs/b", "outputs/a", code=0).out.startswith("B is better than A\n")
+    write_seeds(outputs / "c", [0.95] * 8, status="DIVERGED")
+    assert run_here("verdict", "outputs/a", "outputs/c", code=1).out == "worse: all runs of outputs/c diverged\n"
+    assert "none of its runs has finished (8 diverged)" in run_here("verdict", "outputs/c", "outputs/a", code=125).err
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"evaluation": EVALUATION | {"eval:data": "d2"}}, "their evaluation differs in its data: d1 and d2"),
+        ({"evaluation": EVALUATION | {"eval:size": "100"}}, "differs in its size: 597 and 100"),
+        ({"evaluation": EVALUATION | {"eval/MulticlassAccuracy": "c9"}}, "differs in its metric's code: c2 and c9"),
+        ({"config": {"trainer": {"max_duration": "9ep"}}}, "have different budgets: 2ep and 9ep; runner verdict"),
+        ({"objective_name": "eval/loss"}, "verdict.metric=null: the runs have no objective in common"),
+        ({"metrics": {"eval/loss": 0.1}}, "has no finite value for it; its metrics: eval/loss"),
+        (
+            {"metrics": {"eval/MulticlassAccuracy": 1e200, "\x1b[2J": 0.1}},
+            "has no finite value for it; its metrics: eval/MulticlassAccuracy, \\x1b[2J",
+        ),
+        ({"status": "FAILED"}, "verdict='outputs/b': none of its runs has finished (8 failed)"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_compared_is_refused_by_name(outputs: Path, run_here: Any, facts: dict[str, Any], said: str):
+    write_seeds(outputs / "b", [0.95] * 8, **facts)
+    ended = run_here("verdict", "outputs/a", "outputs/b", code=125)
+    assert ended.err.startswith("error: ") and said in ended.err and ended.err.count("\n") == 1 and ended.out == ""
+
+
+def test_another_budget_is_compared_on_request(outputs: Path, run_here: Any):
+    write_seeds(outputs / "b", [0.95] * 8, config={"trainer": {"max_duration": "9ep"}})
+    assert found(run_here, "outputs/a", "outputs/b", "verdict.budget=any")["verdict"] == "better"
+
+
+def test_a_candidate_is_one_setting_unless_both_vary_alike(outputs: Path, run_here: Any):
+    for lr in (0.1, 0.3):
+        write_seeds(outputs / f"mlp/{lr}", [0.95] * 3, lr=lr, config={"trainer": TRAINER, "model": {"width": 1}})
+    ended = run_here("verdict", "outputs/a", "outputs/mlp", code=125)
+    assert "its runs differ in more than the seed: optimizer.lr is 0.1 and 0.3; choose one setting" in ended.err
+    for lr in (0.1, 0.3):
+        write_seeds(outputs / f"wide/{lr}", [0.99] * 3, lr=lr, config={"trainer": TRAINER, "model": {"width": 2}})
+    one = found(run_here, "outputs/mlp", "outputs/wide")
+    assert one["n"] == [6, 6] and one["pairs"][0] == "0 0.1" and one["verdict"] == "better"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["outputs/a"], "verdict outputs/a: write runner verdict"),
+        (["outputs/a", "outputs/c"], "verdict='outputs/c': no such folder"),
+        (["outputs/a", "model=mlp"], "verdict='model=mlp': no trained run"),
+        (["outputs/a", "modle=mlp"], "verdict='modle=mlp': no run has a value of this name"),
+        (["outputs/a", "outputs/a"], "both 'outputs/a' and 'outputs/a' contain the run"),
+        (["outputs/a", "outputs/a", "verdict.budget=all"], "verdict.budget='all': "),
+        (["outputs/a", "x='"], 'verdict="x=\'": No closing quotation'),
+    ],
+    ids=str,
+)
+def test_a_wrong_command_is_one_message(outputs: Path, run_here: Any, typed: list[str], said: str):
+    ended = run_here("verdict", *typed, code=125)
+    assert ended.err.startswith(f"error: {said}") and ended.err.count("\n") == 1 and ended.out == ""
+
+
+def test_a_typed_list_may_have_quotes_and_blanks():
+    assert parse_names("[a, 'b c=1,2' ,\"d\"]") == ["a", "b c=1,2", "d"]

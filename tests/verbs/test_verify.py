@@ -1,0 +1,262 @@
+"""A run is trained again with the code of today: nothing that is equal is reported, and what differs is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from runner.checkpoints.digest import read_digests
+from runner.records.run_files import unpacked
+from runner.verbs.verify import check_verify, compare
+
+KEPT = ("callbacks=[checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
+SMALL = ("model=mlp", "data.batch_size=200", "trainer.max_duration=3ep", "callbacks.checkpoint_saver.keep=-1")  # 18
+OWN = '''
+"""What a user wrote."""
+import torch
+from torch import nn
+from torch.nn.functional import relu
+
+from runner import Algorithm, ClassificationModel
+from runner.data import TensorLoader
+from runner.data.images.digits import load_digits
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 16), nn.Linear(16, 10)
+
+    def forward(self, images):
+        return self.second(relu(self.first(images.flatten(1))))
+
+
+class Model(ClassificationModel):
+    def __init__(self):
+        super().__init__(Net(), 10)
+
+
+class Optimizer(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+class Gradients(Algorithm):
+    def after_train_batch(self, state, logger):
+        pass
+
+
+class Counting(Algorithm):
+    def __init__(self):
+        self.count = 0
+
+    def batch_end(self, state, logger):
+        self.count += 1
+
+    def state_dict(self):
+        return {"count": self.count}
+
+
+def load_data(batch_size, eval_batch_size, seed):
+    train, evaluation, *_ = load_digits(batch_size, eval_batch_size, seed=seed)
+    return train, evaluation
+'''
+DEPENDENCY = """from torch import nn
+
+
+class Net(nn.Linear):
+    def __init__(self, **sizes):
+        super().__init__(64, 10)
+
+    def forward(self, images):
+        return """
+OWN_PARTS = (
+    *("model._target_=own.Model", "~model.module", "~model.num_classes", "optimizer._target_=own.Optimizer"),
+    *("data._target_=own.load_data", "~data.test_samples", "algorithms=none"),
+    *("+algorithms.own._target_=own.Gradients", "+algorithms.counting._target_=own.Counting"),
+)
+MUTATIONS = {
+    "samples": ("seed=seed)\n", "seed=seed + 1)\n"),
+    "loss": ("relu(self.first(", "(lambda one: relu(one) * 1.001)(self.first("),
+    "gradients": ("        pass", "        next(state.unwrapped_model.parameters()).grad[0, 0] += 1e-6"),
+    "weights": (
+        "return super().step(closure)",
+        "super().step(closure); self.param_groups[0]['params'][0].data += 1e-6",
+    ),
+    "algorithms": ("self.count += 1", "self.count += 2"),
+}
+
+
+def verified(run_here: Any, *arguments: str, code: int = 0) -> dict[str, Any]:
+    """What a verification says, as programs read it."""
+    return json.loads(run_here("verify", *arguments, "output=json", code=code).out)["result"]
+
+
+@pytest.fixture
+def own_run(tmp_path: Path, run_here: Any) -> Path:
+    """A run with code of its own."""
+    (tmp_path / "own.py").write_text(OWN)
+    run_here(*SMALL, *KEPT, *OWN_PARTS, "hydra.run.dir=run", code=0)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("part", [*MUTATIONS])
+def test_a_change_of_the_code_is_found_and_its_part_named(part: str, own_run: Path, run_app: Any):
+    old, new = MUTATIONS[part]
+    assert OWN.count(old) == 1
+    equal = run_app("verify", "run", "batches=5").stdout
+    assert "ok verify  equal to the bit up to batch 5; 5 digests compared" in equal
+    (own_run.parent / "own.py").write_text(OWN.replace(old, new))
+    os.utime(own_run.parent / "own.py", (1, 1))  # within a second and of the same size, Python would take its bytecode
+    done = run_app("verify", "run", "batches=5", exit_code=1)
+    assert "different  at batch 1, in " in done.stdout
+    assert f"first      {part}: " in done.stdout
+    assert "changed    code: own.py" in done.stdout
+
+
+def test_a_new_version_of_a_dependency_is_named(tmp_path: Path, run_app: Any):
+    site = tmp_path / "site-packages"
+    env = {"PYTHONPATH": str(site)}
+
+    def install(version: str, scale: float) -> None:
+        shutil.rmtree(site, ignore_errors=True)
+        (site / f"nets-{version}.dist-info").mkdir(parents=True)
+        (site / f"nets-{version}.dist-info" / "METADATA").write_text(f"Name: nets\nVersion: {version}\n")
+        (site / "nets.py").write_text(f"{DEPENDENCY}{scale} * super().forward(images.flatten(1))\n")
+
+    install("1.0", 1.0)
+    model = ("model.module._target_=nets.Net", "algorithms=none")
+    run_app(*SMALL, *KEPT, *model, "hydra.run.dir=run", env=env, real=True)
+    install("1.1", 1.001)
+    found = " ".join(run_app("verify", "run", "batches=3", env=env, real=True, exit_code=1).stdout.split())
+    assert "changed packages.nets: '1.0' -> '1.1'" in found
+    assert "different at batch 1, in loss, gradients, optimizer" in found
+
+
+def test_a_change_of_the_config_a_later_start_and_a_tolerance(tmp_path: Path, run_here: Any):
+    run_here(*SMALL, *KEPT, "callbacks.checkpoint_saver.save_interval=4ba", "hydra.run.dir=run", code=0)
+    assert verified(run_here, "run", "batch=7", "batches=4") == {
+        "equal": True,
+        "batch": None,
+        "parts": [],
+        "agreed": 10,
+        "compared": 6,  # from the checkpoint at batch 4
+        "changed": [],
+    }
+    assert verified(run_here, "run")["compared"] == 18
+    found = verified(run_here, "run", "batch=7", "batches=4", "optimizer.nesterov=false", code=1)
+    assert (found["batch"], found["parts"][0]) == (5, "weights")
+    slightly = "optimizer.weight_decay=0.00050001"
+    assert verified(run_here, "run", "batches=4", slightly, code=1)["equal"] is False
+    assert verified(run_here, "run", "batches=4", slightly, "tolerance=0.001")["equal"] is True
+    assert verified(run_here, "run", "batches=8", "optimizer.lr=0.2", "tolerance=0.001", code=1)["parts"]
+    assert verified(run_here, "run", "data.seed=3", "batches=4", "tolerance=0.9", code=1)["parts"] == ["samples"]
+
+
+def test_a_folder_that_was_edited_is_told_from_code_that_changed(tmp_path: Path, run_here: Any):
+    run_here(*SMALL, *KEPT, "hydra.run.dir=run", code=0)
+    record, kept = tmp_path / "run" / "config.yaml", tmp_path / "run" / "digests.jsonl"
+    lines = kept.read_text().splitlines()
+    kept.write_bytes("\n".join([*lines[::-1], "[1]", '{"batch": "x"}']).encode() + b"\xff\xfe[[[[")
+    assert verified(run_here, "run", "batches=8")["compared"] == 8  # in whatever order they are
+    record.write_text(record.read_text().replace("  lr: 0.1\n", "  lr: 0.2\n"))
+    done = run_here("verify", "run", "batches=2", code=1).out
+    assert "changed    the record: you have not made it, or it was edited later" in done
+    record.write_text("vars: &v\n  me: *v\n")
+    assert (
+        "run='run': its config.yaml cannot be read: more than 100,000 values" in run_here("verify", "run", code=125).err
+    )
+    kept.unlink()
+    os.mkfifo(kept)
+    with pytest.raises(FileNotFoundError):
+        read_digests(tmp_path / "run")
+
+
+def test_a_run_without_digests_says_so(run_here: Any):
+    run_here(*SMALL, "callbacks=[checkpoint_saver]", "hydra.run.dir=run", code=0)
+    error = run_here("verify", "run", code=125).err
+    assert "run='run': has no digests of batches 1 to 50" in error and "+callbacks=state_digest" in error
+
+
+def test_a_pin_is_a_small_file_that_anyone_can_verify(tmp_path: Path, run_here: Any):
+    run_here(*SMALL, *KEPT, "hydra.run.dir=run", "+algorithms=[ema]", code=0)
+    run_here("verify", "run", "batches=9", "pin=kept/pin.yaml", code=0)
+    shutil.rmtree(tmp_path / "run")
+    pin = tmp_path / "kept" / "pin.yaml"
+    assert pin.stat().st_size < 20_000
+    done = run_here("mode=verify", "run=kept/pin.yaml", code=0)
+    assert "ok verify  equal to the bit up to batch 9; 9 digests compared" in done.out and "INFO" not in done.err
+    content = yaml.safe_load(pin.read_text())
+    assert content["environment"]["packages"]["torch"] and content["config"]["callbacks"] == {}
+    content["environment"]["packages"]["torch"] = "1.0"
+    content["config"]["optimizer"]["momentum"] = 0.8
+    pin.write_text(yaml.safe_dump(content, sort_keys=False))  # as somebody else could
+    found = verified(run_here, "kept/pin.yaml", code=1)
+    assert found["batch"] == 1 and any(one.startswith("packages.torch: '1.0' -> ") for one in found["changed"])
+    content["config"]["model"]["_target_"] = "os.system"
+    pin.write_text(yaml.safe_dump(content, sort_keys=False))
+    assert "os.system" in run_here("verify", "kept/pin.yaml", code=125).err
+
+
+def test_a_run_without_digests_is_pinned_with_those_of_today(run_here: Any):
+    run_here(*SMALL, "callbacks=[checkpoint_saver]", "hydra.run.dir=run", code=0)
+    assert "those of today are pinned" in run_here("verify", "run", "batches=3", "pin=pin.yaml", code=0).out
+    assert verified(run_here, "pin.yaml")["compared"] == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"a: [", b"- 1", b"config: {}\n", b"x" * 5_000_000])
+def test_a_file_that_holds_no_run_is_refused(tmp_path: Path, content: bytes):
+    (tmp_path / "pin.yaml").write_bytes(content)
+    with pytest.raises(ValueError, match=r"pin\.yaml': contains no run"):
+        unpacked(tmp_path / "pin.yaml")
+
+
+def test_two_ranks_are_verified_on_two_and_their_samples_on_one(run_app: Any):
+    run_app(*SMALL, *KEPT, "hydra.run.dir=run", "launch.nproc_per_node=2")
+    whole = run_app("verify", "run", "batches=8").stdout
+    assert "ok verify  equal to the bit up to batch 8; 8 digests compared" in whole
+    alone = run_app("verify", "run", "batches=8", "launch.nproc_per_node=1").stdout
+    assert "in the order of samples only: the run had 2 ranks" in " ".join(alone.split())
+    assert run_app("verify", "run", "batches=8", "optimizer.lr=0.3", exit_code=1).stderr.count("Traceback") == 0
+
+
+@pytest.mark.slow
+def test_fifty_unchanged_runs_raise_no_alarm(run_here: Any):
+    varied = (
+        ["+algorithms=[mixup,ema]"],
+        ["+algorithms=swa", "algorithms.swa.update_interval=4ba"],
+        ["model.module.dropout=0.3"],
+        ["trainer.grad_accum=2"],
+        ["optimizer=adamw"],
+    )
+    for seed in range(50):
+        run_here(*SMALL, *KEPT, *varied[seed % len(varied)], f"seed={seed}", f"hydra.run.dir=run{seed}", code=0)
+        assert verified(run_here, f"run{seed}", "batches=18")["equal"] is True
+
+
+def test_lines_are_compared_in_the_order_of_causes():
+    line = {"batch": 3, "samples": "a", "loss": "b", "weights": "c", "values": {"loss": 1.0, "weights": 2.0}}
+    other = line | {"loss": "x", "weights": "y", "values": {"loss": 1.001, "weights": 2.0}}
+    assert compare([line], [line], ("samples", "loss", "weights"), 0.0) == (3, None, (), 1)
+    assert compare([line], [other], ("samples", "loss", "weights"), 0.0) == (0, 3, ("loss", "weights"), 1)
+    assert compare([line], [other], ("samples", "loss", "weights"), 1e-2).batch is None
+    assert compare([line], [other], ("samples", "loss", "weights"), 1e-4).parts == ("loss",)
+    assert compare([line], [], ("samples",), 0.0) == (0, None, (), 0)
+    without = {"batch": 3, "samples": "a"}
+    assert compare([line], [without], ("samples", "loss"), 0.1).parts == ("loss",)
+
+
+def test_the_keys_are_checked():
+    asked = {"batch": 1, "batches": 5, "tolerance": 0.0, "pin": ""}
+    check_verify({"verify": asked})
+    for key, value in (("batch", 0), ("batches", 0), ("tolerance", 1.0), ("tolerance", -0.1)):
+        with pytest.raises(ValueError, match=rf"verify\.{key}={value}: must"):
+            check_verify({"verify": asked | {key: value}})
+    with pytest.raises(ValueError, match=r"verify\.pin='x': a pin holds the first batches"):
+        check_verify({"verify": asked | {"batch": 2, "pin": "x"}})

@@ -6,9 +6,9 @@ of this project, and others that the current user allows.
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -105,9 +105,9 @@ def check_arguments(
         text = (
             f"{folder / 'config.yaml'}: this run was made by someone else, or on another machine, and would send to, "
             f"read from or write to: {', '.join(unknown)}. If you trust that, add "
-            f"'{_allowing('allow_addresses', unknown)}'"
+            f"{_allowing('--allow-addresses', unknown)}"
         )
-        raise ValueError(Advice(text).knowing(key="allow_addresses"))
+        raise ValueError(Advice(text).knowing(key="--allow-addresses"))
 
 
 def _refuse_code(folder: Path, code: Mapping[str, str], allowed: Sequence[str]) -> None:
@@ -116,9 +116,9 @@ def _refuse_code(folder: Path, code: Mapping[str, str], allowed: Sequence[str]) 
         text = (
             f"{folder / 'config.yaml'}: this run was made by someone else, or on another machine, and uses code that "
             f"is not part of this project: {'; '.join(code[one] for one in unknown)}. It would run with your "
-            f"permissions: read the file, and if you trust it, add '{_allowing('allow_targets', unknown)}'"
+            f"permissions: read the file, and if you trust it, add {_allowing('--allow-targets', unknown)}"
         )
-        raise ValueError(Advice(text).knowing(key="allow_targets"))
+        raise ValueError(Advice(text).knowing(key="--allow-targets"))
 
 
 def _home(target: Any) -> str:
@@ -189,10 +189,9 @@ def _is_allowed(value: Any, allowed: Sequence[str]) -> bool:
     return any(str(value) == one or fnmatchcase(str(value), one) for one in allowed)
 
 
-def _allowing(key: str, values: Sequence[str]) -> str:
-    """Return the override that allows values, quoted where Hydra's grammar requires it."""
-    plain = re.compile(r"[\w.*]+")
-    return f"{key}=[{','.join(one if plain.fullmatch(one) else json.dumps(one) for one in values)}]"
+def _allowing(option: str, values: Sequence[str]) -> str:
+    """Return the option that allows values, quoted for a shell; `?` stands for characters that separate values."""
+    return f"{option} {shlex.quote(','.join(re.sub(r'[][,]', '?', one) for one in values))}"
 
 
 def _leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -55,12 +55,12 @@ def test_a_foreign_folder_sends_to_nobody_reads_no_file_and_deletes_none(
     (folder / "outputs").mkdir(exist_ok=True)
     (folder / "store.db").rename(folder / "outputs" / "mlflow.db")
 
-    refused = run_app("mode=sync", "resume=run", exit_code=2, env=own)
+    refused = run_app("sync", "run", exit_code=2, env=own)
     assert str(run / "link") in refused.stderr
     links = [run / "link", run / "folder" / "link"]
     for link in links:
         link.unlink()
-    refused = run_app("mode=sync", "resume=run", exit_code=2, env=own)
+    refused = run_app("sync", "run", exit_code=2, env=own)
     assert "run/mlflow/run.json: this run was made by someone else" in refused.stderr and address in refused.stderr
     assert not paths and victim.read_text() == "precious"
 
@@ -68,7 +68,7 @@ def test_a_foreign_folder_sends_to_nobody_reads_no_file_and_deletes_none(
     (run / "signature").write_text(signature)
     for link in links:
         link.symlink_to(secret)
-    run_app("resume=run", "trainer.max_duration=3ep", env=own)
+    run_app("resume", "run", "trainer.max_duration=3ep", env=own)
     assert not paths and victim.read_text() == "precious"
     assert query(folder, "select name from experiments where name != 'Default'") == [("runner",)]
     assert query(folder, "select status from runs") == [("FINISHED",)]

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,10 @@ import torch
 from kept_runs import CLEAN, LONGER, QUIET, SHORT, foreign_run
 from tiers import one_in
 
+from runner.cli.command import parse
+from runner.cli.verbs import VERBS
 from runner.history.rerun import merge_config
-from runner.history.saved_run import _allowed, _is_plain, find_saved_run
+from runner.history.saved_run import SavedRun, _is_plain, find_saved_run
 from runner.records.record import write_record
 from runner.records.trust import check_arguments
 
@@ -45,6 +48,11 @@ ATTACKS: dict[str, tuple[Any, list[str], str]] = {
 }
 
 
+def find(*arguments: object) -> SavedRun | None:
+    """The saved run that a command uses."""
+    return find_saved_run(parse([*map(str, arguments)]))
+
+
 @pytest.fixture
 def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file that exists once the module `own` in the working directory has been imported."""
@@ -56,34 +64,38 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("attack", one_in(4, ATTACKS))
-@pytest.mark.parametrize("key", ["resume", "rerun"])
-def test_somebody_else_s_record_runs_nothing_unasked(attack: str, key: str, evil: Path, tmp_path: Path):
+@pytest.mark.parametrize("verb", ["resume", "rerun"])
+def test_somebody_else_s_record_runs_nothing_unasked(attack: str, verb: str, evil: Path, tmp_path: Path):
     config, overrides, named = ATTACKS[attack]
     folder = foreign_run(tmp_path / "run", config, overrides)
     with pytest.raises(ValueError, match="made by someone else") as raised:
-        find_saved_run([f"{key}={folder}"])
-    assert named in str(raised.value) and "allow_targets=[" in str(raised.value)
+        find(verb, folder)
+    assert named in str(raised.value) and "add --allow-targets " in str(raised.value)
     assert not evil.exists()
 
 
 def test_what_was_refused_runs_once_it_is_allowed(evil: Path, tmp_path: Path):
     folder = foreign_run(tmp_path / "run", ATTACKS["a callback"][0], [])
-    for other in ("allow_targets=[own.Other]", "allow_targets=own", "allow_targets=[]"):
+    for other in ("--allow-targets=own.Other", "--allow-targets=own", "--allow-targets="):
         with pytest.raises(ValueError, match=r"own\.Evil"):
-            find_saved_run([f"rerun={folder}", other])
+            find("rerun", folder, other)
     assert not evil.exists()
-    for allowed in ("allow_targets=[own.Evil]", "allow_targets=own.*", "allow_targets=[a.B,own.*]"):
-        saved = find_saved_run([f"rerun={folder}", allowed])
+    for allowed in (
+        "--allow-targets own.Evil",
+        "--allow-targets=own.*",
+        "--allow-targets=a.B --allow-targets=c.D,own.*",
+    ):
+        saved = find("rerun", folder, *allowed.split())
         assert saved is not None and saved.config["callbacks"] == {"x": {"_target_": "own.Evil"}}
 
 
 def test_a_record_cannot_allow_itself_or_touch_hydra(evil: Path, tmp_path: Path):
-    config = ATTACKS["a callback"][0] | {"allow_targets": ["own.*"], "mode": "train"}
-    folder = foreign_run(tmp_path / "run", config, ["allow_targets=[own.*]"])
+    config = ATTACKS["a callback"][0] | {"allow_targets": ["own.*"]}
+    folder = foreign_run(tmp_path / "run", config, ["+allow_targets=[own.*]", "--allow-targets=own.*"])
     with pytest.raises(ValueError, match=r"own\.Evil"):
-        find_saved_run([f"resume={folder}"])
+        find("resume", folder)
     hydra = ["hydra/launcher=joblib", "+hydra.sweeper._target_=own.Evil", "hydra.searchpath=[file:///tmp]", "-m"]
-    saved = find_saved_run([f"resume={foreign_run(tmp_path / 'other', {}, [*hydra, 'model=mlp'])}"])
+    saved = find("resume", foreign_run(tmp_path / "other", {}, [*hydra, "model=mlp"]))
     assert saved is not None and saved.overrides == ["model=mlp"]
     touching = [*hydra, "+experiment@hydra.run=x", "+hydra@x=y", "model=../../evil", "experiment=[../evil]", "a/..=b"]
     touching += ["run_name=${hydra:job.name}", "model='../evil'", "~hydra.run", "++hydra.run.dir=x"]
@@ -100,20 +112,20 @@ def test_what_ships_and_what_this_user_made_needs_no_permission(
         "callbacks": {"a": {"_target_": "runner.callbacks.SpeedMonitor"}},
         "loss": {"_target_": "torch.nn.MSELoss"},
     }
-    assert find_saved_run([f"rerun={foreign_run(tmp_path / 'harmless', harmless, [])}"]) is not None
+    assert find("rerun", foreign_run(tmp_path / "harmless", harmless, [])) is not None
     run_dir = tmp_path / "mine"
     write_record(run_dir, CLEAN | {"x": {"_target_": "own.Evil"}}, ["seed=1"])
-    assert find_saved_run([f"rerun={run_dir}"]) is not None
-    assert find_saved_run([f"resume={run_dir}"]) is not None
+    assert find("rerun", run_dir) is not None
+    assert find("resume", run_dir) is not None
     for name in ("config.yaml", "overrides.yaml"):  # somebody changed it since
         before = (run_dir / name).read_text()
         (run_dir / name).write_text(before + "\n")
         with pytest.raises(ValueError, match=r"own\.Evil"):
-            find_saved_run([f"rerun={run_dir}"])
+            find("rerun", run_dir)
         (run_dir / name).write_text(before)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "of another user"))
     with pytest.raises(ValueError, match=r"own\.Evil"):
-        find_saved_run([f"rerun={run_dir}"])
+        find("rerun", run_dir)
     assert not evil.exists()
 
 
@@ -147,6 +159,7 @@ ADDRESSES: dict[str, tuple[Any, str]] = {
     "a download": ({"data": {"url": "https://evil.example/x.tar.gz"}}, "https://evil.example/x.tar.gz"),
     "a file": ({"data": {"path": "/home/me/.ssh"}}, "/home/me/.ssh"),
     "a home": ({"data": {"path": "~/.ssh"}}, "~/.ssh"),
+    "one with commas": ({"data": {"path": "/home/me/[a],b"}}, "/home/me/[a],b"),
     "a way out": ({"data": {"files": [{"one": "a/../../b"}]}}, "a/../../b"),
 }
 
@@ -158,12 +171,13 @@ def test_somebody_else_s_addresses_and_paths_need_consent(address: str, tmp_path
     with pytest.raises(ValueError, match="made by someone else") as raised:
         check_arguments(folder, [config], [], [], [])
     assert shown in str(raised.value)
-    allowing = re.search(r"add '(allow_addresses=.*)'$", str(raised.value))
+    allowing = re.search(r"add (--allow-addresses .*)$", str(raised.value))
     assert allowing is not None
-    check_arguments(folder, [config], [], _allowed("allow_addresses", [allowing[1]]), [])  # as the message says
+    typed = parse(["resume", "x", *shlex.split(allowing[1])])  # as the message says
+    check_arguments(folder, [config], [], typed.options["allow_addresses"], [])
     check_arguments(folder, [config], [], ["*"], [])
-    for typed in config:
-        check_arguments(folder, [config], [], [], [typed])
+    for key in config:
+        check_arguments(folder, [config], [], [], [key])
 
 
 def test_an_address_that_is_typed_takes_the_place_of_somebody_else_s(tmp_path: Path):
@@ -171,9 +185,9 @@ def test_an_address_that_is_typed_takes_the_place_of_somebody_else_s(tmp_path: P
     folder = foreign_run(tmp_path / "run", config, ["callbacks.mlflow_logger.tracking_uri=http://evil.example"])
     key = "callbacks.mlflow_logger.tracking_uri"
     for typed in (f"{key}=http://mine", "~callbacks.mlflow_logger"):
-        assert find_saved_run([f"resume={folder}", typed]) is not None
+        assert find("resume", folder, typed) is not None
     with pytest.raises(ValueError, match=r"http://evil\.example"):
-        find_saved_run([f"resume={folder}", "+callbacks=speed_monitor"])
+        find("resume", folder, "+callbacks=speed_monitor")
 
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\u202e"
@@ -182,16 +196,16 @@ EVIL = "\x1b]0;owned\x07\x1b[2J\u202e"
 @pytest.mark.parametrize(
     "command",
     [
-        "resume=run seed=5",
-        "rerun=run",
-        "rerun=run seed=5",
-        "mode=eval resume=run",
+        "resume run seed=5",
+        "rerun run",
+        "rerun run seed=5",
+        "eval run",
         "replay run",
         "runs",
-        "runs runs.format=csv",
+        "runs --format csv",
         "compare run other",
         "verdict run other",
-        "mode=explain rerun=run",
+        "explain run",
     ],
 )
 def test_escapes_in_somebody_else_s_record_are_shown_and_steer_no_terminal(command: str, tmp_path: Path, run_here: Any):
@@ -208,7 +222,10 @@ def test_escapes_in_somebody_else_s_record_are_shown_and_steer_no_terminal(comma
         checkpoint = folder / "checkpoints" / f"ep1{EVIL}"
         checkpoint.mkdir(parents=True)
         (checkpoint / "manifest.json").write_text(json.dumps({"format": 1, "files": {f"m{EVIL}.pt": {}}}))
-    allow = ["allow_targets=['*']", "allow_addresses=['*']"] if "run=" in command or "resume=" in command else []
+    verb = command.split()[0]
+    allow = [
+        f"--{option.name}=*" for option in VERBS[verb].options if option.name in ("allow-targets", "allow-addresses")
+    ]
     for more in ([], allow):
         ended = run_here(*command.split(), *more)
         assert all(one.isprintable() or one in "\n\t" for one in ended.out + ended.err), repr(ended)
@@ -258,10 +275,10 @@ def test_somebody_else_s_commands_and_code_need_consent_however_they_are_given(a
     config = {"callbacks": {"m": section}}
     folder = foreign_run(tmp_path / "run", config, [])
     with pytest.raises(ValueError, match="not part of this project: ") as raised:
-        find_saved_run([f"rerun={folder}"])
+        find("rerun", folder)
     assert shown in str(raised.value)
-    assert find_saved_run([f"rerun={folder}", f"allow_targets=[{json.dumps(allowing)}]"]) is not None
-    assert find_saved_run([f"rerun={folder}", "callbacks=[checkpoint_saver]"]) is not None
+    assert find("rerun", folder, "--allow-targets", allowing) is not None
+    assert find("rerun", folder, "callbacks=[checkpoint_saver]") is not None
 
 
 def test_arguments_that_ask_for_nothing_need_no_consent(tmp_path: Path):
@@ -272,7 +289,7 @@ def test_arguments_that_ask_for_nothing_need_no_consent(tmp_path: Path):
         "s": {"_target_": "runner.callbacks.CheckpointSaver", "folder": "kept", "monitor": "eval/loss"},
         "d": {"_target_": "runner.data.images.cifar10.load_cifar10", "path": "data/cifar10"},
     }
-    assert find_saved_run([f"rerun={foreign_run(tmp_path / 'run', {'callbacks': sections}, [])}"]) is not None
+    assert find("rerun", foreign_run(tmp_path / "run", {"callbacks": sections}, [])) is not None
 
 
 def test_an_allowed_package_does_not_allow_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -284,7 +301,7 @@ def test_an_allowed_package_does_not_allow_what_it_imports(tmp_path: Path, monke
     )
     (tmp_path / "mine_16" / "models.py").write_text("class Net:\n    pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    allow = "allow_targets=[mine_16.*]"
+    allow = "--allow-targets=mine_16.*"
     for name, home in (
         ("mine_16.torch.load", "torch.serialization.load"),
         ("mine_16.load", "functools.partial"),
@@ -293,23 +310,22 @@ def test_an_allowed_package_does_not_allow_what_it_imports(tmp_path: Path, monke
     ):
         folder = foreign_run(tmp_path / name, {"data": {"_target_": name}}, [])
         with pytest.raises(ValueError, match="not part of this project: ") as raised:
-            find_saved_run([f"rerun={folder}", allow])
+            find("rerun", folder, allow)
         assert f"{name}, which is {home}" in str(raised.value)
-        assert find_saved_run([f"rerun={folder}", f"allow_targets=[mine_16.*,{home}]"]) is not None
+        assert find("rerun", folder, f"{allow},{home}") is not None
     for name in ("mine_16.Net", "mine_16.models.Net"):
         folder = foreign_run(tmp_path / name, {"data": {"_target_": name}}, [])
-        for allowed in (allow, f"allow_targets=[{name}]"):
-            assert find_saved_run([f"rerun={folder}", allowed]) is not None
+        for allowed in (allow, f"--allow-targets={name}"):
+            assert find("rerun", folder, allowed) is not None
 
 
 def test_what_was_typed_counts_also_if_somebody_else_s_record_says_that_it_was_typed_before(tmp_path: Path):
     typed = "callbacks.mlflow_logger.tracking_uri=sqlite:///mine.db"
     evil = {"mlflow_logger": {"_target_": "runner.callbacks.MLflowLogger", "tracking_uri": "http://evil.example"}}
     folder = foreign_run(tmp_path / "run", {"callbacks": evil}, [typed])
-    saved = find_saved_run([f"rerun={folder}", typed])
+    saved = find("rerun", folder, typed)
     assert saved is not None
-    composed = {**saved.base, "rerun": str(folder), "resume": None, "run": None}
-    merged = merge_config(saved, composed, [typed])
+    merged = merge_config(saved, saved.base, [typed])
     assert merged["callbacks"]["mlflow_logger"]["tracking_uri"] == "sqlite:///mine.db"
 
 
@@ -321,7 +337,7 @@ def test_somebody_else_s_folder_holds_no_way_out(has_record: bool, tmp_path: Pat
     (checkpoints / "latest").symlink_to("ep1")
     if not has_record:
         (folder / "config.yaml").unlink()
-    find_saved_run([f"resume={folder}"])
+    find("resume", folder)
     for make in (
         lambda path: path.symlink_to(tmp_path / "secret"),
         lambda path: path.symlink_to("../../.."),
@@ -330,7 +346,7 @@ def test_somebody_else_s_folder_holds_no_way_out(has_record: bool, tmp_path: Pat
         for name in ("mlflow", "result.json", "checkpoints/ep1/model.pt", "git.patch"):
             make(folder / name)
             with pytest.raises(ValueError, match=re.escape(str(folder / name))):
-                find_saved_run([f"resume={folder}"])
+                find("resume", folder)
             (folder / name).unlink()
 
 
@@ -349,10 +365,10 @@ def test_a_malicious_checkpoint_is_refused_and_nothing_of_it_runs(name: str, tmp
     checkpoint = (tmp_path / "run" / "checkpoints" / "latest").resolve()
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     named = f"run/checkpoints/{checkpoint.name}"
-    commands = [(f"resume={named}", LONGER)]
+    commands = [("resume", named, LONGER)]
     if name == "model.pt":
         load = f"trainer.load_path={named}"
-        commands += [("mode=eval", f"resume={named}"), (*SHORT, *QUIET, load, "hydra.run.dir=other")]
+        commands += [("eval", named), (*SHORT, *QUIET, load, "hydra.run.dir=other")]
     for reason, write in (
         ("which could run code, so it is rejected", torch.save),
         ("was not written by this project", lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2))),
@@ -365,7 +381,7 @@ def test_a_malicious_checkpoint_is_refused_and_nothing_of_it_runs(name: str, tmp
             refused = run_app(*command, exit_code=2)
             assert refused.stderr.count("error: ") == 1 and reason in refused.stderr
             assert "Traceback" not in refused.stderr and "weights_only" not in refused.stderr
-    goes_on = run_app("resume=run", LONGER)  # from the checkpoint before it
+    goes_on = run_app("resume", "run", LONGER)  # from the checkpoint before it
     assert f"{checkpoint.name} is not used" in goes_on.stderr and reason in goes_on.stderr
     assert not (tmp_path / "ran").exists() and not (tmp_path / "other").exists()
     (tmp_path / "there").mkdir()

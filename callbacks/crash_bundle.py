@@ -19,7 +19,7 @@ from runner.failures.checks import check_number
 from runner.failures.crash import BATCH, BUNDLE, FACTS, describe_crash
 from runner.failures.facts import RankFailed, facts_of, is_of_environment
 from runner.files.names import RESULT
-from runner.terminal.commands import override, show_command
+from runner.terminal.commands import show_command
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -52,6 +52,8 @@ class CrashBundle(Callback):
         ValueError: `max_size` is not above 0.
     """
 
+    only_in_training = True
+
     def __init__(self, max_size: float = 500.0) -> None:
         check_number("max_size", max_size, "(0, inf]", "a number of megabytes")
         self.max_size = max_size
@@ -66,7 +68,7 @@ class CrashBundle(Callback):
         with disk_errors_reported(self.config_key):
             self._write(path, state, error)
             logger.log_artifact(path)
-            command = show_command("replay", str(path) if "=" not in str(path) else override("run", str(path)))
+            command = show_command("replay", str(path))
             hint = f"to see it fail again, here or on another machine: {command}"
             if isinstance(error, RankFailed):  # it is printed as the other rank wrote it
                 log.info(hint)
@@ -80,8 +82,7 @@ class CrashBundle(Callback):
         if self.has_trained:
             return (state.run_dir / "config.yaml").is_file()
         is_refused = isinstance(error, ValueError | TypeError | OSError | ImportError)
-        trains = bool(state.config) and state.config.get("mode", "train") == "train"
-        return trains and (state.run_dir / RESULT).is_file() and not is_refused
+        return bool(state.config) and (state.run_dir / RESULT).is_file() and not is_refused
 
     def _write(self, path: Path, state: State, error: Exception) -> None:
         from safetensors.torch import save

@@ -41,6 +41,8 @@ class LoadCheckpoint(Callback):
             unexpected or of another shape, no weight is left to load, or a pattern matches no weight.
     """
 
+    only_in_training = True
+
     def __init__(
         self,
         checkpoint: LocalPath | Path,
@@ -66,7 +68,7 @@ class LoadCheckpoint(Callback):
             self._load(state)
 
     def _load(self, state: State) -> None:
-        if _has_weights(state):
+        if state.resumed_from is not None:
             return
         from runner.checkpoints.weights import OTHER_SHAPE, describe_differences, differences, load_into, read_weights
 
@@ -90,12 +92,6 @@ class LoadCheckpoint(Callback):
         load_into(model, loaded)
         rest = f"; {describe_differences(wrong)}" if wrong else ""
         log.info("%d of %d weights loaded from %s%s", len(loaded), len(own), self.checkpoint, rest)
-
-
-def _has_weights(state: State) -> bool:
-    config = state.config
-    resumed = state.timestamp.batch > 0 or config.get("resume") is not None
-    return resumed or config.get("mode") in ("eval", "predict")
 
 
 def _matching(names: Sequence[str], patterns: Iterable[str]) -> set[str]:

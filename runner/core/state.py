@@ -123,7 +123,7 @@ class State:
     """The latest evaluation results over all ranks, by evaluator label and metric name; 'loss' is the mean loss."""
 
     resumed_from: Path | None = field(default=None, init=False)
-    """The checkpoint from which this run was resumed."""
+    """The checkpoint from which this run was resumed; at BEFORE_LOAD it may still be the folder that holds it."""
     unheard: dict[str, list[str]] = field(default_factory=dict, init=False)
     """An event in which a callback failed, mapped to the config keys of the hooks that still have to receive it when
     the run is resumed."""

@@ -36,7 +36,9 @@ def with_saved_weights(
     checkpoint = str(build.checkpoint_of(key, path))
     by_id = saved is not None and not Path(saved.given).exists()
     tags = {"runner.evaluates": saved.given if saved is not None and by_id else checkpoint}
-    return {**config, "trainer": {**trainer, "load_path": checkpoint}}, tags
+    trains_only = build.callbacks_with(config, "only_in_training")
+    callbacks = {key: section for key, section in (config["callbacks"] or {}).items() if key not in trains_only}
+    return {**config, "callbacks": callbacks, "trainer": {**trainer, "load_path": checkpoint}}, tags
 
 
 def _best_of(path: str) -> str:

@@ -230,7 +230,8 @@ def check_command(command: Command, config: Mapping[str, Any]) -> None:
     """Check that a verb can use a config."""
     verb = command.row
     if verb.needs_experiment:
-        build.check(config, sweep.led.passed if sweep.led is not None else None, command.row.trains and command.run is None)
+        passed = sweep.led.passed if sweep.led is not None else None
+        build.check(config, passed, is_new=command.run is None)
     if (check := getattr(module_of(verb), "check", None)) is not None:
         check(command, config)
     if verb.on_all_ranks:

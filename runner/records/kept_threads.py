@@ -20,8 +20,7 @@ def keep_threads(job: Job) -> Threads:
 
     A warning says where the run is continued with another number, which is not exact. All ranks; rank 0 warns.
     """
-    resume = job.config.get("resume")
-    folder = None if resume is None else run_folder_of(resume)
+    folder = None if job.resume is None else run_folder_of(job.resume)
     recorded = {} if folder is None else read_object(folder / ENVIRONMENT)
     before = recorded.get("threads")
     if type(before) is not int or before < 1:

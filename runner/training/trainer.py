@@ -367,6 +367,7 @@ class Trainer:
         batch_schedulers, epoch_schedulers = (stepped, []) if self._step_every_batch else ([], stepped)
         state.schedulers = [*rates, *stepped]
         state.scaler = state.precision.scaler(state.device)
+        state.resumed_from = None if resume is None else Path(resume)  # hooks that load weights of their own look here
         fire(Event.BEFORE_LOAD)
         if load_path is not None:
             snapshot.load_weights(state, load_path, strict)

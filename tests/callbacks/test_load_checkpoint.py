@@ -151,11 +151,15 @@ def test_a_resumed_run_keeps_its_own(event: str, other, tmp_path):
         assert equal(second.state.unwrapped_model.state_dict(), expected)
 
 
-@pytest.mark.parametrize("config", [{"mode": "eval"}, {"mode": "predict"}, {"resume": "outputs/one"}])
-def test_a_run_with_weights_of_its_own_needs_no_checkpoint(config: dict, tmp_path):
-    watch = Watch()
-    trainer = make_trainer(2, LoadCheckpoint(tmp_path / "gone", event="after_load"), watch, config=config)
-    assert equal(started(trainer, watch), fresh(2))
+@pytest.mark.parametrize("event", ["before_load", "after_load"])
+def test_a_resumed_run_does_not_need_the_checkpoint_it_began_with(event: str, other, tmp_path):
+    with make_trainer(2, LoadCheckpoint(other[0], event=event)) as first:
+        first.fit(duration="3ba")
+        save_checkpoint(first.state, tmp_path / "checkpoint")
+        expected = {key: one.clone() for key, one in first.state.unwrapped_model.state_dict().items()}
+    gone = LoadCheckpoint(tmp_path / "gone", event=event)
+    with make_trainer(2, gone, resume_path=tmp_path / "checkpoint") as second:
+        assert equal(second.state.unwrapped_model.state_dict(), expected)
 
 
 def test_an_average_is_what_is_loaded_and_a_new_one_begins_with_it(other, tmp_path):

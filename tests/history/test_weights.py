@@ -1,0 +1,20 @@
+"""What an evaluation makes of the config of the run whose weights it uses."""
+
+from __future__ import annotations
+
+from runner.cli.command import Command
+from runner.history.weights import with_saved_weights
+from tiny_runs import tiny_trainer
+
+
+def test_callbacks_that_are_for_training_are_left_out(tmp_path):
+    checkpoint = tmp_path / "checkpoint"
+    with tiny_trainer() as trainer:
+        trainer.save_checkpoint(checkpoint)
+    names = {"load_checkpoint": "LoadCheckpoint", "crash_bundle": "CrashBundle", "speed_monitor": "SpeedMonitor"}
+    sections = {key: {"_target_": f"runner.callbacks.{name}"} for key, name in names.items()}
+    config = {"trainer": {}, "test": None, "callbacks": sections}
+    command = Command.of("eval", str(checkpoint))
+    found, tags = with_saved_weights(command, config, str(checkpoint), None)
+    assert [*found["callbacks"]] == ["speed_monitor"]
+    assert found["trainer"]["load_path"] == tags["runner.evaluates"] == str(checkpoint)

@@ -9,6 +9,7 @@ import ast
 import functools
 import graphlib
 import io
+import re
 import sys
 import tokenize
 from collections.abc import Iterator
@@ -19,29 +20,38 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# The rooms of runner/, from the bottom up. An import only points down; rooms side by side do not know each other.
-LAYERS: tuple[set[str], ...] = (
-    {"files", "timing"},
-    {"failures"},
-    {"device", "distributed"},
-    {"libraries", "pictures", "terminal"},
-    {"core", "optim"},
-    {"checkpoints", "data"},
-    {"models"},
-    {"training"},
-    {"algorithms", "callbacks", "compat"},
-    {"cli"},
-    {"config"},
-    {"records"},
-    {"comparing"},
-    {"history"},
-    {"trials"},
-    {"modes", "sweeps"},
-    {"program"},
-    {"__main__"},
+# The rooms of runner/ from top to bottom. An import only points down; rooms side by side do not know each other.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("__main__",),
+    ("program",),
+    ("verbs",),
+    ("sweeps",),
+    ("trials",),
+    ("history",),
+    ("comparing",),
+    ("records",),
+    ("config",),
+    ("cli",),
+    ("algorithms", "callbacks", "compat"),
+    ("training",),
+    ("models",),
+    ("checkpoints", "data"),
+    ("optim",),
+    ("core",),
+    ("libraries", "pictures", "terminal"),
+    ("device", "distributed"),
+    ("failures",),
+    ("files", "timing"),
 )
+NAMED_ABOVE = {
+    ("runner.callbacks.crash_bundle", "records"),
+    ("runner.distributed.fork_server", "data"),
+    ("runner.training.arguments", "callbacks"),
+    ("runner.training.trainer", "program"),
+}
+"""Modules that name one of a higher room in a string, and import it when it is needed."""
 OF_USERS = ROOT / "runner" / "verbs" / "project"  # what `runner init` copies: it imports as users do
-LAYER = {name: layer for layer, names in enumerate(LAYERS) for name in names}
+LAYER = {name: layer for layer, names in enumerate(reversed(LAYERS)) for name in names}
 PLUGINS = ("callbacks", "algorithms")
 PLUGIN_LAYER = LAYER["callbacks"]
 CONFIG_LIBRARIES = {"hydra", "omegaconf"}
@@ -188,6 +198,46 @@ def test_an_import_in_runner_only_points_down():
             elif part != own and layer_of(part, found.where) >= layer_of(own, found.where):
                 problems.append(f"{found.where}: layer {LAYER[own]} imports {found.target} of layer {LAYER[part]}")
     report(problems)
+
+
+def named_modules(source: Source) -> Iterator[Import]:
+    """The modules that a file names in strings of code, such as 'runner.data.workers:work'."""
+    docstrings = {
+        id(node.value) for node in ast.walk(source.tree) if isinstance(node, ast.Expr)
+    }  # a string that stands alone is documentation
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            if re.fullmatch(r"runner(\.[a-z_]\w*)+(:\w+)?", node.value):
+                yield Import(node.value.partition(":")[0], source.at(node))
+
+
+def exists(module: str) -> bool:
+    """Whether a module is a file or a folder of the project, or a name in one."""
+    parts = module.split(".")
+    paths = [ROOT.joinpath(*parts), ROOT.joinpath(*parts[:-1])]
+    return any(path.is_dir() or path.with_suffix(".py").is_file() for path in paths)
+
+
+def test_a_module_that_is_named_in_a_string_exists_and_is_below_or_listed():
+    problems = []
+    listed = set()
+    for source in all_sources():
+        own = source.module.split(".")[1] if "." in source.module else ""
+        for found in named_modules(source):
+            part = runner_part(found.target)
+            if not exists(found.target):
+                problems.append(f"{found.where}: there is no {found.target}")
+            elif part and own and part != own and layer_of(part, found.where) >= LAYER[own]:
+                listed.add((source.module, part))
+                if (source.module, part) not in NAMED_ABOVE:
+                    problems.append(f"{found.where}: names {found.target}, which lies above")
+    report(problems)
+    assert listed == NAMED_ABOVE
+
+
+def test_runner_holds_rooms_only():
+    files = {path.name for path in (ROOT / "runner").iterdir() if path.is_file()}
+    assert files <= {"__init__.py", "__init__.pyi", "__main__.py", "py.typed"}
 
 
 def test_imports_in_runner_have_no_cycle():

@@ -1,1 +1,1 @@
-"""What is typed: the rows of modes, spelling, and the catalogue of choices. Neither Hydra nor torch is imported."""
+"""What is typed: verbs and their options, spelling, and the catalogue of choices; needs neither Hydra nor torch."""

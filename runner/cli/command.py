@@ -9,8 +9,9 @@ from typing import Any
 
 from runner.cli.command_line import FLAGS, WITH_VALUE, about_option, value_of_option
 from runner.cli.nearest import Advice, nearest
-from runner.cli.spelling import check_spelling
-from runner.cli.verbs import VERBS, Option, Verb, find_verb
+from runner.cli.spelling import DASHES, check_spelling
+from runner.cli.verb import Option, Verb
+from runner.cli.verbs import VERBS, find_verb
 from runner.failures.facts import WrongKey
 
 CONFIG_DIR = "--config-dir"
@@ -74,8 +75,8 @@ def parse(arguments: Sequence[str]) -> Command:
     Raises:
         ValueError: there is no such verb, it has no such option, the value of an option is wrong, or words are missing.
     """
-    check_spelling(arguments)
     verb, rest = _split_verb(arguments)
+    check_spelling(verb, rest)
     options = verb.defaults
     names = {f"--{option.name}": option for option in verb.options}
     words: list[str] = []
@@ -91,14 +92,13 @@ def parse(arguments: Sequence[str]) -> Command:
                 value = _next(rest, place, option)
                 place += 1
             options[option.key] = _parsed(option, value, equals, options[option.key])
+        elif argument.startswith("-") and not verb.composes and name != CONFIG_DIR:
+            raise _no_such_option(verb, rest, place - 1)
         elif name in _TAKE_VALUES and not equals:
             hydra += rest[place - 1 : place + 1]
             place += 1
         elif argument.startswith("-"):
-            if verb.composes or name == CONFIG_DIR:
-                hydra.append(argument)
-            else:
-                raise _no_such_option(verb, rest, place - 1)
+            hydra.append(argument)
         elif not verb.composes or (verb.words and _is_word(argument)):
             words.append(argument)
         else:
@@ -106,6 +106,8 @@ def parse(arguments: Sequence[str]) -> Command:
     _check_options(verb, rest, hydra)
     _check_words(verb, words)
     if verb.name == "fork" and "," in words[1]:  # a sweep over moments, which is a key for Hydra
+        if not _is_sweep(hydra):
+            raise WrongKey("BATCH", "takes one batch; add -m to begin a fork at each", repr(words[1]))
         overrides.append(f"+{AT}={words[1]}")
     return Command(verb.name, tuple(words), options, (*overrides, *hydra))
 
@@ -127,7 +129,7 @@ def _split_verb(arguments: Sequence[str]) -> tuple[Verb, list[str]]:
     """Return the verb and the other arguments; options may be typed before it."""
     place = 0
     while place < len(arguments) and arguments[place].startswith("-"):
-        place += 2 if arguments[place] in _TAKE_VALUES else 1
+        place += 2 if arguments[place] in (*_TAKE_VALUES, *DASHES) else 1
     name = arguments[place] if place < len(arguments) else ""
     if name in VERBS:
         return VERBS[name], [*arguments[:place], *arguments[place + 1 :]]
@@ -135,13 +137,16 @@ def _split_verb(arguments: Sequence[str]) -> tuple[Verb, list[str]]:
 
 
 def _is_word(argument: str) -> bool:
-    """Return whether an argument is a word rather than an override; a path with a `=` in it is a word if it exists."""
-    return not argument.startswith(("~", "+")) and ("=" not in argument or os.path.exists(argument))
+    """Return whether an argument is a word rather than an override, although a path or an address may contain a `=`."""
+    key, equals, _ = argument.partition("=")
+    if not equals or key.startswith(("/", "./", "../", "outputs/")) or "://" in key:
+        return not argument.startswith(("~", "+"))
+    return os.path.exists(argument)
 
 
 def _next(arguments: Sequence[str], place: int, option: Option) -> str:
-    if place >= len(arguments):
-        raise WrongKey(f"--{option.name}", f"needs a value: {option.says}")
+    if place >= len(arguments) or arguments[place].startswith("--"):
+        raise WrongKey(f"--{option.name}", f"needs a value ({option.says})")
     return arguments[place]
 
 
@@ -179,16 +184,31 @@ def _check_options(verb: Verb, arguments: Sequence[str], hydra: Sequence[str]) -
     for place, argument in enumerate(arguments):
         if argument in hydra and argument.startswith("--") and not is_one_of_hydras(argument):
             raise _no_such_option(verb, arguments, place)
-    if not verb.can_be_swept and {"-m", "--multirun"} & {*hydra}:
+    if not verb.can_be_swept and _is_sweep(hydra):
         raise ValueError(Advice(f"-m: {verb.name} takes one experiment at a time; leave out -m").knowing(key="-m"))
+
+
+def _is_sweep(hydra: Sequence[str]) -> bool:
+    """Return whether `-m` is among Hydra's options, in full or cut short."""
+    return any(one == "-m" or (one.startswith("--m") and "--multirun".startswith(one)) for one in hydra)
 
 
 def _no_such_option(verb: Verb, arguments: Sequence[str], place: int) -> ValueError:
     name = arguments[place].partition("=")[0]
     own = [f"--{option.name}" for option in verb.options]
     owners = [other.name for other in VERBS.values() if name in (f"--{option.name}" for option in other.options)]
+    if is_one_of_hydras(name):
+        return WrongKey(name, f"{verb.name} composes no config and takes no such option; leave it out")
+    words = [one for one in arguments if not one.startswith("-") and "=" not in one]
+    if verb.name == "train" and words and words[0] not in VERBS and (near := nearest(words[0], VERBS)).meant:
+        return ValueError(f"{words[0]}: no such verb; " + near)
+    if {*owners} & {*words}:
+        return WrongKey(name, f"is an option of {', '.join(owners)}; write it after the verb")
     if owners:
         return WrongKey(name, f"is an option of {', '.join(owners)}, not of {verb.name}")
-    if own and (near := nearest(name, own)).meant:
-        return WrongKey(name, f"{verb.name} has no such option; " + near)
+    meant = nearest(name.lstrip("-"), [option.name for option in verb.options]).meant
+    if meant or not verb.composes:
+        start = f"did you mean --{meant}? Allowed" if meant else "allowed"
+        advice = Advice(f"{verb.name} has no such option; {start}: {', '.join(own) or 'none'}")
+        return WrongKey(name, advice.knowing(allowed=tuple(own), meant=f"--{meant}" if meant else ""))
     return ValueError(f"{arguments[place]}: no such option. " + about_option(name, value_of_option(place, arguments)))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from runner.cli.command_line import key_of
-from runner.cli.nearest import Advice
+from runner.cli.catalogue import top_keys
+from runner.cli.command_line import WITH_VALUE, key_of, value_of_option
+from runner.cli.foreign import about_foreign
+from runner.cli.nearest import Advice, nearest
+from runner.cli.verb import Verb
 from runner.cli.verbs import VERBS
 from runner.terminal.commands import unquoted
 
 _NAMES_RUN = {"resume": "resume", "rerun": "rerun", "run": "replay"}
 """Keys whose value is a run, and the verb that takes it if no other was typed."""
+_WORDS = {"fork": "at", "replay": "replay.batch", "runs": "runs.where", "table": "table.where"}
+"""Verbs with a key of another name whose value is a word, or several."""
 _OPTIONS = {
     "resume_allow": "--allow-changes",
     "allow_targets": "--allow-targets",
@@ -20,86 +26,122 @@ _OPTIONS = {
 }
 _FLAGS = {"output": ("json", "--json"), "allow_code": ("true", "--allow-code"), "skip_finished": ("false", "--afresh")}
 """Keys that are options without a value, and the value of the key that they stand for."""
-_DASHES = ("--resume", "--rerun", "--mode")
+DASHES = ("--resume", "--rerun", "--mode")
+"""Options elsewhere that are verbs, or take one."""
+_TAKE_VALUES = {name for pair in WITH_VALUE.items() for name in pair if name}
 
 
-def check_spelling(arguments: Sequence[str]) -> None:
+class _Argument(NamedTuple):
+    """A word, an override, or an option with its value."""
+
+    parts: tuple[str, ...]
+    key: str = ""
+    value: str = ""
+
+    @property
+    def is_word(self) -> bool:
+        return not self.key and len(self.parts) == 1 and not self.parts[0].startswith(("-", "+", "~"))
+
+
+def check_spelling(verb: Verb, arguments: Sequence[str]) -> None:
     """Refuse keys that are verbs, words or options of the command line, with the command to type instead.
+
+    `arguments` are those beside the verb.
 
     Raises:
         ValueError: there is such a key.
     """
-    typed = _keyed(arguments)
-    wrong = [argument for argument, key in typed if _is_other_spelling(key)]
+    typed = _parts(verb, arguments)
+    name = _verb_of(verb, [one for one in typed if _is_other_spelling(one.key)])
+    meant = VERBS[name or "train"]
+    own = {one.key for one in typed if one.key in meant.defaults and meant.composes}
+    own -= {key.name for key in top_keys()} if own else set()  # the seed of an experiment
+    wrong = [one for one in typed if one.key in own or _is_other_spelling(one.key)]
     if not wrong:
         return
-    fix = _translated(typed)
-    text = f"{' '.join(wrong)}: a command begins with a verb; write {fix}"
-    raise ValueError(Advice(text).knowing(key=key_of(wrong[0]).lstrip("-"), fix=fix))
+    kept = [part for one in typed if one not in wrong and not one.is_word for part in one.parts]
+    values = {one.key: one.value for one in wrong if one.value not in ("", "null")}
+    words = [values[key] for key in _NAMES_RUN if key in values][:1]
+    words += [*(one.parts[0] for one in typed if one.is_word), *_words_of(name, values)]
+    fix = " ".join(["runner", *filter(None, [name]), *map(shlex.quote, [*words, *_options_of(meant, wrong), *kept])])
+    why = "no such key" if name in (verb.name, "") else "a command begins with a verb"
+    text = f"{' '.join(part for one in wrong for part in one.parts)}: {why}; write {fix}"
+    raise ValueError(Advice(text).knowing(key=wrong[0].key, fix=fix))
 
 
-def _keyed(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """Return each argument with its key; an option such as `--resume RUN` is one argument, `resume=RUN`."""
+def _parts(verb: Verb, arguments: Sequence[str]) -> list[_Argument]:
+    """Return the arguments, each option together with its value; `--resume RUN` counts as the key `resume`."""
+    take_values = {*_TAKE_VALUES, *(f"--{option.name}" for option in verb.options if option.kind is not bool)}
     found = []
-    skip = False
-    for place, argument in enumerate(arguments):
-        if skip:
-            skip = False
-            continue
-        name = argument.partition("=")[0]
-        if name in _DASHES:
-            skip = argument == name and place + 1 < len(arguments)
-            value = argument.partition("=")[2] or (arguments[place + 1] if skip else "")
-            argument = f"{name[2:]}={value}"
-        found.append((argument, key_of(argument) if "=" in argument and not argument.startswith("-") else ""))
+    place = 0
+    while place < len(arguments):
+        name, equals, value = arguments[place].partition("=")
+        length = 1
+        key = "" if name.startswith("-") or not equals else key_of(name)
+        if name in DASHES:
+            key = name[2:]
+            value = value_of_option(place, arguments) or ""
+            length = 1 if equals or not value else 2
+            value = value or ("" if key == "mode" else "latest")
+        elif name in take_values and not equals:
+            length = 2
+        found.append(_Argument(tuple(arguments[place : place + length]), key, unquoted(value) if key else ""))
+        place += length
     return found
 
 
 def _is_other_spelling(key: str) -> bool:
+    """Return whether a key is a verb, a word or an option with the name of its verb."""
     section, _, name = key.partition(".")
     verb = VERBS.get(section.replace("_", "-"))
     is_of_verb = verb is not None and (name in verb.defaults or (not name and bool(verb.words) and not verb.uses_run))
-    return key in ("mode", "at", *_NAMES_RUN, *_OPTIONS, *_FLAGS) or is_of_verb or key in ("replay.batch",)
+    return is_of_verb or key in ("mode", *_NAMES_RUN, *_WORDS.values(), *_OPTIONS, *_FLAGS)
 
 
-def _translated(typed: Sequence[tuple[str, str]]) -> str:
-    """Return the command in the language of verbs."""
-    values = {key: unquoted(argument.partition("=")[2]) for argument, key in typed if key}
-    named = [key for key in _NAMES_RUN if values.get(key, "null") not in ("", "null")]
-    kept = [argument for argument, key in typed if not (key and _is_other_spelling(key))]
-    own = [key.partition(".")[0].replace("_", "-") for _, key in typed if _is_other_spelling(key)]
-    asked = values.get("mode", "").replace("_", "-")
-    verb = asked if asked in VERBS and asked != "train" else ""
-    verb = verb or next((name for name in (*kept[:1], *own) if name in VERBS and name not in _NAMES_RUN), "")
-    kept = [argument for argument in kept if argument != verb]
-    if "at" in values and values["at"] not in ("", "null"):
-        verb = "fork"
-    verb = verb or next((_NAMES_RUN[key] for key in named), "")
-    words = [values[key] for key in named[:1]] + _words_of(verb, values)
-    return " ".join(["runner", *filter(None, [verb]), *map(shlex.quote, [*words, *_options_of(typed), *kept])])
+def _verb_of(typed: Verb, wrong: Sequence[_Argument]) -> str:
+    """Return the verb that is meant; empty for `train`, which may be left out."""
+    values = {one.key: one.value for one in wrong if one.value not in ("", "null")}
+    sections = [one.key.partition(".")[0].replace("_", "-") for one in wrong]
+    verb = "" if typed.name == "train" else typed.name
+    if "at" in values:
+        return "fork"
+    if asked := values.get("mode", "").replace("_", "-"):
+        if asked not in VERBS:
+            asked = _known_verb(values["mode"])
+        return "" if asked == "train" else asked
+    verb = verb or next((one for one in sections if one in VERBS and one not in _NAMES_RUN), "")
+    return verb or next((name for key, name in _NAMES_RUN.items() if key in values), "")
+
+
+def _known_verb(mode: str) -> str:
+    """Return the verb that is meant by a value of `mode` that is none."""
+    near = nearest(mode, VERBS)
+    foreign = about_foreign(f"mode={mode}")
+    if foreign is not None or not near.meant:
+        raise ValueError((Advice(f"mode={mode}: no such verb; ") + (foreign or near)).knowing(key="mode"))
+    return near.meant
 
 
 def _words_of(verb: str, values: Mapping[str, str]) -> list[str]:
     """Return the words that are values of keys: the moment of a fork, the batch of a replay, or the verb's own key."""
-    keys = {"fork": "at", "replay": "replay.batch"}
-    value = values.get(keys.get(verb, verb.replace("-", "_")), "")
+    value = values.get(_WORDS.get(verb, verb.replace("-", "_")), "")
     if verb in _NAMES_RUN or not value:
         return []
-    return value[1:-1].split(",") if value.startswith("[") else [value]
+    return [unquoted(one.strip()) for one in value[1:-1].split(",")] if value.startswith("[") else [value]
 
 
-def _options_of(typed: Sequence[tuple[str, str]]) -> list[str]:
+def _options_of(verb: Verb, wrong: Sequence[_Argument]) -> list[str]:
     found = []
-    for argument, key in typed:
-        value = unquoted(argument.partition("=")[2])
-        section, _, name = key.partition(".")
-        verb = VERBS.get(section.replace("_", "-"))
+    for argument in wrong:
+        key, value = argument.key, argument.value
+        section, _, name = key.rpartition(".")
+        defaults = (VERBS.get(section.replace("_", "-")) or verb).defaults
         if key in _FLAGS:
             found += [_FLAGS[key][1]] * (value.lower() == _FLAGS[key][0])
         elif key in _OPTIONS:
             found += [_OPTIONS[key], value.strip("[]")]
-        elif verb is not None and name in verb.defaults:
+        elif name in defaults and value != "null":
             flag = f"--{name.replace('_', '-')}"
-            is_flag = isinstance(verb.defaults[name], bool)
+            is_flag = isinstance(defaults[name], bool)
             found += [flag] * (not is_flag or value.lower() == "true") + [value.strip("[]")] * (not is_flag)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,9 @@ def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
     is_key = "." in typed and all(part.isidentifier() for part in typed.split("."))
     if is_key or typed in {*GROUPS, *(one.name for one in top_keys())}:
         return Advice(f"{typed}: has no value; write {typed}=..., without spaces").knowing(key=typed)
+    if typed in VERBS:
+        fix = shlex.join(["runner", typed, *(one for one in overrides if one != typed)])
+        return Advice(f"{typed}: a verb comes first; write {fix}").knowing(fix=fix)
     groups = _groups_by_choice(overrides)
     if verbs := difflib.get_close_matches(typed, VERBS, n=1, cutoff=0.75):
         text = f"{typed}: no such verb; did you mean runner {verbs[0]}?"

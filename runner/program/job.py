@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,40 @@ def perform(config: DictConfig, hydra_config: Any, command: Command, saved: Save
             return run(job)
 
 
+@dataclass(frozen=True)
+class _Start:
+    """Where a job begins.
+
+    Attributes:
+        config: the config, with the weights to load.
+        continued: the run that is continued, in its own folder; None for a new run.
+        resume: the checkpoint, or the folder that holds it, whose state it begins with; None: the beginning.
+        tags: facts about the run that it begins from.
+    """
+
+    config: dict[str, Any]
+    continued: str | None = None
+    resume: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+def _find_start(command: Command, config: dict[str, Any], saved: SavedRun | None) -> _Start:
+    """Return where the job of a command begins."""
+    verb = command.row
+    run = command.run if saved is None else saved.path  # an id may have been typed
+    if verb.uses_weights:
+        config, tags = with_saved_weights(command, config, run, saved)
+        return _Start(config, tags=tags)
+    if command.verb == "fork":
+        checkpoint, tags = find_fork(command, None if saved is None else saved.run_dir)
+        return _Start(config, resume=checkpoint, tags=tags)
+    if run is None or verb.uses_run != "resume":
+        return _Start(config)
+    if saved is not None and verb.needs_experiment and from_the_start(saved):
+        return _Start(config, continued=run)  # there is no checkpoint, but the run keeps its folder
+    return _Start(config, continued=run, resume=run)
+
+
 def prepare(config: DictConfig, hydra_config: Any, command: Command, saved: SavedRun | None) -> Job:
     """Check a composed config and return its job. If the job needs other ranks, start them."""
     run_dir = output_dir(hydra_config)
@@ -128,21 +162,10 @@ def prepare(config: DictConfig, hydra_config: Any, command: Command, saved: Save
         if verb.keeps_folder:  # otherwise no destination is called
             build.warm_up(plain)
         threads = start_ranks(plain, hydra_config) if verb.on_all_ranks else LEFT_TO_US
-        continued = command.run if verb.uses_run == "resume" else None
-        if continued is not None and saved is not None:
-            continued = saved.path  # an id may have been typed
-        resume = continued
-        tags: dict[str, str] = {}
-        if verb.uses_weights:
-            plain, tags = with_saved_weights(command, plain, continued, saved)
-            continued = resume = None
-        elif command.verb == "fork":
-            resume, tags = find_fork(command, None if saved is None else saved.run_dir)
-            continued = None
-        elif saved is not None and continued is not None and verb.needs_experiment and from_the_start(saved):
-            resume = None  # there is no checkpoint, but the run keeps its folder
-        if continued is not None:
-            run_dir = Path(saved.run_dir) if saved and saved.run_dir else run_folder_of(continued) or run_dir
+        start = _find_start(command, plain, saved)
+        plain = start.config
+        if start.continued is not None:
+            run_dir = Path(saved.run_dir) if saved and saved.run_dir else run_folder_of(start.continued) or run_dir
         elif verb.trains and hydra_config.mode is RunMode.RUN:
             check_unused(run_dir)
         run_name = name_run(command, plain, run_dir, saved, hydra_config.runtime.choices)
@@ -152,27 +175,25 @@ def prepare(config: DictConfig, hydra_config: Any, command: Command, saved: Save
         source = "" if verb.uses_run != "retrain" or saved is None else saved.run_dir or ""
         with importing():
             check_command(replace(command, words=(source, *command.words[1:])) if source else command, plain)
-            if resume is not None:
-                build.checkpoint_of("RUN", resume)
+            if start.resume is not None:
+                build.checkpoint_of("RUN", start.resume)
         restarted = checkpoint_before_restart(run_dir) if is_single else None
+        differences: list[str] = []
         if restarted is None:
-            may_be_over = is_single and continued is not None and is_unfinished(run_dir)
-            differences = [*map(str, find_differences(command, plain, resume or continued, saved, overrides))]
-        else:
-            may_be_over = True
-            resume = restarted
-            differences = []
+            before = start.resume or start.continued
+            differences = [*map(str, find_differences(command, plain, before, saved, overrides))]
+        may_be_over = is_single and start.continued is not None and is_unfinished(run_dir)
     return Job(
         config=plain,
         run_dir=str(run_dir),
         run_name=run_name,
         command=command,
-        resume=resume,
+        resume=restarted or start.resume,
         source=source,
         overrides=overrides,
-        tags=tags,
+        tags=start.tags,
         threads=threads,
-        may_be_over=may_be_over,
+        may_be_over=restarted is not None or may_be_over,
         arguments=arguments_to_record(saved, hydra_config),
         code={} if saved is None else saved.code,
         parent={} if saved is None or command.verb != "fork" else saved.config,

@@ -8,7 +8,8 @@ from typing import Any
 from runner import __version__
 from runner.cli.command import Command, parse
 from runner.cli.nearest import advice_in, fix_of
-from runner.cli.verbs import VERBS, Verb
+from runner.cli.verb import Verb
+from runner.cli.verbs import VERBS
 from runner.distributed.environment import is_rank_zero
 from runner.failures.exit_codes import DONE, WRONG_CONFIG
 from runner.failures.facts import WrongKey, argument_of

@@ -15,7 +15,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from runner.checkpoints.manifest import MANIFEST, UnreadableCheckpoint, read_manifest
-from runner.cli.verbs import Verb
+from runner.cli.verb import Verb
 from runner.config.errors import WrongConfig
 from runner.distributed.environment import is_rank_zero, kept_over_restarts
 from runner.files.lock import PATIENCE, lock_file

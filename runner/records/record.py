@@ -43,6 +43,8 @@ from runner.terminal.console import show_path
 
 log = logging.getLogger("runner")
 
+TRAIN = Command.of("train")
+
 PACKAGES = ("torch", "hydra-core", "omegaconf", "torchmetrics", "mlflow", "numpy")
 IMPORTED = ("torchvision", "timm", "transformers", "tokenizers", "datasets", "peft")  # recorded where they are in use
 FILES = ("config.yaml", "overrides.yaml", ENVIRONMENT, "git.patch", "signature")
@@ -53,7 +55,7 @@ def write_record(
     config: dict[str, Any],
     arguments: list[str],
     run_name: str = "",
-    command: Command | None = None,
+    command: Command = TRAIN,
     goes_on_from: Path | None = None,
 ) -> list[Path]:
     """Write a run's record into its folder, and return the files. Rank 0.
@@ -85,13 +87,7 @@ def write_record(
         "config.yaml": yaml.safe_dump(hidden_everywhere(config), sort_keys=False).encode(),
         "overrides.yaml": yaml.safe_dump(hidden_everywhere(arguments)).encode(),
         ENVIRONMENT: json.dumps(
-            {
-                **_describe(command or Command.of("train", overrides=arguments)),
-                "run_name": run_name,
-                **environment(packages_of(config)),
-                FROM_BATCH: begun,
-            },
-            indent=1,
+            {**_describe(command, run_name), **environment(packages_of(config)), FROM_BATCH: begun}, indent=1
         ).encode(),
     }
     changes, secrets = without_secrets(patch())
@@ -178,9 +174,9 @@ def _keep_earlier(run_dir: Path) -> Path | None:
     return folder
 
 
-def _describe(command: Command) -> dict[str, str]:
+def _describe(command: Command, run_name: str) -> dict[str, str]:
     typed = shlex.join(["python", "-m", "runner", *hidden_everywhere(command.arguments)])
-    return {VERB: command.verb, "command": typed}
+    return {VERB: command.verb, "command": typed, "run_name": run_name}
 
 
 def packages_of(config: Mapping[str, Any]) -> list[str]:

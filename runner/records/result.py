@@ -62,7 +62,7 @@ class Result:
         forked_at: the batch of the parent after which it began.
         batches: batches trained when training ended as it should; 0 until then.
         seconds: time that `fit` and tests took in all sessions that ended, without the building of objects before and
-            the wait for MLflow after; of other modes, the time of evaluations or predictions.
+            the wait for MLflow after; of other verbs, the time of evaluations or predictions.
         load: how busy the machine was meanwhile, see `runner.records.load.LoadMeter`; empty until the run ends.
         started: when training began, in seconds since 1970; 0 until it does.
         error: the error in its JSON form, see `runner.terminal.answer.error_object`; None if nothing.
@@ -153,7 +153,7 @@ class Result:
         return str((self.error or {}).get("message", ""))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of `result.json`, which is also the `result` that `output=json` prints."""
+        """Return the content of `result.json`, which is also the `result` that `--json` prints."""
         return {"schema": SCHEMA, **plain(hidden_everywhere(asdict(self)))}
 
     def write(self, folder: Path) -> None:

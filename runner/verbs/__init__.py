@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runner.cli.verbs import Verb
+    from runner.cli.verb import Verb
 
 
 def module_of(verb: Verb) -> ModuleType:

@@ -16,7 +16,8 @@ from runner.cli.catalogue import GROUPS, Choice, Key, choices, chosen_in, defaul
 from runner.cli.command import Command
 from runner.cli.command_line import LISTS, key_of, typed_value
 from runner.cli.nearest import nearest
-from runner.cli.verbs import VERBS, Verb
+from runner.cli.verb import Verb
+from runner.cli.verbs import VERBS
 from runner.failures.facts import WrongKey
 from runner.files.printable import printable
 from runner.records.listing import OUTPUTS, RUNS

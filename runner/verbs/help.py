@@ -11,7 +11,8 @@ from runner.cli.command import Command
 from runner.cli.command_line import LISTS, config_dir
 from runner.cli.docstrings import Definition, find_definition
 from runner.cli.nearest import nearest
-from runner.cli.verbs import VERBS, Option, Verb
+from runner.cli.verb import Option, Verb
+from runner.cli.verbs import VERBS
 from runner.failures.facts import WrongKey
 from runner.terminal.console import show_path
 from runner.terminal.text import heading, in_columns, paragraphs

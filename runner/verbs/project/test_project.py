@@ -29,5 +29,5 @@ def test_the_network_learns() -> None:
 
 def test_the_configs_fit_the_code() -> None:
     """Try the experiment out without training."""
-    command = [sys.executable, "-m", "runner", "experiment=two_moons", "mode=check"]
+    command = [sys.executable, "-m", "runner", "check", "experiment=two_moons"]
     subprocess.run(command, cwd=Path(__file__).parent, check=True)

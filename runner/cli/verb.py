@@ -1,0 +1,108 @@
+"""What a row of the table of verbs holds: a verb and its options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from runner.failures.exit_codes import UNTESTABLE, WRONG_CONFIG
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a verb, typed as `--name value`.
+
+    Attributes:
+        name: its name without dashes, such as `save-interval`.
+        kind: the type of its value, or all allowed values. A `bool` is typed without a value; a `list` takes names
+            separated by commas, and may be given more than once.
+        default: its value when it is not typed.
+        says: a description in one line.
+    """
+
+    name: str
+    kind: type | tuple[str, ...]
+    default: Any
+    says: str
+
+    @property
+    def key(self) -> str:
+        """Its name in `Command.options`."""
+        return self.name.replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """What a command does: the first word after `runner`.
+
+    Attributes:
+        name: the word as it is typed.
+        says: a description for lists of verbs, in one line.
+        example: a command, as it is typed.
+        group: the heading under which `runner --help` lists it.
+        words: what follows it, as in a synopsis: `RUN [BATCH]`; in brackets what may be left out, with three dots what
+            may be repeated.
+        options: its options.
+        uses_run: how the saved run that its first word names is used: 'resume', its state or its weights; 'rerun', its
+            config, from the beginning; 'retrain', some of its batches are trained again. Empty if it names no run, or
+            the verb reads the run itself.
+        composes: whether it needs a config. If not, it runs before Hydra is imported, and takes no `key=value`.
+        folder: 'run' is the folder of a run in outputs/, which is kept and recorded; 'work' is a folder there that the
+            verb removes itself; 'temporary' is an empty folder outside of the working directory, which is removed.
+        on_all_ranks: whether it runs on all ranks of the launch; otherwise only on rank 0.
+        trains: whether it trains, and leaves a run that can be resumed.
+        shows_resume: whether it shows what resuming the run would do.
+        uses_weights: whether it uses the weights of a saved run, and trains nothing.
+        accepts_any_run: whether the run may be one that trained nothing.
+        imports_kept_code: whether the modules that were kept with the run are imported in place of those of today.
+        judges: whether its exit code is an answer for `git bisect run`: 0 good, 1 bad, and 125 after a refusal, to skip
+            the commit.
+        needs_experiment: whether the config must describe an experiment that can be built.
+        has_objective: whether it returns an objective, by which the jobs of a sweep are compared.
+        can_be_swept: whether it may run as a job of a sweep.
+    """
+
+    name: str
+    says: str
+    example: str
+    group: str = "Tools"
+    words: str = ""
+    options: tuple[Option, ...] = ()
+    uses_run: Literal["", "resume", "rerun", "retrain"] = ""
+    composes: bool = True
+    folder: Literal["run", "work", "temporary"] = "temporary"
+    on_all_ranks: bool = False
+    trains: bool = False
+    shows_resume: bool = False
+    uses_weights: bool = False
+    accepts_any_run: bool = False
+    imports_kept_code: bool = False
+    judges: bool = False
+    needs_experiment: bool = True
+    has_objective: bool = False
+    can_be_swept: bool = False
+
+    @property
+    def least_words(self) -> int:
+        """How many words must follow it."""
+        return sum(not word.startswith("[") for word in self.words.split())
+
+    @property
+    def most_words(self) -> int:
+        """How many words may follow it."""
+        return 1000 if "..." in self.words else len(self.words.split())
+
+    @property
+    def keeps_folder(self) -> bool:
+        """Whether it leaves the folder of a run."""
+        return self.folder == "run"
+
+    @property
+    def code_if_refused(self) -> int:
+        """The exit code after a refusal of its config."""
+        return UNTESTABLE if self.judges else WRONG_CONFIG
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The values of all its options when none is typed, by key."""
+        return {option.key: option.default for option in self.options}

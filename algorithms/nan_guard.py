@@ -17,7 +17,7 @@ from runner.algorithms._snapshot import KeptBuffers, roll_back, take_snapshot
 from runner.device.numbers import numbers_of
 from runner.distributed.sharding import local, whole
 from runner.failures.checks import check_one_of, check_whole, refuse_if
-from runner.failures.facts import divergence
+from runner.failures.errors import divergence
 
 POLICIES = ("raise", "skip", "rollback")
 

@@ -17,7 +17,7 @@ from runner.algorithms._snapshot import roll_back, take_snapshot
 from runner.device.numbers import numbers_of
 from runner.distributed.sharding import is_sharded, like, whole
 from runner.failures.checks import check_counts, check_number, check_whole
-from runner.failures.facts import divergence
+from runner.failures.errors import divergence
 
 COLUMNS = ("first_batch", "last_batch", "worst_batch", "loss", "gradient_norm", "deviations", "back_to_batch")
 NORMAL = 1.4826  # a normal distribution's standard deviation, in median absolute deviations

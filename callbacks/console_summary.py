@@ -13,7 +13,7 @@ from runner.callbacks._best_values import BestValues
 from runner.callbacks._epoch_loss import TRAIN_LOSS, EpochLoss
 from runner.callbacks._run_description import describe_events, describe_run
 from runner.distributed.restarts import may_restart
-from runner.distributed.session import SessionOver
+from runner.failures.errors import SessionOver
 from runner.failures.exits import is_asked_for
 from runner.failures.facts import facts_of, is_of_environment
 from runner.files.printable import printable

@@ -17,7 +17,8 @@ from runner import Callback, Event
 from runner.callbacks._disk import disk_errors_reported
 from runner.failures.checks import check_number
 from runner.failures.crash import BATCH, BUNDLE, FACTS, describe_crash
-from runner.failures.facts import RankFailed, facts_of, is_of_environment
+from runner.failures.errors import RankFailed
+from runner.failures.facts import facts_of, is_of_environment
 from runner.files.names import RESULT
 from runner.terminal.commands import show_command
 

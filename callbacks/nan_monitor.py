@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from runner import Callback
-from runner.failures.facts import divergence
+from runner.failures.errors import divergence
 
 if TYPE_CHECKING:
     import torch

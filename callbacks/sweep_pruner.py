@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback
-from runner.distributed.session import Pruned
 from runner.failures.checks import check_one_of, refuse_if
+from runner.failures.errors import Pruned
 from runner.files.names import RESULT, SWEEP
 from runner.files.whole import read_object
 from runner.libraries.extras import require

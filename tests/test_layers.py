@@ -58,7 +58,7 @@ CONFIG_LIBRARIES = {"hydra", "omegaconf"}
 
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_ENGINE_CODE_LINES = 3525  # no blank lines, comments, docstrings
+MAX_ENGINE_CODE_LINES = 3530  # no blank lines, comments, docstrings
 # What trains: these rooms without what is only looked at, and these files of other rooms.
 ENGINE_ROOMS = ("core", "training")
 NO_ENGINE = {
@@ -202,13 +202,12 @@ def test_an_import_in_runner_only_points_down():
 
 def named_modules(source: Source) -> Iterator[Import]:
     """The modules that a file names in strings of code, such as 'runner.data.workers:work'."""
-    docstrings = {
-        id(node.value) for node in ast.walk(source.tree) if isinstance(node, ast.Expr)
-    }  # a string that stands alone is documentation
+    docstrings = {id(node.value) for node in ast.walk(source.tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            if re.fullmatch(r"runner(\.[a-z_]\w*)+(:\w+)?", node.value):
-                yield Import(node.value.partition(":")[0], source.at(node))
+        match node:
+            case ast.Constant(value=str(text)) if id(node) not in docstrings:
+                if re.fullmatch(r"runner(\.[a-z_]\w*)+(:\w+)?", text):
+                    yield Import(text.partition(":")[0], source.at(node))
 
 
 def exists(module: str) -> bool:
@@ -320,6 +319,18 @@ def test_the_lowest_rooms_need_the_standard_library_only(name: str):
     found = [one for one in sources("runner") if one.module.split(".")[1:2] == [name]]
     assert found
     report([f"{one.where}: imports {one.target}" for file in found for one in imports(file) if one.top not in allowed])
+
+
+def test_all_exceptions_stand_in_one_file():
+    roots = ("Exception", "Error", "SystemExit", "Interrupt", "Warning")
+    problems = [
+        f"{source.at(node)}: {node.name} is an exception; it belongs to runner/failures/errors.py"
+        for source in all_sources()
+        if source.module != "runner.failures.errors"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith(roots) for base in node.bases)
+    ]
+    report(problems)
 
 
 @pytest.mark.parametrize("package", ["runner", *PLUGINS])

@@ -16,8 +16,9 @@ from main_runs import SHORT
 from tiers import one_in
 from wrong_commands import WRONG
 
+from runner.failures.errors import RankFailed
 from runner.failures.exit_codes import ENVIRONMENT, FAILED, NAMES, code_of_failure
-from runner.failures.facts import Facts, RankFailed
+from runner.failures.facts import Facts
 from runner.records.result import Result
 from runner.terminal.answer import SCHEMA, answered, error_object
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from runner.callbacks._mlflow.failures import Deleted, explain
+from runner.callbacks._mlflow.failures import explain
 from runner.callbacks._mlflow.spool import (
     METRICS_PER_CALL,
     SPOOL,
@@ -30,6 +30,7 @@ from runner.callbacks._mlflow.spool import (
 )
 from runner.callbacks._mlflow.target import address_for_mlflow, unsent_entry
 from runner.callbacks._mlflow.thinning import Pace, Thinning
+from runner.failures.errors import Deleted
 from runner.files.addresses import without_those_of
 from runner.files.lock import lock_file
 

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
+from runner.failures.errors import Deleted
 from runner.files.addresses import without_credentials, without_those_of
-
-
-class Deleted(Exception):
-    """Raised for a run or experiment that was deleted in MLflow and accepts no data until it is restored.
-
-    Its data stay in the register of unsent runs until then.
-    """
 
 
 def explain(error: Exception, tracking_uri: str) -> str:

@@ -19,7 +19,7 @@ from runner.callbacks._mlflow.description import typed_command
 from runner.callbacks._mlflow.spool import FILES, IMAGES, Sent, Spool, is_id, now_ms, read_sent, write_sent
 from runner.callbacks._mlflow.target import known_before, make_target, unsent_entry, write_target
 from runner.callbacks._mlflow.writer_process import WriterProcess, shared_writer
-from runner.distributed.session import SessionOver
+from runner.failures.errors import SessionOver
 from runner.failures.exits import is_asked_for
 from runner.files.addresses import hidden_everywhere
 from runner.files.whole import write_whole

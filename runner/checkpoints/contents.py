@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from runner.checkpoints.manifest import read_time
-from runner.failures.facts import UnsupportedType
+from runner.failures.errors import UnsupportedType
 
 _VALUES = (NoneType, bool, int, float, complex, str, bytes)
 _DICTS = (dict, OrderedDict, Counter)  # a Counter is in the state of torch's MultiStepLR

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from runner.checkpoints.contents import check_content
-from runner.checkpoints.manifest import MANIFEST, UnreadableCheckpoint, read_manifest, saved_at
+from runner.checkpoints.manifest import MANIFEST, read_manifest, saved_at
 from runner.checkpoints.shards import SUFFIX, join
 from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.distributed.together import gather_objects
+from runner.failures.errors import UnreadableCheckpoint
 from runner.files.whole import read_object
 
 log = logging.getLogger("runner")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from runner.checkpoints.manifest import MANIFEST, UnreadableCheckpoint, read_manifest, saved_at
+from runner.checkpoints.manifest import MANIFEST, read_manifest, saved_at
+from runner.failures.errors import UnreadableCheckpoint
 from runner.timing.time import Timestamp
 
 

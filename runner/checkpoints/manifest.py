@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from runner.failures.errors import UnreadableCheckpoint
 from runner.files.whole import read_bounded
 from runner.timing.time import Timestamp
 
@@ -21,10 +22,6 @@ LATEST = "latest"  # link beside a run's checkpoints
 LARGEST = 4_000_000  # bytes of a manifest; a file takes about 120
 MOST = 2**53  # of any count
 RESERVED = ("", LATEST, "best", "config.yaml")  # names beside checkpoints that mean something else
-
-
-class UnreadableCheckpoint(ValueError):
-    """A checkpoint that cannot be read; the message says why."""
 
 
 class Manifest(NamedTuple):

@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.checkpoints.manifest import Manifest, UnreadableCheckpoint
+from runner.checkpoints.manifest import Manifest
 from runner.core.state import State
 from runner.device.batch import tensors
 from runner.distributed.collectives import broadcast_object
 from runner.distributed.saved_tensor import Piece, SavedTensor, unsaved
 from runner.distributed.sharding import is_sharded
+from runner.failures.errors import UnreadableCheckpoint
 
 SUFFIX = ".safetensors"
 NAME = re.compile(r"(.+)@((?:\d+(?:,\d+)*)?)", re.DOTALL)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from runner.checkpoints.contents import map_saved
 from runner.checkpoints.copies import Copies, to_host
 from runner.checkpoints.files import CONFIG, Snapshot, find_checkpoint, read_file, verify_together
-from runner.checkpoints.manifest import UnreadableCheckpoint, read_manifest
+from runner.checkpoints.manifest import read_manifest
 from runner.checkpoints.metric_states import load_metric_states, metric_states
 from runner.checkpoints.shards import should_shard
 from runner.checkpoints.weights import load_all_into, read_weights
@@ -41,7 +41,7 @@ from runner.device.staging import staging
 from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.distributed.saved_tensor import Place, place_of
 from runner.distributed.sharding import is_sharded, whole
-from runner.failures.facts import UnsupportedType
+from runner.failures.errors import UnreadableCheckpoint, UnsupportedType
 from runner.optim.freezing import describe_freezing, restore_freezing
 from runner.optim.fused import load_optimizer
 from runner.timing.time import Timestamp

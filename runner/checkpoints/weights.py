@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from runner.checkpoints.files import find_checkpoint, read_file, read_tensors
-from runner.checkpoints.manifest import UnreadableCheckpoint
 from runner.checkpoints.shards import SUFFIX
 from runner.distributed.ranks import get_global_rank
 from runner.distributed.sharding import like
+from runner.failures.errors import UnreadableCheckpoint
 
 log = logging.getLogger("runner")
 

@@ -12,7 +12,7 @@ from runner.cli.nearest import Advice, nearest
 from runner.cli.spelling import DASHES, check_spelling
 from runner.cli.verb import Option, Verb
 from runner.cli.verbs import VERBS, find_verb
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 
 CONFIG_DIR = "--config-dir"
 _KINDS = {int: "a whole number", float: "a number", str: "a text", list: "names, with commas between them"}

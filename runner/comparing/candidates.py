@@ -18,7 +18,7 @@ from typing import Any
 
 from runner.comparing.conditions import choose, parse_conditions, to_number, to_text
 from runner.comparing.decision import Samples, pair_values
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.files.names import RESULT, SWEEP
 from runner.records.listing import OUTPUTS, SavedFolder, find_runs
 from runner.records.result import FOLD, SEED, Result, read_result

@@ -12,7 +12,7 @@ import yaml
 
 from runner.cli.command_line import key_of
 from runner.cli.nearest import nearest
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.files.addresses import hidden_everywhere
 from runner.terminal.console import show_path
 

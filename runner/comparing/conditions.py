@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from runner.cli.nearest import nearest
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.records.listing import FIELDS, SavedFolder
 
 _CONDITION = re.compile(r"([\w./@-]+?)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)

@@ -18,11 +18,12 @@ from hydra.errors import InstantiationException
 from runner.cli.foreign import about_foreign_value
 from runner.cli.nearest import Advice
 from runner.config.composed import check_keys, optimizer_sections, section_of, targets
-from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig
+from runner.config.errors import CONFIG_ERRORS
 from runner.config.short_steps import use_one_thread_if_short
 from runner.config.signatures import check_null, check_signature, locate
+from runner.failures.errors import ConstructorFailed, WrongConfig, WrongKey, wrong_argument
 from runner.failures.exits import as_failure
-from runner.failures.facts import WrongKey, annotate, argument_of, facts_of, wrong_argument
+from runner.failures.facts import annotate, argument_of, facts_of
 from runner.files.addresses import hidden_everywhere
 from runner.libraries.targets import find_in_working_directory, prepare_import
 from runner.training.budget import check_budget

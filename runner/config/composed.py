@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from runner.cli.catalogue import choices
 from runner.cli.foreign import about_foreign
 from runner.cli.nearest import Advice, nearest
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 
 GROUPS = ("model", "data", "optimizer", "scheduler", "trainer", "launch", "callbacks", "algorithms")
 KEYS = (

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
 from hydra.errors import HydraException
@@ -20,39 +20,13 @@ from runner.cli.nearest import Advice, advice_in, fix_of
 from runner.config.signatures import NoSuchArgument
 from runner.config.sources import files_choosing, files_with
 from runner.config.suggestions import about_composing, about_override_first, is_empty_choice
-from runner.failures.facts import WrongKey, annotate, argument_of, facts_of
+from runner.failures.errors import ConstructorFailed, WrongConfig, WrongKey
+from runner.failures.facts import annotate, argument_of, facts_of
 from runner.failures.tracebacks import VARIABLE, is_of_user
 from runner.timing.event import Event
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError, OSError, ImportError)
 """The exceptions that a wrong configuration raises before training. Any other is a bug, shown with its traceback."""
-
-
-class WrongConfig(Exception):
-    """A configuration cannot be run; the message is all that a user needs to see.
-
-    Args:
-        message: message that says what is wrong and what to do.
-        key: the config key with which the message begins, if the message also shows the key's value.
-        at: the config key at fault, however the message begins; empty if no single key is.
-        allowed: the allowed values or names; empty if they cannot be listed.
-        fix: an argument to type instead of the wrong one; empty if unknown.
-    """
-
-    def __init__(self, message: str, key: str = "", at: str = "", allowed: Sequence[str] = (), fix: str = "") -> None:
-        super().__init__(message)
-        self.key = key
-        self.at = at or key
-        self.allowed = tuple(allowed)
-        self.fix = fix
-
-    def __reduce__(self) -> Any:
-        """Keep the facts if the jobs of a sweep are checked in another process."""
-        return type(self), (str(self), self.key, self.at, self.allowed, self.fix)
-
-
-class ConstructorFailed(ValueError):
-    """A constructor raised an exception that a wrong value rarely causes, so the constructor itself may be wrong."""
 
 
 class Explanation(NamedTuple):

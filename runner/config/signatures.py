@@ -15,7 +15,7 @@ import yaml
 
 from runner.cli.foreign import about_foreign
 from runner.cli.nearest import Advice, nearest
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.failures.tracebacks import is_of_user
 from runner.libraries.targets import find_in_working_directory, prepare_import
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from runner.failures.facts import UnsupportedType
+from runner.failures.errors import UnsupportedType
 
 
 def map_tensors(

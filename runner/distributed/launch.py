@@ -15,7 +15,7 @@ from runner.distributed import slurm
 from runner.distributed.environment import PARENT
 from runner.distributed.launch_secret import VARIABLE, signed, use_secret, verified
 from runner.failures.checks import check_flag, check_number, check_whole, refuse_if
-from runner.failures.facts import RankFailed
+from runner.failures.errors import RankFailed
 from runner.timing.time import Time, TimeUnit
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from runner.distributed.endings import last_words, was_asked_to_end
 from runner.distributed.environment import PARENT, for_attempts, from_attempts
 from runner.distributed.local_ranks import LocalRanks, ranks
-from runner.distributed.session import SessionOver
 from runner.distributed.slurm import is_job
+from runner.failures.errors import Restarted
 from runner.failures.exit_codes import ENVIRONMENT
 
 VARIABLE = "RUNNER_ATTEMPTS"
@@ -28,17 +28,6 @@ before_restart: list[Callable[[], object]] = []
 _begun: tuple[str, dict[str, str]] | None = None  # the working directory and environment of the command
 _offers = 0
 _is_asked_for = False
-
-
-class Restarted(SessionOver):
-    """The machine has failed, and the command, or the job of the sweep, begins again from the newest checkpoint."""
-
-    status = "QUEUED"
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(ENVIRONMENT)
-        self.reason = reason
-        """What has failed, and from where the run goes on."""
 
 
 def begin() -> None:

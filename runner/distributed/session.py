@@ -9,30 +9,12 @@ from contextlib import contextmanager
 from types import FrameType
 
 from runner.distributed.signals import OF_SCHEDULERS
+from runner.failures.errors import Requeued, SessionOver
 
 SESSION_OVER = 1000
 """Stands where the number of a signal would, when the time of a session is over; no signal has this number."""
 
 _requeues = False
-
-
-class SessionOver(SystemExit):
-    """The time of this session is over: training has stopped between two batches, and can be resumed. Exit code 0."""
-
-    status = "PAUSED"
-    """Status of the run in `result.json`."""
-
-
-class Pruned(SessionOver):
-    """A job of a sweep was not worth training further: it has stopped between two batches, and can be revived."""
-
-    status = "PRUNED"
-
-
-class Requeued(SessionOver):
-    """A scheduler wants the machine back: its job is to go back into the queue, and be resumed when it runs again."""
-
-    status = "QUEUED"
 
 
 def ending(number: int) -> BaseException:

@@ -17,7 +17,8 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 from torch.distributed.rendezvous import rendezvous
 
 from runner.distributed.launch_secret import signed, verified
-from runner.failures.facts import UNKNOWN, Facts, RankFailed, annotate, facts_to_report
+from runner.failures.errors import RankFailed
+from runner.failures.facts import UNKNOWN, Facts, annotate, facts_to_report
 from runner.failures.tracebacks import format_failure
 
 log = logging.getLogger("runner")

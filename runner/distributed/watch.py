@@ -11,8 +11,9 @@ from typing import Any
 from runner.distributed.endings import end_abruptly
 from runner.distributed.signals import HANDLED
 from runner.distributed.store import agreed_to_end, connect, find_failure, report_failure, stopping
+from runner.failures.errors import RankFailed
 from runner.failures.exit_codes import FAILED, code_of_failure
-from runner.failures.facts import Facts, RankFailed
+from runner.failures.facts import Facts
 
 STOPPED = {128 + number: signal.Signals(number).name for number in HANDLED}
 """Exit codes of a child that a signal stopped, usually because all ranks agreed to, and the signal's name."""

@@ -11,7 +11,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from runner.failures.facts import wrong_argument
+from runner.failures.errors import wrong_argument
 from runner.timing.time import Interval, Time, TimeUnit
 
 log = logging.getLogger("runner")

@@ -6,7 +6,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from runner.failures.facts import RankFailed, facts_of
+from runner.failures.errors import RankFailed
+from runner.failures.facts import facts_of
 from runner.files.addresses import without_credentials
 
 BUNDLE = "crash.zip"

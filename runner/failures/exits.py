@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from runner.failures.errors import UnaskedExit
+
 _OURS = Path(__file__).absolute().parents[1]  # not resolved: modules are imported through links
-
-
-class UnaskedExit(RuntimeError):
-    """A data set, model or hook, or a library that it calls, raised an exception that would end the process."""
 
 
 @contextmanager

@@ -117,10 +117,10 @@ def annotate(error: BaseException, **facts: Any) -> None:
     """Add facts to an exception, and keep the other facts that it has.
 
     Args:
-        error: any exception. A `RankFailed` is left as it is, because this rank did not cause it.
+        error: any exception. A `RankFailed`, whose facts are final, is left as it is.
         facts: values for fields of `Facts`.
     """
-    if not isinstance(error, RankFailed):
+    if not getattr(error, "are_facts_final", False):
         vars(error)["facts"] = replace(facts_of(error), **facts)
 
 
@@ -129,25 +129,6 @@ def add_raiser(
 ) -> None:
     """Add to the facts of an exception the hook that raised it or let it through."""
     annotate(error, raisers=(*facts_of(error).raisers, Raiser(config_key, event, timestamp)))
-
-
-def wrong_argument(
-    name: str, value: object, reason: str, kind: type[Exception] = ValueError, **facts: Any
-) -> Exception:
-    """Return an exception for a wrong argument, with the message `name=value: reason`.
-
-    `facts` are further fields of `Facts`, such as `allowed`.
-    """
-    error = kind(f"{name}={value!r}: {reason}")
-    annotate(error, argument=name, **facts)
-    return error
-
-
-def divergence(message: str) -> FloatingPointError:
-    """Return the exception with which a callback or an algorithm ends a run that has diverged."""
-    error = FloatingPointError(message)
-    annotate(error, divergence=f"the run has diverged: {message}")
-    return error
 
 
 def argument_of(error: BaseException) -> str:
@@ -161,54 +142,6 @@ def argument_of(error: BaseException) -> str:
         return facts_of(error).argument
     name, equals, _ = str(error).partition("=")
     return name if equals and all(part.isidentifier() for part in name.split(".")) else ""
-
-
-class WrongKey(ValueError):
-    """A config key is wrong, and the code that detects it knows the full key.
-
-    Args:
-        key: the full key.
-        reason: what is allowed, and what to do.
-        value: the value as it was typed, in quotes if it is text; None: the message does not show the value.
-    """
-
-    def __init__(self, key: str, reason: str, value: str | None = None) -> None:
-        super().__init__(key, reason, value)  # pickle calls the constructor with these arguments
-        annotate(self, key=key)
-        self.key = key
-        self.reason = reason
-        self.value = value
-
-    def __str__(self) -> str:
-        return f"{self.key}: {self.reason}" if self.value is None else f"{self.key}={self.value}: {self.reason}"
-
-
-class RankFailed(RuntimeError):
-    """Another rank failed first; the message ends with that rank's traceback.
-
-    Args:
-        rank: the rank that failed.
-        trace: the traceback as that rank would print it, or how the process ended if it left none.
-        facts: the facts about the failure on that rank.
-    """
-
-    def __init__(self, rank: int, trace: str, facts: Facts = UNKNOWN) -> None:
-        super().__init__(rank, trace, facts)  # pickle calls the constructor with these arguments
-        self.rank = rank
-        self.trace = trace.rstrip()
-        self.facts = facts
-        self.__suppress_context__ = True  # consequences of the failure on this rank would hide its cause
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} failed:\n{self.trace}"
-
-
-class UnsupportedType(TypeError):
-    """A value has a type that cannot be used in its place."""
-
-    def __init__(self, message: str, type_name: str = "") -> None:
-        super().__init__(message)  # message only: a DataLoader rebuilds a worker's exception from it
-        self.type_name = type_name
 
 
 # Torch raises a RuntimeError where a CPU or /dev/shm is full, the system killed a process that reads data, or NCCL
@@ -227,8 +160,6 @@ def is_of_environment(error: BaseException) -> bool:
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         if isinstance(link, MemoryError) or facts_of(link).of_environment:
-            return True
-        if isinstance(link, RankFailed) and link.facts.of_environment:
             return True
         if isinstance(link, OSError) and link.errno in _SHORTAGES:
             return True

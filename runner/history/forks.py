@@ -7,7 +7,7 @@ from pathlib import Path
 
 from runner.checkpoints.history import checkpoint_before
 from runner.cli.command import Command
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.files.whole import read_object
 from runner.records.recording import FORKED_AT, PARENT
 

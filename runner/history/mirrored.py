@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from runner.checkpoints.mirror import Index, Mirror
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.files.addresses import without_credentials, without_those_of
 from runner.libraries.remote_files import check_address
 from runner.records.folder import make_run_folder, remove_unused

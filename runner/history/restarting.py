@@ -8,14 +8,13 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from runner.checkpoints.manifest import MANIFEST, UnreadableCheckpoint, read_manifest
+from runner.checkpoints.manifest import MANIFEST, read_manifest
 from runner.config import build
-from runner.config.errors import WrongConfig
 from runner.distributed import restarts
 from runner.distributed.environment import is_rank_zero
-from runner.distributed.session import Requeued
 from runner.distributed.slurm import check_progress
-from runner.failures.facts import RankFailed, is_of_environment
+from runner.failures.errors import RankFailed, Requeued, UnreadableCheckpoint, WrongConfig
+from runner.failures.facts import is_of_environment
 from runner.files.addresses import without_credentials
 from runner.records.job import Job
 from runner.terminal.commands import show_command

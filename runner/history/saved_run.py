@@ -21,7 +21,7 @@ from runner.cli.verbs import TRAINING
 from runner.config import build
 from runner.distributed.environment import kept_over_restarts
 from runner.failures.crash import BUNDLE
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.files.addresses import without_credentials
 from runner.files.printable import printable
 from runner.files.whole import read_bounded, read_object

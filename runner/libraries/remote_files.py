@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from runner.failures.checks import refuse_if
-from runner.failures.facts import wrong_argument
+from runner.failures.errors import wrong_argument
 from runner.files.addresses import without_credentials
 from runner.libraries.extras import how_to_install
 

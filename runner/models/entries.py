@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from runner.failures.checks import refuse_if
-from runner.failures.facts import wrong_argument
+from runner.failures.errors import wrong_argument
 
 Key = int | str
 """An entry of a batch: a position in a tuple or list, or a key of a mapping."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.failures.checks import refuse_if
-from runner.failures.facts import wrong_argument
+from runner.failures.errors import wrong_argument
 from runner.models.entries import Entries, Key, check_entries, pick, pick_entry, pick_value
 from runner.models.model import Model
 from runner.models.target_mean import TargetMean, read_loss

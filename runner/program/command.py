@@ -12,7 +12,7 @@ from runner.cli.catalogue import CONF
 from runner.cli.command import Command
 from runner.cli.command_line import check_options, check_spaces, merge_repeated, only_typed
 from runner.config.composing import VERSION_BASE
-from runner.config.errors import WrongConfig, config_errors
+from runner.config.errors import config_errors
 from runner.config.one_job import is_one_job, run_one_job
 from runner.config.own_conf import find_own_conf
 from runner.config.sources import check_encoding
@@ -21,8 +21,8 @@ from runner.distributed import restarts
 from runner.distributed.endings import noting_interrupts, was_interrupted
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.local_ranks import end_with_parent, ranks
-from runner.distributed.session import Requeued
 from runner.distributed.slurm import ask_for_requeue, use_tasks_as_ranks
+from runner.failures.errors import Diverged, Requeued, SweepRefused, WrongConfig
 from runner.failures.exit_codes import DIVERGED, FAILED, INTERRUPTED, WRONG_CONFIG, code_of_failure
 from runner.failures.tracebacks import are_whole, raised_by_hydra
 from runner.files.addresses import without_credentials
@@ -30,11 +30,9 @@ from runner.history.rerun import with_saved_arguments
 from runner.history.saved_run import SavedRun, find_saved_run, with_latest
 from runner.program.job import Task, follow
 from runner.records import folder as run_folder
-from runner.records.recording import Diverged
 from runner.records.result import error_of_failure
 from runner.sweeps import sweep
 from runner.sweeps.summary import end_sweep
-from runner.sweeps.sweep import SweepRefused
 from runner.terminal.answer import error_object, give
 from runner.terminal.console import print_failure, take_back_title
 from runner.terminal.text import print_to_stderr

@@ -25,7 +25,7 @@ from runner.config.sources import check_encoding
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.launch_secret import signed, verified
 from runner.failures.checks import check_whole
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.history.recompose import composing
 from runner.history.saved_run import find_saved_run, with_latest
 from runner.program.job import chosen_names, name_run

@@ -20,7 +20,7 @@ from runner.cli.command_line import LISTS, key_of
 from runner.comparing.changes import changes_of_fork, changes_of_resume, find_changes
 from runner.config import build
 from runner.config.composed import to_plain
-from runner.config.errors import WrongConfig, config_errors
+from runner.config.errors import config_errors
 from runner.config.replaced import about_dropped, without_replaced
 from runner.distributed.endings import ended_by_signals
 from runner.distributed.environment import is_rank_zero, without_ranks
@@ -28,11 +28,12 @@ from runner.distributed.fork_server import start_fork_server
 from runner.distributed.gpus import given_back, lease
 from runner.distributed.launch import Ranks, check_gpus
 from runner.distributed.local_ranks import ranks
-from runner.distributed.session import SessionOver, requeued_by_signals
+from runner.distributed.session import requeued_by_signals
 from runner.distributed.slurm import is_job as is_slurm_job
 from runner.distributed.slurm import use_tasks_as_ranks
 from runner.distributed.standstill import ended_when_stuck
 from runner.distributed.threads import LEFT_TO_US, Threads, choose_threads, parallel_jobs, with_threads
+from runner.failures.errors import Diverged, SessionOver, WrongConfig
 from runner.failures.exit_codes import INTERRUPTED, WRONG_CONFIG, code_of_failure
 from runner.failures.exits import exits_as_failures
 from runner.history.forks import find_fork
@@ -45,7 +46,6 @@ from runner.records.folder import check_unused, checkpoint_before_restart, owned
 from runner.records.job import Job
 from runner.records.kept_code import import_from
 from runner.records.kept_threads import keep_threads
-from runner.records.recording import Diverged
 from runner.records.result import Objective, is_unfinished
 from runner.sweeps import sweep
 from runner.sweeps.job import attempt, placed

@@ -11,8 +11,9 @@ from runner.cli.nearest import advice_in, fix_of
 from runner.cli.verb import Verb
 from runner.cli.verbs import VERBS
 from runner.distributed.environment import is_rank_zero
+from runner.failures.errors import WrongKey
 from runner.failures.exit_codes import DONE, WRONG_CONFIG
-from runner.failures.facts import WrongKey, argument_of
+from runner.failures.facts import argument_of
 from runner.terminal.answer import error_object, give
 from runner.terminal.text import print_to_stderr
 from runner.verbs import module_of

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, distributed
 
-from runner.config.errors import WrongConfig
 from runner.distributed.ranks import get_data_parallel_size, get_global_rank, get_world_size
+from runner.failures.errors import WrongConfig
 from runner.training.dataloader import BatchStream
 from runner.training.evaluation import predict_each
 from runner.training.trainer import Trainer

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.nearest import nearest
-from runner.config.errors import WrongConfig
 from runner.distributed.environment import is_rank_zero
-from runner.distributed.session import SessionOver
-from runner.failures.facts import Facts, WrongKey, facts_of
+from runner.failures.errors import Diverged, SessionOver, WrongConfig, WrongKey
+from runner.failures.facts import facts_of
 from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
 from runner.files.whole import read_bounded
@@ -37,14 +36,6 @@ PARENT = "runner.parent"
 """The tag with the folder of the parent."""
 FORKED_AT = "runner.forked_at"
 """The tag with the batch after which a fork begins."""
-
-
-class Diverged(Exception):
-    """The loss or the objective of a run is NaN or infinite, or it has too many spikes."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.facts = Facts(divergence=message)
 
 
 def check_converged(state: State, result: Result) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
+from runner.failures.errors import RankFailed
 from runner.failures.exit_codes import DIVERGED, code_of_failure
-from runner.failures.facts import RankFailed, facts_of
+from runner.failures.facts import facts_of
 from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
 from runner.files.whole import read_bounded, write_whole

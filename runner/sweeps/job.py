@@ -16,17 +16,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from runner.config.errors import WrongConfig
 from runner.distributed.local_ranks import end_with, is_alive
-from runner.distributed.restarts import Restarted, offered
-from runner.distributed.session import Requeued, SessionOver, end
+from runner.distributed.restarts import offered
+from runner.distributed.session import end
 from runner.distributed.slurm import requeue
+from runner.failures.errors import Diverged, JobFailed, Requeued, Restarted, SessionOver, WrongConfig
 from runner.failures.exit_codes import WRONG_CONFIG
 from runner.files.lock import lock_file
 from runner.records.folder import LOG, begin_log
 from runner.records.job import Job
 from runner.records.listing import LOCK
-from runner.records.recording import Diverged, identify, identity_in
+from runner.records.recording import identify, identity_in
 from runner.records.result import Objective, Result, read_result
 from runner.records.sweep_jobs import claim, drop_claim
 from runner.sweeps.names import name_job, own_overrides
@@ -35,10 +35,6 @@ from runner.terminal.answer import error_object
 from runner.terminal.console import print_failure
 from runner.terminal.output import output_to
 from runner.terminal.text import print_to_stderr
-
-
-class JobFailed(Exception):
-    """A job failed: its folder holds the result, and the log with the traceback."""
 
 
 def attempt(work: Callable[[], Objective], hydra_config: Any, nothing: float | None) -> Objective:

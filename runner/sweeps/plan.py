@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 
 from runner.cli.command_line import key_of
 from runner.config import build
-from runner.config.errors import ConstructorFailed, WrongConfig, config_errors
+from runner.config.errors import config_errors
 from runner.config.replaced import about_dropped
-from runner.failures.facts import WrongKey
+from runner.failures.errors import ConstructorFailed, WrongConfig, WrongKey
 from runner.sweeps.job_loader import JobLoader
 from runner.terminal.text import print_to_stderr
 

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from runner.cli.nearest import nearest
 from runner.config import build
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.records.result import Result, objectives_of
 
 if TYPE_CHECKING:

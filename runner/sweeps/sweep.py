@@ -25,12 +25,12 @@ from omegaconf import DictConfig, OmegaConf
 from runner.cli.command import Command
 from runner.cli.nearest import nearest
 from runner.config import build
-from runner.config.errors import WrongConfig, config_errors
+from runner.config.errors import config_errors
 from runner.core.destination import SweepSummary
 from runner.distributed.launch import check_launcher
 from runner.distributed.session import ending
 from runner.distributed.signals import asking_to_end
-from runner.failures.facts import WrongKey
+from runner.failures.errors import SweepRefused, WrongConfig, WrongKey
 from runner.files.lock import lock_file
 from runner.files.names import RESULT, SWEEP
 from runner.files.whole import read_object, write_whole
@@ -158,13 +158,6 @@ class Sweep:
     def key_of_job(self, overrides: Sequence[str]) -> str:
         """Return the key of the job with these overrides, of which those that all jobs share do not count."""
         return fingerprint(sorted(own_overrides(overrides, self.fixed)))
-
-
-class SweepRefused(BaseException):
-    """Carries a WrongConfig past Hydra, which turns any Exception raised by its callbacks into a warning."""
-
-    def __init__(self, error: WrongConfig) -> None:
-        self.error = error
 
 
 class SweepCallback(Callback):

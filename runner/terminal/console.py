@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.failures.facts import RankFailed
+from runner.failures.errors import RankFailed
 from runner.failures.tracebacks import format_failure
 from runner.files.addresses import without_credentials
 from runner.files.printable import printable

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.timing.time import Time, TimeUnit, convert
 
 PARTS = ("training", "evaluation", "all")

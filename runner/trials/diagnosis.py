@@ -14,9 +14,10 @@ import torch
 from runner.cli.catalogue import CONF
 from runner.cli.command_line import only_typed
 from runner.config import build
-from runner.config.errors import CONFIG_ERRORS, WrongConfig, explain, line_of_user
+from runner.config.errors import CONFIG_ERRORS, explain, line_of_user
 from runner.core.state import State
-from runner.failures.facts import RankFailed, annotate, argument_of, facts_of, is_of_environment
+from runner.failures.errors import RankFailed, WrongConfig
+from runner.failures.facts import annotate, argument_of, facts_of, is_of_environment
 from runner.records.job import Job
 from runner.timing.event import Event
 from runner.trials.batch_text import describe_batch

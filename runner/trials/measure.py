@@ -22,7 +22,7 @@ from runner.core.logger import Logger
 from runner.core.state import State
 from runner.distributed.collectives import broadcast_object
 from runner.distributed.ranks import get_data_parallel_size, get_global_rank
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.timing.time import TimeUnit, convert
 from runner.training.budget import Budget, fitted
 from runner.training.evaluator import Evaluator

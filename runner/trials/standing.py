@@ -18,7 +18,7 @@ from runner.core.hooks import Callback
 from runner.core.logger import Logger
 from runner.core.state import State
 from runner.distributed.threads import use_threads, with_threads
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.files.whole import read_object
 from runner.history.optimizer_changes import change_optimizers
 from runner.records.past import ENVIRONMENT, forked_after, record_of

@@ -18,7 +18,7 @@ from runner.cli.command_line import LISTS, key_of, typed_value
 from runner.cli.nearest import nearest
 from runner.cli.verb import Verb
 from runner.cli.verbs import VERBS
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.files.printable import printable
 from runner.records.listing import OUTPUTS, RUNS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.cli.command import Command
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.history.mirrored import download_run, is_address
 from runner.records.folder import latest_run
 from runner.terminal.answer import give

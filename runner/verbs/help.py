@@ -13,7 +13,7 @@ from runner.cli.docstrings import Definition, find_definition
 from runner.cli.nearest import nearest
 from runner.cli.verb import Option, Verb
 from runner.cli.verbs import VERBS
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.terminal.console import show_path
 from runner.terminal.text import heading, in_columns, paragraphs
 from runner.verbs.list import describe_group, own_classes

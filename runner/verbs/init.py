@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from runner.cli.command import Command
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
 

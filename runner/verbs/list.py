@@ -11,7 +11,7 @@ from runner.cli.command_line import LISTS, config_dir
 from runner.cli.docstrings import Definition, classes_in
 from runner.cli.nearest import nearest
 from runner.cli.verbs import VERBS
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.terminal.answer import give
 from runner.terminal.text import heading, in_columns
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from runner.cli.command import Command
 from runner.config.errors import config_errors
 from runner.distributed.environment import is_rank_zero
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.files.whole import write_whole
 from runner.records.job import Job
 from runner.terminal.answer import give

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.config.errors import config_errors
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.records.job import Job
 from runner.records.recording import recording, timing
 from runner.terminal.answer import give

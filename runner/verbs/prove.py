@@ -25,8 +25,7 @@ from runner.cli.catalogue import CONF
 from runner.cli.command import Command
 from runner.cli.nearest import nearest
 from runner.config import build
-from runner.config.errors import WrongConfig
-from runner.failures.facts import WrongKey
+from runner.failures.errors import SessionFailed, WrongConfig, WrongKey
 from runner.files.whole import write_whole
 from runner.records.job import Job
 from runner.records.record import write_record
@@ -46,10 +45,6 @@ AGAIN = "uninterrupted-again"
 
 SHOWN_LINES = 20
 """Lines of a session's output that are shown if it failed."""
-
-
-class SessionFailed(Exception):
-    """A session ended on its own with an error."""
 
 
 @dataclass(frozen=True)

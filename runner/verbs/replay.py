@@ -15,7 +15,7 @@ from runner.cli.command import Command
 from runner.config.errors import config_errors
 from runner.distributed.environment import is_rank_zero
 from runner.failures.crash import FACTS, describe_crash
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.files.printable import printable
 from runner.files.whole import read_object, write_whole
 from runner.history.forks import batch_of

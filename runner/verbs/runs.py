@@ -13,7 +13,7 @@ from typing import Any
 
 from runner.cli.command import Command
 from runner.comparing.conditions import Condition, choose, in_order, parse_conditions, to_number, to_text
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.files.printable import csv_cell, printable
 from runner.records.listing import FIELDS, OUTPUTS, SavedFolder, find_runs
 from runner.records.result import to_json

@@ -16,7 +16,7 @@ from runner.cli.command import Command
 from runner.comparing.candidates import Candidate, Run, common_metric, find_candidate, pair_up
 from runner.comparing.conditions import to_number, to_text
 from runner.comparing.decision import bootstrap, find_ties
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.files.printable import csv_cell, printable
 from runner.records.listing import SavedFolder
 from runner.terminal.answer import give

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from runner.config import build
 from runner.config.errors import config_errors
 from runner.distributed.environment import is_rank_zero
-from runner.distributed.session import Pruned, SessionOver
+from runner.failures.errors import Pruned, SessionOver
 from runner.failures.exits import exits_as_failures
 from runner.history.optimizer_changes import change_optimizers
 from runner.history.restarting import restarting

@@ -17,8 +17,8 @@ from runner.comparing.candidates import (
     pair_up,
 )
 from runner.comparing.decision import LEVEL, Decision, decide
+from runner.failures.errors import WrongKey
 from runner.failures.exit_codes import DONE, FAILED
-from runner.failures.facts import WrongKey
 from runner.files.printable import printable
 from runner.records.result import FOLD, to_json
 from runner.terminal.answer import give

@@ -21,9 +21,9 @@ from runner.cli.command_line import key_of
 from runner.comparing.changes import find_changes
 from runner.comparing.side_by_side import ENVIRONMENT, PATCH
 from runner.config import build
-from runner.config.errors import WrongConfig, config_errors
+from runner.config.errors import config_errors
 from runner.distributed.environment import is_rank_zero
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongConfig, WrongKey
 from runner.files.printable import printable
 from runner.files.whole import read_object
 from runner.records.job import Job

@@ -19,7 +19,7 @@ from runner.checkpoints.contents import map_saved
 from runner.checkpoints.files import read_file
 from runner.checkpoints.snapshot import weights_of
 from runner.data import TensorLoader
-from runner.failures.facts import UnsupportedType
+from runner.failures.errors import UnsupportedType
 
 Point = namedtuple("Point", "x y")
 

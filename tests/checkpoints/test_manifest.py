@@ -18,7 +18,8 @@ from runner import Trainer
 from runner.callbacks import CheckpointSaver
 from runner.checkpoints.files import find_checkpoint, verify
 from runner.checkpoints.history import checkpoint_before
-from runner.checkpoints.manifest import UnreadableCheckpoint, is_name, read_manifest
+from runner.checkpoints.manifest import is_name, read_manifest
+from runner.failures.errors import UnreadableCheckpoint
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from runner import Callback
 from runner.config import build
 from runner.config.composed import targets
 from runner.config.composing import initialized
-from runner.config.errors import ConstructorFailed
+from runner.failures.errors import ConstructorFailed
 from runner.failures.facts import facts_of
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

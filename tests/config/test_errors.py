@@ -15,10 +15,11 @@ from omegaconf import OmegaConf
 from tiers import one_in
 
 from runner.config.composing import initialized
-from runner.config.errors import CONFIG_ERRORS, ConstructorFailed, WrongConfig, config_errors, explain
+from runner.config.errors import CONFIG_ERRORS, config_errors, explain
 from runner.config.signatures import NoSuchArgument
 from runner.config.suggestions import _compose_without, _usual, about_replaced
-from runner.failures.facts import WrongKey, add_raiser, annotate
+from runner.failures.errors import ConstructorFailed, WrongConfig, WrongKey
+from runner.failures.facts import add_raiser, annotate
 from runner.timing.event import Event
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

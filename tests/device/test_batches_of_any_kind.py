@@ -13,7 +13,7 @@ from tiny_runs import tiny_trainer
 
 from runner import Callback, Trainer
 from runner.config import build
-from runner.config.errors import WrongConfig
+from runner.failures.errors import WrongConfig
 from runner.training.precision import Precision
 from runner.trials import dry_run
 

@@ -14,7 +14,7 @@ from runner import Callback, Event, Trainer, is_complete
 from runner.callbacks import CheckpointSaver
 from runner.checkpoints.files import find_checkpoint, read_file
 from runner.checkpoints.snapshot import read_timestamp
-from runner.distributed.session import SessionOver
+from runner.failures.errors import SessionOver
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 OTHERS = [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]

@@ -14,7 +14,8 @@ from main_runs import OWN, SHORT
 from runner.distributed import slurm
 from runner.distributed.environment import kept_over_restarts
 from runner.distributed.launch import Launch
-from runner.distributed.session import Requeued, SessionOver, ending, requeued_by_signals
+from runner.distributed.session import ending, requeued_by_signals
+from runner.failures.errors import Requeued, SessionOver
 
 TASK = {
     "SLURM_JOB_ID": "71",

@@ -96,7 +96,7 @@ def test_no_rank_waits_for_one_that_has_failed(run_ranks: Any):
         from turns import say, wait_for
 
         from runner.distributed.store import current_store, first_failure, group_store
-        from runner.failures.facts import RankFailed
+        from runner.failures.errors import RankFailed
 
         current_store()
         if os.environ["RANK"] == "1":

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from runner.distributed.session import ending
-from runner.failures.exits import UnaskedExit, as_failure, exits_as_failures
+from runner.failures.errors import UnaskedExit
+from runner.failures.exits import as_failure, exits_as_failures
 
 OWN = """
 import os, sys

@@ -8,18 +8,8 @@ import pickle
 import pytest
 
 from runner.failures.checks import check_whole
-from runner.failures.facts import (
-    Facts,
-    Raiser,
-    RankFailed,
-    UnsupportedType,
-    WrongKey,
-    add_raiser,
-    annotate,
-    argument_of,
-    facts_of,
-    wrong_argument,
-)
+from runner.failures.errors import RankFailed, UnsupportedType, WrongKey, wrong_argument
+from runner.failures.facts import Facts, Raiser, add_raiser, annotate, argument_of, facts_of
 from runner.timing.event import Event
 from runner.timing.time import Timestamp
 

@@ -15,7 +15,7 @@ import stores
 from kept_runs import LONGER, QUIET, SHORT, weights
 
 from runner.checkpoints.mirror import Mirror
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.history.mirrored import download_run
 from runner.timing.time import Timestamp
 

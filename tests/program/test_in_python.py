@@ -19,7 +19,7 @@ from runner import Callback, ClassificationModel, Logger, State, Trainer
 from runner.checkpoints.files import find_checkpoint
 from runner.checkpoints.snapshot import read_file
 from runner.config.composing import VERSION_BASE
-from runner.config.errors import WrongConfig
+from runner.failures.errors import WrongConfig
 
 SHORT = ("model=mlp", "trainer.max_duration=6ba", "callbacks=checkpoint_saver")
 

@@ -28,7 +28,8 @@ from runner.cli.verbs import MODES
 from runner.config import build
 from runner.config.composed import to_plain
 from runner.config.composing import initialized
-from runner.config.errors import WrongConfig, config_errors
+from runner.config.errors import config_errors
+from runner.failures.errors import WrongConfig
 from runner.records.folder import register_resolver
 from runner.sweeps.sweep import register_resolver as register_resolver_of_sweeps
 

@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 from python_process import PATIENCE
 
-from runner.config.errors import WrongConfig
+from runner.failures.errors import WrongConfig
 from runner.files.lock import lock_file
 from runner.files.names import RESULT, SWEEP
 from runner.records import folder as run_folder

@@ -11,7 +11,7 @@ from composed_configs import composed
 from torch import nn
 
 from runner import Callback, ClassificationModel
-from runner.config.errors import WrongConfig
+from runner.failures.errors import WrongConfig
 from runner.sweeps.plan import PlannedJob, _check_all, check_jobs, name_job_in
 
 MADE: list[str] = []

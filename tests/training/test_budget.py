@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.timing.time import Time, TimeUnit, convert
 from runner.training.budget import Budget, check_budget, check_length, fitted, unmeasured
 

@@ -18,8 +18,8 @@ from runner import Callback, ClassificationModel, Evaluator, Trainer
 from runner.algorithms import EMA
 from runner.callbacks import CheckpointSaver, InMemoryLogger
 from runner.config import build
-from runner.config.errors import WrongConfig
 from runner.data import TensorLoader
+from runner.failures.errors import WrongConfig
 from runner.records.result import objectives_of
 from runner.training.evaluator import with_test
 from runner.training.final_test import check_test, evaluate_test_data

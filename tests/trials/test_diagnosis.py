@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from runner.config.errors import WrongConfig
-from runner.failures.facts import RankFailed
+from runner.failures.errors import RankFailed, WrongConfig
 from runner.trials.diagnosis import naming_fault, noting_batch
 
 DIGITS = ("trainer.max_duration=2ba", "callbacks=none")

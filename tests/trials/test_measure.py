@@ -13,7 +13,7 @@ import yaml
 from composed_configs import composed
 
 from runner.config import build
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.training.budget import Budget
 from runner.trials import measure
 from runner.trials.measure import Pace, settle_budget

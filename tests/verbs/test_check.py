@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from runner import Callback, ClassificationModel, Model
 from runner.config import build
-from runner.config.errors import WrongConfig
 from runner.data import faked_by
+from runner.failures.errors import WrongConfig
 from runner.timing.event import Event
 from runner.trials import dry_run
 from runner.verbs.check import report

@@ -17,8 +17,8 @@ from python_process import PATIENCE, run_python, start_python
 from tiers import one_in
 
 from runner import ClassificationModel, LanguageModel, Model, Trainer
-from runner.config.errors import WrongConfig
 from runner.data import DatasetLoader, TensorLoader, load_digits
+from runner.failures.errors import WrongConfig
 from runner.records.predictions import write_predictions
 
 # 597 samples to evaluate on: the last of three batches has one, which leaves a second rank without.

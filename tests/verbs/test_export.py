@@ -14,10 +14,10 @@ from torch import nn
 from runner import ClassificationModel
 from runner.callbacks import CheckpointSaver, LoadCheckpoint
 from runner.checkpoints.hashing import digest
-from runner.checkpoints.manifest import UnreadableCheckpoint
 from runner.checkpoints.mirror import Mirror
 from runner.checkpoints.writing import write_checkpoint
 from runner.distributed.saved_tensor import Place, Run
+from runner.failures.errors import UnreadableCheckpoint
 from runner.timing.time import Timestamp
 
 PART = torch.arange(6.0).view(3, 2)

@@ -14,7 +14,7 @@ from torch import nn
 
 from runner import Trainer
 from runner.data import TensorLoader
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.models.supervised import SupervisedModel
 from runner.trials.rising_rate import RisingRate, find_steepest
 from runner.verbs.lr_range import check_range

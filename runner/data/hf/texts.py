@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from runner.data.hf.columns import Columns, holds_texts, is_text
 from runner.data.text.tokenizer import load_pretrained_tokenizer
 from runner.failures.checks import check_one_of, refuse_if
-from runner.failures.facts import wrong_argument
+from runner.failures.errors import wrong_argument
 from runner.libraries.hugging_face import import_hf
 
 IGNORED_LABEL = -100

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from runner.failures.checks import check_number
-from runner.failures.facts import wrong_argument
+from runner.failures.errors import NoRoom, wrong_argument
 from runner.files.lock import PATIENCE, alone, size_of
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -26,10 +26,6 @@ MANY = 100  # with more files than this, each eviction makes room for several sh
 SHARE = 16  # such an eviction frees an extra 1 / SHARE of the limit
 Make = Callable[[Path, Callable[[int], None]], object]
 """Makes a file at a path, and says before each part how large the file will be with it."""
-
-
-class NoRoom(ValueError):
-    """There is no room for a shard, as long as others stay."""
 
 
 class ShardCache:

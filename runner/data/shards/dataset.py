@@ -27,7 +27,7 @@ from runner.data.shards.files import ShardFile, in_parallel, retried
 from runner.data.shards.formats import Description, Format, OpenShard, is_description
 from runner.data.shards.order import BlockOrder
 from runner.data.workers import BatchKeys
-from runner.failures.facts import wrong_argument
+from runner.failures.errors import wrong_argument
 from runner.files.addresses import without_credentials
 from runner.files.printable import printable
 from runner.files.whole import read_object, write_whole

@@ -18,7 +18,7 @@ from runner.data.shards.files import ShardFile, find_shards
 from runner.data.shards.formats import Format
 from runner.device.batch import map_tensors
 from runner.failures.checks import check_whole
-from runner.failures.facts import wrong_argument
+from runner.failures.errors import wrong_argument
 from runner.files.values import LocalPath
 
 SHOWN = 16  # samples that a stand-in looks at

@@ -19,7 +19,7 @@ from runner.data.shards.dataset import BatchedShards, ShardedDataset
 from runner.data.shards.formats import Tables
 from runner.data.shards.loading import Paths, ShardArguments
 from runner.failures.checks import check_whole
-from runner.failures.facts import wrong_argument
+from runner.failures.errors import wrong_argument
 from runner.libraries.hugging_face import import_hf
 
 

@@ -21,7 +21,7 @@ from runner.data.seeded_batches import Transform
 from runner.data.shards.dataset import ShardedDataset
 from runner.data.shards.formats import Tars
 from runner.data.shards.loading import Paths, ShardArguments
-from runner.failures.facts import wrong_argument
+from runner.failures.errors import wrong_argument
 from runner.files.printable import printable
 
 NUMBERS = (".cls", ".index", ".json")

@@ -15,7 +15,7 @@ from runner.data.loaders import DatasetLoader
 from runner.data.text.token_cache import TokenCache
 from runner.data.text.tokenizer import Tokenizer
 from runner.data.text.windows import PARTS, WindowSizes, next_token
-from runner.failures.facts import wrong_argument
+from runner.failures.errors import wrong_argument
 
 IGNORED = -100  # target of padding, which no loss counts
 

@@ -35,7 +35,7 @@ from runner.data.text.windows import (
     window_loaders,
 )
 from runner.failures.checks import check_number
-from runner.failures.facts import wrong_argument
+from runner.failures.errors import wrong_argument
 from runner.files.values import HubName, LocalPath
 
 PIECE = 1 << 18  # characters of a file to tokenize at a time

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from runner.failures.facts import wrong_argument
+from runner.failures.errors import wrong_argument
 from runner.libraries.hugging_face import import_hf
 from runner.models.hf.tasks import TASKS
 

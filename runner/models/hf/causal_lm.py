@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from runner.failures.checks import check_whole
-from runner.failures.facts import wrong_argument
+from runner.failures.errors import wrong_argument
 from runner.files.values import HubName, Kernel, KernelOptions
 from runner.models.hf.network import HFNetwork
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from runner.failures.checks import check_whole, refuse_if
-from runner.failures.facts import wrong_argument
+from runner.failures.errors import wrong_argument
 from runner.files.values import HubName, Kernel, KernelOptions
 from runner.models.hf.adapters import add_adapters
 from runner.models.hf.loading import check_attention, find_config, is_local, load_network, override, quiet

@@ -8,7 +8,7 @@ from typing import Any
 
 from runner.checkpoints.files import CONFIG, find_checkpoint, read_file
 from runner.checkpoints.weights import describe_differences, differences
-from runner.failures.facts import wrong_argument
+from runner.failures.errors import wrong_argument
 from runner.models.hf.causal_lm import HFCausalLM
 from runner.models.hf.loading import quiet
 from runner.models.hf.network import HFNetwork

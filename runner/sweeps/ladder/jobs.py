@@ -5,7 +5,7 @@ from __future__ import annotations
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, open_dict, read_write
 
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 from runner.records.result import FOLD, SEED
 from runner.sweeps.plan import is_grid, typed_overrides
 from runner.training.budget import Budget

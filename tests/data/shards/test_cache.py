@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from python_process import wait_until
 
-from runner.data.shards.cache import NoRoom, ShardCache
+from runner.data.shards.cache import ShardCache
 from runner.data.shards.parquet_shards import load_parquet_shards
+from runner.failures.errors import NoRoom
 
 
 def test_a_table_that_unpacks_to_more_than_the_cache_is_stopped_while_it_is_written(tmp_path: Path):

@@ -191,7 +191,7 @@ def find_run(run_id: str, tracking_uri: str, downloads: Path | None) -> Path | N
         where = f"{name} on {run.data.tags.get('host')}" if name else "unknown"
         raise ValueError(
             f"MLflow run {run_id}: its folder with the checkpoints ({where}) is missing or not readable; "
-            "give a folder, or repeat the run with runner rerun"
+            f"give a folder, or repeat the run with runner rerun {run_id}"
         )
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     try:

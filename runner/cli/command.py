@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runner.cli.command_line import FLAGS, WITH_VALUE, about_option, value_of_option
+from runner.cli.command_line import FLAGS, SHORT, WITH_VALUE, about_option, check_spaces, value_of_option
 from runner.cli.nearest import Advice, nearest
 from runner.cli.spelling import DASHES, check_spelling
 from runner.cli.verb import Option, Verb
@@ -77,6 +77,8 @@ def parse(arguments: Sequence[str]) -> Command:
     """
     verb, rest = _split_verb(arguments)
     check_spelling(verb, rest)
+    if verb.composes:
+        check_spaces(rest)
     options = verb.defaults
     names = {f"--{option.name}": option for option in verb.options}
     words: list[str] = []
@@ -122,7 +124,9 @@ def is_one_of_hydras(argument: str) -> bool:
     """Return whether an argument is an option of Hydra, in full or cut short."""
     name = argument.partition("=")[0]
     known = [*_TAKE_VALUES, *_FLAG_NAMES]
-    return name in known or (name.startswith("--") and sum(one.startswith(name) for one in known) == 1)
+    if not name.startswith("--"):
+        return name in known or name[1:2] in SHORT
+    return name in known or sum(one.startswith(name) for one in known) == 1
 
 
 def _split_verb(arguments: Sequence[str]) -> tuple[Verb, list[str]]:
@@ -182,7 +186,7 @@ def _check_words(verb: Verb, words: Sequence[str]) -> None:
 def _check_options(verb: Verb, arguments: Sequence[str], hydra: Sequence[str]) -> None:
     """Refuse options that neither the verb nor Hydra has, and Hydra's `-m` after a verb that cannot be swept."""
     for place, argument in enumerate(arguments):
-        if argument in hydra and argument.startswith("--") and not is_one_of_hydras(argument):
+        if argument in hydra and argument.startswith("-") and not is_one_of_hydras(argument):
             raise _no_such_option(verb, arguments, place)
     if not verb.can_be_swept and _is_sweep(hydra):
         raise ValueError(Advice(f"-m: {verb.name} takes one experiment at a time; leave out -m").knowing(key="-m"))

@@ -59,14 +59,20 @@ def check_spelling(verb: Verb, arguments: Sequence[str]) -> None:
     wrong = [one for one in typed if one.key in own or _is_other_spelling(one.key)]
     if not wrong:
         return
+    shown = " ".join(part for one in wrong for part in one.parts)
     kept = [part for one in typed if one not in wrong and not one.is_word for part in one.parts]
     values = {one.key: one.value for one in wrong if one.value not in ("", "null")}
-    words = [values[key] for key in _NAMES_RUN if key in values][:1]
+    runs = dict.fromkeys(values[key] for key in _NAMES_RUN if key in values)
+    if len(runs) > 1:
+        raise ValueError(Advice(f"{shown}: a command uses one run; give only one").knowing(key=wrong[0].key))
+    words = [*runs]
     words += [*(one.parts[0] for one in typed if one.is_word), *_words_of(name, values)]
-    fix = " ".join(["runner", *filter(None, [name]), *map(shlex.quote, [*words, *_options_of(meant, wrong), *kept])])
+    missing = meant.words.split()[len(words) : meant.least_words]
+    arguments = [*words, *missing, *_options_of(meant, wrong), *kept]
+    fix = " ".join(["runner", *filter(None, [name]), *map(shlex.quote, arguments)])
     why = "no such key" if name in (verb.name, "") else "a command begins with a verb"
-    text = f"{' '.join(part for one in wrong for part in one.parts)}: {why}; write {fix}"
-    raise ValueError(Advice(text).knowing(key=wrong[0].key, fix=fix))
+    advice = Advice(f"{shown}: {why}; write {fix}")
+    raise ValueError(advice.knowing(key=wrong[0].key, fix="" if missing else fix))
 
 
 def _parts(verb: Verb, arguments: Sequence[str]) -> list[_Argument]:
@@ -117,7 +123,7 @@ def _known_verb(mode: str) -> str:
     """Return the verb that is meant by a value of `mode` that is none."""
     near = nearest(mode, VERBS)
     foreign = about_foreign(f"mode={mode}")
-    if foreign is not None or not near.meant:
+    if foreign is not None or not near.meant or "," in mode:
         raise ValueError((Advice(f"mode={mode}: no such verb; ") + (foreign or near)).knowing(key="mode"))
     return near.meant
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.cli.command import Command
+from runner.cli.nearest import Advice
 from runner.config import build
 from runner.history.saved_run import SavedRun
 from runner.records.folder import MANIFEST
@@ -23,10 +24,11 @@ def with_saved_weights(
     """
     trainer = config["trainer"]
     if run is None and trainer.get("load_path") is None:
-        raise ValueError(
+        advice = Advice(
             f"{command.verb}: needs saved weights; write runner {command.verb} RUN, with a run's folder, one of its "
             "checkpoints or its MLflow id, or give trainer.load_path=<checkpoint> and the model whose weights it has"
         )
+        raise ValueError(advice.knowing(key="RUN"))
     if command.options.get("format") == "parquet" and find_spec("pyarrow") is None:
         raise ImportError("--format parquet: needs the package pyarrow; install it, or give --format pt")
     key = "trainer.load_path" if run is None else "RUN"

@@ -10,7 +10,7 @@ import hydra
 
 from runner.cli.catalogue import CONF
 from runner.cli.command import Command
-from runner.cli.command_line import check_options, check_spaces, merge_repeated, only_typed
+from runner.cli.command_line import check_options, merge_repeated, only_typed
 from runner.config.composing import VERSION_BASE
 from runner.config.errors import config_errors
 from runner.config.one_job import is_one_job, run_one_job
@@ -54,7 +54,6 @@ def lead(command: Command) -> int:
         with config_errors():
             sys.argv[1:] = command.overrides  # which Hydra reads
             check_options(command.overrides)
-            check_spaces(command.overrides)
             command = with_latest(replace(command, overrides=tuple(merge_repeated(command.overrides))))
             saved = find_saved_run(command)
             sys.argv[1:] = command.overrides if saved is None else with_saved_arguments(saved, command.overrides)

@@ -138,8 +138,8 @@ class _TensorFile:
         for name, value in columns.items():
             if value.shape[1:] != before[name].shape[1:]:
                 shapes = f"{tuple(before[name].shape[1:])} and {tuple(value.shape[1:])}"
-                reason = f"samples of {name} have different shapes, {shapes}; give predict.format=parquet"
-                raise WrongConfig(f"predict.format='pt': {reason}", "predict.format", fix="predict.format=parquet")
+                reason = f"samples of {name} have different shapes, {shapes}; give --format=parquet"
+                raise WrongConfig(f"--format='pt': {reason}", "--format", fix="--format=parquet")
         self._batches.append(columns)
 
     def close(self) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 from kept_runs import tree
-from omegaconf import OmegaConf
 from stores import query
 
 from runner.checkpoints.digest import read_digests
-from runner.history.forks import fork_batch
+from runner.history.forks import batch_of
 from runner.records.listing import SavedFolder
 from runner.records.result import Result, read_result
 from runner.verbs.runs import as_tree
@@ -36,8 +35,8 @@ def lines(run: Path) -> dict[int, Any]:
 
 def test_a_fork_begins_there_and_the_parent_stays_as_it_is(parent: Path, tmp_path: Path, run_here: Any):
     before = tree(parent)
-    run_here("resume=parent", "at=ba8", "hydra.run.dir=same", code=0)
-    run_here("resume=parent", "at=8ba", "optimizer.lr=0.01", "hydra.run.dir=child", code=0)
+    run_here("fork", "parent", "ba8", "hydra.run.dir=same", code=0)
+    run_here("fork", "parent", "8ba", "optimizer.lr=0.01", "hydra.run.dir=child", code=0)
     assert tree(parent) == before
     whole, same, child = (lines(tmp_path / one) for one in ("parent", "same", "child"))
     assert [*same] == [*child] == [*range(9, 19)]
@@ -48,12 +47,13 @@ def test_a_fork_begins_there_and_the_parent_stays_as_it_is(parent: Path, tmp_pat
     assert [one.name for one in (tmp_path / "child" / "fork").iterdir()] == ["ep1-ba8"]
     copied, original = (tmp_path / one / "model.pt" for one in ("child/fork/ep1-ba8", "parent/checkpoints/ep1-ba8"))
     assert copied.samefile(original)  # which takes no room
-    assert OmegaConf.load(tmp_path / "child" / "config.yaml").resume == str(copied.parent)
+    recorded = json.loads((tmp_path / "child" / "environment.json").read_text())
+    assert (recorded["verb"], recorded["from_batch"]) == ("fork", 8)
 
     shutil.rmtree(parent)  # the fork stands by itself
-    replayed = json.loads(run_here("replay", "child", "9", "replay.picture=''", "output=json", code=0).out)["result"]
+    replayed = json.loads(run_here("replay", "child", "9", "--picture=", "--json", code=0).out)["result"]
     assert replayed["equal"] is True and replayed["from_batch"] == 8
-    run_here("resume=child", "trainer.max_duration=4ep", code=0)
+    run_here("resume", "child", "trainer.max_duration=4ep", code=0)
     again = read_result(tmp_path / "child")
     assert again is not None and (again.parent, again.forked_at) == (str(parent), 8)
 
@@ -64,8 +64,8 @@ def test_a_fork_between_checkpoints_trains_the_parent_again(batch: int, tmp_path
     more = ("+algorithms=[mixup,ema]", curves, QUIET[1], "callbacks.checkpoint_saver.keep=2")
     run_here(*SMALL[:3], *more, SAVES, "trainer.eval_interval=5ba", "hydra.run.dir=parent", code=0)
     before = tree(tmp_path / "parent")
-    done = run_here("resume=parent", f"at={batch}", "hydra.run.dir=same", code=0)
-    run_here("resume=parent", f"at={batch}", "optimizer.lr=0.01", "hydra.run.dir=child", code=0)
+    done = run_here("fork", "parent", str(batch), "hydra.run.dir=same", code=0)
+    run_here("fork", "parent", str(batch), "optimizer.lr=0.01", "hydra.run.dir=child", code=0)
     assert tree(tmp_path / "parent") == before
     assert f"its batches 1 to {batch} are retrained" in done.out  # as it keeps only the last two checkpoints
     assert f"ok digests  equal to the bit up to batch {batch}" in done.out
@@ -81,26 +81,26 @@ def test_a_fork_between_checkpoints_trains_the_parent_again(batch: int, tmp_path
 
 
 def test_a_fork_is_no_run_from_the_start(parent: Path, tmp_path: Path, run_here: Any):
-    run_here("resume=parent", "at=ba7", "optimizer.lr=0.01", "hydra.run.dir=child", code=0)
+    run_here("fork", "parent", "ba7", "optimizer.lr=0.01", "hydra.run.dir=child", code=0)
     done = run_here("verify", "child", code=0).out  # from its own first batch on
     assert "equal to the bit up to batch 18; 11 digests compared" in done
     begins = "this run is a fork that begins after batch 7 of its parent; name the parent"
-    assert f"replay.batch=7: {begins}" in run_here("replay", "child", "7", code=2).err
-    assert f"at=5: {begins}" in run_here("resume=child", "at=ba5", code=2).err
-    assert "a fork has none" in run_here("verify", "child", "pin=x.yaml", code=125).err
-    run_here("resume=child", "at=ba7", "hydra.run.dir=same", code=0)
+    assert f"BATCH=7: {begins}" in run_here("replay", "child", "7", code=2).err
+    assert f"BATCH=5: {begins}" in run_here("fork", "child", "ba5", code=2).err
+    assert "a fork has none" in run_here("verify", "child", "--pin=x.yaml", code=125).err
+    run_here("fork", "child", "ba7", "hydra.run.dir=same", code=0)
     assert lines(tmp_path / "same") == lines(tmp_path / "child")
 
 
 def test_a_fork_of_a_fork_is_shown_below_it(parent: Path, tmp_path: Path, run_here: Any, monkeypatch: Any):
     monkeypatch.setenv("COLUMNS", "200")
-    run_here("resume=parent", "at=4", "optimizer.lr=0.01", code=0)
+    run_here("fork", "parent", "4", "optimizer.lr=0.01", code=0)
     (child,) = tmp_path.glob("outputs/20*/*")
-    run_here(f"resume={child}", "at=ba12", "optimizer.momentum=0.5", code=0)
+    run_here("fork", str(child), "ba12", "optimizer.momentum=0.5", code=0)
     (grandchild,) = {*tmp_path.glob("outputs/20*/*")} - {child}
     table = run_here("runs", code=0).out
     assert f"└ ba12 outputs/{grandchild.relative_to(tmp_path / 'outputs')}" in table
-    described = json.loads(run_here("runs", "output=json", code=0).out)["result"]["runs"]
+    described = json.loads(run_here("runs", "--json", code=0).out)["result"]["runs"]
     assert {(one["parent"], one["forked_at"]) for one in described} == {(str(parent), 4), (str(child), 12)}
 
 
@@ -125,14 +125,14 @@ def test_the_tree_of_edited_results_is_still_a_table(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("resume=parent", "at=ba19"), "at=19: the last batch of this run is 18"),
-        (("resume=parent", "at=ba5", "optimizer=adamw"), "a run cannot continue with another optimizer"),
-        (("resume=parent", "at=soon"), "at='soon': must be the number of a batch"),
-        (("resume=parent", "at=0"), "at=0: must be the number of a batch"),
-        (("at=ba4",), "at='ba4': starts a new run from another one; name it with resume="),
-        (("rerun=parent", "at=ba4"), "at='ba4': starts a new run from another one"),
-        (("resume=parent", "at=ba4", "mode=eval"), "at='ba4': starts a new run"),
-        (("resume=parent", "at=ba4", "optimizer=adamw"), "a run cannot continue with another optimizer"),
+        (("fork", "parent", "ba19"), "BATCH=19: the last batch of this run is 18"),
+        (("fork", "parent", "ba5", "optimizer=adamw"), "a run cannot continue with another optimizer"),
+        (("fork", "parent", "soon"), "BATCH='soon': must be the number of a batch"),
+        (("fork", "parent", "0"), "BATCH='0': must be the number of a batch"),
+        (("fork", "parent"), "fork: takes RUN BATCH, not parent; write runner fork RUN BATCH"),
+        (("fork", "parent", "ba4,ba5"), "BATCH='ba4,ba5': takes one batch; add -m to begin a fork at each"),
+        (("fork", "parent", "ba4", "--allow-changes=seed"), "--allow-changes: is an option of resume"),
+        (("fork", "parent", "ba4", "optimizer=adamw"), "a run cannot continue with another optimizer"),
     ],
 )
 def test_what_cannot_be_forked_is_one_message_and_leaves_nothing(
@@ -143,18 +143,18 @@ def test_what_cannot_be_forked_is_one_message_and_leaves_nothing(
     assert [one.name for one in tmp_path.iterdir()] == ["parent"]
 
 
-@pytest.mark.parametrize(("typed", "batch"), [("ba12", 12), ("12ba", 12), ("12", 12), ("1ep", None), ("null", None)])
-def test_how_a_batch_is_named(typed: str, batch: int | None):
-    assert fork_batch(["resume=x", f"at={typed}"]) == batch
+@pytest.mark.parametrize(("typed", "batch"), [("ba12", 12), ("12ba", 12), ("12", 12), ("1ep", None), (None, None)])
+def test_how_a_batch_is_named(typed: str | None, batch: int | None):
+    assert batch_of(typed) == batch
 
 
 def test_two_ranks_fork_together_and_mlflow_nests_the_fork(tmp_path: Path, run_app: Any):
     callbacks = ("callbacks=[mlflow_logger,checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
     run_app(*SMALL, *callbacks, SAVES, "hydra.run.dir=parent", "launch.nproc_per_node=2")
-    run_app("resume=parent", "at=ba8", "hydra.run.dir=child")
+    run_app("fork", "parent", "ba8", "hydra.run.dir=child")
     whole, child = (lines(tmp_path / one) for one in ("parent", "child"))
     assert [*child] == [*range(9, 19)] and all(child[batch] == whole[batch] for batch in child)
-    run_app("resume=parent", "at=ba11", "hydra.run.dir=between")
+    run_app("fork", "parent", "ba11", "hydra.run.dir=between")
     between = lines(tmp_path / "between")
     assert [*between] == [*range(12, 19)] and all(between[batch] == whole[batch] for batch in between)
     ids = [json.loads((tmp_path / one / "mlflow" / "sent.json").read_text())["run_id"] for one in ("parent", "child")]

@@ -35,15 +35,15 @@ def test_a_run_goes_on_from_its_mirror_on_another_machine(tmp_path: Path, run_ap
     arguments = (*SHORT, *QUIET, launch, mirror_to(tmp_path), "scheduler=none", "run_name=one")
     run_app(*arguments, "hydra.run.dir=run", folder=here)
     shutil.rmtree(here)
-    done = run_app(f"resume=file://{tmp_path}/mirror/one", LONGER, folder=there, env=OTHER_USER)
-    assert f"resume='file://{tmp_path}/mirror/one': downloaded ep2-ba6 to outputs/" in done.stderr
+    done = run_app("resume", f"file://{tmp_path}/mirror/one", LONGER, folder=there, env=OTHER_USER)
+    assert f"RUN='file://{tmp_path}/mirror/one': downloaded ep2-ba6 to outputs/" in done.stderr
     (run,) = there.glob("outputs/*/*")
     assert not (run / ".mirror").exists() and not (run / ".download").exists()
     run_app(*arguments, LONGER, "hydra.run.dir=whole", "callbacks.checkpoint_saver.mirror=null")
     assert weights(run, "ep3-ba9") == weights(tmp_path / "whole", "ep3-ba9")
     # The mirror is the same run's: it goes on there, and a third machine evaluates it.
     assert {one.name for one in (tmp_path / "mirror" / "one").glob("*/")} == {"ep1-ba3", "ep2-ba6", "ep3-ba9"}
-    done = run_app("mode=eval", f"resume=file://{tmp_path}/mirror/one", env=OTHER_USER)
+    done = run_app("eval", f"file://{tmp_path}/mirror/one", env=OTHER_USER)
     assert "after 9 batches" in done.stdout
 
 
@@ -53,7 +53,7 @@ def test_a_checkpoint_in_shards_goes_on_from_its_mirror(tmp_path: Path, run_app:
     sharded = ("trainer.parallel=fsdp", "launch.nproc_per_node=2", "callbacks.checkpoint_saver.sharded=true")
     run_app(*SHORT, *QUIET, *sharded, mirror_to(tmp_path), "run_name=one", "hydra.run.dir=run")
     address = f"file://{tmp_path}/mirror/one"
-    run_app(f"resume={address}", LONGER, "launch.nproc_per_node=1", folder=tmp_path / "there", env=OTHER_USER)
+    run_app("resume", address, LONGER, "launch.nproc_per_node=1", folder=tmp_path / "there", env=OTHER_USER)
     (run,) = (tmp_path / "there").glob("outputs/*/*")
     assert json.loads((run / "result.json").read_text())["status"] == "FINISHED"
     assert (run / "checkpoints" / "ep2-ba6" / "manifest.json").is_file()
@@ -66,7 +66,7 @@ def test_the_run_in_mlflow_is_the_same(tmp_path: Path, run_app: Any):
     callbacks = "callbacks=[checkpoint_saver,mlflow_logger]"
     store = {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
     run_app(*SHORT, callbacks, mirror_to(tmp_path), "run_name=one", folder=here, env=store)
-    run_app(f"resume=file://{tmp_path}/mirror/one", LONGER, folder=there, env={**OTHER_USER, **store})
+    run_app("resume", f"file://{tmp_path}/mirror/one", LONGER, folder=there, env={**OTHER_USER, **store})
     database = tmp_path / "mlflow.db"
     assert stores.query(database, "SELECT name, status FROM runs") == [("one", "FINISHED")]
     steps = stores.query(database, "SELECT step FROM metrics WHERE key = 'loss/train/total' ORDER BY step")
@@ -74,7 +74,7 @@ def test_the_run_in_mlflow_is_the_same(tmp_path: Path, run_app: Any):
 
 
 def test_a_trial_uploads_nothing(tmp_path: Path, run_app: Any):
-    run_app("mode=check", *SHORT, *QUIET, mirror_to(tmp_path), "trainer.device=cpu", "model=resnet8")
+    run_app("check", *SHORT, *QUIET, mirror_to(tmp_path), "trainer.device=cpu", "model=resnet8")
     assert not (tmp_path / "mirror").exists()
 
 
@@ -182,7 +182,7 @@ def test_what_is_damaged_or_hostile_is_not_used(
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     before = {path for path in tmp_path.rglob("*") if not path.is_relative_to(tmp_path / "work")}
-    folder = download_run("resume", f"file://{tmp_path}/mirror/one", keep=True)
+    folder = download_run(f"file://{tmp_path}/mirror/one", keep=True)
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
     best = {f"checkpoints/ep1/{name}" for name in ("model.pt", "manifest.json")}
     newest = {f"checkpoints/ep2/{name}" for name in ("model.pt", "manifest.json")}
@@ -201,7 +201,7 @@ def test_names_of_a_listing_that_mean_something_else_are_left_out(tmp_path: Path
 
 def test_one_checkpoint_can_be_named(mirror: Path, tmp_path: Path, monkeypatch: Any):
     monkeypatch.chdir(tmp_path)
-    folder = download_run("run", f"file://{mirror}/ep2", keep=False)
+    folder = download_run(f"file://{mirror}/ep2", keep=False)
     assert (folder / "checkpoints" / "ep2" / "model.pt").read_bytes() == b"2"
     assert not folder.is_relative_to(tmp_path) and not (tmp_path / "outputs").exists()
 
@@ -211,11 +211,11 @@ def test_one_checkpoint_can_be_named(mirror: Path, tmp_path: Path, monkeypatch: 
     [
         (
             "file://{mirror}",
-            r"resume='file://.*': no checkpoint of a run there; give a run in it, such as file://.*/one",
+            r"RUN='file://.*': no checkpoint of a run there; give a run in it, such as file://.*/one",
         ),
-        ("file://{mirror}/none", "resume='file://.*/none': no checkpoint of a run there; give a run's address"),
-        ("nothing://runs", "resume='nothing://runs': no such protocol"),
-        ("http://u:secret@127.0.0.1:1/runs", r"resume='http://\*\*\*@127.0.0.1:1/runs': cannot be read: "),
+        ("file://{mirror}/none", "RUN='file://.*/none': no checkpoint of a run there; give a run's address"),
+        ("nothing://runs", "RUN='nothing://runs': no such protocol"),
+        ("http://u:secret@127.0.0.1:1/runs", r"RUN='http://\*\*\*@127.0.0.1:1/runs': cannot be read: "),
     ],
 )
 def test_an_address_without_a_run_is_refused(
@@ -223,7 +223,7 @@ def test_an_address_without_a_run_is_refused(
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message) as raised:
-        download_run("resume", address.format(mirror=mirror.parent), keep=True)
+        download_run(address.format(mirror=mirror.parent), keep=True)
     assert "secret" not in str(raised.value)
     assert not list(tmp_path.iterdir())
 
@@ -234,5 +234,5 @@ def test_a_mirror_of_which_nothing_is_whole_says_why(mirror: Path, tmp_path: Pat
     for one in (tmp_path / "one").glob("*/"):
         (one / "config.yaml").write_text("x")
     with pytest.raises(WrongKey, match="no checkpoint there can be used: ep3: config.yaml differs"):
-        download_run("resume", f"file://{tmp_path}/one", keep=True)
+        download_run(f"file://{tmp_path}/one", keep=True)
     assert [one.name for one in tmp_path.iterdir()] == ["one"]

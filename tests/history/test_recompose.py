@@ -59,26 +59,26 @@ def run(tmp_path: Path, conf: Path, run_here: Callable[..., Any]) -> Path:
 
 
 @pytest.mark.slow
-def test_it_is_used_again_from_anywhere_and_in_every_mode(
+def test_it_is_used_again_from_anywhere_and_by_every_verb(
     run: Path, conf: Path, run_here: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     assert arguments_of(run) == [f"--config-dir={conf}", *MADE]
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     used = USED.format(conf)
-    assert run_here(f"resume={run}", LONGER, code=0).err == used + STRETCHED
-    assert arguments_of(run) == [f"--config-dir={conf}", *MADE, f"resume={run}", LONGER]
+    assert run_here("resume", str(run), LONGER, code=0).err == used + STRETCHED
+    assert arguments_of(run) == [f"--config-dir={conf}", *MADE, LONGER]
     assert name_of(run) == "10-00-00-mine-digits-2000-01-01"
-    done = run_here(f"rerun={run}", "trainer.max_duration=2ep", "optimizer.lr=0.2", code=0)
+    done = run_here("rerun", str(run), "trainer.max_duration=2ep", "optimizer.lr=0.2", code=0)
     assert done.err == used + "INFO: optimizer.lr: 0.07 -> 0.2\nINFO: trainer.max_duration: 3ep -> 2ep\n"
     (again,) = folders(tmp_path / "elsewhere")
     assert "-mine-digits-2" in name_of(again) and f"--config-dir={conf}" in arguments_of(again)
     config = yaml.safe_load((again / "config.yaml").read_text())
     assert config["model"]["module"]["hidden"] == [8] and config["optimizer"]["lr"] == 0.2
-    assert run_here("mode=eval", f"resume={run}/checkpoints/ep2-ba6", code=0).err == used
-    assert run_here("mode=check", f"rerun={run}", "model.module.hidden=[4]", code=0).err == (
-        used + "INFO: model.module.hidden: [8] -> [4]\n"
-    )
+    assert run_here("eval", f"{run}/checkpoints/ep2-ba6", code=0).err == used
+    typed = ("trainer.max_duration=4ep", "optimizer.lr=0.2", "--allow-changes=optimizer")
+    changed = "INFO: optimizer.lr: 0.07 -> 0.2 (--allow-changes)\n" + STRETCHED.replace("2ep -> 3ep", "3ep -> 4ep")
+    assert run_here("check", str(run), *typed, code=0).err == used + changed
 
 
 LINES = """
@@ -96,7 +96,7 @@ def test_what_it_asks_of_hydra_is_as_the_record_says(conf: Path, run_app: Callab
     made = [one for one in MADE if "callbacks" not in one]
     run_app(*made, "--config-dir", conf.name, "callbacks=[checkpoint_saver,lines]", f"hydra.run.dir={run}")
     (file,) = run.glob("*-mine.jsonl")
-    for again in (["mode=eval", f"resume={run}"], ["mode=check", f"rerun={run}"], [f"resume={run}", LONGER]):
+    for again in (["eval", str(run)], ["check", str(run), LONGER], ["resume", str(run), LONGER]):
         run_app(*again)
     assert {json.loads(line).get("epoch") for line in file.read_text().splitlines()} >= {0, 1, 2}
 
@@ -108,19 +108,19 @@ def test_where_it_is_gone_the_record_is_all_that_is_needed_and_is_kept_whole(
     before = weights(run)
     aside = conf.rename(tmp_path / "aside")
     gone = GONE.format(conf.name)
-    assert run_here("rerun=" + str(run), code=0).err == gone
+    assert run_here("rerun", str(run), code=0).err == gone
     (again,) = folders(tmp_path) - {run}
-    assert weights(again) == before and arguments_of(again) == [f"--config-dir={conf}", *MADE, f"rerun={run}"]
+    assert weights(again) == before and arguments_of(again) == [f"--config-dir={conf}", *MADE]
     assert "-mine-digits-2" in name_of(again) and "2000-01" not in name_of(again)
     assert name_of(again).startswith(again.name)
-    assert run_here(f"resume={run}", LONGER, code=0).err == gone + STRETCHED
-    assert arguments_of(run) == [f"--config-dir={conf}", *MADE, f"resume={run}", LONGER]
+    assert run_here("resume", str(run), LONGER, code=0).err == gone + STRETCHED
+    assert arguments_of(run) == [f"--config-dir={conf}", *MADE, LONGER]
     assert name_of(run) == "10-00-00-mine-digits-2000-01-01"
-    run_here(f"rerun={run}", "experiment=digits_plain", "hydra.run.dir=other", code=0)
+    run_here("rerun", str(run), "experiment=digits_plain", "hydra.run.dir=other", code=0)
     assert "experiment=mine" not in arguments_of(tmp_path / "other"), "another was typed in its place"
 
     aside.rename(conf)
-    longer = run_here(f"resume={run}", "trainer.max_duration=4ep", code=0)
+    longer = run_here("resume", str(run), "trainer.max_duration=4ep", code=0)
     assert longer.err == USED.format(conf.name) + STRETCHED.replace("2ep -> 3ep", "3ep -> 4ep")
 
 
@@ -129,26 +129,26 @@ def test_keys_that_only_it_had_can_be_changed_when_it_is_gone(
     run: Path, conf: Path, run_here: Callable[..., Any], tmp_path: Path
 ):
     conf.rename(tmp_path / "aside")
-    typed = (f"rerun={run}", "model.module.hidden=[4]")  # the default model has no such key
+    typed = ("rerun", str(run), "model.module.hidden=[4]")  # the default model has no such key
     done = run_here(*typed, "hydra.run.dir=again", code=0)
     assert done.err == GONE.format(conf.name) + "INFO: model.module.hidden: [8] -> [4]\n"
     config = yaml.safe_load((tmp_path / "again" / "config.yaml").read_text())
     assert config["model"]["module"]["hidden"] == [4] and config["model"]["module"]["_target_"].endswith("MLP")
-    assert "no key 'hiden'" in run_here(f"rerun={run}", "model.module.hiden=[4]", code=2).err
+    assert "no key 'hiden'" in run_here("rerun", str(run), "model.module.hiden=[4]", code=2).err
 
 
 def test_one_that_is_typed_is_used_in_its_place(run: Path, run_here: Callable[..., Any], tmp_path: Path):
     (tmp_path / "other" / "experiment").mkdir(parents=True)
     other = EXPERIMENT.replace("0.07", "0.3").replace("/model: mine", "/model: mlp")
     (tmp_path / "other" / "experiment" / "mine.yaml").write_text(other)
-    done = run_here(f"rerun={run}", "--config-dir=other", "hydra.run.dir=again", code=0)
+    done = run_here("rerun", str(run), "--config-dir=other", "hydra.run.dir=again", code=0)
     assert done.err == (
         "INFO: conf/ or the --config-dir has changed since, and the recorded config is used: "
         "model.module.hidden: [8] -> [128, 128]; optimizer.lr: 0.07 -> 0.3\n"
     )
-    assert arguments_of(tmp_path / "again") == [f"--config-dir={tmp_path / 'other'}", *MADE, f"rerun={run}"]
+    assert arguments_of(tmp_path / "again") == [f"--config-dir={tmp_path / 'other'}", *MADE]
     assert weights(tmp_path / "again") == weights(run)
-    missing = run_here(f"rerun={run}", "--config-dir=missing", code=2)
+    missing = run_here("rerun", str(run), "--config-dir=missing", code=2)
     assert missing.err == f"error: --config-dir={str(tmp_path / 'missing')!r}: no such directory\n"
 
 
@@ -157,7 +157,7 @@ def test_jobs_of_a_sweep_know_it(conf: Path, run_here: Callable[..., Any], tmp_p
     run_here("-m", *MADE, "seed=0,1", f"--config-dir={conf.name}", "hydra.sweep.dir=sweep", code=0)
     job = tmp_path / "sweep" / "seed1-mine-digits"
     assert arguments_of(job) == [f"--config-dir={conf}", *MADE, "seed=1"]
-    assert run_here(f"resume={job}", LONGER, code=0).err == USED.format(conf.name) + STRETCHED
+    assert run_here("resume", str(job), LONGER, code=0).err == USED.format(conf.name) + STRETCHED
 
 
 # Somebody else's config, for which Hydra itself would import a module before any target can be checked.
@@ -173,15 +173,15 @@ def test_that_of_somebody_else_is_not_read(
     (conf / "experiment" / "mine.yaml").write_text(EVIL)
     own = (run / "signature").read_text()
     (run / "signature").write_text("of another user")
-    done = run_here(f"rerun={run}", "hydra.run.dir=again", code=0)
+    done = run_here("rerun", str(run), "hydra.run.dir=again", code=0)
     assert done.err == (
         "INFO: --config-dir=Ann's conf of the run is not read: the run was made by someone else, or "
         "on another machine; type the option if you trust that directory\n"
     )
-    assert arguments_of(tmp_path / "again") == [*MADE[1:], f"rerun={run}"], "signed now: nothing unread may be in it"
-    assert run_here("rerun=again", code=0).err.count("is used again") == 0
+    assert arguments_of(tmp_path / "again") == [*MADE[1:]], "signed now: nothing unread may be in it"
+    assert run_here("rerun", "again", code=0).err.count("is used again") == 0
     assert not (tmp_path / "imported").exists()
 
     (run / "signature").write_text(own)
-    run_here(f"rerun={run}", "hydra.run.dir=trusted")
+    run_here("rerun", str(run), "hydra.run.dir=trusted")
     assert (tmp_path / "imported").exists()  # as it would be without the check

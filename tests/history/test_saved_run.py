@@ -8,36 +8,41 @@ from typing import Any
 
 import pytest
 import yaml
-from kept_runs import LONGER, QUIET, ROOT, SHORT, folders, foreign_run, weights
+from kept_runs import LONGER, QUIET, ROOT, SHORT, folders, weights
 from stores import change, query
 
+from runner.cli.command import Command, parse
 from runner.history.saved_run import find_saved_run, with_latest
 from runner.timing.time import Timestamp
 
 
-def test_what_a_run_was_told_to_do_is_not_taken_from_its_record(tmp_path: Path):
-    told = ["mode=train", "predict.format=pt", "output=json", "skip_finished=false"]
-    saved = find_saved_run([f"rerun={foreign_run(tmp_path / 'run', {}, [*told, 'seed=3'])}"])
-    assert saved is not None and saved.overrides == ["seed=3"]
+def test_a_record_says_what_was_typed_apart_from_the_experiment(tmp_path: Path, run_here: Any):
+    run_here(*SHORT, *QUIET, "--allow-divergence", "hydra.run.dir=run", code=0)
+    run_here("rerun", "run", "seed=3", "--allow-divergence", "hydra.run.dir=again", code=0)
+    for folder, verb, typed in (("run", "train", [*SHORT, *QUIET]), ("again", "rerun", [*SHORT, *QUIET, "seed=3"])):
+        assert yaml.safe_load((tmp_path / folder / "overrides.yaml").read_text()) == typed
+        environment = json.loads((tmp_path / folder / "environment.json").read_text())
+        assert environment["verb"] == verb and " --allow-divergence " in environment["command"]
+        saved = find_saved_run(Command.of("rerun", str(tmp_path / folder)))
+        assert saved is not None and saved.overrides == typed
 
 
 def test_without_a_record_there_is_nothing_to_rerun(tmp_path: Path):
     (tmp_path / "checkpoints" / "ep1").mkdir(parents=True)
     (tmp_path / "checkpoints" / "ep1" / "manifest.json").write_text('{"files": {}}')  # of a run in Python
-    for arguments in (["seed=1"], [f"resume={tmp_path}"], ["resume=missing", "seed=1"], ["resume="], ["resume=null"]):
-        assert find_saved_run(arguments) is None
+    for arguments in (["seed=1"], ["eval"], ["check"], ["resume", str(tmp_path)], ["resume", "missing", "seed=1"]):
+        assert find_saved_run(parse(arguments)) is None
 
 
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["rerun=missing"], "rerun='missing': no such folder"),
-        (["rerun=."], "rerun='.': no record"),
-        (["rerun=a,b"], "one run at a time"),
-        (["rerun=a", "resume=b"], "give only one of them"),
-        (["rerun=" + "0" * 32, "~callbacks.mlflow_logger"], "neither a folder, nor a run"),
-        (["resume=" + "abcdef01" * 4], "neither a folder, nor a run"),
-        (["rerun=" + "0" * 32, "callbacks.mlflow_logger.tracking_uri=http://127.0.0.1:9"], "http://127.0.0.1:9"),
+        (["rerun", "missing"], "RUN='missing': no such folder"),
+        (["rerun", "."], "RUN='.': no record"),
+        (["rerun", "a,b"], "one run at a time"),
+        (["rerun", "0" * 32, "~callbacks.mlflow_logger"], "neither a folder, nor a run"),
+        (["resume", "abcdef01" * 4], "neither a folder, nor a run"),
+        (["rerun", "0" * 32, "callbacks.mlflow_logger.tracking_uri=http://127.0.0.1:9"], "http://127.0.0.1:9"),
     ],
 )
 def test_what_cannot_be_found_is_one_message(
@@ -45,7 +50,7 @@ def test_what_cannot_be_found_is_one_message(
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError) as raised:
-        find_saved_run(arguments)
+        find_saved_run(parse(arguments))
     assert part in str(raised.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -60,14 +65,14 @@ def test_a_run_is_found_by_its_mlflow_id(tmp_path: Path, run_app: Any):
     (first,) = folders(tmp_path)
     run_id = json.loads((first / "mlflow" / "sent.json").read_text())["run_id"]
 
-    assert run_app(f"resume={run_id}", LONGER).stderr.startswith(used)
+    assert run_app("resume", run_id, LONGER).stderr.startswith(used)
     assert folders(tmp_path) == {first}
     assert (first / "checkpoints" / "latest").resolve().name == "ep3-ba9"
-    evaluated = run_app("mode=eval", f"resume={run_id}")
+    evaluated = run_app("eval", run_id)
     assert "ep3-ba9, after 9 batches" in evaluated.stdout
     (evaluation,) = folders(tmp_path) - {first}
-    refused = run_app(f"resume={evaluation}", exit_code=2)
-    assert "made by mode=eval" in refused.stderr and str(first / "checkpoints" / "ep3-ba9") in refused.stderr
+    refused = run_app("resume", str(evaluation), exit_code=2)
+    assert "made by runner eval" in refused.stderr and str(first / "checkpoints" / "ep3-ba9") in refused.stderr
 
     store = tmp_path / "outputs" / "mlflow.db"
     tags = dict(query(store, f"select key, value from tags where run_uuid = '{run_id}'"))
@@ -85,23 +90,27 @@ def test_a_run_is_found_by_its_mlflow_id(tmp_path: Path, run_app: Any):
 
     # The folder is gone, so it is rerun from the record in MLflow.
     first.rename(tmp_path / "elsewhere")
-    refused = run_app(f"resume={run_id}", exit_code=2)
-    assert str(first) in refused.stderr and "rerun=" in refused.stderr and len(refused.stderr.splitlines()) == 1
-    assert run_app(f"rerun={run_id}", "trainer.max_duration=2ep", *QUIET).stderr.startswith(used)
+    refused = run_app("resume", run_id, exit_code=2)
+    assert (
+        str(first) in refused.stderr
+        and f"runner rerun {run_id}" in refused.stderr
+        and len(refused.stderr.splitlines()) == 1
+    )
+    assert run_app("rerun", run_id, "trainer.max_duration=2ep", *QUIET).stderr.startswith(used)
     (again,) = folders(tmp_path) - {first, evaluation}
     assert weights(again) == weights(tmp_path / "elsewhere")
 
     change(store, f"update runs set lifecycle_stage = 'deleted' where run_uuid = '{run_id}'")
-    for key in ("resume", "rerun"):
-        refused = run_app(f"{key}={run_id}", exit_code=2)
+    for verb in ("resume", "rerun"):
+        refused = run_app(verb, run_id, exit_code=2)
         assert "is deleted" in refused.stderr and len(refused.stderr.splitlines()) == 1
     assert folders(tmp_path) == {evaluation, again}
 
 
 def test_latest_is_the_run_that_saved_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="resume='latest': no run in outputs/ has written a checkpoint"):
-        with_latest(["resume=latest"])
+    with pytest.raises(ValueError, match="RUN='latest': no run in outputs/ has written a checkpoint"):
+        with_latest(Command.of("resume", "latest"))
     for age, folder in enumerate(("2026-01-01/10-00-00", "sweeps/2026-01-02/10-00-00/lr0.1", "of the Python API")):
         manifest = tmp_path / "outputs" / folder / "checkpoints" / "ep1-ba3" / "manifest.json"
         manifest.parent.mkdir(parents=True)
@@ -109,23 +118,32 @@ def test_latest_is_the_run_that_saved_last(tmp_path: Path, monkeypatch: pytest.M
         content = {"format": 1, "saved_at": 1, "timestamp": Timestamp().state_dict(), "files": files}
         manifest.write_text(json.dumps(content))
         os.utime(manifest, (1000 - age, 1000 - age))
-    assert with_latest(["-m", "resume=latest", "seed=1"]) == ["-m", "resume=outputs/2026-01-01/10-00-00", "seed=1"]
-    assert capsys.readouterr().err == "INFO: resume=latest: outputs/2026-01-01/10-00-00\n"
-    assert with_latest(["rerun=latest"]) == ["rerun=outputs/2026-01-01/10-00-00"]
-    for given in (["resume=./latest"], ["resume=outputs/latest"], ["run_name=latest"], ["resume=latest/x"], []):
-        assert with_latest(given) == given
+    found = with_latest(parse(["-m", "fork", "latest", "5", "seed=1"]))
+    assert found.words == ("outputs/2026-01-01/10-00-00", "5") and found.overrides == ("seed=1", "-m")
+    assert capsys.readouterr().err == "INFO: latest: outputs/2026-01-01/10-00-00\n"
+    assert with_latest(Command.of("rerun", "latest")).words == ("outputs/2026-01-01/10-00-00",)
+    for typed in (
+        "resume ./latest",
+        "resume outputs/latest",
+        "run_name=latest",
+        "eval latest/x",
+        "eval",
+        "list latest",
+    ):
+        command = parse(typed.split())
+        assert with_latest(command) == command
 
 
 @pytest.mark.slow
-def test_latest_stands_for_a_run_in_every_mode(tmp_path: Path, run_app: Any):
+def test_latest_stands_for_a_run_after_every_verb(tmp_path: Path, run_app: Any):
     run_app("-m", *SHORT, *QUIET, "seed=0,1")
     (job,) = tmp_path.glob("outputs/sweeps/*/*/seed1-mlp-digits")
-    said = f"INFO: resume=latest: {job.relative_to(tmp_path)} (a job of a sweep: there is no other run)\n"
-    assert run_app("mode=eval", "resume=latest").stderr.startswith(said)
-    done = run_app("resume=latest", LONGER)
+    said = f"INFO: latest: {job.relative_to(tmp_path)} (a job of a sweep: there is no other run)\n"
+    assert run_app("eval", "latest").stderr.startswith(said)
+    done = run_app("resume", "latest", LONGER)
     assert done.stderr.startswith(said) and (job / "checkpoints" / "latest").resolve().name == "ep3-ba9"
-    done = run_app("rerun=latest", "trainer.max_duration=1ba")
-    assert done.stderr.startswith(said.replace("resume", "rerun"))
+    done = run_app("rerun", "latest", "trainer.max_duration=1ba")
+    assert done.stderr.startswith(said)
     (again,) = (one for one in folders(tmp_path) if (one / "checkpoints").exists())
     assert yaml.safe_load((again / "config.yaml").read_text())["seed"] == 1
 
@@ -135,8 +153,8 @@ def test_a_folder_without_a_run_is_no_run_whatever_lies_in_it(tmp_path: Path):
     (tmp_path / "other" / "manifest.json").write_text('{"name": "of another program"}')
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="holds no run, neither a record") as raised:
-        find_saved_run([f"resume={tmp_path}"])
+        find_saved_run(Command.of("resume", str(tmp_path)))
     assert "pipe" not in str(raised.value) and "remove" not in str(raised.value)
     (tmp_path / "other" / "manifest.json").write_text('{"files": {}}')
     with pytest.raises(ValueError, match="pipe: is neither a file nor a folder"):
-        find_saved_run([f"resume={tmp_path}"])
+        find_saved_run(Command.of("resume", str(tmp_path)))

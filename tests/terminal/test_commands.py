@@ -20,16 +20,16 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_printed_command_names_the_same_folder_again(name: str):
-    *start, argument = shlex.split(show_command(override("resume", name)))
-    assert start == ["python", "-m", "runner"]
+    *start, word, argument = shlex.split(show_command("resume", name, override("trainer.load_path", name)))
+    assert start == ["python", "-m", "runner", "resume"] and word == name
     config = OmegaConf.create({"seed": 3})
-    config.resume = OverridesParser.create().parse_override(argument).value()
-    assert config.resume == name
+    config.load_path = OverridesParser.create().parse_override(argument).value()
+    assert config.load_path == name
     assert unquoted(argument.partition("=")[2]) == name
-    assert typed_value([argument], "resume") == (None if name == "null" else name)
+    assert typed_value([argument], "trainer.load_path") == (None if name == "null" else name)
 
 
 def test_a_usual_folder_needs_no_quotes():
-    assert show_command(override("resume", "outputs/2026-11-23/09-05-20"), "mode=eval") == (
-        "python -m runner resume=outputs/2026-11-23/09-05-20 mode=eval"
-    )
+    folder = "outputs/2026-11-23/09-05-20"
+    command = f"python -m runner eval {folder} trainer.load_path={folder}"
+    assert show_command("eval", folder, override("trainer.load_path", folder)) == command

@@ -66,7 +66,7 @@ def check_spelling(verb: Verb, arguments: Sequence[str]) -> None:
     if len(runs) > 1:
         raise ValueError(Advice(f"{shown}: a command uses one run; give only one").knowing(key=wrong[0].key))
     words = [*runs]
-    words += [*(one.parts[0] for one in typed if one.is_word), *_words_of(name, values)]
+    words += [*(one.parts[0] for one in typed if one.is_word and one.parts[0] != name), *_words_of(name, values)]
     missing = meant.words.split()[len(words) : meant.least_words]
     arguments = [*words, *missing, *_options_of(meant, wrong), *kept]
     fix = " ".join(["runner", *filter(None, [name]), *map(shlex.quote, arguments)])

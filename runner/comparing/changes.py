@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from runner.cli.command_line import key_of
-from runner.cli.nearest import nearest
+from runner.cli.nearest import Advice, nearest
 from runner.failures.errors import WrongKey
 from runner.files.addresses import hidden_everywhere
 from runner.terminal.console import show_path
@@ -143,10 +143,9 @@ def check_changes(
     if refused:
         listed = "".join(f"\n  {one}" for one in refused)
         names = ",".join([*allowed, *(one.key for one in refused)])
-        raise ValueError(
-            f"RUN={show_path(Path(resume))!r}: the run was trained with a different config so far:{listed}\n"
-            f"To continue with these changes, add --allow-changes {names}"
-        )
+        fix = f"--allow-changes {names}"
+        text = f"RUN={show_path(Path(resume))!r}: the run was trained with a different config so far:{listed}\n"
+        raise ValueError(Advice(f"{text}To continue with these changes, add {fix}").knowing(key="RUN", fix=fix))
     return [f"{one}{_remark(one, after)}" for one in changes]
 
 

@@ -37,9 +37,9 @@ from runner.history.recompose import (
     resolved,
 )
 from runner.libraries.targets import find_in_working_directory
-from runner.records.folder import MANIFEST, checkpoints_in, is_in_sweep, latest_run, run_folder_of
+from runner.records.folder import MANIFEST, checkpoints_in, is_in_sweep, require_latest_run, run_folder_of
 from runner.records.kept_code import code_to_import, import_from
-from runner.records.listing import LARGEST, OUTPUTS, load_plain
+from runner.records.listing import LARGEST, load_plain
 from runner.records.past import ENVIRONMENT, VERB, record_of
 from runner.records.record import differences
 from runner.records.result import read_result
@@ -130,9 +130,7 @@ def with_latest(command: Command) -> Command:
     """Return a command that names the latest run by its folder instead of `latest`, and print the folder."""
     if command.run != "latest":
         return command
-    run = kept_over_restarts("latest", lambda: str(latest_run() or ""))  # after a restart, this run is the latest
-    if not run:
-        raise ValueError(f"RUN='latest': no run in {OUTPUTS}/ has written a checkpoint; give a run's folder")
+    run = kept_over_restarts("latest", lambda: str(require_latest_run()))  # after a restart, this run is the latest
     note = " (a job of a sweep: there is no other run)" if is_in_sweep(Path(run)) else ""
     print_to_stderr(f"INFO: latest: {run}{note}")
     return replace(command, words=(run, *command.words[1:]))

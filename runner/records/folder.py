@@ -228,6 +228,17 @@ def checkpoints_in(run_dir: Path) -> list[Path]:
     return sorted(one for one in found if ".partial-" not in one.name and not one.is_symlink())
 
 
+def require_latest_run() -> Path:
+    """Return the run that is meant by `latest`, see `latest_run`.
+
+    Raises:
+        WrongKey: no run has written a checkpoint.
+    """
+    if (run := latest_run()) is None:
+        raise WrongKey("RUN", f"no run in {OUTPUTS}/ has written a checkpoint; give a run's folder", "'latest'")
+    return run
+
+
 def latest_run() -> Path | None:
     """Return the run in this working directory that wrote a checkpoint last; None if there is none.
 

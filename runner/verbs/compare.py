@@ -20,6 +20,7 @@ from runner.failures.checks import refuse_if
 from runner.files.names import RESULT
 from runner.files.printable import printable
 from runner.history.saved_run import is_id
+from runner.records.folder import require_latest_run
 from runner.records.job import Job
 from runner.records.listing import CONFIG
 from runner.records.load import describe_inequality
@@ -140,6 +141,8 @@ def _compare_digests(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], bo
 
 def _folder_of(given: str, config: Mapping[str, Any]) -> Path:
     """Return the folder of a run, asking destinations for one that is named by an id."""
+    if given == "latest":
+        return require_latest_run()
     path = Path(given)
     if not path.exists() and is_id(given):
         found = [run for one in build.make_destinations(config) if (run := one.find_run(given, None)) is not None]

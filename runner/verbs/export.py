@@ -10,7 +10,7 @@ from typing import Any
 from runner.cli.command import Command
 from runner.failures.errors import WrongKey
 from runner.history.mirrored import download_run, is_address
-from runner.records.folder import latest_run
+from runner.records.folder import require_latest_run
 from runner.terminal.answer import give
 
 SUFFIXES = (".pt", ".safetensors")
@@ -29,7 +29,7 @@ def run(command: Command) -> None:
     """
     given, file = command.words
     source = download_run(given, keep=False) if is_address(given) else given
-    run = latest_run() if source == "latest" else Path(source)
+    run = require_latest_run() if source == "latest" else Path(source)
     path = Path(file)
     if path.suffix not in SUFFIXES:
         raise WrongKey("FILE", f"must end in {' or '.join(SUFFIXES)}", repr(file))
@@ -44,7 +44,7 @@ def run(command: Command) -> None:
     from runner.distributed.saved_tensor import unsaved
 
     try:
-        checkpoint = find_checkpoint(run or given)
+        checkpoint = find_checkpoint(run)
     except (FileNotFoundError, ValueError) as error:
         raise WrongKey("RUN", str(error), repr(given)) from None
     weights = _of_network(read_file(checkpoint, "model.pt"), read_config(checkpoint) or {})

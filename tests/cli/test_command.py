@@ -11,7 +11,7 @@ import pytest
 from runner.cli.command import Command, parse
 from runner.cli.nearest import advice_in
 from runner.cli.verbs import VERBS, Verb
-from runner.failures.facts import WrongKey
+from runner.failures.errors import WrongKey
 
 
 def typed(line: str) -> tuple[str, tuple[str, ...], dict[str, Any], tuple[str, ...]]:

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from runner.checkpoints.manifest import MANIFEST, read_manifest
 from runner.cli.verb import Verb
 from runner.distributed.environment import is_rank_zero, kept_over_restarts
-from runner.failures.errors import UnreadableCheckpoint, WrongConfig
+from runner.failures.errors import UnreadableCheckpoint, WrongConfig, WrongKey
 from runner.files.lock import PATIENCE, lock_file
 from runner.files.names import RESULT, SWEEP
 from runner.files.whole import read_object, write_whole

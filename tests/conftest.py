@@ -79,7 +79,7 @@ fork_writers()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declares `hang_timeout`."""
-    parser.addini("hang_timeout", "seconds after which a test that has not ended ends its process", default="420")
+    parser.addini("hang_timeout", "seconds after which a test that has not ended ends its process", default="1320")
 
 
 def pytest_configure(config: pytest.Config) -> None:

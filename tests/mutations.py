@@ -1422,6 +1422,20 @@ FAULTS = (
         "callbacks/test_mlflow_large_runs.py",
     ),
     Fault(
+        "MLflow: the writer does not learn how many values to send",
+        "callbacks/mlflow_logger.py",
+        '"max_values_per_second": self._max_values_per_second',
+        '"max_values_per_second": None',
+        "callbacks/test_mlflow_large_runs.py",
+    ),
+    Fault(
+        "MLflow: a model comes before the values of its step that were held back",
+        "callbacks/_mlflow/delivery.py",
+        'LAST = {"status", "model"}',
+        'LAST = {"status"}',
+        "callbacks/test_mlflow_models.py",
+    ),
+    Fault(
         "MLflow: batches that are trained for the third time are logged again",
         "callbacks/_mlflow/spool.py",
         "if not is_ahead:\n",
@@ -1452,8 +1466,8 @@ FAULTS = (
     Fault(
         "MLflow: the latest value in a list of runs is the first",
         "runner/libraries/mlflow_rows.py",
-        "or order > latest",
-        "or order < latest",
+        "max(latest.get(",
+        "min(latest.get(",
         "libraries/test_mlflow_rows.py",
     ),
     Fault(

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import json
 import os
+import secrets
 import select
 import signal
 import socket
@@ -24,9 +25,10 @@ from filelock import FileLock
 SERVER = Path(__file__).with_name("fork_server.py")
 TEMPORARY = Path(tempfile.gettempdir())  # now: a test may set another one, and ask for the first process
 CAN_FORK = sys.platform == "linux"
-# Seconds within which whatever is waited for has come, on a machine of any speed: what takes longer hangs.
-PATIENCE = 240.0
+# Seconds to wait for anything. No machine is so slow that it takes longer, so that only a hang reaches this.
+PATIENCE = 600.0
 GRACE = 30.0  # seconds that processes have to notice that another has failed
+PORTS = range(15_000, 32_000)  # below the ports of outgoing connections, which begin at 32768 on Linux
 
 Finished = subprocess.CompletedProcess[str]
 
@@ -339,7 +341,14 @@ def describe(finished: Sequence[Finished]) -> str:
 
 
 def find_free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listened to a moment ago."""
+    """A TCP port of 127.0.0.1 that nobody used a moment ago.
+
+    The system would choose one from which it also serves outgoing connections, so that any process might take it before
+    the test does.
+    """
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+        while True:
+            port = secrets.choice(PORTS)
+            with contextlib.suppress(OSError):  # in use
+                listener.bind(("127.0.0.1", port))
+                return port

@@ -29,7 +29,7 @@ from runner.callbacks._mlflow.spool import (
     write_sent,
 )
 from runner.callbacks._mlflow.target import address_for_mlflow, unsent_entry
-from runner.callbacks._mlflow.thinning import Pace, Thinning
+from runner.callbacks._mlflow.thinning import SendingRate, Thinning
 from runner.failures.errors import Deleted
 from runner.files.addresses import without_those_of
 from runner.files.lock import lock_file
@@ -89,7 +89,7 @@ class Delivery:
         self._lock: IO[str] | None = None
         self._sent = Sent("")
         self._known = 0  # offset up to which the store has all metrics, if `sent.json` does not say so
-        self._pace = Pace()
+        self._rate = SendingRate()
         self._sink: RunSink | None = None
         self._sampler: LoadSampler | None = None
 
@@ -123,7 +123,7 @@ class Delivery:
             except Exception as error:
                 self._print_trace()
                 self._report({"error": explain(error, self._target["tracking_uri"])})
-                self._pace = Pace()
+                self._rate = SendingRate()
                 self._failures += 1
                 self._is_done = not live and self._failures >= self._attempts
                 pause = min(2.0**self._failures / 4, LONGEST_PAUSE)
@@ -143,7 +143,7 @@ class Delivery:
         lines = list(read_entries(self._spool, self._sent.offset))
         self._send_lines(sink, lines)
         if not lines:
-            self._pace = Pace(unsent=0)
+            self._rate = SendingRate(unsent=0)
         self._send_samples(sink)
         if live or not lines:
             self._send_postponed(sink, live)
@@ -200,26 +200,28 @@ class Delivery:
                 if end > self._known:
                     metrics.append(chosen)
                     values += len(chosen["m"])
-                if is_metrics(following) and values + len(chosen["m"]) <= METRICS_PER_CALL:
+                if is_metrics(following) and values + thinning.count(following) <= METRICS_PER_CALL:
                     continue
                 sink.send_metrics(metrics)
             else:
                 if entry is not None and not LAST.isdisjoint(entry):
                     sink.send_metrics(thinning.take_rest())
                 self._send_entry(sink, entry)
-            self._watch_pace(values, end)
+            self._watch_rate(values, end)
             self._mark(end, entry is not None and "status" in entry, thinning)
             metrics = []
             values = 0
 
-    def _watch_pace(self, values: int, end: int) -> None:
+    def _watch_rate(self, values: int, end: int) -> None:
         """Tell the trainer if values are logged faster than they are sent."""
-        rate = self._pace.note(values, end - self._sent.offset, self._spool.stat().st_size - end)
-        if rate is not None and not self._finishing.is_set():
+        if self._finishing.is_set():
+            return
+        rate = self._rate.note(values, end - self._sent.offset, self._spool.stat().st_size - end)
+        if rate is not None:
             text = (
-                f"it takes {rate:,.0f} values a second, and more are logged. Training does not wait for it, and the "
-                "rest is sent afterwards; to send fewer, log less often, or add "
-                f"callbacks.mlflow_logger.max_values_per_second={max(rate / 2, 1):.0f}"
+                f"values are logged faster than the store takes them, which is {rate:,.0f} a second. Training does "
+                "not wait: the rest is kept in the run's folder and sent after training. To send fewer values, log "
+                f"less often, or add callbacks.mlflow_logger.max_values_per_second={max(rate / 2, 1):.0f}"
             )
             self._report({"behind": text})
 

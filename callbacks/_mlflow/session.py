@@ -243,12 +243,11 @@ class Session:
 
     def _open(self) -> None:
         """Open the spool, write its target beside it, and enter the run in the register of unsent runs."""
-        spool = Spool(self._folder)
+        before = known_before(self._folder)
+        is_same = before | self._position_of == before  # the spool may have been lost and begun again
+        spool = Spool(self._folder, self._position if is_same else 0)
         if not spool.exclusive:
             self._warn("shared", f"another process logs to {self._folder} at this moment; both end up in one run")
-        before = known_before(self._folder)
-        if before | self._position_of == before:  # the spool may have been lost and begun again
-            spool.since = min(self._position, spool.size)
         if "spool" not in before and self.run_id is not None:
             before = {**before, **self._target}
             write_sent(self._folder, Sent(self._fields["tracking_uri"], self.run_id))

@@ -15,7 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
@@ -109,7 +109,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 def write_sent(folder: Path, sent: Sent) -> None:
     """Save how much was sent, so that another writer can continue and the run can be found by its id."""
     shown = {"tracking_uri": without_credentials(sent.tracking_uri)}
-    write_whole(folder / "sent.json", json.dumps(asdict(sent) | shown))
+    write_whole(folder / "sent.json", json.dumps(vars(sent) | shown))
 
 
 def read_entries(path: Path, offset: int = 0, limit: int | None = CHUNK) -> Iterator[Line]:
@@ -139,17 +139,18 @@ class Spool:
 
     Args:
         folder: folder of the spool, created if it does not exist.
+        since: position of the spool at the checkpoint from which the run goes on; 0 if there is none.
 
     Attributes:
         departed: first retrained batch with a different loss than in an earlier session, or None.
-        since: position of the spool at the checkpoint from which the run goes on; 0 if there is none.
+        since: the position given, or the size that the spool had when it was opened, if that is smaller.
         size: bytes in the spool.
 
     Raises:
         OSError: the folder or the file cannot be created.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, since: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / SPOOL
         self._alive = lock_file(folder / "trainer.lock")
@@ -157,7 +158,7 @@ class Spool:
         self._lock = threading.Lock()
         self._inherited = self.size = os.fstat(self._fd).st_size
         self._torn = self._inherited > 0 and os.pread(self._fd, 1, self._inherited - 1) != b"\n"
-        self.since = 0
+        self.since = min(since, self._inherited)
         self._step = -1  # of the last metrics
         self._began = 0  # offset of the first line with this step
         self._written: dict[int, tuple[frozenset[str], float | None]] | None = None

@@ -173,14 +173,13 @@ def read_target(folder: Path) -> dict[str, Any] | None:
 
 
 def known_before(folder: Path) -> dict[str, Any]:
-    """Return the identity of a run, perhaps someone else's, as `before` of `make_target`; empty without a spool.
+    """Return the identity of a run, perhaps someone else's, as `before` of `make_target`; empty for a new run.
 
     The first line of the spool has it, or else the target, if the trainer was killed in between.
     """
-    try:
+    first: dict[str, Any] = {}
+    with suppress(OSError):
         first = next((entry for entry, _ in read_entries(folder / SPOOL) if entry is not None), {})
-    except OSError:
-        return {}
     written = {"spool": first.get("spool"), "start_time": first.get("start"), "run_name": first.get("name")}
     target = read_object(folder / FILE)
     checks = {"spool": is_id, "start_time": _is_time, "run_name": lambda name: isinstance(name, str)}

@@ -8,7 +8,7 @@ from typing import Any
 
 from runner.callbacks._mlflow.spool import Sent
 
-WINDOW = 30.0  # seconds over which the pace is measured, and by which sending may lie behind
+WINDOW = 30.0  # seconds over which the rate is measured, and by which sending may lie behind
 
 
 class Thinning:
@@ -35,15 +35,24 @@ class Thinning:
         step, now = entry["s"], entry["t"]
         chosen = {}
         for key, value in entry["m"].items():
-            last = self.sent_at.get(key)
-            # The distance, because a clock may be set back.
-            if last is None or abs(now - last) * self._rate >= 1000 * len(self.sent_at):
+            if self._is_due(key, now):
                 self.sent_at[key] = now
                 self.left_out.pop(key, None)
                 chosen[key] = value
             else:
                 self.left_out[key] = [value, step, now]
         return {"m": chosen, "s": step, "t": now}
+
+    def count(self, entry: dict[str, Any]) -> int:
+        """Return how many metrics `choose` returns of the next entry at most; without a rate, exactly."""
+        return sum(self._is_due(key, entry["t"]) for key in entry["m"])
+
+    def _is_due(self, key: str, now: int) -> bool:
+        """Return whether a value of a key, logged at this time in milliseconds, is to be sent."""
+        last = self.sent_at.get(key)
+        if self._rate is None or last is None:
+            return True
+        return abs(now - last) * self._rate >= 1000 * len(self.sent_at)  # a distance, as a clock may be set back
 
     def take_rest(self) -> list[dict[str, Any]]:
         """Return entries with the last value of each key that was not sent."""
@@ -52,7 +61,7 @@ class Thinning:
         return rest
 
 
-class Pace:
+class SendingRate:
     """Finds out whether values are logged faster than they are sent, while sending does not pause.
 
     Args:

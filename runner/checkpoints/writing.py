@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -132,28 +133,25 @@ class _HashingFile:
         self._thread = thread
 
     def write(self, data: Any) -> int:
-        if len(data) < LARGE:
-            self.digest.update(data)
-            return self._write(data)
-        try:
-            hashing = self._thread.submit(self.digest.update, data)
-        except RuntimeError:  # threads cannot be started once the interpreter has begun to end
-            self.digest.update(data)
-            return self._write(data)
-        try:
-            return self._write(data)
-        finally:
-            hashing.result()  # the caller may use the memory again
-
-    def flush(self) -> None:
-        self.file.flush()
-
-    def _write(self, data: Any) -> int:
+        wait = self._hash(data)
         try:
             return self.file.write(data)
         except OSError as error:
             self.error = error
             raise
+        finally:
+            wait()  # the caller may use the memory again
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def _hash(self, data: Any) -> Callable[[], None]:
+        """Hash data, in the thread if there is much of it, and return a function that waits until it is hashed."""
+        if len(data) >= LARGE:
+            with suppress(RuntimeError):  # threads cannot be started once the interpreter has begun to end
+                return self._thread.submit(self.digest.update, data).result
+        self.digest.update(data)
+        return lambda: None
 
 
 def _write(path: Path, content: Any) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Many runs: conditions, statistics, and runs side by side."""
+"""Comparison of runs: conditions that select them, statistics, and tables of how they differ."""

@@ -1,1 +1,1 @@
-"""The event engine: what happens when, to whom."""
+"""The event engine: hooks, the state of a run, the logger, and the order in which hooks are called."""

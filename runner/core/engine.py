@@ -111,7 +111,7 @@ class Engine:
     def _make_table(self) -> dict[str, tuple[Handler, ...]]:
         kinds = (self.state.algorithms, self.state.callbacks, self.logger.destinations)
         own = {id(one): _own_handlers(one) for one in chain(*kinds)}
-        watchers = [one for one in kinds[1] if getattr(one.wrap_handler, "__func__", None) is not Callback.wrap_handler]
+        watchers = [one for one in kinds[1] if overrides(one, "wrap_handler", Callback)]
 
         def handlers(event: Event) -> Iterator[Handler]:
             ordered = (kinds[0][::-1] if event.closes_bracket else kinds[0], *kinds[1:])
@@ -155,9 +155,9 @@ class _ClosedTable(dict[str, tuple[Handler, ...]]):
         raise RuntimeError(f"event={str(event)!r} came after close(); make a new Trainer (an error closes it too)")
 
 
-def overrides(one: Hooks, name: str) -> bool:
-    """Return whether an object overrides a method of `Hooks`, in its class or on the object itself."""
-    return name in vars(one) or getattr(type(one), name) is not getattr(Hooks, name)
+def overrides(one: Hooks, name: str, base: type[Hooks] = Hooks) -> bool:
+    """Return whether an object overrides a method of a base class, in its class or on the object itself."""
+    return name in vars(one) or getattr(type(one), name) is not getattr(base, name)
 
 
 def _own_handlers(one: Hooks) -> dict[Event, Handler]:

@@ -1,1 +1,1 @@
-"""Code specific to accelerators: data transfer, number formats and kernels."""
+"""Code that depends on the device: moving batches, copying to and from a GPU, memory, and settings for rounding."""

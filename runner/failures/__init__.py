@@ -1,1 +1,1 @@
-"""Failures: facts about them, readable tracebacks, and exit codes."""
+"""Facts about failures, checks of arguments, readable tracebacks, and exit codes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from runner.libraries.shortcuts import is_taken
@@ -24,6 +25,7 @@ DO UPDATE SET value = excluded.value, timestamp = excluded.timestamp, step = exc
 WHERE (excluded.step, excluded.timestamp, excluded.value)
 > (latest_metrics.step, latest_metrics.timestamp, latest_metrics.value)
 """
+STEP_TIME_VALUE = itemgetter(3, 2, 1)  # of a row of VALUES
 
 
 def log_metrics(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) -> None:
@@ -48,15 +50,14 @@ def _insert(store: Any, run_id: str, metrics: Sequence[Metric]) -> bool:
     for metric in metrics:
         is_nan = math.isnan(metric.value)
         value = 0.0 if is_nan else max(-LARGEST, min(metric.value, LARGEST))
-        rows.append((metric.key, value, metric.timestamp, metric.step, is_nan, run_id))
-        order = (metric.step, metric.timestamp, value)
-        if metric.key not in latest or order > latest[metric.key][0]:
-            latest[metric.key] = (order, rows[-1])
+        row = (metric.key, value, metric.timestamp, metric.step, is_nan, run_id)
+        rows.append(row)
+        latest[metric.key] = max(latest.get(metric.key, row), row, key=STEP_TIME_VALUE)  # the earlier one of equal rows
     with store.ManagedSessionMaker(read_only=False) as session:
         connection = session.connection()
         stage = connection.exec_driver_sql("SELECT lifecycle_stage FROM runs WHERE run_uuid = ?", (run_id,)).scalar()
         if stage != "active":
             return False
         connection.exec_driver_sql(INSERT, rows)
-        connection.exec_driver_sql(INSERT_LATEST, [row for _, row in latest.values()])
+        connection.exec_driver_sql(INSERT_LATEST, [*latest.values()])
     return True

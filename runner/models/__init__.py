@@ -1,4 +1,4 @@
-"""Networks, all of them plain modules; `runner.ClassificationModel` and `runner.LanguageModel` make models of them."""
+"""Networks as plain modules, classes that add a loss and metrics to them, and tools that replace parts of a model."""
 
 from runner.models.gpt import GPT
 from runner.models.mlp import MLP

@@ -1,4 +1,4 @@
-"""Muon, and groups of parameters for every optimizer."""
+"""Optimizers, parameter groups and learning-rate schedules: how they are made, and how they step."""
 
 from __future__ import annotations
 

@@ -7,12 +7,12 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import DictConfig
 
 from runner.cli.command_line import key_of
 from runner.config import build
+from runner.config.composing import parse_override
 from runner.config.errors import config_errors
 from runner.config.replaced import about_dropped
 from runner.failures.errors import ConstructorFailed, WrongConfig, WrongKey
@@ -36,7 +36,7 @@ def typed_overrides(config: DictConfig) -> list[Override]:
     """Return the overrides that the sweeper gets: the parameters in its config, then the command line."""
     params = config.hydra.sweeper.get("params") or {}
     lines = [*(f"{key}={value}" for key, value in params.items()), *config.hydra.overrides.task]
-    parsed = OverridesParser.create().parse_overrides(lines)
+    parsed = map(parse_override, lines)
     return [*{one.get_key_element(): one for one in parsed}.values()]  # if a key is given twice, the last one counts
 
 

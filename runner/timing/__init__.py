@@ -1,1 +1,1 @@
-"""When something happens: the events of a run, and lengths and positions of training."""
+"""The events of a run, and the units of training time: lengths, positions and intervals."""

@@ -1,1 +1,1 @@
-"""Training: the Trainer, its loops, and what they measure."""
+"""The Trainer and its loops: training, evaluation, gradient accumulation, precision and metrics."""

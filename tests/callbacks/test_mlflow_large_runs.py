@@ -21,7 +21,7 @@ from runner.callbacks._mlflow.delivery import Delivery
 from runner.callbacks._mlflow.session import Session
 from runner.callbacks._mlflow.spool import TAIL, Sent, Spool, read_entries, read_sent
 from runner.callbacks._mlflow.target import make_target, resolve_uri
-from runner.callbacks._mlflow.thinning import WINDOW, Pace, Thinning
+from runner.callbacks._mlflow.thinning import WINDOW, SendingRate, Thinning
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of MLflow and what it imports, which else lives in the writer
 Values = list[tuple[dict[str, float], int, float]]
@@ -85,6 +85,13 @@ def test_thinned_run_keeps_rare_values_and_the_last_of_each_key(folder: Path) ->
     assert sum("m" in (entry or {}) for entry, _ in read_entries(folder / "r" / "mlflow" / "spool.jsonl")) == 96
 
 
+def test_rate_reaches_the_writer_which_sends_the_last_value_before_the_run_ends(folder: Path) -> None:
+    with logging_to(MLflowLogger(max_values_per_second=1e-4), "r") as (state, logger):  # one value in three hours
+        log_steps(state, logger, range(1, 101))
+    assert points("loss") == [(1, 1.0), (100, 100.0)]
+    assert query("select status from runs") == [("FINISHED",)]
+
+
 def test_choice_of_values_is_the_same_for_any_sender() -> None:
     entries = [{"m": {"a": 1.0, f"b{step % 7}": 2.0}, "s": step, "t": step * 10} for step in range(500)]
     whole = Thinning(30, Sent(""))
@@ -114,7 +121,7 @@ def test_a_store_that_takes_fewer_values_than_are_logged_is_named_during_trainin
 
     def is_named() -> bool:
         spool.append_metrics([({f"key{n}": 0.0 for n in range(1000)}, next(steps), 1.0) for _ in range(10)])
-        return "values a second, and more are logged" in caplog.text
+        return "values are logged faster than the store takes them" in caplog.text
 
     wait_until(is_named)
     delivery.abandon()
@@ -126,20 +133,20 @@ def test_a_store_that_takes_fewer_values_than_are_logged_is_named_during_trainin
 def test_a_backlog_that_shrinks_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    paces = {"after an outage": Pace(), "from an empty spool": Pace(unsent=0)}
-    found: dict[str, list[float | None]] = {name: [] for name in paces}
+    rates = {"after an outage": SendingRate(), "from an empty spool": SendingRate(unsent=0)}
+    found: dict[str, list[float | None]] = {name: [] for name in rates}
     for window in range(1, 4):
         now = window * WINDOW
-        for name, pace in paces.items():
-            found[name].append(pace.note(3000, 1000, 100_000 - window * 1000))
+        for name, rate in rates.items():
+            found[name].append(rate.note(3000, 1000, 100_000 - window * 1000))
     assert found == {"after an outage": [None] * 3, "from an empty spool": [100.0, None, None]}
 
 
 def test_files_that_take_long_say_nothing_about_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    pace = Pace(unsent=0)
+    rate = SendingRate(unsent=0)
     later = time.monotonic() + WINDOW
     monkeypatch.setattr(time, "monotonic", lambda: later)
-    assert pace.note(0, 10, 100_000) is None
+    assert rate.note(0, 10, 100_000) is None
 
 
 @pytest.mark.parametrize(
@@ -164,8 +171,7 @@ def test_a_resumed_run_reads_only_what_was_logged_after_its_checkpoint(tmp_path:
     position = spool.position(100_000)
     spool.append_metrics([({"loss": 1.0}, step, 1.0) for step in range(100_001, 100_101)])
     spool.close()
-    resumed = Spool(tmp_path)
-    resumed.since = position
+    resumed = Spool(tmp_path, since=position)
     before = read_by_this_process()
     resumed.append_metrics([({"loss": 1.0}, step, 1.0) for step in range(100_001, 100_103)])
     assert read_by_this_process() - before < 4 * TAIL < spool.size / 10
@@ -181,8 +187,7 @@ def test_long_lines_of_the_batch_of_a_checkpoint_are_not_written_twice(tmp_path:
     position = spool.position(10)
     spool.close()
     assert spool.size - position > TAIL
-    resumed = Spool(tmp_path)
-    resumed.since = position
+    resumed = Spool(tmp_path, since=position)
     resumed.append_metrics([(metrics, 10, 1.0)])
     resumed.close()
     assert resumed.size == spool.size

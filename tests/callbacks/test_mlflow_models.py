@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from mlflow_runs import logging_to, query
+from mlflow_runs import logging_to, points, query
 from python_process import run_python
 from torch import Tensor, nn
 
@@ -99,6 +99,12 @@ def test_a_process_without_the_runner_loads_the_model(folder: Path) -> None:
         ("toy", 1, mlflow.run_id, 1)
     ]
     assert not list((folder / "outputs" / "toy" / "mlflow" / "files").iterdir())
+
+
+def test_values_held_back_by_the_rate_are_sent_before_the_model_is_logged(folder: Path) -> None:
+    fit(MLflowLogger(log_model="last", max_values_per_second=1e-4), nn.Linear(2, 2))
+    assert [step for step, _ in points("loss/eval/total")] == [3, 9]
+    assert query("select distinct metric_step from logged_model_metrics") == [(9,)]
 
 
 def test_the_best_weights_are_those_of_the_best_checkpoint(folder: Path) -> None:

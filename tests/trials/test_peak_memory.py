@@ -16,7 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
-from runner import Callback, Model, get_global_rank, get_world_size
+from runner import Callback, Model, get_global_rank
 from runner.config import build
 from runner.trials import dry_run
 from runner.trials.peak_memory import _drop_values
@@ -104,8 +104,6 @@ WIDE = (*DEEP, "model.module.d_model=128")
 SPLIT = "trainer.tensor_parallel=2"
 RANKED = {
     2: [
-        DEEP,
-        (*DEEP, SHARDED),
         (*WIDE, SHARDED, "data.batch_size=4"),
         (*WIDE, SHARDED, "data.batch_size=4", "trainer.gather_dtype=bfloat16"),
         (*WIDE, "trainer.grad_accum=2"),
@@ -114,9 +112,7 @@ RANKED = {
         (*WIDE, "algorithms=ema", SHARDED),
         (*WIDE, "algorithms=activation_checkpointing", SHARDED),
         (*WIDE, "data.batch_size=4", SPLIT),
-        ("model=mlp", "model.module.hidden=[512,512]", "optimizer=adamw", "algorithms=none", SHARDED),
         ("model=resnet8", "data.batch_size=256"),
-        ("model=resnet8", "data.batch_size=256", SHARDED),
     ],
     4: [
         (*WIDE, SHARDED),
@@ -143,26 +139,35 @@ def test_a_rank_has_its_share():
 
 
 def measure_ranks() -> None:
-    """Leave the most that this rank's allocator gives with each layout, twice, in a file."""
+    """Leave the most that this rank's allocator gives with each layout of `layouts.json` in a file."""
     folder = Path(f"rank{get_global_rank()}")
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     with on_ranks():
-        found = [[allocated(folder, *overrides) for overrides in RANKED[get_world_size()]] for _ in range(2)]
-    (folder / "found.json").write_text(json.dumps(found))
+        peaks = [allocated(folder, *overrides) for overrides in json.loads(Path("layouts.json").read_text())]
+    (folder / "peaks.json").write_text(json.dumps(peaks))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", RANKED)
 def test_the_peak_of_a_rank_is_what_its_allocator_gives(run_ranks: Any, tmp_path: Path, ranks: int):
-    run_ranks(program_of("trials/test_peak_memory", "measure_ranks"), ranks)
-    found = [one for path in tmp_path.glob("rank*/found.json") for one in json.loads(path.read_text())]
-    assert len(found) == 2 * ranks
-    for overrides, *measured in zip(RANKED[ranks], *found, strict=True):
-        findings = predicted(*overrides, f"launch.nproc_per_node={ranks}")
-        assert findings.unpredicted == ""
-        # Torch sometimes does not notice that a thread of gloo frees memory; then it counts too much.
-        assert findings.sizes.peak == pytest.approx(min(measured), rel=0.1), overrides
-        assert bool(findings.sizes.gathered) == (SHARDED in overrides)
+    def measure(layouts: list[tuple[str, ...]]) -> dict[tuple[str, ...], int]:
+        """The peak of each layout, on the rank where it is lowest."""
+        (tmp_path / "layouts.json").write_text(json.dumps(layouts))
+        run_ranks(program_of("trials/test_peak_memory", "measure_ranks"), ranks)
+        peaks = [json.loads((tmp_path / f"rank{rank}" / "peaks.json").read_text()) for rank in range(ranks)]
+        return dict(zip(layouts, map(min, *peaks), strict=True))
+
+    findings = {overrides: predicted(*overrides, f"launch.nproc_per_node={ranks}") for overrides in RANKED[ranks]}
+    measured = measure(RANKED[ranks])
+    # Torch sometimes does not notice that a thread of gloo frees memory; then it counts too much.
+    too_large = [overrides for overrides, peak in measured.items() if 0.9 * peak > findings[overrides].sizes.peak]
+    if too_large:
+        again = measure(too_large)
+        measured |= {overrides: min(measured[overrides], again[overrides]) for overrides in too_large}
+    for overrides, found in findings.items():
+        assert found.unpredicted == ""
+        assert found.sizes.peak == pytest.approx(measured[overrides], rel=0.1), overrides
+        assert bool(found.sizes.gathered) == (SHARDED in overrides)
 
 
 def test_tied_weights_stay_one():

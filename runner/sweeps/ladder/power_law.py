@@ -20,6 +20,7 @@ LEAST = 3
 RESAMPLES = 1_000
 TOLD = 0.01  # share of the smallest loss that a floor must exceed in nearly all resamples to be part of the law
 STARTS = (0.1, 0.5, 0.9)  # floors to begin the fit with, as shares of the smallest loss
+FOUND = (1, 2, 3, 4)  # statuses of MINPACK with which it has found the least squares
 
 Interval = tuple[float, float]
 
@@ -128,17 +129,18 @@ def extrapolate(compute: Sequence[float], losses: Sequence[Sequence[float]], tar
 
 def _refine(x: np.ndarray, y: np.ndarray, start: tuple[float, float, float]) -> tuple[float, float, float] | None:
     """Return scale, exponent and floor of the least squares in log loss; None if none are found."""
-    from scipy.optimize import OptimizeWarning, curve_fit
+    from scipy.optimize import leastsq  # as `curve_fit`, but without the time for its covariance
 
-    def log_loss(x: np.ndarray, height: float, exponent: float, floor: float) -> np.ndarray:
-        return np.logaddexp(height - exponent * x, floor)
+    def residuals(law: np.ndarray) -> np.ndarray:
+        height, exponent, floor = law
+        return np.logaddexp(height - exponent * x, floor) - y
 
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of a failure, which the status shows
+        (height, exponent, floor), status = leastsq(residuals, start, maxfev=1000)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", OptimizeWarning)  # the covariance is not used
-            (height, exponent, floor), *_ = curve_fit(log_loss, x, y, start, maxfev=1000)
-        return math.exp(height), float(exponent), math.exp(floor)
-    except (RuntimeError, OverflowError):
+        return (math.exp(height), float(exponent), math.exp(floor)) if status in FOUND else None
+    except OverflowError:
         return None
 
 

@@ -1723,8 +1723,8 @@ FAULTS = (
     Fault(
         "forks: the checkpoint stays with the parent",
         "runner/trials/forking.py",
-        "return str(copy)",
-        "return str(source)",
+        "copy_function=link_or_copy",
+        "copy_function=os.symlink",
         "history/test_forks.py",
     ),
     Fault(

@@ -389,7 +389,7 @@ def wrong_labels() -> Iterator[Row]:
         )
     if done.returncode == 0:
         raise RuntimeError("labels that have no class were trained")
-    said = re.findall(r"device-side assert triggered|out of bounds|mode=check", done.stderr) or [done.stderr[-200:]]
+    said = re.findall(r"device-side assert triggered|out of bounds|runner check", done.stderr) or [done.stderr[-200:]]
     yield Row(f"exit code {done.returncode}, which names", ", ".join(dict.fromkeys(said)))
 
 

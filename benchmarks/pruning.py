@@ -79,7 +79,7 @@ def decide(folder: Path, full: dict[str, str], pruned: dict[str, str], length: s
     """Train both winners with eight seeds, and return the verdict on that of the pruned sweep."""
     for name, values in (("a", full), ("b", pruned)):
         sweep(folder, name, *(f"{key}={value}" for key, value in values.items()), "sweep=seeds", length)
-    command = [*RUN, "verdict", "a", "b", "verdict.metric=eval/loss", "output=json"]
+    command = [*RUN, "verdict", "a", "b", "--metric=eval/loss", "--json"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)  # 1 says that it is worse
     return json.loads(done.stdout)["result"]["comparisons"][0]["verdict"]
 

@@ -24,9 +24,9 @@ from many_runs import write_many  # type: ignore[import-not-found] (a file of th
 LIMIT = 3.0  # seconds
 COMMANDS = {
     "all of them": [],
-    "by metric and choice": ["eval/loss<0.5 model=resnet8", "runs.sort=eval/loss"],
-    "by a key of the config": ["optimizer.lr>0.02", "runs.sort=-optimizer.lr"],
-    "as JSON": ["output=json", "runs.limit=0"],
+    "by metric and choice": ["eval/loss<0.5 model=resnet8", "--sort=eval/loss"],
+    "by a key of the config": ["optimizer.lr>0.02", "--sort=-optimizer.lr"],
+    "as JSON": ["--json", "--limit=0"],
 }
 
 

@@ -33,7 +33,7 @@ CASES: dict[str, list[tuple[str, ...]]] = {
     "two ranks, windows": [("experiment=stdlib_lm_plain", "launch.nproc_per_node=2", "trainer.max_duration=50ba")],
     "resumed": [
         ("trainer.max_duration=2ep", "+algorithms=[ema,mixup]"),
-        ("resume=run", "trainer.max_duration=4ep"),
+        ("resume", "run", "trainer.max_duration=4ep"),
     ],
 }
 TIMED = re.compile("time|throughput|memory|system|second")

@@ -49,7 +49,7 @@ ORDER = "runner/data/order.py"
 SHARD_ORDER = "runner/data/shards/order.py"
 PREFETCH = "runner/device/prefetch.py"
 FAULTS = (
-    # mode=check
+    # runner check
     Fault(
         "peak memory: a rank gets the batch of all",
         "runner/trials/dry_run.py",
@@ -129,10 +129,10 @@ FAULTS = (
     ),
     Fault(
         "table: a folder's name can end a comment",
-        "runner/verbs/means.py",
+        "runner/verbs/table.py",
         "re.sub('-(?=-)', '- ', one)",
         "one.replace('--', '- -')",
-        "modes/test_means.py",
+        "verbs/test_table.py",
     ),
     Fault(
         "verdict: what is drawn in blocks depends on them",
@@ -226,6 +226,20 @@ FAULTS = (
         "(mode|searchpath|callbacks)",
         "(mode|callbacks)",
         "config/test_one_job.py",
+    ),
+    Fault(
+        "commands: an option that is given again forgets the names of the first",
+        "runner/cli/command.py",
+        "return (*(() if before == option.default else before), *names)",
+        "return tuple(names)",
+        "cli/test_command.py",
+    ),
+    Fault(
+        "commands: the folder of a run that has a = in its name is a key",
+        "runner/cli/command.py",
+        "return os.path.exists(argument)",
+        "return False",
+        "cli/test_command.py",
     ),
     Fault(
         "ladder: the rung that is held out is fitted too",
@@ -904,10 +918,10 @@ FAULTS = (
     ),
     Fault(
         "learning rates: a fall after the minimum is suggested",
-        "runner/verbs/rising_rate.py",
+        "runner/trials/rising_rate.py",
         "for place in range(1, lowest)",
         "for place in range(1, len(values) - 1)",
-        "modes/test_lr_range.py",
+        "verbs/test_lr_range.py",
     ),
     # what a step asks of the device
     Fault(
@@ -1139,7 +1153,7 @@ FAULTS = (
     Fault(
         "a run that has diverged ends well",
         "runner/verbs/train.py",
-        'if not job.config["allow_divergence"]:',
+        'if not job.command.options["allow_divergence"]:',
         "if False:",
         "records/test_diverged.py",
     ),
@@ -1640,7 +1654,7 @@ FAULTS = (
         "runner/comparing/candidates.py",
         "if any(first[pair] != second[pair] for pair in pairs) or",
         "if",
-        "modes/test_verdict.py",
+        "verbs/test_verdict.py",
     ),
     # what people read
     Fault(
@@ -1704,27 +1718,27 @@ FAULTS = (
         "runner/checkpoints/history.py",
         "if trained < batch]",
         "]",
-        "modes/test_replay.py",
+        "verbs/test_replay.py",
     ),
     Fault(
         "replay: the record of the last session stands for all of them",
         "runner/records/past.py",
         "if began_after(one) < batch]",
         "]",
-        "modes/test_replay.py",
+        "verbs/test_replay.py",
     ),
     Fault(
         "replay: samples that were left out keep their numbers",
         "runner/trials/replayed.py",
         "                self._follow(rows, _rows(state))",
         "                pass",
-        "modes/test_replay.py",
+        "verbs/test_replay.py",
     ),
     Fault(
         "forks: the checkpoint stays with the parent",
         "runner/trials/forking.py",
-        'return {**config, "resume": str(copy)}',
-        "return config",
+        "copy_function=link_or_copy",
+        "copy_function=os.symlink",
         "history/test_forks.py",
     ),
     Fault(
@@ -1772,7 +1786,7 @@ FAULTS = (
     Fault(
         "crash: modules of somebody else's bundle are imported unasked",
         "runner/history/saved_run.py",
-        'may_run = is_own(folder) or typed_value(arguments, "allow_code") == "true"',
+        'may_run = is_own(folder) or command.options["allow_code"]',
         "may_run = True",
         "callbacks/test_crash_bundle.py",
     ),
@@ -1781,27 +1795,28 @@ FAULTS = (
         "runner/records/record.py",
         'sorted(own - {"runner"})',
         "()",
-        "modes/test_verify.py",
+        "verbs/test_verify.py",
     ),
     Fault(
         "verify: what the run kept is compared with itself",
         "runner/verbs/verify.py",
         'now = {one["batch"]: one for one in again}',
         'now = {one["batch"]: one for one in kept}',
-        "modes/test_verify.py",
+        "verbs/test_verify.py",
     ),
     Fault(
         "verify: the code of then is used",
-        "runner/cli/rows.py",
-        """word_keys=("run",),
+        "runner/cli/verbs.py",
+        """uses_run="retrain",
         on_all_ranks=True,
-        trains_again="now",
+        judges=True,
 """,
-        """word_keys=("run",),
+        """uses_run="retrain",
         on_all_ranks=True,
-        trains_again="then",
+        judges=True,
+        imports_kept_code=True,
 """,
-        "modes/test_verify.py",
+        "verbs/test_verify.py",
     ),
 )
 

@@ -121,5 +121,5 @@ def test_what_is_shown_passes_the_tests_that_it_names(tmp_path: Path):
     assert int(re.findall(r"(\d+) passed", passed)[-1]) > 60
     data = ("data=two_moons", "model.module.in_features=2", "model.num_classes=2", "~algorithms.batch_augment")
     added = ("+callbacks=weight_norm", "callbacks.weight_norm.order=1", "+algorithms=gradient_centralization")
-    shown = ("mode=check", "model=two_layers", *data, "optimizer=rmsprop", "scheduler=square_root", *added)
+    shown = ("check", "model=two_layers", *data, "optimizer=rmsprop", "scheduler=square_root", *added)
     assert "ok batch    float32 (4, 2), int64 (4,)" in run_there(tmp_path, "runner", *shown)

@@ -21,6 +21,8 @@ import pytest
 from python_process import run_python
 from test_readme import PAGES
 
+from runner.cli.command import split_verb
+
 FAST = ("docs/own_project.md",)
 FOLLOWED = sorted({*PAGES} - {"CONTRIBUTING.md", "CHANGELOG.md"})
 NOT_FOLLOWED = {
@@ -42,10 +44,10 @@ NOT_FOLLOWED = {
     "sweep=learning_rate seed=0,1,2": "thirty jobs",
     "sweep=ladder": "tests/sweeps/ladder/test_jobs.py",
     "replay crash.zip": "tests/callbacks/test_crash_bundle.py",
-    "git bisect": "tests/modes/test_bisected.py",
-    "at=ba270": "tests/sweeps/test_forked_jobs.py",
+    "git bisect": "tests/verbs/test_bisected.py",
+    "outputs/common ba270": "tests/sweeps/test_forked_jobs.py",
 }
-PROCESSES = ("nproc_per_node", "hydra/launcher", "mode=prove", "HYDRA_FULL_ERROR")
+PROCESSES = ("nproc_per_node", "hydra/launcher", "runner prove", "HYDRA_FULL_ERROR")
 """Of commands that are run in processes of their own."""
 EXTRAS = {
     "model=torchvision": "torchvision",
@@ -89,13 +91,13 @@ def shortened(arguments: list[str], length: str, records: bool) -> list[str]:
         length: of a new run; one that goes on goes on to batch 10.
         records: whether the run goes to MLflow and leaves pictures, which takes seconds.
     """
-    modes = [one for one in arguments if one.startswith("mode=")]
-    if "mode=prove" in modes:
-        return [*arguments, "prove.kills=1", "prove.batches=8"]
-    if modes or (arguments and re.fullmatch("[a-z]+|--help|--version", arguments[0])):
+    verb, _ = split_verb(arguments)
+    if verb.name == "prove":
+        return [*arguments, "--kills=1", "--batches=8"]
+    if not verb.trains or {"--help", "--version"} & {*arguments}:
         return arguments
     kept = [one for one in arguments if not one.startswith("trainer.max_duration=")]
-    if any(one.startswith(("resume=", "rerun=")) for one in arguments):  # which has the callbacks that it had
+    if verb.uses_run:  # which has the callbacks that it had
         return [*kept, "trainer.max_duration=10ba"]
     chosen = any(one.startswith("callbacks=") for one in kept)
     quiet = [f"~callbacks.{one}" for one in ("mlflow_logger", "learning_curves") if f"~callbacks.{one}" not in kept]

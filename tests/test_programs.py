@@ -26,7 +26,7 @@ FORM = json.loads((Path(__file__).resolve().parent.parent / "docs/schemas/output
 QUIET = (*SHORT, "callbacks=none")
 CLIPPING = "algorithms.gradient_clipping.clipping_type"
 KEYLESS = (
-    *("nonsense", "=3", "--seed=1", "--mutlirun", "--resume x", "version", "my_config.yaml"),
+    *("nonsense", "=3", "--seed=1", "--mutlirun", "chek", "version", "my_config.yaml"),
     "hydra/job_logging=disabled",
 )
 """Wrong commands in which nothing stands where a key would."""
@@ -67,12 +67,12 @@ def test_the_schema_is_one_and_has_every_field_of_a_result():
         {"exit_code": 2, "error": None},
         {"exit_code": 0, "error": error_object(2, "no")},
         {"error": error_object(2, "no") | {"code": "unknown"}, "exit_code": 2},
-        {"mode": "train", "result": {"status": "FINISHED"}},
+        {"verb": "train", "result": {"status": "FINISHED"}},
         {"schema": 2},
     ],
 )
 def test_the_schema_refuses_what_is_not_of_the_form(wrong: dict[str, Any]):
-    right = {"schema": 1, "mode": "list", "command": [], "exit_code": 0, "result": None, "error": None}
+    right = {"schema": 1, "verb": "list", "command": [], "exit_code": 0, "result": None, "error": None}
     form = Draft202012Validator(FORM)
     assert form.is_valid(right) and not form.is_valid(right | wrong)
 
@@ -81,7 +81,7 @@ def test_the_schema_refuses_what_is_not_of_the_form(wrong: dict[str, Any]):
 def test_a_wrong_command_is_one_object(command: str, run_here: Any, folder: Path):
     (folder / "needy.py").write_text("import not_installed_at_all\n")
     (folder / "torn.py").write_text("class Mine(:\n")
-    ended = run_here(*command.split(), "output=json", code=2)
+    ended = run_here(*command.split(), "--json", code=2)
     found = read(ended)
     assert found["result"] is None and (found["error"]["key"] is None) == (command in KEYLESS)
     assert f"error: {found['error']['message']}" in ended.err
@@ -90,7 +90,7 @@ def test_a_wrong_command_is_one_object(command: str, run_here: Any, folder: Path
 @pytest.mark.parametrize(
     ("command", "key", "fix", "allowed"),
     [
-        ("runs runs.format=tabel", "runs.format", "runs.format=table", "csv"),
+        ("runs --format tabel", "--format", "--format table", "csv"),
         ("model=mpl", "model", "model=mlp", "resnet8"),
         ("optimizer.lrr=1", "optimizer.lrr", "optimizer.lr=1", "momentum"),
         ("speed_monitor", "callbacks", "+callbacks=speed_monitor", None),
@@ -106,15 +106,21 @@ def test_a_wrong_command_is_one_object(command: str, run_here: Any, folder: Path
         ("callbacks.checkpoint_saver.monitor=nothing", "callbacks.checkpoint_saver.monitor", None, "eval/loss"),
         ("+algorithms=gradient_clipping algorithms.gradient_clipping.clipping_type=x", CLIPPING, None, "adaptive"),
         ("hydra.run.dir=/proc/none", "hydra.run.dir", None, None),
-        ("mode=check model=gpt", "model", None, None),
-        ("mode=check model=gpt data=digits", None, None, None),
+        ("check model=gpt", "model", None, None),
+        ("check model=gpt data=digits", None, None, None),
         ("--config-dir=missing", "--config-dir", None, None),
         ("--config-name=nothing", "--config-name", None, None),
         ("seed = 3", "seed", "seed=3", None),
         ("run_name=a)b", "run_name", 'run_name="a)b"', None),
         ("+callbacks=[speed_monitor", "callbacks", None, None),
-        ("mode=prove prove.without=[lr_monitr]", "prove.without", None, "lr_monitor"),
-        ("verdict outputs", "verdict", None, None),
+        ("prove --without lr_monitr", "--without", None, "lr_monitor"),
+        ("prove --kill 3", "--kill", "--kills", "--batches"),
+        ("prove --kills many", "--kills", None, None),
+        ("chek", None, "check", "explain"),
+        ("resume missing", "RUN", None, None),
+        ("resume", "RUN", None, None),
+        ("mode=eval resume=outputs/one", "mode", "runner eval outputs/one", None),
+        ("verdict outputs", "RUNS", None, None),
         ("trainer.max_duration=100tok", "trainer.max_duration", None, None),
         ("~callbacks.speed_monitor", "callbacks.speed_monitor", None, None),
         ("--seed=1", None, "seed=1", None),
@@ -124,20 +130,20 @@ def test_a_wrong_command_is_one_object(command: str, run_here: Any, folder: Path
 )
 def test_an_error_has_facts(command: str, key: str | None, fix: str | None, allowed: str | None, run_here: Any):
     code = 125 if command.startswith("verdict") else 2
-    error = read(run_here(*command.split(), "output=json", code=code))["error"]
+    error = read(run_here(*command.split(), "--json", code=code))["error"]
     assert (error["key"], error["fix"]) == (key, fix)
     assert allowed is None or allowed in error["allowed"]
 
 
 def test_another_form_of_output_is_refused(run_here: Any):
-    ended = run_here("output=yaml", code=2)
-    assert "output='yaml'" in ended.err and "json, text" in ended.err
+    assert "--json='yaml': takes no value" in run_here("--json=yaml", code=2).err
+    assert "write runner runs --json" in run_here("runs", "output=json", code=2).err
 
 
 def test_a_run_answers_with_its_result(run_here: Any, tmp_path: Path):
     file = tmp_path / "progress.jsonl"
     lines = ("callbacks=progress_lines", f"callbacks.progress_lines.path={file}")
-    found = read(run_here(*SHORT, *lines, "output=json", code=0))
+    found = read(run_here(*SHORT, *lines, "--json", code=0))
     folder = Path(found["result"].pop("folder"))
     written = json.loads((folder / "result.json").read_text())
     assert found["result"] == written
@@ -148,34 +154,34 @@ def test_a_run_answers_with_its_result(run_here: Any, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_every_mode_answers(run_here: Any, tmp_path: Path):
+def test_every_verb_answers(run_here: Any, tmp_path: Path):
     one, two = (str(tmp_path / "outputs" / name) for name in ("one", "two"))
     for folder, seed in ((one, 0), (two, 1)):
-        run_here(*SHORT, "callbacks=checkpoint_saver", f"hydra.run.dir={folder}", f"seed={seed}", "output=json", code=0)
+        run_here(*SHORT, "callbacks=checkpoint_saver", f"hydra.run.dir={folder}", f"seed={seed}", "--json", code=0)
     commands = {
         "list data": "choices",
         "help seed": "text",
         "completion bash": "text",
-        "mode=check model=mlp": "warnings",
-        "mode=explain": "events",
+        "check model=mlp": "warnings",
+        "explain": "events",
         "runs": "runs",
         "table": "cells",
         f"compare {one} {two}": "runs",
         f"verdict {one} {two}": "comparisons",
         f"export {one} {tmp_path / 'model.pt'}": "path",
-        f"mode=eval resume={one}": "metrics",
-        f"mode=predict predict.format=pt resume={one}": "files",
-        "mode=lr_range model=mlp lr_range.batches=30": "suggestion",
+        f"eval {one}": "metrics",
+        f"predict {one} --format pt": "files",
+        "lr-range model=mlp --batches 30": "suggestion",
         "init mine": "folder",
     }
     for command, name in commands.items():
-        found = read(run_here(*command.split(), "output=json", code=0))
+        found = read(run_here(*command.split(), "--json", code=0))
         assert name in found["result"], command
 
 
 @pytest.mark.slow
 def test_a_sweep_answers_with_its_jobs(run_here: Any):
-    found = read(run_here("-m", "seed=0,1", *QUIET, "output=json", code=0))["result"]
+    found = read(run_here("-m", "seed=0,1", *QUIET, "--json", code=0))["result"]
     assert [job["status"] for job in found["jobs"]] == ["FINISHED"] * 2 and found["settings"][0]["n"] == 2
 
 
@@ -217,7 +223,7 @@ def test_the_exit_code_says_whether_a_retry_may_help(error: BaseException, code:
 def test_a_process_prints_the_object_alone(run_app: Any, ranks: int, tmp_path: Path):
     (tmp_path / "own.py").write_text(LOUD)
     loud = "+callbacks.own._target_=own.Loud"
-    done = run_app(*QUIET, loud, f"launch.nproc_per_node={ranks}", "output=json")
+    done = run_app(*QUIET, loud, f"launch.nproc_per_node={ranks}", "--json")
     assert json.loads(done.stdout)["result"]["status"] == "FINISHED"
     for said in ("printed", "written", "at exit"):
         assert done.stderr.count(said) == ranks
@@ -225,6 +231,6 @@ def test_a_process_prints_the_object_alone(run_app: Any, ranks: int, tmp_path: P
 
 @pytest.mark.parametrize(("code", "message"), [(130, "Ctrl-C ended the command"), (143, "SIGTERM ended the command")])
 def test_a_signal_is_told(code: int, message: str, monkeypatch: pytest.MonkeyPatch, capfd: Any):
-    monkeypatch.setattr(sys, "argv", ["runner", "output=json"])
-    assert answered(lambda: code) == code
+    monkeypatch.setattr(sys, "argv", ["runner", "--json"])
+    assert answered(lambda arguments: code) == code
     assert json.loads(capfd.readouterr().out)["error"]["message"] == message

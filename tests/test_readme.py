@@ -11,12 +11,10 @@ import pytest
 from composed_configs import composed
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
-from runner.cli.quick import own_keys
-from runner.cli.subcommands import spell_out
 from tiers import one_in
 
-from runner.cli.command_line import check_options, typed_value
-from runner.cli.verbs import MODES
+from runner.cli.command import AT, parse
+from runner.cli.command_line import check_options
 from runner.config import build
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,7 +22,6 @@ CONF = ROOT / "conf"
 PAGES = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in ROOT.glob("docs/*.md")}
 PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")}
 README = PAGES["README.md"]
-OF_RUNS = ("resume", "rerun", "run", "output")  # keys that name a run, which other tests give, or that no config has
 OF_A_PAGE = (  # what a page has the reader write, which tests/test_docs.py does
     "model=two_layers",
     "callbacks=epoch_monitor",
@@ -58,7 +55,8 @@ def code(text: str, language: str) -> list[str]:
 def arguments_in(line: str) -> list[str]:
     """The arguments of a command that starts the runner."""
     words = shlex.split(line, comments=True)
-    return words[words.index("runner") + 1 :]
+    ends = [place for place, word in enumerate(words) if word in (">", ">>", "|", "&&")]
+    return words[words.index("runner") + 1 : min(ends, default=len(words))]
 
 
 def commands() -> list[str]:
@@ -69,9 +67,8 @@ def commands() -> list[str]:
         lines += re.findall(r"^\$ (.*)$", "\n".join(code(text, "(?:text|console)")), re.MULTILINE)
     starts = re.compile(r"([A-Z_]+=\S+ )*(.*-m )?runner ")
     found = [arguments_in(line) for line in lines if starts.match(f"{line.partition(' # ')[0]} ")]
-    alone = re.compile(r"[a-z]+|--help|--version")  # words that compose nothing, such as init and list
-    composed = [words for words in found if not words or not alone.fullmatch(words[0])]
-    return sorted({shlex.join(words) for words in composed if "--cfg" not in words})
+    answered = {"--help", "-h", "--version", "--cfg"}
+    return sorted({shlex.join(words) for words in found if answered.isdisjoint(words)})
 
 
 def anchors(text: str) -> set[str]:
@@ -96,25 +93,24 @@ def test_a_run_leaves_the_files_of_the_table(tmp_path: Path, run_here: Any):
 
 @pytest.mark.parametrize("command", one_in(3, [one for one in commands() if not any(x in one for x in OF_A_PAGE)]))
 def test_a_command_that_is_shown_composes_and_binds(command: str):
-    arguments = spell_out(shlex.split(command))
+    typed = parse([word for word in shlex.split(command) if word != "--json"])
+    arguments = typed.overrides
     check_options(arguments)
-    mode = MODES[typed_value(arguments, "mode") or "train"]
-    if not mode.composes:
-        own_keys(mode, arguments)
-        return
+    keys = [word for word in arguments if not word.startswith("-") and ("=" in word or word.startswith("~"))]
     overrides = []
-    for one in OverridesParser.create().parse_overrides([word for word in arguments if not word.startswith("-")]):
+    for one in OverridesParser.create().parse_overrides(keys):
         assert one.input_line is not None
         if one.is_sweep_override() and one.is_choice_sweep():
             overrides.append(f"{one.input_line.partition('=')[0]}={next(one.sweep_string_iterator())}")
-        elif one.key_or_group not in OF_RUNS and not one.key_or_group.startswith("hydra"):
+        elif one.key_or_group != AT and not one.key_or_group.startswith("hydra"):
             overrides.append(one.input_line)
     if any(word in VISION for word in arguments):
         pytest.importorskip("timm")
     if any(word in HUGGING_FACE for word in arguments):
         pytest.importorskip("datasets")
     overrides = [one for one in overrides if one != "sweep=optuna_tpe"]  # has Optuna's sweeper, an extra
-    build.check(composed(*overrides))
+    if typed.row.needs_experiment:
+        build.check(composed(*overrides))
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))

@@ -38,7 +38,7 @@ def test_a_wheel_works_beside_folders_of_the_same_names(tmp_path: Path):
         "conf/config.yaml",
         "callbacks/__init__.pyi",
         "callbacks/_mlflow/__init__.py",
-        "modes/project/conf/model/two_layers.yaml",
+        "verbs/project/conf/model/two_layers.yaml",
     )
     assert {f"runner/{name}" for name in (*expected, "algorithms/ema.py", "conf/algorithms/ema.yaml")} <= {*names}
 

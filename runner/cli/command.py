@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from runner.cli.catalogue import top_keys
 from runner.cli.command_line import FLAGS, SHORT, WITH_VALUE, about_option, check_spaces, value_of_option
 from runner.cli.nearest import Advice, nearest
 from runner.cli.spelling import DASHES, check_spelling
@@ -75,7 +76,7 @@ def parse(arguments: Sequence[str]) -> Command:
     Raises:
         ValueError: there is no such verb, it has no such option, the value of an option is wrong, or words are missing.
     """
-    verb, rest = _split_verb(arguments)
+    verb, rest = split_verb(arguments)
     check_spelling(verb, rest)
     if verb.composes:
         check_spaces(rest)
@@ -129,11 +130,17 @@ def is_one_of_hydras(argument: str) -> bool:
     return name in known or sum(one.startswith(name) for one in known) == 1
 
 
-def _split_verb(arguments: Sequence[str]) -> tuple[Verb, list[str]]:
-    """Return the verb and the other arguments; options may be typed before it."""
+def place_of_verb(arguments: Sequence[str]) -> int:
+    """Return the place of the first argument that is neither an option nor its value, where a verb may be."""
     place = 0
     while place < len(arguments) and arguments[place].startswith("-"):
         place += 2 if arguments[place] in (*_TAKE_VALUES, *DASHES) else 1
+    return min(place, len(arguments))
+
+
+def split_verb(arguments: Sequence[str]) -> tuple[Verb, list[str]]:
+    """Return the verb and the other arguments."""
+    place = place_of_verb(arguments)
     name = arguments[place] if place < len(arguments) else ""
     if name in VERBS:
         return VERBS[name], [*arguments[:place], *arguments[place + 1 :]]
@@ -198,7 +205,9 @@ def _is_sweep(hydra: Sequence[str]) -> bool:
 
 
 def _no_such_option(verb: Verb, arguments: Sequence[str], place: int) -> ValueError:
-    name = arguments[place].partition("=")[0]
+    name, _, value = arguments[place].partition("=")
+    if name == "--json":
+        return WrongKey(name, "takes no value", repr(value))
     own = [f"--{option.name}" for option in verb.options]
     owners = [other.name for other in VERBS.values() if name in (f"--{option.name}" for option in other.options)]
     if is_one_of_hydras(name):
@@ -208,7 +217,7 @@ def _no_such_option(verb: Verb, arguments: Sequence[str], place: int) -> ValueEr
         return ValueError(f"{words[0]}: no such verb; " + near)
     if {*owners} & {*words}:
         return WrongKey(name, f"is an option of {', '.join(owners)}; write it after the verb")
-    if owners:
+    if owners and name[2:] not in (key.name for key in top_keys()):
         return WrongKey(name, f"is an option of {', '.join(owners)}, not of {verb.name}")
     meant = nearest(name.lstrip("-"), [option.name for option in verb.options]).meant
     if meant or not verb.composes:

@@ -86,7 +86,7 @@ _ROWS = (
     ),
     Verb(
         "compare",
-        says="shows runs side by side, and finds the batch at which they diverge",
+        says="shows runs side by side, and finds the batch where they diverge",
         example="runner compare RUN_A RUN_B",
         group="Verbs",
         words="RUN RUN...",

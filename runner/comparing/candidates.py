@@ -179,7 +179,7 @@ def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tupl
     runs = [run for one in candidates for run in one.runs]
     objectives = dict.fromkeys(run.result.objective_name for run in runs)
     if not asked and (len(objectives) > 1 or "" in objectives):
-        raise WrongKey(key, f"the runs have no objective in common ({', '.join(objectives)}); name a metric", "null")
+        raise WrongKey(key, f"the runs have no objective in common ({', '.join(objectives)}); name a metric")
     name = asked or next(iter(objectives))
     metric = next(iter(metrics_named(name, runs[0].result.metrics)), name)
     for run in runs:

@@ -17,6 +17,8 @@ from omegaconf import open_dict
 from runner.cli.catalogue import CONF
 from runner.cli.command import CONFIG_DIR, Command
 from runner.cli.command_line import merge_repeated, search_path
+from runner.cli.spelling import check_spelling
+from runner.cli.verbs import VERBS
 from runner.config import build
 from runner.config.composed import to_plain
 from runner.config.errors import config_errors
@@ -52,6 +54,7 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
     options = [] if config_dir is None else [f"{CONFIG_DIR}={config_dir}"]
     arguments = merge_repeated(overrides)
     with config_errors():
+        check_spelling(VERBS["train"], arguments)
         check_encoding([*arguments, *options], CONF)
         with composing():
             composed = compose("config", [*arguments, *search_path(options)], return_hydra_config=True)

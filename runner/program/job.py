@@ -175,7 +175,7 @@ def prepare(config: DictConfig, hydra_config: Any, command: Command, saved: Save
         source = "" if verb.uses_run != "retrain" or saved is None else saved.run_dir or ""
         with importing():
             check_command(replace(command, words=(source, *command.words[1:])) if source else command, plain)
-            if start.resume is not None:
+            if start.resume is not None and verb.needs_experiment:
                 build.checkpoint_of("RUN", start.resume)
         restarted = checkpoint_before_restart(run_dir) if is_single else None
         differences: list[str] = []

@@ -55,9 +55,13 @@ class Job:
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Job:
         """Return the job that `dataclasses.asdict` turned into a message, which JSON has without tuples."""
-        command = message["command"]
-        lists = {"words": tuple(command["words"]), "overrides": tuple(command["overrides"])}
-        return cls(**{**message, "command": Command(**{**command, **lists}), "threads": Threads(*message["threads"])})
+
+        def with_tuples(found: Mapping[str, Any]) -> dict[str, Any]:
+            return {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+
+        command = with_tuples(message["command"])
+        command["options"] = with_tuples(command["options"])
+        return cls(**{**message, "command": Command(**command), "threads": Threads(*message["threads"])})
 
     @property
     def title(self) -> str:

@@ -85,7 +85,7 @@ def _unpack_bundle(path: Path, folder: Path) -> None:
             is_plain = stat.S_IFMT(one.external_attr >> 16) in (0, stat.S_IFREG) and not one.flag_bits & 1
             if not is_plain or not _NAMES.fullmatch(one.filename) or names.count(one.filename) > 1:
                 raise ValueError(f"RUN={str(path)!r}: holds {one.filename!r}, which does not belong in a crash.zip")
-        refuse_if("config.yaml" not in names, "run", str(path), f"contains no run; a run that fails leaves a {BUNDLE}")
+        refuse_if("config.yaml" not in names, "RUN", str(path), f"contains no run; a run that fails leaves a {BUNDLE}")
         for one in entries:
             target = folder / one.filename
             target.parent.mkdir(parents=True, exist_ok=True)

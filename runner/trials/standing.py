@@ -131,7 +131,7 @@ def _start(run: Path, batch: int, key: str) -> dict[str, Any]:
     checkpoint = checkpoint_before(run, batch)
     if checkpoint is None and (begun := forked_after(run)):
         reason = f"this run is a fork that begins after batch {begun} of its parent; name the parent"
-        raise WrongKey(key or "run", reason, str(batch) if key else repr(str(run)))
+        raise WrongKey(key or "RUN", reason, str(batch) if key else repr(str(run)))
     return {} if checkpoint is None else {"resume_path": checkpoint, "load_path": None}
 
 

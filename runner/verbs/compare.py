@@ -1,4 +1,4 @@
-"""`runner compare RUN_A RUN_B`: shows runs side by side, and from their digests the first batch at which they diverge.
+"""`runner compare RUN_A RUN_B`: shows runs side by side, and from their digests the first batch where they diverge.
 
 The callback `StateDigest` writes the digests. Comparing needs no torch, so it is fast.
 """

@@ -8,13 +8,14 @@ runner completion fish > ~/.config/fish/conf.d/runner.fish
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from runner.cli.catalogue import GROUPS, Choice, Key, choices, chosen_in, default_choices, top_keys
-from runner.cli.command import Command
-from runner.cli.command_line import LISTS, key_of, typed_value
+from runner.cli.command import Command, place_of_verb, split_verb
+from runner.cli.command_line import LISTS, WITH_VALUE, key_of, typed_value
 from runner.cli.nearest import nearest
 from runner.cli.verb import Verb
 from runner.cli.verbs import VERBS
@@ -78,21 +79,33 @@ def _words(line: str) -> list[str]:
 
 def _candidates(arguments: Sequence[str], current: str) -> Candidates:
     known = choices(_own_folder(arguments))
-    verb = VERBS.get(arguments[0] if arguments else "")
+    verb, rest = split_verb(arguments)
     previous = arguments[-1] if arguments else ""
-    if verb is not None:
-        for option in verb.options:
-            if previous == f"--{option.name}" and option.kind is not bool:
-                return [(one, "") for one in option.kind] if isinstance(option.kind, tuple) else []
-    if current.startswith("-"):
-        own = {} if verb is None else {f"--{option.name}": option.says for option in verb.options}
-        return (own | OPTIONS).items()
+    if previous in WITH_VALUE:
+        return []  # the shell offers files
     key, equals, value = current.partition("=")
+    for option in verb.options:
+        values = option.kind if isinstance(option.kind, tuple) else ()
+        if previous == f"--{option.name}" and option.kind is not bool:
+            return [(one, "") for one in values]
+        if equals and key == f"--{option.name}":
+            return [(f"{key}={one}", "") for one in values]
+    if current.startswith("-"):
+        own = {f"--{option.name}": option.says for option in verb.options}
+        always = ("--help", "--json", "--config-dir")
+        others = {name: says for name, says in OPTIONS.items() if name in always or _takes(verb, name)}
+        return (own | others).items()
     chosen = _chosen(arguments, known)
     if equals:
         return ((f"{key}={one}", text) for one, text in _values(key.lstrip("+~"), value, known, chosen))
-    words = [] if verb is None else [*_words_of(verb, arguments[1:], known)]
-    return words if verb is not None and not verb.composes else [*words, *_names(arguments, current, known, chosen)]
+    verbs = [(one.name, one.says) for one in VERBS.values()] if place_of_verb(arguments) == len(arguments) else []
+    words = [*_words_of(verb, rest, known)]
+    return words if not verb.composes else [*verbs, *words, *_names(current, known, chosen)]
+
+
+def _takes(verb: Verb, option: str) -> bool:
+    """Return whether a verb takes an option that is not its own."""
+    return verb.can_be_swept if option == "-m" else verb.composes
 
 
 def _words_of(verb: Verb, typed: Sequence[str], known: Sequence[Choice]) -> Candidates:
@@ -104,18 +117,19 @@ def _words_of(verb: Verb, typed: Sequence[str], known: Sequence[Choice]) -> Cand
         return [*GROUPS.items(), ("verbs", "what the first word of a command may be")]
     if verb.name == "completion":
         return [(file.suffix[1:], "") for file in SHELLS.iterdir()]
-    place = sum(not one.startswith("-") and "=" not in one for one in typed)
+    with_value = [f"--{option.name}" for option in verb.options if option.kind is not bool]
+    values = [place + 1 for place, one in enumerate(typed) if one in (*with_value, *WITH_VALUE)]
+    place = sum(not re.search("^-|=", one) for number, one in enumerate(typed) if number not in values)
     names = verb.words.split()
     word = names[min(place, len(names) - 1)] if names and (place < len(names) or "..." in names[-1]) else ""
     if word.strip("[].") != "RUN":
         return []
-    return [("latest", "the run that saved a checkpoint last"), *((folder, "") for folder in _run_folders())]
+    latest = [] if verb.name == "compare" else [("latest", "the run that saved a checkpoint last")]
+    return [*latest, *((folder, "") for folder in _run_folders())]
 
 
-def _names(arguments: Sequence[str], current: str, known: Sequence[Choice], chosen: Sequence[Choice]) -> Candidates:
-    """Yield verbs, groups and keys; of a long key, the part up to its next dot."""
-    if not arguments:
-        yield from ((verb.name, verb.says) for verb in VERBS.values())
+def _names(current: str, known: Sequence[Choice], chosen: Sequence[Choice]) -> Candidates:
+    """Yield groups and keys; of a long key, the part up to its next dot."""
     if current.startswith("~"):
         yield from ((f"~{one.group}.{one.name}", one.summary) for one in chosen if one.group in LISTS)
         return

@@ -38,15 +38,13 @@ def run(command: Command) -> None:
     import torch
     from torch import Tensor
 
-    from runner.checkpoints.files import find_checkpoint, read_config, read_file
+    from runner.checkpoints.files import read_config, read_file
     from runner.checkpoints.shards import write_safetensors
     from runner.checkpoints.writing import write_file
+    from runner.config import build
     from runner.distributed.saved_tensor import unsaved
 
-    try:
-        checkpoint = find_checkpoint(run)
-    except (FileNotFoundError, ValueError) as error:
-        raise WrongKey("RUN", str(error), repr(given)) from None
+    checkpoint = build.checkpoint_of("RUN", str(run))
     weights = _of_network(read_file(checkpoint, "model.pt"), read_config(checkpoint) or {})
     if path.suffix != ".pt" and (others := [name for name, one in weights.items() if not isinstance(one, Tensor)]):
         raise WrongKey(

@@ -51,7 +51,8 @@ def run(command: Command) -> None:
 def overview(own: Path | None = None) -> Iterator[str]:
     """Yield the lines of `runner --help`."""
     yield heading(f"runner {__version__}: an experiment runner for PyTorch")
-    yield "  runner [VERB] [WORDS] [--OPTION VALUE] [KEY=VALUE] [GROUP=CHOICE] ...    or python -m runner"
+    yield "  runner [VERB] [WORDS] [--OPTION VALUE] [KEY=VALUE] [GROUP=CHOICE] ..."
+    yield "  or with python -m runner in place of runner"
     yield ""
     yield from in_columns(LINES)
     for group in dict.fromkeys(verb.group for verb in VERBS.values()):
@@ -120,7 +121,7 @@ def _explain_verb(verb: Verb) -> Iterator[str]:
         yield ""
     if verb.options:
         yield heading("Options, and their defaults")
-        yield from in_columns([(_synopsis(option), _shown(option), option.says) for option in verb.options])
+        yield from in_columns([(_synopsis(option), *_described(option)) for option in verb.options])
         yield ""
     yield heading("Example")
     yield f"  {verb.example}"
@@ -134,11 +135,11 @@ def _synopsis(option: Option) -> str:
     return f"--{option.name}{value}"
 
 
-def _shown(option: Option) -> str:
-    """Return the default of an option; nothing if it is off or empty."""
+def _described(option: Option) -> tuple[str, str]:
+    """Return the default of an option, empty if it is off, and its description; names by default are part of that."""
     if isinstance(option.default, tuple):
-        return ",".join(option.default)
-    return "" if option.default is None or option.default is False else str(option.default)
+        return "", ": ".join(filter(None, (option.says, ", ".join(option.default))))
+    return "" if option.default is None or option.default is False else str(option.default), option.says
 
 
 def _explain_choice(choice: Choice) -> Iterator[str]:

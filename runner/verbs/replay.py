@@ -66,7 +66,7 @@ def run(job: Job) -> None:
     noted = ReplayedBatch(batch, asked["debug"])
     with config_errors():
         if asked["debug"] and get_world_size() > 1:
-            raise WrongKey("--debug", "stops one process; add launch.nproc_per_node=1", "True")
+            raise WrongKey("--debug", "stops one process; add launch.nproc_per_node=1")
     without = {*asked["without"]} - {crash.get("by")}  # the callback that failed
     kept = {key: one for key, one in (job.config["callbacks"] or {}).items() if key not in without}
     config = {**job.config, "callbacks": kept}

@@ -119,7 +119,7 @@ def test_digits_with_all_of_them_killed_and_resumed(tmp_path: Path, run_app: Any
     arguments = [*GIVEN, "model=mlp", "data.batch_size=100", "trainer.max_duration=5ep"]  # 12 batches an epoch
     run_app(*arguments, "+callbacks.killed._target_=own.Killed", exit_code=-signal.SIGKILL)
     assert (run_folder(tmp_path) / "checkpoints" / "latest").resolve().name == "ep3-ba36"
-    done = run_app(f"resume={run_folder(tmp_path)}")
+    done = run_app("resume", str(run_folder(tmp_path)))
     check_stderr(done.stderr, "ReplicaMonitor", "generate", "memory_snapshot", "oom_observer")
     assert query(tmp_path, "select status from runs") == [("FINISHED",)]
     layers = {f"module.layers.{index}" for index in (0, 2, 4)}

@@ -129,12 +129,11 @@ def test_the_end_says_what_came_of_it(tmp_path, capsys):
     text = "\n".join(lines)
     assert re.search(r"^trained  3 epochs, 9 batches in [\d.]+ s$", text, re.MULTILINE)
     assert re.search(r"^speed    [\d,]+ samples/s in the [\d.]+ s without evaluations$", text, re.MULTILINE)
-    command = f"python -m runner resume={tmp_path / 'run'}"
     assert lines[-5:] == [
         f"run      {tmp_path / 'run'}",
         "to evaluate it, train it for longer, compare it:",
-        f"{command} mode=eval",
-        f"{command} trainer.max_duration=6ep",
+        f"python -m runner eval {tmp_path / 'run'}",
+        f"python -m runner resume {tmp_path / 'run'} trainer.max_duration=6ep",
         "compare --all",
     ]
 
@@ -179,7 +178,7 @@ def test_a_run_that_ended_early_says_how_to_resume_it(tmp_path, capsys, monkeypa
         make_trainer(tmp_path, CheckpointSaver(), ending(), config={"seed": 0}).fit()
     text = " ".join(capsys.readouterr().out.split())
     assert outcome in text
-    assert "to resume it: python -m runner resume=run" in text
+    assert "to resume it: python -m runner resume run" in text
     with pytest.raises(error):
         make_trainer(tmp_path, CheckpointSaver(), ending(), run_dir=tmp_path / "two").fit()
     assert "to resume it: Trainer(..., resume_path='two')" in " ".join(capsys.readouterr().out.split())
@@ -189,7 +188,7 @@ def test_a_run_that_ended_early_says_how_to_resume_it(tmp_path, capsys, monkeypa
     with pytest.raises(error):
         make_trainer(tmp_path, ending(), config={"seed": 0}).fit()
     text = " ".join(capsys.readouterr().out.split())
-    assert "to start it again (no checkpoint was written): python -m runner resume=run" in text
+    assert "to start it again (no checkpoint was written): python -m runner resume run" in text
 
 
 def test_the_speed_is_that_of_the_time_without_evaluations(tmp_path, capsys, steady):

@@ -212,10 +212,10 @@ def test_someone_elses_bundle_needs_permission_for_each_thing(
     (tmp_path / "own.py").unlink()
     refused = run_app("replay", "crash.zip", folder=other, env=stranger, exit_code=2).stderr
     assert "uses code that is not part of this project: own.Changer; own.Model" in refused
-    allowed = "allow_targets=['own.*']"
+    allowed = "--allow-targets=own.*"
     unread = run_app("replay", "crash.zip", allowed, folder=other, env=stranger, exit_code=2).stderr
-    assert "add allow_code=true if you trust it" in unread and "there is no module 'own'" in unread
-    again = run_app("replay", "crash.zip", allowed, "allow_code=true", folder=other, env=stranger, exit_code=1).stderr
+    assert "add --allow-code if you trust it" in unread and "there is no module 'own'" in unread
+    again = run_app("replay", "crash.zip", allowed, "--allow-code", folder=other, env=stranger, exit_code=1).stderr
     assert "the failure of the run: RuntimeError" in again
 
 
@@ -268,7 +268,7 @@ def test_what_does_not_fit_is_left_out(tmp_path: Path, run_here: Any):
 def test_a_finished_run_that_is_resumed_stays_as_it_is(tmp_path: Path, run_here: Any):
     run_here("model=mlp", "trainer.max_duration=1ba", "callbacks=[checkpoint_saver,crash_bundle]", "hydra.run.dir=run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert "this run has finished" in run_here("resume=run", code=2).err
+    assert "this run has finished" in run_here("resume", "run", code=2).err
     after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     assert {*after} == {*before}
     assert [path.name for path in before if after[path] != before[path] and path.name != "result.json"] == []

@@ -28,11 +28,9 @@ def test_parameters_are_what_somebody_chose() -> None:
     saver = {"_target_": "runner.callbacks.CheckpointSaver", "keep": 3, "save_interval": "1ep", "monitor": "eval/loss"}
     config = {
         "seed": 3,
-        "mode": "train",
         "run_name": "a name",
         "model": {"_target_": "runner.ClassificationModel", "num_classes": 10, "module": {"_target_": "mine.Net"}},
         "init_weights": "in_order",
-        "output": "text",
         "data": {"_target_": "runner.data.load_digits", "seed": 3, "transform": None},
         "optimizer": {"_target_": "torch.optim.SGD", "_partial_": True, "lr": 0.1, "param_groups": {}},
         "trainer": {"_target_": "runner.Trainer", "max_duration": "2ep", "precision": "fp32", "grad_accum": 4},
@@ -106,8 +104,8 @@ def test_the_source_is_the_command_as_it_was_typed() -> None:
 
 
 def test_the_keys_that_were_typed_are_parameters_of_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = ["python", "-m", "runner", "-m", "seed=0,1", "~callbacks.x", "+vars.a=b=c", "hydra.run.dir=x", "mode=train"]
-    monkeypatch.setattr(sys, "orig_argv", [*typed, "model=mlp", "output=json"])
+    typed = ["python", "-m", "runner", "-m", "seed=0,1", "~callbacks.x", "+vars.a=b=c", "hydra.run.dir=x"]
+    monkeypatch.setattr(sys, "orig_argv", [*typed, "model=mlp", "--json"])
     assert typed_overrides() == {"seed": "0,1", "vars.a": "b=c", "model": "mlp"}
 
 
@@ -142,7 +140,7 @@ def test_a_run_of_a_command_and_a_sweep_say_what_they_are(run_app: Any, tmp_path
     run_app(*main_runs.SHORT, "-m", "seed=0,1", "optimizer.lr=0.05", *(f"{key}={typed[key]}" for key in typed))
     params = dict(main_runs.query(tmp_path, "select key, value from params order by length(value) desc"))
     assert params | {"model": "mlp", "data": "digits", "optimizer": "sgd"} | typed == params
-    assert not {"launch", "trainer", "output", "init_weights", "algorithms.label_smoothing.target_key"} & {*params}
+    assert not {"launch", "trainer", "init_weights", "algorithms.label_smoothing.target_key"} & {*params}
     runs = main_runs.query(tmp_path, "select name, run_uuid, end_time - start_time from runs order by start_time")
     summary, (_, job, _), _ = runs
     assert summary[0] == "sweep-seed-mlp-digits" and summary[2] > 100  # it started before its jobs

@@ -56,7 +56,7 @@ def test_training_goes_on_without_mlflow(
     assert time.monotonic() - started < 45  # by default it would wait for a minute
     [record] = caplog.records
     assert (record.name, record.levelno) == ("runner", logging.WARNING)
-    assert reason in record.message and f"mode=sync resume={tmp_path / 'r'}" in record.message
+    assert reason in record.message and f"runner sync {tmp_path / 'r'}" in record.message
     assert sum("m" in (entry or {}) for entry, _ in read_entries(Path("r/mlflow/spool.jsonl"))) == 10
 
 

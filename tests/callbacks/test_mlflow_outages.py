@@ -186,7 +186,7 @@ def test_a_server_far_away_has_everything_and_a_resumed_run_goes_on_there(
     assert f"{store.server.uri}/#/experiments/" in done.stdout and run_id in done.stdout
     assert done.stderr.count("MLflow") <= done.stderr.count("saving to MLflow")
     uri = f"callbacks.mlflow_logger.tracking_uri={store.server.uri}"
-    run_app(f"resume={folder}", "trainer.max_duration=4ep", uri, f"experiment_name={store.experiment}")
+    run_app("resume", str(folder), "trainer.max_duration=4ep", uri, f"experiment_name={store.experiment}")
     assert store.statuses() == ["FINISHED"]
     assert store.points() == logged(folder) and store.points()["loss/train/total", 12] == 1
     assert {"record/config.yaml", "plots/learning_curves.png"} <= {*store.artifacts()}
@@ -200,7 +200,7 @@ def test_a_password_in_the_address_is_shown_to_nobody(store: Store, run_app: Any
         env = {"MLFLOW_TRACKING_URI": proxy.uri.replace("://", "://me:secret@"), "MLFLOW_EXPERIMENT_NAME": "p"}
         failed = run_app(*TINY, "trainer.max_duration=1ep", env=env)
         proxy.mode = "up"
-        synced = run_app("mode=sync", env=env)
+        synced = run_app("sync", env=env)
     assert "WARNING: MLflow: " in failed.stderr and "MLflow has all of it" in synced.stdout
     assert not [word for one in (failed, synced) for word in (one.stdout + one.stderr).split() if "secret" in word]
     [folder] = run_folders(tmp_path)
@@ -219,7 +219,7 @@ def test_values_arrive_where_files_cannot_be_stored_and_files_do_later(
         assert "WARNING: MLflow: files: " in done.stderr
         assert store.points() == logged(folder) and store.statuses() == ["FINISHED"]
         proxy.mode = "up"
-        assert "MLflow has all of it" in run_app("mode=sync", env=env).stdout
+        assert "MLflow has all of it" in run_app("sync", env=env).stdout
     assert {"record/config.yaml", "plots/learning_curves.png"} <= {*store.artifacts()}
     assert store.points() == logged(folder)
     assert not list((tmp_path / "outputs" / ".mlflow_unsent").iterdir())
@@ -254,7 +254,7 @@ def test_a_run_that_is_deleted_while_it_trains_loses_nothing(
     assert "is deleted there; restore it in the UI" in caplog.text and "left out" not in caplog.text
     sent = store.points()
     assert 0 < sum(sent.values()) < sum(logged(tmp_path / "r").values())
-    assert "MLflow has all of it" in run_app("mode=sync", "resume=r").stdout
+    assert "MLflow has all of it" in run_app("sync", "r").stdout
     assert store.points() == logged(tmp_path / "r") and store.statuses() == ["FINISHED"]
 
 
@@ -325,7 +325,7 @@ def test_a_server_that_is_never_there_gets_all_of_it_later(
     first, second = run_folders(tmp_path)
     with Proxy(store.server, port=free_port):
         for _ in range(2):  # the second finds nothing to do
-            run_app("mode=sync", f"resume={first}", env=env)
+            run_app("sync", str(first), env=env)
         assert store.statuses() == ["FINISHED"] and store.points() == logged(first)
         run_app(*TINY, "trainer.max_duration=1ep", env=env)
         wait_until(lambda: not list((tmp_path / "outputs" / ".mlflow_unsent").iterdir()))
@@ -408,7 +408,7 @@ def test_no_process_stays_when_the_trainer_is_gone(
     assert [trainer.returncode for trainer in trainers] == [exits[number]] * len(names)
     if sqlite_statuses(tmp_path / "sqlite") == ["RUNNING"]:  # so busy that the writer's last seconds were too few
         (run_dir,) = run_folders(tmp_path / "sqlite")
-        run_python(["-m", "runner", "mode=sync", f"resume={run_dir}"], cwd=tmp_path / "sqlite", check=True)
+        run_python(["-m", "runner", "sync", str(run_dir)], cwd=tmp_path / "sqlite", check=True)
     assert sqlite_statuses(tmp_path / "sqlite") == ["FAILED" if number is signal.SIGKILL else "KILLED"]
 
 

@@ -131,7 +131,7 @@ def test_what_is_left_is_sent_by_the_next_run_or_by_hand(folder: Path, run_app: 
     for child in [start_child("outputs/a", "kill", "kill-writer"), start_child("outputs/b", "kill", "kill-writer")]:
         finish_child(child, -signal.SIGKILL)
     assert len(list((folder / "outputs" / ".mlflow_unsent").iterdir())) == 2
-    done = run_app("mode=sync", "resume=outputs/a")
+    done = run_app("sync", "outputs/a")
     assert "outputs/a: MLflow has all of it\n" in done.stdout
     assert query("select status from runs") == [("FAILED",)]
     with logging_to(MLflowLogger(), "outputs/c"):

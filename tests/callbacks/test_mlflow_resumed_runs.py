@@ -74,7 +74,7 @@ def test_colleagues_find_a_run_by_its_id(folder: Path) -> None:
     assert find_run(run_id, uri, None) == folder / "outputs" / "r"
     shutil.rmtree(mlflow_folder)
     mlflow_folder.touch()  # what cannot be read, also by root
-    with pytest.raises(ValueError, match="is missing or not readable; .* rerun="):
+    with pytest.raises(ValueError, match="is missing or not readable; .* runner rerun "):
         find_run(run_id, uri, None)
     with pytest.raises(ValueError, match="contain no record"):  # it looks among its artifacts
         find_run(run_id, uri, folder)

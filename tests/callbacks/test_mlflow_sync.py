@@ -1,4 +1,4 @@
-"""`mode=sync` sends what is left to the right store, and says what is left."""
+"""`runner sync` sends what is left to the right store, and says what is left."""
 
 from __future__ import annotations
 

@@ -9,18 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from omegaconf import OmegaConf
 from tiers import one_in
 
 from runner.comparing.changes import ABSENT, SAFE, Change, check_changes, find_changes
-from runner.config.composed import GROUPS, KEYS, OF_THE_COMMAND
+from runner.config.composed import GROUPS, KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG: dict[str, Any] = {
-    "mode": "train",
-    "resume": None,
-    "resume_allow": [],
     "seed": 0,
     "run_name": None,
     "model": {"_target_": "own.Model", "num_workers": 1, "module": {"_target_": "runner.models.MLP", "dropout": 0.0}},
@@ -59,7 +55,7 @@ def changed(**values: Any) -> dict[str, Any]:
         ({"run_name": "b"}, "run_name: null -> b"),
         ({"scheduler__milestones": ["0.5dur", "2ep"]}, "scheduler.milestones: [0.5dur] -> [0.5dur, 2ep]"),
         ({"run_name": "x" * 99}, f"run_name: null -> {'x' * 57}..."),
-        ({"resume": "a", "mode": "check", "resume_allow": ["seed"]}, None),
+        ({"seed": 0}, None),
     ],
 )
 def test_a_difference_is_one_line(change: dict[str, Any], line: str | None):
@@ -94,16 +90,16 @@ def test_a_difference_is_one_line(change: dict[str, Any], line: str | None):
 def test_a_change_is_safe_or_has_to_be_named(change: dict[str, Any], is_safe: bool):
     (found,) = find_changes(CONFIG, changed(**change))
     assert found.is_safe is is_safe
-    for allowed in ([found.key], [found.key.partition(".")[0]], found.key, []):
-        after = changed(**change) | {"resume_allow": allowed}
+    after = changed(**change)
+    for allowed in ([found.key], [found.key.partition(".")[0]], []):
         if is_safe or allowed:
-            (line,) = check_changes("run", CONFIG, after, [f"{found.key}=1"])
-            assert line.startswith(str(found)) and line.endswith(" (resume_allow)") is not is_safe
+            (line,) = check_changes("run", CONFIG, after, [f"{found.key}=1"], allowed)
+            assert line.startswith(str(found)) and line.endswith(" (--allow-changes)") is not is_safe
         else:
             with pytest.raises(ValueError) as refused:
                 check_changes("run", CONFIG, after, [])
             assert str(found) in str(refused.value)
-            assert str(refused.value).endswith(f"'resume_allow=[{found.key}]'")
+            assert str(refused.value).endswith(f"add --allow-changes {found.key}")
 
 
 def test_every_key_that_ships_is_decided():
@@ -125,7 +121,7 @@ def test_every_key_that_ships_is_decided():
     safe = {key for key in trainer if Change(f"trainer.{key}", 0, 1).is_safe}
     assert safe == {key.removeprefix("trainer.") for key in SAFE if key.startswith("trainer.")}
     assert {*trainer} == {"_target_", *refused, *safe}
-    assert {key for key in KEYS if key not in OF_THE_COMMAND} == {
+    assert {*KEYS} == {
         *("model", "data", "folds", "optimizer", "scheduler", "algorithms", "trainer", "seed"),
         *(key for key in SAFE if "." not in key),
     }
@@ -133,14 +129,14 @@ def test_every_key_that_ships_is_decided():
 
 
 def test_all_that_is_refused_is_listed_beside_what_was_allowed():
-    after = changed(seed=1, trainer__seed=1, optimizer__lr=0.2, run_name="b") | {"resume_allow": ["optimizer"]}
+    after = changed(seed=1, trainer__seed=1, optimizer__lr=0.2, run_name="b")
     with pytest.raises(ValueError) as refused:
-        check_changes("run", CONFIG, after, [])
+        check_changes("run", CONFIG, after, [], ["optimizer"])
     assert str(refused.value).splitlines() == [
-        "resume=run: the run was trained with a different config so far:",
+        "RUN='run': the run was trained with a different config so far:",
         "  seed: 0 -> 1",
         "  trainer.seed: 0 -> 1",
-        "To continue with these changes, add 'resume_allow=[optimizer,seed,trainer.seed]'",
+        "To continue with these changes, add --allow-changes optimizer,seed,trainer.seed",
     ]
 
 
@@ -157,11 +153,11 @@ def test_a_schedule_that_stretches_is_named():
 
 def test_what_is_allowed_must_be_a_key():
     for name, near in (("optimizer.lrr", "'optimizer.lr'"), ("optimiser", "'optimizer'"), ("data.nothing.x", "")):
-        with pytest.raises(ValueError, match=f"resume_allow='{name}': this config has no such key.*{near}"):
-            check_changes("run", CONFIG, CONFIG | {"resume_allow": [name]}, [])
+        with pytest.raises(ValueError, match=f"--allow-changes='{name}': this config has no such key.*{near}"):
+            check_changes("run", CONFIG, CONFIG, [], [name])
     gone = changed(algorithms__ema=ABSENT)  # typed again after it was removed
-    assert check_changes("run", gone, gone | {"resume_allow": ["algorithms.ema"]}, ["~algorithms.ema"]) == []
-    assert check_changes("run", CONFIG, CONFIG | {"resume_allow": ["optimizer.lr", "model"]}, []) == []
+    assert check_changes("run", gone, gone, ["~algorithms.ema"], ["algorithms.ema"]) == []
+    assert check_changes("run", CONFIG, CONFIG, [], ["optimizer.lr", "model"]) == []
 
 
 SHORT = ("trainer.max_duration=2ep", "model=mlp", "data.batch_size=400", "data.eval_batch_size=300")
@@ -194,26 +190,27 @@ def test_changes_are_shown_and_refused_and_named_ones_are_done(run_here: Any, tm
     shutil.copytree(run, tmp_path / "plain", symlinks=True)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
-    refused = run_here("resume=run", LONGER, "optimizer.lr=0.3", "seed=4", code=2)
+    refused = run_here("resume", "run", LONGER, "optimizer.lr=0.3", "seed=4", code=2)
     assert refused.out == "" and refused.err.splitlines() == [
-        "error: resume=run: the run was trained with a different config so far:",
+        "error: RUN='run': the run was trained with a different config so far:",
         "  seed: 0 -> 4",
         "  data.seed: 0 -> 4",
         "  optimizer.lr: 0.1 -> 0.3",
         "  trainer.seed: 0 -> 4",
-        "To continue with these changes, add 'resume_allow=[seed,data.seed,optimizer.lr,trainer.seed]'",
+        "To continue with these changes, add --allow-changes seed,data.seed,optimizer.lr,trainer.seed",
     ]
-    assert run_here("mode=check", "resume=run", LONGER, "seed=4", code=2).err.count("seed: 0 -> 4") == 3
+    assert run_here("check", "run", LONGER, "seed=4", code=2).err.count("seed: 0 -> 4") == 3
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
-    command = ("resume=run", LONGER, "optimizer.lr=0.3", "data.eval_batch_size=100", "resume_allow=[optimizer.lr]")
+    changes = (LONGER, "optimizer.lr=0.3", "data.eval_batch_size=100", "--allow-changes=optimizer.lr")
+    command = ("resume", "run", *changes)
     assert sorted(run_here(*command, code=0).err.splitlines()) == [
         "INFO: data.eval_batch_size: 300 -> 100",
-        "INFO: optimizer.lr: 0.1 -> 0.3 (resume_allow)",
+        "INFO: optimizer.lr: 0.1 -> 0.3 (--allow-changes)",
         "INFO: trainer.max_duration: 2ep -> 3ep",
     ]
     assert rates(run) == [0.3, 0.3]
-    run_here("resume=plain", LONGER, code=0)
+    run_here("resume", "plain", LONGER, code=0)
     assert rates(tmp_path / "plain") == [0.1, 0.1] and weights(tmp_path / "plain") != weights(run)
     assert (
         run_here(*command, "trainer.max_duration=4ep", code=0).err == "INFO: trainer.max_duration: 3ep -> 4ep\n"
@@ -226,13 +223,13 @@ def test_changes_are_shown_and_refused_and_named_ones_are_done(run_here: Any, tm
     one_in(
         3,
         [
-            ((), ("optimizer=adam", "resume_allow=[optimizer]"), "cannot continue with another optimizer"),
-            ((), ("~optimizer.weight_decay", "resume_allow=[optimizer]"), "cannot be applied to a checkpoint"),
-            ((), ("scheduler=none", "resume_allow=[scheduler]"), "has 1 schedulers, this run has 0"),
-            ((), ("model.module.hidden=[7]", "resume_allow=[model]"), "do not fit the model"),
+            ((), ("optimizer=adam", "--allow-changes=optimizer"), "cannot continue with another optimizer"),
+            ((), ("~optimizer.weight_decay", "--allow-changes=optimizer"), "cannot be applied to a checkpoint"),
+            ((), ("scheduler=none", "--allow-changes=scheduler"), "has 1 schedulers, this run has 0"),
+            ((), ("model.module.hidden=[7]", "--allow-changes=model"), "do not fit the model"),
             (
                 ("scheduler=none", "+scheduler={_target_:torch.optim.lr_scheduler.StepLR,_partial_:true,step_size:1}"),
-                ("optimizer.lr=0.3", "resume_allow=[optimizer]"),
+                ("optimizer.lr=0.3", "--allow-changes=optimizer"),
                 "start from its weights with trainer.load_path=run/checkpoints/ep2-ba6",
             ),
         ],
@@ -244,7 +241,7 @@ def test_what_a_checkpoint_cannot_take_up_is_an_error(
 ):
     run_here(*SHORT, *QUIET, "hydra.run.dir=run", *start, code=0)
     result = (tmp_path / "run" / "result.json").read_text()
-    refused = run_here("resume=run", LONGER, *change, code=2)
+    refused = run_here("resume", "run", LONGER, *change, code=2)
     assert part in refused.err and refused.err.count("error: ") == 1
     assert (tmp_path / "run" / "result.json").read_text() == result
 
@@ -253,7 +250,7 @@ def test_what_a_checkpoint_cannot_take_up_is_an_error(
 def test_a_lone_checkpoint_is_compared_with_its_own_config(run_here: Any, tmp_path: Path):
     run_here(*SHORT, *QUIET, "hydra.run.dir=run", "scheduler=none", code=0)
     shutil.copytree(tmp_path / "run" / "checkpoints" / "ep1-ba3", tmp_path / "a" / "b" / "lone")
-    same = (*SHORT, *QUIET, "scheduler=none", "resume=a/b/lone", "hydra.run.dir=new")
+    same = ("resume", "a/b/lone", *SHORT, *QUIET, "scheduler=none", "hydra.run.dir=new")
     refused = run_here(*same, "data.batch_size=300", "run_name=x", code=2)
     assert "\n  data.batch_size: 400 -> 300\n" in refused.err and "run_name" not in refused.err
     assert run_here(*same, code=0).err == ""
@@ -270,15 +267,16 @@ def test_a_lone_checkpoint_is_compared_with_its_own_config(run_here: Any, tmp_pa
 def test_a_run_is_forked_with_several_values(run_here: Any, tmp_path: Path):
     run_here(*SHORT, *QUIET, "hydra.run.dir=run", code=0)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    fork = ("-m", "resume=run", LONGER, "optimizer.lr=0.1,0.3", "hydra.sweep.dir=forks")
-    refused = run_here(*fork, code=2)
-    assert refused.err.count("error: ") == 1 and "\n  optimizer.lr: 0.1 -> 0.3\n" in refused.err
-    run_here(*fork, "resume_allow=[optimizer.lr]", code=0)
+    varied = (LONGER, "optimizer.lr=0.1,0.3")
+    refused = run_here("-m", "resume", "run", *varied, code=2)
+    assert refused.err == "error: -m: resume takes one experiment at a time; leave out -m\n"
+    run_here("-m", "fork", "run", "ba6", *varied, "hydra.sweep.dir=forks", code=0)  # where everything may change
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
     one, other = (tmp_path / "forks" / f"lr{lr}-mlp-digits" for lr in (0.1, 0.3))
     assert rates(one)[1] == 0.1 and rates(other)[1] == 0.3 and weights(one) != weights(other)
-    assert yaml.safe_load((other / "config.yaml").read_text())["resume"] == str(tmp_path / "run")
-    run_here("resume=run", LONGER, code=0)
+    result = json.loads((other / "result.json").read_text())
+    assert (result["parent"], result["forked_at"]) == (str(tmp_path / "run"), 6)
+    run_here("resume", "run", LONGER, code=0)
     assert weights(tmp_path / "run") == weights(one)
 
 
@@ -289,16 +287,16 @@ def checkpoints(run: Path) -> list[str]:
 @pytest.mark.slow
 def test_a_run_that_goes_on_from_an_older_checkpoint_has_one_future(run_here: Any, tmp_path: Path):
     (tmp_path / "own.py").write_text(FAILS)
-    own = ("+callbacks.own._target_=own.Fails", "resume_allow=[optimizer.lr]", "optimizer.lr=0.5")
+    own = ("+callbacks.own._target_=own.Fails", "--allow-changes=optimizer.lr", "optimizer.lr=0.5")
     run_here(*SHORT, *QUIET, "callbacks.checkpoint_saver.keep=-1", "hydra.run.dir=run", LONGER, code=0)
     run = tmp_path / "run"
     assert checkpoints(run) == ["ep1-ba3", "ep2-ba6", "ep3-ba9"]
-    again = run_here("resume=run/checkpoints/ep1-ba3", *own, code=1)  # before its first checkpoint
+    again = run_here("resume", "run/checkpoints/ep1-ba3", *own, code=1)  # before its first checkpoint
     assert "checkpoints later than ep1-ba3 do not belong to the resumed run: moved to" in again.err
     assert checkpoints(run) == ["ep1-ba3"] and not (run / "checkpoints" / "latest").is_symlink()
     aside = run / "sessions" / "1" / "checkpoints"
     assert sorted(path.name for path in aside.iterdir()) == ["ep2-ba6", "ep3-ba9"]
-    done = run_here("resume=run", "~callbacks.own", code=0)
+    done = run_here("resume", "run", "~callbacks.own", code=0)
     assert "optimizer.lr: 0.1 -> 0.5, in the run's record since that checkpoint was saved" in done.err
     assert checkpoints(run) == ["ep1-ba3", "ep2-ba6", "ep3-ba9"]
 
@@ -307,15 +305,15 @@ def test_a_run_that_goes_on_from_an_older_checkpoint_has_one_future(run_here: An
 def test_other_batches_are_refused_in_the_middle_of_an_epoch(run_here: Any, tmp_path: Path):
     run_here(*SHORT, *QUIET, "callbacks.checkpoint_saver.save_interval=4ba", "hydra.run.dir=run", code=0)
     for change in ("data.batch_size=300", "data.seed=7"):
-        asked = (LONGER, change, f"resume_allow=[{change.partition('=')[0]}]")
-        refused = run_here("resume=run/checkpoints/ep1-ba4", *asked, code=2)
+        asked = (LONGER, change, f"--allow-changes={change.partition('=')[0]}")
+        refused = run_here("resume", "run/checkpoints/ep1-ba4", *asked, code=2)
         assert "was saved mid-epoch, after 400 samples" in refused.err
-        assert "samples" not in run_here("resume=run", *asked, "mode=check", code=0).err  # it reads no data
-    run_here("resume=run", *asked, code=0)  # at the end of an epoch, the user may decide
+        assert "samples" not in run_here("check", "run", *asked, code=0).err  # it reads no data
+    run_here("resume", "run", *asked, code=0)  # at the end of an epoch, the user may decide
 
 
 @pytest.mark.slow
 def test_checkpoints_may_lie_in_a_folder_of_any_name(run_here: Any, tmp_path: Path):
     run_here(*SHORT, *QUIET, "callbacks.checkpoint_saver.folder=saved", "hydra.run.dir=outputs/day/run", code=0)
-    for resume in ("outputs/day/run", "latest", "outputs/day/run/saved", "outputs/day/run/saved/ep1-ba3"):
-        run_here(f"resume={resume}", LONGER, "mode=check", code=0)
+    for run in ("outputs/day/run", "latest", "outputs/day/run/saved", "outputs/day/run/saved/ep1-ba3"):
+        run_here("check", run, LONGER, code=0)

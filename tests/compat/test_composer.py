@@ -277,13 +277,13 @@ def test_they_run_from_a_config_and_are_explained(run_here: Any, tmp_path: Path)
     arguments += ["+callbacks.counter._target_=from_composer.EveryNBatches", "+callbacks.counter.n=2"]
     arguments += ["+callbacks.gradients._target_=from_composer.GradMonitor"]
     arguments += ["+algorithms.clip._target_=from_composer.GradientClipping", "+algorithms.clip.clipping_threshold=0.5"]
-    explained = json.loads(run_here(*arguments, "mode=explain", "output=json", code=0).out)["result"]
+    explained = json.loads(run_here("explain", *arguments, "--json", code=0).out)["result"]
     runs = {event["event"]: [run["name"] for run in event["runs"]] for event in explained["events"]}
     assert [event for event, names in runs.items() if "counter" in names] == ["batch_end"]
     assert runs["after_train_batch"] == ["clip", "gradients"]
     kinds = {one["name"]: one["kind"] for one in explained["hooks"]}
     assert kinds["counter"] == "callback" and kinds["clip"] == "algorithm"
-    run_here(*arguments, "mode=check", code=0)
+    run_here("check", *arguments, code=0)
     run_here(*arguments, code=0)
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     norms = [

@@ -215,9 +215,7 @@ def test_a_hook_that_refuses_while_the_trainer_is_made_is_named(name: str, key: 
         ({"seed": True}, "seed=True"),
         ({"seed": None}, "seed=None"),
         ({"run_name": ["x"]}, r"run_name=\['x'\]: must be a name, or null"),
-        ({"resume": 3}, "resume=3: must be a folder, or null"),
-        ({"resume": "nowhere"}, "resume='nowhere': no such folder"),
-        ({"resume": "."}, "resume='.': no complete checkpoint there"),
+        ({"run_name": True}, "run_name=True: must be a name, or null"),
         ({"experiment_name": {}}, "experiment_name={}"),
         ({"model": None}, "model=None: needs a `_target_`; choose a file of conf/model/"),
         ({"data": {"x": 1}}, "data={'x': 1}: needs a `_target_`"),
@@ -239,6 +237,13 @@ def test_a_config_that_cannot_be_built_is_refused(config: Any, change: Any, mess
     assert MADE == []
 
 
+@pytest.mark.parametrize(("path", "reason"), [("nowhere", "no such folder"), (".", "no complete checkpoint there")])
+def test_a_run_without_a_checkpoint_is_refused(path: str, reason: str, tmp_path: Path, monkeypatch: Any):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"RUN='{path}': {reason}; give a run's folder, or a checkpoint's"):
+        build.checkpoint_of("RUN", path)
+
+
 def test_a_checkpoint_to_load_is_looked_for_before_anything_is_made(config: Any):
     config["trainer"]["load_path"] = "nowhere"
     with pytest.raises(ValueError, match="trainer.load_path='nowhere': no such folder"):
@@ -247,7 +252,7 @@ def test_a_checkpoint_to_load_is_looked_for_before_anything_is_made(config: Any)
 
 def test_a_run_needs_a_device_with_values(config: Any):
     config["trainer"]["device"] = "meta"
-    with pytest.raises(ValueError, match="trainer.device='meta': holds no values to train on; mode=check"):
+    with pytest.raises(ValueError, match="trainer.device='meta': holds no values to train on; runner check"):
         build.check(config)
 
 

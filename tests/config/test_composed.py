@@ -18,7 +18,7 @@ def plain(*overrides: str) -> dict[str, Any]:
     return composed(*overrides)
 
 
-@pytest.mark.parametrize("key", ["mode", "allow_targets", "skip_finished", "allow_divergence", "predict"])
+@pytest.mark.parametrize("key", ["vars", "init_weights"])
 def test_a_key_that_a_run_needs_cannot_be_removed(key: str):
     with pytest.raises(ValueError, match=f"~{key}: a run needs this key"):
         plain(f"~{key}")
@@ -33,19 +33,11 @@ def test_a_recipe_whose_keys_are_not_those_of_the_run_is_refused(group: str):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"predict": {"format": "parqet", "split": "eval"}}, "predict.format='parqet': did you mean 'parquet'"),
-        ({"predict": None}, "predict=None: set its keys: predict.format=..."),
-        ({"predict": {"format": "pt", "split": 3}}, "predict.split=3: allowed: eval, test, train"),
-        ({"predict": {"formt": "pt"}}, "predict.formt: has no effect; did you mean 'format'"),
-        ({"predict": {"format": "pt"}}, "~predict.split: mode=predict needs this key"),
-        ({"prove": {"kills": 2.5}}, "prove.kills=2.5: must be a whole number"),
-        ({"prove": {"keep": 1}}, "prove.keep=1: must be true or false"),
-        ({"prove": {"without": "mlflow_logger"}}, "prove.without='mlflow_logger': must be a list of names"),
-        ({"prove": {}}, "~prove.batches: mode=prove needs this key"),
+        ({"resume": "outputs/one"}, "resume: no such key"),
+        ({"vars": 3}, "vars=3: holds values of your own"),
+        ({"init_weights": "at_once"}, "init_weights='at_once': must be in_order"),
+        ({"objective": []}, r"objective=\[\]: must be a metric, such as eval/loss"),
         ({"test": "first"}, "test='first': must be best or last, the weights to test"),
-        ({"skip_finished": 1}, "skip_finished=1: must be true or false"),
-        ({"allow_divergence": None}, "allow_divergence=None: must be true or false"),
-        ({"allow_targets": [3]}, r"allow_targets=\[3\]: must be a list of classes"),
         ({"scheduler": 3}, "scheduler=3: choose a file of conf/scheduler/"),
         ({"scheduler": {"foo": 1}}, "scheduler.foo: has no effect"),
     ],

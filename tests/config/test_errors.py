@@ -114,7 +114,7 @@ def explained(*overrides: str) -> str:
                 "optimizer.param_groups=[...]: a list cannot replace a section of keys; write optimizer.",
             ),
             (["optimizer=SGD"], "optimizer=SGD: no such choice; did you mean 'sgd'?"),
-            (["check"], "check: has no key; did you mean mode=check?"),
+            (["chek"], "chek: no such verb; did you mean runner check?"),
             (["seed=1", "+callbacks=[a"], "+callbacks=[a: cannot be read; write key=value"),
             (
                 ["run_name=a(b"],

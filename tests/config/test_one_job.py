@@ -16,7 +16,7 @@ from runner.config.composing import VERSION_BASE, initialized
 from runner.config.one_job import is_one_job, run_one_job
 
 pytestmark = pytest.mark.usefixtures("own_logging")
-CHECK = ("mode=check", "model=mlp", "callbacks=none")
+SMALL = ("model=mlp", "callbacks=none")
 
 
 @pytest.fixture
@@ -36,14 +36,14 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_command_is_composed_once(run_here: Any, composed: list[Any]):
-    run_here(*CHECK, code=0)
-    assert composed == [[*CHECK, "hydra.mode=RUN"]]
+    run_here("check", *SMALL, code=0)
+    assert composed == [[*SMALL, "hydra.mode=RUN"]]
 
 
 def test_the_config_is_that_of_hydra_s_own_main(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    typed = [*CHECK, "seed=3", "+vars.a=1", f"hydra.run.dir={tmp_path}", "hydra.sweep.dir=none"]
+    typed = [*SMALL, "seed=3", "+vars.a=1", f"hydra.run.dir={tmp_path}", "hydra.sweep.dir=none"]
     typed += ["+hydra.job.env_set.MINE='yes'"]
     found: list[Any] = []
 
@@ -62,17 +62,17 @@ def test_what_the_task_raises_is_raised(tmp_path: Path, capsys: pytest.CaptureFi
         raise ValueError("seed=3: is odd")
 
     with pytest.raises(ValueError, match="seed=3: is odd"):
-        run_one_job(fail, [*CHECK, f"hydra.run.dir={tmp_path}"])
+        run_one_job(fail, [*SMALL, f"hydra.run.dir={tmp_path}"])
 
 
 def test_a_mode_that_is_typed_is_what_hydra_makes_of_it(run_here: Any):
-    assert "seed=1" in run_here("hydra.mode=MULTIRUN", "seed=0,1", *CHECK, code=0).out
+    assert "seed=1" in run_here("check", "hydra.mode=MULTIRUN", "seed=0,1", *SMALL, code=0).out
 
 
 def test_a_mode_in_a_file_of_the_user_is_what_hydra_makes_of_it(tmp_path: Path, run_here: Any):
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     (tmp_path / "conf" / "experiment" / "mine.yaml").write_text("# @package _global_\nhydra: {mode: MULTIRUN}\n")
-    assert "seed=1" in run_here("experiment=mine", "seed=0,1", *CHECK, code=0).out
+    assert "seed=1" in run_here("check", "experiment=mine", "seed=0,1", *SMALL, code=0).out
 
 
 def test_none_of_our_files_makes_a_command_a_sweep():

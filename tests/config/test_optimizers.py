@@ -86,9 +86,9 @@ def plain(*overrides: str) -> dict[str, Any]:
     return composed(*MLP, *overrides)
 
 
-def made(config: dict[str, Any], tmp_path: Path) -> Any:
+def made(config: dict[str, Any], tmp_path: Path, resume: str | None = None) -> Any:
     build.check(config)
-    return build.build(config, tmp_path / "run", "run")
+    return build.build(config, tmp_path / "run", "run", resume)
 
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "muon", "schedule_free")
@@ -167,13 +167,14 @@ def test_a_resumed_run_may_have_another_rate_for_all_groups_but_no_other_groups(
     with made(config, tmp_path) as trainer:
         trainer.fit()
         save_checkpoint(trainer.state, tmp_path / "saved")
-    faster = config | {"resume": str(tmp_path / "saved"), "optimizer": config["optimizer"] | {"lr": 0.5}}
-    with made(faster, tmp_path) as trainer:
+    saved = str(tmp_path / "saved")
+    faster = config | {"optimizer": config["optimizer"] | {"lr": 0.5}}
+    with made(faster, tmp_path, saved) as trainer:
         change_optimizers(trainer.state, faster)
         rates = [group["lr"] for group in trainer.state.optimizers[0].param_groups]
         assert rates == [0.5 * 0.75**2, 0.5 * 0.75, 0.5]
     with pytest.raises(ValueError, match="the parameter groups of AdamW have changed, from layerwise-2"):
-        made(faster | {"optimizer": config["optimizer"] | {"param_groups": {}}}, tmp_path)
+        made(faster | {"optimizer": config["optimizer"] | {"param_groups": {}}}, tmp_path, saved)
 
 
 def test_a_function_of_the_model(tmp_path: Path):

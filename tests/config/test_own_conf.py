@@ -62,17 +62,17 @@ def test_a_project_trains_resumes_and_runs_again(project: Path, run_here: Any):
     arguments = yaml.safe_load((run / "overrides.yaml").read_text())
     assert arguments[0] == f"--config-dir={project / 'conf'}"
 
-    resumed = run_here("resume=latest", "trainer.max_duration=2ep", code=0)
+    resumed = run_here("resume", "latest", "trainer.max_duration=2ep", code=0)
     assert "welcome OwnModel" in resumed.out
-    again = run_here("rerun=latest", "model.units=6", "hydra.run.dir=outputs/again", code=0)
+    again = run_here("rerun", "latest", "model.units=6", "hydra.run.dir=outputs/again", code=0)
     assert READ not in again.err and "--config-dir=conf of the run is used again" in again.err
     assert recorded(project / "outputs" / "again")["model"]["units"] == 6
 
 
 @pytest.mark.slow
 def test_check_and_a_sweep_read_it(project: Path, run_here: Any):
-    assert "welcome" not in run_here("mode=check", code=0).out
-    checked = run_here("mode=check", *MINE, code=0)
+    assert "welcome" not in run_here("check", code=0).out
+    checked = run_here("check", *MINE, code=0)
     assert "OwnModel" in checked.out
     swept = run_here("-m", *MINE, "trainer.max_duration=1ba", "model.units=3,4", code=0)
     assert "2 finished" in swept.out
@@ -151,7 +151,7 @@ def test_what_is_typed_names_no_file(project: Path, run_here: Any):
 
 def test_what_is_typed_comes_first(project: Path, run_here: Any):
     write(project / "other", {"model/other.yaml": "_target_: own.OwnModel\n"})
-    made = run_here("--config-dir=other", "model=other", "mode=check", code=0)
+    made = run_here("check", "--config-dir=other", "model=other", code=0)
     assert READ not in made.err
     assert "model=own: no such choice" in run_here("--config-dir=other", "model=own", code=2).err
 
@@ -162,7 +162,7 @@ def test_a_saved_run_keeps_the_folder_that_it_had(project: Path, run_here: Any, 
     elsewhere = project / "elsewhere"
     write(elsewhere, {"conf/model/other.yaml": "_target_: own.OwnModel\n"})
     monkeypatch.chdir(elsewhere)
-    again = run_here(f"rerun={run}", "hydra.run.dir=again", code=0)
+    again = run_here("rerun", str(run), "hydra.run.dir=again", code=0)
     assert READ not in again.err and "of the run is used again" in again.err and "welcome" in again.out
 
 
@@ -202,7 +202,7 @@ def test_composing_runs_nothing_of_a_folder_that_was_found(project: Path, run_he
     write(project / "conf", files)
     (file,) = files
     run_here("--help", code=0)
-    for command in (["experiment=evil", "--cfg", "job"], ["model=evil", "mode=explain"]):
+    for command in (["experiment=evil", "--cfg", "job"], ["explain", "model=evil"]):
         said = run_here(*command).err
         assert f"WARNING: conf/ is not read: conf/{file} configures Hydra itself" in said
         assert "--config-dir conf allows it" in said
@@ -216,7 +216,7 @@ def test_settings_of_a_sweep_are_no_reason_to_refuse_a_folder(project: Path, run
 
 
 def test_values_of_ones_own_are_in_vars(tmp_path: Path, run_here: Any):
-    run_here("mode=check", "+vars.paths.size=32", "data.batch_size=${vars.paths.size}", code=0)
+    run_here("check", "+vars.paths.size=32", "data.batch_size=${vars.paths.size}", code=0)
     for wrong in ("vars=laptop", "vars=null"):
         said = run_here(wrong, code=2).err
         assert said.startswith(f"error: vars={'None' if 'null' in wrong else repr('laptop')}: ")
@@ -235,6 +235,6 @@ def test_values_of_ones_own_are_in_vars(tmp_path: Path, run_here: Any):
 def test_a_file_in_another_encoding_is_named(folder: Path, run_here: Any, content: bytes, message: str):
     write(folder, {"conf/experiment/mine.yaml": ""})
     (folder / "conf" / "experiment" / "mine.yaml").write_bytes(content)
-    done = run_here("experiment=mine", "mode=explain", code=2)
+    done = run_here("explain", "experiment=mine", code=2)
     assert f"error: conf/experiment/mine.yaml: {message}" in done.err
-    run_here("experiment=digits_plain", "mode=explain", code=0)  # which does not read it
+    run_here("explain", "experiment=digits_plain", code=0)  # which does not read it

@@ -59,7 +59,7 @@ def test_a_replaced_choice_trains_and_is_rerun_with_one_line(folder: Path, run_h
     done = run_here(*typed, code=0)
     assert done.err.count(said) == 1 and "algorithms.batch_augment.pad, " in done.err
     (run,) = run_folders(folder)
-    again = run_here(f"rerun={run}", code=0)
+    again = run_here("rerun", str(run), code=0)
     assert "conf/ has changed" not in again.err
     (other,) = {*run_folders(folder)} - {run}
     records = [yaml.safe_load((one / "config.yaml").read_text()) for one in (run, other)]

@@ -1,4 +1,4 @@
-"""Batches of any kind go through training, evaluation, prediction and `mode=check`, and say what they cannot do."""
+"""Batches of any kind go through training, evaluation, prediction and `runner check`, and say what they cannot do."""
 
 from __future__ import annotations
 

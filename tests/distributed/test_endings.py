@@ -54,10 +54,10 @@ def test_a_process_that_waits_for_another_ends_in_time(tmp_path: Path, numbers: 
 
 def test_a_command_for_programs_that_ends_abruptly_still_answers(tmp_path: Path):
     body = "".join(f"    {line}\n" for line in STUCK.splitlines())
-    program = f"from runner.terminal.answer import answered\ndef run():\n{body}answered(run)\n".replace(
+    program = f"from runner.terminal.answer import answered\ndef run(arguments):\n{body}answered(run)\n".replace(
         'print("waiting", flush=True)', 'print("waiting", file=sys.stderr, flush=True)'
     )
-    arguments = ["-c", program, "0.3", "output=json"]
+    arguments = ["-c", program, "0.3", "--json"]
     process = start_python(arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with process:
         assert process.stdout is not None and process.stderr is not None

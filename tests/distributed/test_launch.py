@@ -18,7 +18,6 @@ from runner.distributed.environment import is_rank_zero
 from runner.distributed.launch import Launch, Ranks, check_gpus
 from runner.distributed.launch_secret import signed, use_secret
 from runner.distributed.local_ranks import LocalRanks
-from runner.records.job import Job
 
 OWN = '''
 import hashlib
@@ -121,12 +120,11 @@ def test_jobs_reach_the_other_ranks_in_order(run_ranks: Any):
         import time
 
         from runner.distributed.launch import Ranks
-        from runner.records.job import Job
 
         ranks = Ranks()
         if ranks.rank == 0:
             for seed in range(2):
-                with ranks.sharing(Job({"seed": seed, "callbacks": {"a": [1, None]}}, "/folder", f"run{seed}")):
+                with ranks.sharing({"config": {"seed": seed, "callbacks": {"a": [1, None]}}, "run_name": f"run{seed}"}):
                     pass
             ranks.dismiss(3)
         else:
@@ -139,7 +137,7 @@ def test_jobs_reach_the_other_ranks_in_order(run_ranks: Any):
 
     done = run_ranks(program, 3, check=False)
     assert [one.returncode for one in done] == [0, 3, 3], done
-    jobs = [Job({"seed": seed, "callbacks": {"a": [1, None]}}, "/folder", f"run{seed}") for seed in range(2)]
+    jobs = [{"config": {"seed": seed, "callbacks": {"a": [1, None]}}, "run_name": f"run{seed}"} for seed in range(2)]
     assert done[1].stdout.splitlines() == done[2].stdout.splitlines() == [str(job) for job in jobs]
 
 
@@ -148,11 +146,10 @@ def test_a_rank_that_cannot_do_a_job_hears_whether_rank_0_could(run_ranks: Any):
         from turns import say, wait_for  # pyright: ignore[reportMissingImports]
 
         from runner.distributed.launch import Ranks
-        from runner.records.job import Job
 
         ranks = Ranks()
         if ranks.rank == 0:
-            with ranks.sharing(Job({}, "", "")):
+            with ranks.sharing({}):
                 wait_for("nothing came")
             ranks.dismiss(2)
             wait_for("more came")
@@ -173,7 +170,7 @@ def test_alone_there_is_nobody_to_tell(monkeypatch: pytest.MonkeyPatch):
     assert is_rank_zero()
     ranks = LocalRanks()
     ranks.start(1, None)
-    with ranks.sharing(Job({}, "", "")):
+    with ranks.sharing({}):
         assert "RANK" not in os.environ
     ranks.dismiss(0)
     assert (ranks.rank, ranks.size) == (0, 1)
@@ -316,7 +313,7 @@ def test_the_secret_is_handed_to_no_other_process(monkeypatch: pytest.MonkeyPatc
     assert "RUNNER_SECRET" not in os.environ
 
 
-def test_modes_that_train_nothing_have_no_ranks(run_app: Any, tmp_path: Path):
+def test_verbs_that_train_nothing_have_no_ranks(run_app: Any, tmp_path: Path):
     """Neither without torchrun nor under it, where the other ranks are dismissed."""
     (tmp_path / "own.py").write_text(
         "import os, psutil, runner\n"
@@ -327,7 +324,7 @@ def test_modes_that_train_nothing_have_no_ranks(run_app: Any, tmp_path: Path):
         "    def batch_end(self, state, logger):\n"
         "        pass\n"
     )
-    arguments = (*SHORT, "mode=check", "callbacks=none", "+callbacks.counting._target_=own.Counting")
+    arguments = ("check", *SHORT, "callbacks=none", "+callbacks.counting._target_=own.Counting")
     inside = run_app(*arguments, "launch.nproc_per_node=2").stdout
     outside = torchrun(tmp_path, *arguments)
     assert outside.returncode == 0, outside.stderr

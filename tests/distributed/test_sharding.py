@@ -286,7 +286,7 @@ def test_callbacks_see_whole_tensors(run_ranks, tmp_path: Path):
 
 
 def test_check_predicts_what_a_rank_will_hold(run_here):
-    plain = ("mode=check", "model=mlp", "algorithms=none", "launch.nproc_per_node=2")
+    plain = ("check", "model=mlp", "algorithms=none", "launch.nproc_per_node=2")
     whole, half = (run_here(*plain, *more, code=0).out for more in ((), ("trainer.parallel=fsdp",)))
     sizes = [re.search(r"weights ([\d.]+) kB, gradients ([\d.]+) kB", text) for text in (whole, half)]
     weights, gradients = zip(*(map(float, one.groups()) for one in sizes if one), strict=True)
@@ -394,15 +394,15 @@ def test_a_sharded_run_is_resumed_evaluated_and_compared_like_any_other(run_app,
     sharded = ("trainer.parallel=fsdp", "hydra.run.dir=sharded")
     run_app(*tiny, *sharded, shards, "trainer.max_duration=2ba")
     assert any((tmp_path / "sharded/checkpoints/latest").glob("*.safetensors"))
-    run_app("resume=sharded", "trainer.max_duration=4ba", "trainer.parallel=ddp", f"{shards[:-4]}null")
+    run_app("resume", "sharded", "trainer.max_duration=4ba", "trainer.parallel=ddp", f"{shards[:-4]}null")
     run_app("compare", "plain", "sharded")
     run_app(*tiny, "trainer.parallel=fsdp", shards, "trainer.max_duration=4ba", "hydra.run.dir=whole")
     run_app("compare", "plain", "whole")  # exit code 0: equal to the bit
-    plain, whole = (run_app(f"resume={one}", "mode=eval", "output=json").stdout for one in ("plain", "whole"))
+    plain, whole = (run_app("eval", one, "--json").stdout for one in ("plain", "whole"))
     assert json.loads(plain)["result"]["metrics"] == json.loads(whole)["result"]["metrics"]
-    run_app("rerun=whole", "hydra.run.dir=again")
+    run_app("rerun", "whole", "hydra.run.dir=again")
     assert read_digests(tmp_path / "again") == read_digests(tmp_path / "whole")
-    run_app("resume=whole", "mode=predict", "hydra.run.dir=predicted")
+    run_app("predict", "whole", "hydra.run.dir=predicted")
     assert (tmp_path / "predicted" / "predictions.parquet").exists()
     run_app("replay", "whole", "3")
     run_app("export", "whole", "model.pt")
@@ -411,10 +411,10 @@ def test_a_sharded_run_is_resumed_evaluated_and_compared_like_any_other(run_app,
     assert digest(exported) == digest(load_file(tmp_path / "model.safetensors"))
     saved = read_file(tmp_path / "plain/checkpoints/latest", "model.pt")
     assert digest(exported) == digest({name.removeprefix("module."): value for name, value in saved.items()})
-    prove = ("mode=prove", "prove.batches=4", "prove.kills=1", "prove.save_interval=1ba")
-    run_app(*tiny, "trainer.parallel=fsdp", shards, *prove, "~callbacks.state_digest")
+    prove = ("prove", "--batches=4", "--kills=1", "--save-interval=1ba")
+    run_app(*prove, *tiny, "trainer.parallel=fsdp", shards, "~callbacks.state_digest")
 
 
 def test_check_refuses_shards_that_do_not_divide_the_ranks(run_here):
-    ended = run_here("mode=check", "trainer.parallel=fsdp", "trainer.shard_size=3", "launch.nproc_per_node=4", code=2)
+    ended = run_here("check", "trainer.parallel=fsdp", "trainer.shard_size=3", "launch.nproc_per_node=4", code=2)
     assert "trainer.shard_size=3: must divide the 4 ranks" in ended.err

@@ -104,7 +104,7 @@ def test_other_jobs_and_commands_remember_nothing_of_it(environ: Any, tmp_path: 
     assert kept_over_restarts("folder", lambda: "another job's") == "another job's"
     environ({"SLURM_JOB_ID": "71"})  # the same command again in the same attempt is a run of its own
     assert kept_over_restarts("folder", lambda: "a later run's") == "a later run's"
-    monkeypatch.setattr("sys.argv", ["runner", "seed=1"])
+    monkeypatch.setattr("sys.orig_argv", ["python", "-m", "runner", "seed=1"])
     environ({"SLURM_JOB_ID": "71", "SLURM_RESTART_COUNT": "1"})
     assert kept_over_restarts("folder", lambda: "another command's") == "another command's"
 
@@ -187,7 +187,7 @@ def test_each_attempt_of_a_job_keeps_what_it_printed(ranks: int, run_app: Any, t
     command = (*SHORT, "callbacks=[checkpoint_saver,console_summary]", "hydra.run.dir=run")
     launch = f"launch.nproc_per_node={ranks}"
     failed = run_app(*command, launch, "+callbacks.failing._target_=own.Failing", env=job, exit_code=1)
-    goes_on = (*command, launch, "resume=run")
+    goes_on = ("resume", "run", *command, launch)
     run_app(*goes_on, "trainer.max_duration=1ep", env=job)
     done = run_app(*goes_on, env=job)
     logs = [(tmp_path / "run" / one / "console.log").read_text() for one in ("attempts/1", "attempts/2", ".")]

@@ -27,7 +27,6 @@ def test_restarted_ranks_share_the_previous_store(run_ranks: Any):
 
         from runner.distributed.environment import kept_over_restarts
         from runner.distributed.local_ranks import ranks
-        from runner.records.job import Job
 
         mine = ranks()
         seed = int(os.environ["SEED"])
@@ -35,12 +34,12 @@ def test_restarted_ranks_share_the_previous_store(run_ranks: Any):
             wait_for(f"calls1-{seed}", f"calls2-{seed}")
             time.sleep(0.5)  # the others find the previous round
             folder = kept_over_restarts("folder", lambda: f"folder{seed}")
-            with mine.sharing(Job({"seed": seed}, folder, "")):
+            with mine.sharing({"seed": seed, "run_dir": folder}):
                 wait_for(f"has1-{seed}", f"has2-{seed}")
         else:
             say(f"calls{mine.rank}-{seed}")
             job = next(mine.receive())
-            print(job.config["seed"], job.run_dir)
+            print(job["seed"], job["run_dir"])
             say(f"has{mine.rank}-{seed}")
 
     agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

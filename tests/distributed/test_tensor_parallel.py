@@ -395,12 +395,12 @@ def test_a_split_run_is_resumed_evaluated_and_predicts_like_any_other(run_app, t
     tiny += ("~callbacks.mlflow_logger", "trainer.max_duration=2ba", "launch.nproc_per_node=2")
     run_app(*tiny, "hydra.run.dir=plain")
     run_app(*tiny, "trainer.tensor_parallel=2", "hydra.run.dir=split")
-    plain, split = (run_app(f"resume={one}", "mode=eval", "output=json").stdout for one in ("plain", "split"))
+    plain, split = (run_app("eval", one, "--json").stdout for one in ("plain", "split"))
     its = [json.loads(one)["result"]["metrics"] for one in (plain, split)]
     assert its[0] == pytest.approx(its[1], rel=1e-4)
-    run_app("resume=split", "mode=predict", "hydra.run.dir=predicted")
+    run_app("predict", "split", "hydra.run.dir=predicted")
     assert pq.read_table(tmp_path / "predicted" / "predictions.parquet").num_rows == 1024
-    run_app("resume=split", "trainer.max_duration=3ba", "trainer.tensor_parallel=1", "trainer.parallel=fsdp")
+    run_app("resume", "split", "trainer.max_duration=3ba", "trainer.tensor_parallel=1", "trainer.parallel=fsdp")
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_a_split_run_is_resumed_evaluated_and_predicts_like_any_other(run_app, t
         ),
         (("trainer.pipeline_parallel=2",), "no such key; pipeline parallelism is not supported"),
         (
-            ("mode=check", "model=mlp", "algorithms=none", "trainer.tensor_parallel=2", "launch.nproc_per_node=2"),
+            ("check", "model=mlp", "algorithms=none", "trainer.tensor_parallel=2", "launch.nproc_per_node=2"),
             "trainer.tensor_parallel=2: only the GPT of runner.models",
         ),
     ],
@@ -422,6 +422,6 @@ def test_a_wrong_command_is_one_message(run_here, arguments: tuple[str, ...], sa
 
 
 def test_check_predicts_what_a_rank_will_hold(run_here):
-    plain = ("mode=check", "model=gpt", "data=stdlib_text", "algorithms=none", "launch.nproc_per_node=4")
+    plain = ("check", "model=gpt", "data=stdlib_text", "algorithms=none", "launch.nproc_per_node=4")
     split = run_here(*plain, "trainer.tensor_parallel=2", "trainer.parallel=fsdp", code=0).out
     assert "weights 134 kB, gradients 134 kB, optimizer 134 kB" in split

@@ -53,7 +53,7 @@ sys.meta_path.insert(0, Watch())
 command()
 """
     env = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    command = [sys.executable, "-c", program, "mode=check", "model=mlp", "callbacks=none"]
+    command = [sys.executable, "-c", program, "check", "model=mlp", "callbacks=none"]
     done = subprocess.run(command, cwd=tmp_path, env=env | own, capture_output=True, text=True, check=True)
     assert done.stdout.count("torch is imported with") == 1
     assert f"torch is imported with {expected}\n" in done.stdout

@@ -23,6 +23,7 @@ def test_cells_of_a_csv_file_are_no_formulas_and_numbers_stay_numbers():
 
 def test_messages_of_commands_go_through_one_function():
     """Of what may name anything in a run that somebody else has made."""
-    files = [path for room in ("runs", "config", "modes", "sweeps") for path in (ROOT / "runner" / room).rglob("*.py")]
+    rooms = ("comparing", "config", "history", "program", "records", "sweeps", "trials", "verbs")
+    files = [path for room in rooms for path in (ROOT / "runner" / room).rglob("*.py")]
     direct = r"print\([^\n]*file=sys\.stderr|sys\.stderr\.write|file=sys\.stderr,\n"
     assert [str(path) for path in files if re.search(direct, path.read_text(encoding="utf-8"))] == []

@@ -28,7 +28,7 @@ COMMAND = """
 import gc, sys
 from runner.__main__ import main
 
-sys.argv[1:] = ["mode=check"]
+sys.argv[1:] = ["check"]
 print(main(), gc.get_freeze_count() > 100_000, gc.isenabled())
 """
 

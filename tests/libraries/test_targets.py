@@ -10,7 +10,7 @@ import pytest
 from runner.libraries.targets import find_in_working_directory
 
 SHADOWS = ("yaml", "pynvml", "colorama", "simplejson", "psutil", "rich", "omegaconf", "hydra", "torch", "mlflow")
-READING = ("runs", "list callbacks", "help ema", "--cfg job", "compare none", "mode=check")
+READING = ("runs", "list callbacks", "help ema", "--cfg job", "compare none other", "check")
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_module_of_the_user_s_is_found_and_libraries_are_not_replaced(hostile:
         "def make():\n    return ClassificationModel(MLP(64, [4], 10), num_classes=10)\n"
     )
     (hostile / "helper.py").touch()
-    run_app("mode=check", "model=mlp", "model._target_=own.make", "~model.module", "~model.num_classes")
+    run_app("check", "model=mlp", "model._target_=own.make", "~model.module", "~model.num_classes")
     assert not (hostile / "ran").exists()
 
 

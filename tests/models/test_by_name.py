@@ -167,8 +167,8 @@ def test_a_rank_holds_its_shard_and_one_weight_at_most(run_ranks):
 def test_a_run_is_explained_and_checked_without_memory_for_its_weights(run_here):
     big = ("model=gpt", "model.module.d_model=1024", "model.module.n_layers=4", "data=stdlib_text", "algorithms=none")
     for more in ((), ("init_weights=by_name",)):
-        assert "on the meta device" in run_here("mode=check", *big, *more, code=0).out
-        run_here("mode=explain", *big, *more, code=0)
+        assert "on the meta device" in run_here("check", *big, *more, code=0).out
+        run_here("explain", *big, *more, code=0)
 
 
 def test_a_wrong_value_is_one_message(run_here):

@@ -200,7 +200,7 @@ def test_a_loss_function_and_metrics_by_name(run_here: Any, tmp_path: Any):
     ],
 )
 def test_a_wrong_command_is_one_error(run_here: Any, arguments: list[str], message: str):
-    ended = run_here(*arguments, "algorithms=none", "mode=check", code=2)
+    ended = run_here("check", *arguments, "algorithms=none", code=2)
     assert message in ended.err
 
 

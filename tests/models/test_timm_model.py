@@ -79,7 +79,7 @@ def test_without_a_network_what_to_do_is_one_sentence(make_cached: Any):
     with pytest.raises(OSError, match=rf"pretrained=True: the weights of {TINY} cannot be downloaded \(.+\); try") as e:
         timm_model(TINY, pretrained=True)
     assert "\n" not in str(e.value) and e.value.filename is None
-    with torch.device("meta"):  # as mode=check does first
+    with torch.device("meta"):  # as runner check does first
         assert next(timm_model(TINY, pretrained=True).parameters()).is_meta
 
 
@@ -132,7 +132,7 @@ def test_the_command_trains_it(run_here: Any, make_cached: Any):
     tiny = f"model.module.name={TINY}"
     run_here(*given, tiny, "trainer.max_duration=2ep", "scheduler=constant", "hydra.run.dir=whole", code=0)
     run_here(*given, tiny, "trainer.max_duration=3ba", "scheduler=constant", "hydra.run.dir=parts", code=0)
-    run_here("resume=parts", "trainer.max_duration=2ep", code=0)
+    run_here("resume", "parts", "trainer.max_duration=2ep", code=0)
     whole, parts = (torch.load(f"{one}/checkpoints/ep2-ba4/model.pt", weights_only=True) for one in ("whole", "parts"))
     torch.testing.assert_close(parts, whole, rtol=0, atol=0)
 
@@ -142,7 +142,7 @@ def test_the_command_trains_it(run_here: Any, make_cached: Any):
     assert offline.startswith("error: model.module.pretrained=True: the weights of") and offline.count("\n") == 1
     make_cached()
     run_here(*given, tiny, "model.module.pretrained=true", "trainer.max_duration=1ba", code=0)
-    assert "ok model" in run_here(*given, tiny, "mode=check", code=0).out
+    assert "ok model" in run_here("check", *given, tiny, code=0).out
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def test_the_result_of_a_fit_that_fails_says_so(folder: Path, error: str, status
 def test_it_can_be_resumed_and_loaded(folder: Path, run_here: Any):
     with Trainer.from_config(*SHORT, "+algorithms=[blurpool,ema]", "model=resnet8") as trainer:
         trainer.fit()
-    run_here("resume=latest", "trainer.max_duration=8ba", code=0)
+    run_here("resume", "latest", "trainer.max_duration=8ba", code=0)
     before = torch.get_rng_state()
     loaded = runner.load("latest")
     assert torch.equal(torch.get_rng_state(), before)
@@ -147,8 +147,8 @@ def test_loading_leaves_another_program_of_hydra_as_it_is(folder: Path):
     [
         (("optimizer.lrr=0.1",), "optimizer.lrr: optimizer has no key 'lrr'; did you mean 'lr'?"),
         (("model=mpl",), "did you mean 'mlp'"),
-        (("mode=check",), "mode: is for the command line"),
-        (("resume=latest",), "resume: is for the command line"),
+        (("mode=check",), "mode=check: a command begins with a verb; write runner check"),
+        (("resume=latest",), "resume=latest: a command begins with a verb; write runner resume latest"),
         (("launch.nproc_per_node=2",), "launch.nproc_per_node: a program cannot start more ranks"),
         (("data.batch_size=0",), "data.batch_size=0"),
     ],

@@ -131,8 +131,8 @@ def test_the_last_lines_say_where_it_lies_and_what_to_do_with_it(story: Any):
     assert where.split() == ["run", path]
     assert what == "to evaluate it, train it for longer, compare it:"
     assert commands == [
-        f"python -m runner resume={path} mode=eval",
-        f"python -m runner resume={path} trainer.max_duration=4ep",
+        f"python -m runner eval {path}",
+        f"python -m runner resume {path} trainer.max_duration=4ep",
         "mlflow ui --backend-store-uri sqlite:///outputs/mlflow.db",
     ]
 
@@ -148,12 +148,12 @@ def test_resume_goes_on_in_the_same_folder_and_the_same_mlflow_run(story: Any, t
     before = query(tmp_path, "select run_uuid, name from runs")
 
     # A run that is refused changes nothing of what was finished.
-    refused = run_app(f"resume={run_dir.relative_to(tmp_path)}", exit_code=2)
+    refused = run_app("resume", str(run_dir.relative_to(tmp_path)), exit_code=2)
     assert "max_duration='2ep' is reached" in refused.stderr
     assert query(tmp_path, "select status from runs") == [("FINISHED",)]
 
     # Everything but what is given again is as the run was started: model, data, callbacks.
-    run_app(f"resume={run_dir.relative_to(tmp_path)}", "trainer.max_duration=3ep")
+    run_app("resume", str(run_dir.relative_to(tmp_path)), "trainer.max_duration=3ep")
     assert run_folders(tmp_path) == [run_dir]
     assert query(tmp_path, "select run_uuid, name from runs") == before
     assert query(tmp_path, "select status from runs") == [("FINISHED",)]

@@ -46,7 +46,7 @@ def test_a_run_of_nothing_but_training(folder: Path, run_here: Any):
 
 
 def test_what_takes_the_place_of_the_defaults_is_said(folder: Path, run_here: Any):
-    _, out, err = run_here("callbacks=speed_monitor", "mode=explain", code=0)
+    _, out, err = run_here("explain", "callbacks=speed_monitor", code=0)
     (line,) = err.splitlines()
     assert line.startswith("WARNING: callbacks=speed_monitor replaces mlflow_logger, checkpoint_saver, ")
     assert line.endswith("; +callbacks=speed_monitor adds to them") and "speed_monitor" in out

@@ -45,7 +45,7 @@ def test_a_wrong_command_is_one_message_and_leaves_nothing(
         ("optimizer.lrr=1",),
         ("callbacks=null",),
         ("--lr", "0.1"),
-        ("resume=missing", "seed=x"),
+        ("resume", "missing", "seed=x"),
         ("-m", "model=mlp,mpl"),
         ("trainer.max_duration=5epochs", "callbacks=none"),
     ],

@@ -12,19 +12,12 @@ from typing import Any
 import pytest
 import yaml
 from hydra import compose
-from runner.cli.subcommands import spell_out
 from tiers import one_in
 
 from runner.cli.catalogue import CONF
-from runner.cli.command_line import (
-    check_options,
-    check_spaces,
-    keys_first,
-    merge_repeated,
-    search_path,
-)
+from runner.cli.command import parse
+from runner.cli.command_line import check_options, merge_repeated, search_path
 from runner.cli.foreign import _table, about_foreign
-from runner.cli.verbs import MODES
 from runner.config import build
 from runner.config.composed import to_plain
 from runner.config.composing import initialized
@@ -75,7 +68,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "trainer.check_val_every_n_epoch=2": ("trainer.check_val_every_n_epoch=2: ", "trainer.eval_interval=2ep"),
     "trainer.val_check_interval=0.5": ("trainer.val_check_interval=0.5: ", "trainer.eval_interval=500ba"),
     "eval_strategy=steps": ("eval_strategy=steps: ", "trainer.eval_interval=500ba"),
-    "trainer.fast_dev_run=true": ("trainer.fast_dev_run=true: ", "mode=check"),
+    "trainer.fast_dev_run=true": ("trainer.fast_dev_run=true: ", "write runner check"),
     "trainer.limit_train_batches=10": ("trainer.limit_train_batches=10: ", "trainer.train_subset_num_batches=10"),
     # precision and devices
     "trainer.precision=bf16-mixed": ("trainer.precision='bf16-mixed': ", "write trainer.precision=amp_bf16"),
@@ -145,8 +138,8 @@ MISTAKES: dict[str, tuple[str, ...]] = {
         "callbacks.es._target_='lightning.pytorch.callbacks.EarlyStopping'",
         "no module 'lightning'",
     ),
-    "ckpt_path=last.ckpt": ("ckpt_path=last.ckpt: ", "resume=last.ckpt"),
-    "resume_from_checkpoint=out": ("resume_from_checkpoint=out: ", "resume=out"),
+    "ckpt_path=last.ckpt": ("ckpt_path=last.ckpt: ", "write runner resume last.ckpt"),
+    "resume_from_checkpoint=out": ("resume_from_checkpoint=out: ", "write runner resume out"),
     "save_top_k=3": ("save_top_k=3: ", "callbacks.checkpoint_saver.keep_best=3"),
     "output_dir=out": ("output_dir=out: ", "hydra.run.dir=out"),
     "task_name=mine": ("task_name=mine: ", "experiment_name=mine"),
@@ -170,9 +163,9 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "param_scheduler=cosine": ("param_scheduler=cosine: ", "scheduler=cosine_annealing"),
     "optimized_metric=eval/loss": ("optimized_metric=eval/loss: ", "objective=eval/loss"),
     # options and spelling
-    "mode=train,eval": ("mode=train,eval: several values; add -m",),
     "optimizer=sgd,adam": ("optimizer=sgd,adam: several values; add -m",),
-    "mode=resume": ("mode='resume': ", "resume=<run>"),
+    "mode=train,eval": ("mode=train,eval: ", "verb"),
+    "mode=resume": ("mode=resume: ", "write runner resume RUN"),
     "--epochs 3": ("--epochs: ", "trainer.max_duration=3ep"),
     "--lr=0.1": ("--lr=0.1: ", "write optimizer.lr=0.1"),
     "--max-epochs=3": ("--max-epochs=3: ", "trainer.max_duration=3ep"),
@@ -182,11 +175,17 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "-e 3": ("-e: ", "e=3"),
     "optimizer.lr = 0.1": ("optimizer.lr = 0.1: ", "write optimizer.lr=0.1"),
     "optimizer.lr= 0.1": ("write optimizer.lr=0.1",),
-    "fit": ("fit: ", "mode=train"),
-    "mode=fit": ("mode='fit': ", "mode=train"),
-    "mode=test": ("mode='test': ", "mode=eval resume=<run> test=best"),
+    "fit": ("fit: ", "runner without a verb trains"),
+    "validate": ("validate: ", "write runner eval RUN"),
+    "mode=fit": ("mode=fit: ", "runner without a verb trains"),
+    "mode=test": ("mode=test: ", "write runner eval RUN test=best"),
+    "mode=predict resume=out": ("mode=predict resume=out: ", "write runner predict out"),
+    "--resume out": ("--resume out: ", "write runner resume out"),
+    "--checkpoint out": ("--checkpoint: ", "write runner resume out"),
+    "--evaluate": ("--evaluate: ", "write runner eval RUN"),
+    "resme out": ("resme: ", "did you mean runner resume?"),
     "scheduler=ReduceLROnPlateau": ("scheduler=ReduceLROnPlateau: ", "scheduler=reduce_on_plateau"),
-    "init": ("init: ", "write runner init my_project"),
+    "init": ("init: ", "write runner init FOLDER, such as runner init my_project"),
     # files
     "experiment=no_package": ("experiment.trainer: ", "'# @package _global_'"),
     "experiment=no_package_but_model": ("experiment/no_package_but_model: ", "'# @package _global_'"),
@@ -222,10 +221,13 @@ def files(folder: Path) -> list[Path]:
 
 def check(typed: list[str], folder: Path) -> None:
     """Do what a command does before it trains, but without a process and without data."""
+    try:
+        command = parse(typed)
+    except ValueError as error:
+        raise WrongConfig(str(error)) from error
     with config_errors(), initialized(CONF):
-        check_options(spell_out(typed))
-        check_spaces(typed)
-        keys = [one for one in keys_first(merge_repeated(typed)) if not one.startswith("-")]
+        check_options(command.overrides)
+        keys = [one for one in merge_repeated(command.overrides) if not one.startswith("-")]
         config = to_plain(compose("config", [*keys, *search_path([f"--config-dir={folder / 'conf'}"])]))
         build.check(config)
         if config["model"]["_target_"].startswith("newcomer"):
@@ -274,14 +276,16 @@ def test_what_is_to_be_written_exists():
     for file in CONF.glob("*/*.yaml"):
         known |= set(keys_of(yaml.safe_load(file.read_text()), file.parent.name))
     for row in _table().values():
-        for word in " ".join(texts(row)).split():
+        commands = [one.split()[1:] for one in texts(row) if one.startswith("runner ")]
+        for command in commands:
+            assert parse(command).verb == command[0], command
+        others = " ".join(one for one in texts(row) if not one.startswith("runner ")).split()
+        for word in [*others, *(one for command in commands for one in parse(command).overrides)]:
             key, _, value = word.lstrip("+~").partition("=")
             if not re.match(r"[+~\w]", word) or "<" in word or "torchrun" in word or key == "runner":
                 continue
             group = CONF / key
-            if key == "mode":
-                assert value in MODES, word
-            elif group.is_dir():
+            if group.is_dir():
                 assert value == "{}" or (group / f"{value}.yaml").exists(), word
             elif word.startswith("~"):
                 assert (CONF / f"{key.replace('.', '/')}.yaml").exists(), word

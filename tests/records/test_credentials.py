@@ -18,11 +18,11 @@ def test_a_password_stands_nowhere(tmp_path: Path, run_here: Any):
     address = f"{KEY}='http://bob:s3cr@t@{host}/?token=s3cr-t'"
     said = [run_here(*QUICK, address, "hydra.run.dir=run", code=0)]
     assert f"tracking_uri: http://***@{host}/?token=***" in (tmp_path / "run" / "config.yaml").read_text()
-    for command in (("resume=run", LONGER), ("mode=sync", "resume=run")):
+    for command in (("resume", "run", LONGER), ("sync", "run")):
         said.append(run_here(*command, code=2))
         assert f"error: {KEY}='http://***@{host}/?token=***': " in said[-1].err
         assert "type the full address again" in said[-1].err
-    said.append(run_here("resume=run", LONGER, address, code=0))
+    said.append(run_here("resume", "run", LONGER, address, code=0))
     assert "tracking_uri" not in said[-1].err  # not a change
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "FINISHED"
     said.append(run_here(*QUICK, address, "objective=none", code=2))

@@ -57,14 +57,14 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_from_the_start
     run_app(*start, *killer, "hydra.run.dir=run", exit_code=-signal.SIGKILL)
     run = tmp_path / "run"
     assert status(run) == "RUNNING" and not (run / "checkpoints").exists()
-    refused = run_app("resume=run", "seed=1", exit_code=2)  # its first values are logged already
+    refused = run_app("resume", "run", "seed=1", exit_code=2)  # its first values are logged already
     assert refused.stderr.splitlines()[1].endswith("the run was trained with a different config so far:")
     (run / "checkpoints" / ".ep1-ba3.partial-1").mkdir(parents=True)  # as if it was killed while saving
     (run / "checkpoints" / ".ep1-ba3.partial-1" / "manifest.json").write_text('{"fil')
 
     (tmp_path / "spared").touch()
-    done = run_app("resume=run")
-    assert "INFO: resume='run': ended before its first checkpoint; starting from the beginning\n" in done.stderr
+    done = run_app("resume", "run")
+    assert "INFO: RUN='run': ended before its first checkpoint; starting from the beginning\n" in done.stderr
     assert status(run) == "FINISHED"
     wait_until(lambda: in_mlflow(tmp_path) == (["FINISHED"], [1, 2, 3, 4, 5, 6]))
     assert yaml.safe_load((run / "sessions" / "1" / "overrides.yaml").read_text()) == [*start, *killer]
@@ -78,20 +78,20 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_from_the_start
 def test_where_there_are_checkpoints_nothing_begins_from_the_start(tmp_path: Path, run_app: Any):
     run_app(*SHORT, *QUIET, "hydra.run.dir=run", "callbacks.checkpoint_saver.folder=deep/er")
     before = tree(tmp_path / "run")
-    refused = run_app("resume=run", exit_code=2)  # they are where its config says, and the message names that place
+    refused = run_app("resume", "run", exit_code=2)  # they are where its config says, and the message names that place
     assert "no complete checkpoint there" in refused.stderr
     for manifest in (tmp_path / "run").rglob("manifest.json"):
         manifest.unlink()
     (tmp_path / "run" / "deep" / "er").rename(tmp_path / "run" / "checkpoints")
-    refused = run_app("resume=run", exit_code=2)
+    refused = run_app("resume", "run", exit_code=2)
     assert "complete: run/checkpoints/ep1-ba3, run/checkpoints/ep2-ba6" in refused.stderr
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    refused = run_app("resume=run", exit_code=2)
-    assert "has finished without a checkpoint; rerun=run" in refused.stderr
+    refused = run_app("resume", "run", exit_code=2)
+    assert "has finished without a checkpoint; runner rerun run" in refused.stderr
     assert {*tree(tmp_path / "run")} < {*before}
     (tmp_path / "never").mkdir()
     for folder in ("never", "outputs"):
-        assert run_app(f"resume={folder}", exit_code=2).stderr.count("error: resume=") == 1
+        assert run_app("resume", folder, exit_code=2).stderr.count("error: RUN=") == 1
 
 
 @pytest.mark.slow
@@ -104,12 +104,12 @@ def test_a_run_that_was_killed_after_its_last_checkpoint_is_finished_quietly(tmp
     assert status(run) == "RUNNING" and not (run / "learning_curves.png").exists()
     before = weights(run)
     (tmp_path / "spared").touch()
-    assert "INFO" not in run_app("resume=run").stderr
+    assert "INFO" not in run_app("resume", "run").stderr
     assert status(run) == "FINISHED" and weights(run) == before and (run / "learning_curves.png").stat().st_size > 1000
     wait_until(lambda: in_mlflow(tmp_path) == (["FINISHED"], [1, 2, 3, 4, 5, 6]))
     result = json.loads((run / "result.json").read_text())
     assert result["objective_name"] == "eval/MulticlassAccuracy" and result["objective"] > 0
-    refused = run_app("resume=run", exit_code=2)
+    refused = run_app("resume", "run", exit_code=2)
     assert "'2ep' is reached: this run has finished" in refused.stderr
     assert refused.stderr.endswith("add trainer.max_duration=<more than 2ep>\n")
     assert status(run) == "FINISHED"
@@ -137,5 +137,5 @@ def test_a_damaged_checkpoint_is_said_once_by_all_ranks_together(tmp_path: Path,
     ranks = "launch.nproc_per_node=2"
     run_app(*SHORT, *QUIET, ranks, "hydra.run.dir=run")
     (tmp_path / "run/checkpoints/ep2-ba6/model.pt").write_bytes(b"")
-    said = run_app("resume=run", ranks).stderr
+    said = run_app("resume", "run", ranks).stderr
     assert said.count("ep2-ba6 is not used: the size of model.pt differs") == 1

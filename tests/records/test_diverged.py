@@ -37,7 +37,7 @@ def status(folder: Path) -> str:
 def test_a_run_whose_last_loss_is_not_finite_has_diverged(run_here: Any, tmp_path: Path):
     done = run_here(*SHORT, HOT, "callbacks=[mlflow_logger,checkpoint_saver]", code=3)
     assert "error: the run has diverged: the loss of the last batch is nan. Lower the learning rate" in done.err
-    assert "Traceback" not in done.err and "allow_divergence=true" in done.err
+    assert "Traceback" not in done.err and "--allow-divergence accepts such a run" in done.err
     (folder,) = run_folders(tmp_path)
     result = json.loads((folder / "result.json").read_text())
     assert result["status"] == "DIVERGED" and result["metrics"]["eval/loss"] == "nan"
@@ -49,7 +49,7 @@ def test_a_run_whose_last_loss_is_not_finite_has_diverged(run_here: Any, tmp_pat
 
 
 def test_who_means_it_lets_it_end_well(run_here: Any, tmp_path: Path):
-    done = run_here(*QUIET, HOT, "allow_divergence=true", code=0)
+    done = run_here(*QUIET, HOT, "--allow-divergence", code=0)
     assert "diverged" not in done.err
     assert [status(folder) for folder in run_folders(tmp_path)] == ["FINISHED"]
 

@@ -13,6 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 from python_process import PATIENCE
 
+from runner.cli.verbs import VERBS
 from runner.failures.errors import WrongConfig
 from runner.files.lock import lock_file
 from runner.files.names import RESULT, SWEEP
@@ -43,10 +44,16 @@ def test_folders_made_in_one_second_differ(tmp_path: Path):
     assert not any(Path(path).exists() for path in folders if path != folders[2])
 
 
-@pytest.mark.parametrize(("mode", "is_in_place"), [("train", True), ("check", False), ("explain", False)])
-def test_what_leaves_nothing_needs_no_place_to_write(mode: str, is_in_place: bool, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("verb", "is_in_place"), [("train", True), ("prove", True), ("check", False), ("explain", False)]
+)
+def test_what_leaves_nothing_needs_no_place_to_write(
+    verb: str, is_in_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(run_folder, "_leaves_nothing", False)  # as it will be again
+    run_folder.use(VERBS[verb])
     register_resolver()
-    config = OmegaConf.create({"mode": mode, "dir": f"${{run_folder:{tmp_path / 'outputs'},${{mode}}}}"})
+    config = OmegaConf.create({"dir": f"${{run_folder:{tmp_path / 'outputs'}}}"})
     folder = Path(config.dir)
     assert folder.is_dir() and folder.is_relative_to(tmp_path) == is_in_place
     remove_unused()

@@ -21,10 +21,11 @@ SECRET = b"qv7Xk2-what-nobody-may-send"
 TOGETHER = 20  # tries in one test
 LOGGED = (*SHORT, "trainer.max_duration=1ep", "callbacks=[mlflow_logger,checkpoint_saver]")
 COMMANDS = (
-    ("resume=run", "trainer.max_duration=3ep"),
-    ("mode=sync", "resume=run"),
-    ("mode=eval", "resume=run"),
-    ("mode=check", "rerun=run"),
+    ("resume", "run", "trainer.max_duration=3ep"),
+    ("sync", "run"),
+    ("eval", "run"),
+    ("check", "run", "trainer.max_duration=3ep"),
+    ("rerun", "run"),
 )
 
 

@@ -46,7 +46,7 @@ def test_a_run_is_made_again_with_the_modules_that_it_had(project: Path, run_her
     (project / "widths.py").write_text("WIDTH = 9\n")
     for name in ("own", "widths"):
         del sys.modules[name]
-    again = run_here("rerun=run", "hydra.run.dir=run2", code=0)
+    again = run_here("rerun", "run", "hydra.run.dir=run2", code=0)
     assert "own.py: not found here; the recorded version is used: run/code" in again.err
     assert "widths.py: changed since the run was made; the recorded version is used: run/code" in again.err
     assert read_code(project / "run2") == read_code(project / "run")
@@ -57,7 +57,7 @@ def test_a_run_is_made_again_with_the_modules_that_it_had(project: Path, run_her
     (project / "run" / "code" / "own.py").write_text("import os; os.mkdir('imported')")
     sys.path.remove(next(entry for entry in sys.path if "runner-code-" in entry))
     del sys.modules["own"]
-    refused = run_here("rerun=run", "allow_targets=own.Net", "hydra.run.dir=run3", code=2)
+    refused = run_here("rerun", "run", "--allow-targets=own.Net", "hydra.run.dir=run3", code=2)
     assert "the recorded version is not used: run/code" in refused.err and "there is no module 'own'" in refused.err
     assert not (project / "imported").exists()
 
@@ -71,10 +71,10 @@ def test_a_copied_run_goes_on_with_the_code_beside_it(project: Path, run_here: A
     for name in ("own", "widths"):
         del sys.modules[name]
     monkeypatch.chdir(project / "elsewhere")
-    refused = run_here("resume=copy", code=2)
+    refused = run_here("resume", "copy", code=2)
     assert "own.py, widths.py: not found here; the recorded version is used: copy/code" in refused.err
     assert "this run has finished" in refused.err
-    run_here("resume=copy", "trainer.max_duration=2ba", code=0)
+    run_here("resume", "copy", "trainer.max_duration=2ba", code=0)
 
 
 @pytest.mark.slow
@@ -82,9 +82,9 @@ def test_each_rank_and_each_job_of_a_sweep_has_these_modules(project: Path, run_
     run_app(*COMMAND, "hydra.run.dir=run", "trainer.deterministic=true")
     (project / "own.py").unlink()
     (project / "widths.py").write_text("WIDTH = 9\n")
-    run_app("rerun=run", "launch.nproc_per_node=2", "hydra.run.dir=run2")
+    run_app("rerun", "run", "launch.nproc_per_node=2", "hydra.run.dir=run2")
     joblib = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=runs")
-    run_app("-m", "rerun=run", "seed=0,1", *joblib)
+    run_app("-m", "rerun", "run", "seed=0,1", *joblib)
     for run in (project / "run2", *(path.parent for path in project.glob("runs/*/config.yaml"))):
         assert read_code(run)["widths.py"] == b"WIDTH = 7\n", run
     assert len([*project.glob("runs/*/code")]) == 2

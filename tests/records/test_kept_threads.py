@@ -31,10 +31,10 @@ def test_a_resumed_run_keeps_its_threads_unless_others_are_typed(tmp_path: Path,
     assert "threads 3" in run_app(*WORDS, "launch.threads=3", env=FREE).stdout
     (folder,) = tmp_path.glob("outputs/*/*")
     assert json.loads((folder / "environment.json").read_text())["threads"] == 3
-    resume = f"resume={folder}"
-    kept = run_app(resume, "launch.threads=null", "trainer.max_duration=2ep", env=FREE)
+    resume = ("resume", str(folder))
+    kept = run_app(*resume, "launch.threads=null", "trainer.max_duration=2ep", env=FREE)
     assert "threads 3" in kept.stdout
     assert ("this is exact, but slow" in kept.stderr) == (cores() < 3)
-    typed = run_app(resume, "launch.threads=1", "trainer.max_duration=3ep", env=FREE)
+    typed = run_app(*resume, "launch.threads=1", "trainer.max_duration=3ep", env=FREE)
     assert "threads 1" in typed.stdout
     assert "the run had 3 CPU threads and goes on with 1: the last bits" in typed.stderr

@@ -27,7 +27,7 @@ def test_two_ranks_pause_at_one_batch_and_go_on_as_one_run(tmp_path: Path, run_a
     run_app(*two, "trainer.max_duration=1000000ba", "trainer.session=1s", "hydra.run.dir=run")
     assert status(tmp_path / "run") == "PAUSED"
     end = f"trainer.max_duration={read_timestamp(find_checkpoint(tmp_path / 'run')).batch + 4}ba"
-    run_app("resume=run", "trainer.session=null", end)
+    run_app("resume", "run", "trainer.session=null", end)
     assert status(tmp_path / "run") == "FINISHED"
     run_app(*two, end, "hydra.run.dir=whole")
     last = find_checkpoint(tmp_path / "whole").name

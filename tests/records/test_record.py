@@ -11,6 +11,7 @@ import pytest
 import yaml
 from kept_runs import git
 
+from runner.cli.command import parse
 from runner.records.record import differences, environment, write_record
 from runner.records.trust import is_own
 
@@ -29,6 +30,25 @@ def test_a_record_holds_what_was_given(tmp_path: Path, monkeypatch: pytest.Monke
     assert yaml.safe_load((run_dir / "overrides.yaml").read_text()) == ["seed=3", "+callbacks=[a,b]"]
     kept = json.loads((run_dir / "environment.json").read_text())
     assert kept["git_commit"] is None and kept["run_name"] == "its name"
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        (["seed=1", "run_name=two words"], "train seed=1 'run_name=two words'"),
+        (
+            ["resume", "my run", "--allow-changes", "seed,data", "seed=1"],
+            "resume 'my run' --allow-changes=seed,data seed=1",
+        ),
+        (["-m", "fork", "run", "5,9", "--allow-divergence", "--afresh"], "fork run 5,9 --allow-divergence --afresh -m"),
+        (["eval", "http://me:secret@host/run"], "eval 'http://***@host/run'"),
+    ],
+)
+def test_a_record_says_what_was_typed(typed: list[str], kept: str, tmp_path: Path):
+    command = parse(typed)
+    write_record(tmp_path, CONFIG, [], "", command)
+    found = json.loads((tmp_path / "environment.json").read_text())
+    assert found["verb"] == command.verb and found["command"] == f"python -m runner {kept}"
 
 
 def test_uncommitted_changes_are_kept_as_a_patch_that_applies(repository: Path):
@@ -78,10 +98,8 @@ def test_what_git_cannot_say_in_time_is_told(repository: Path, monkeypatch: pyte
 
 
 def test_the_environment_says_what_ran_where(repository: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "argv", ["runner", "seed=1", "run_name=two words"])
     monkeypatch.setenv("WORLD_SIZE", "4")
     found = environment()
-    assert found["command"].endswith("-m runner seed=1 'run_name=two words'")
     assert found["folder"] == str(repository)
     assert found["git_commit"] == git(repository, "rev-parse", "HEAD")
     assert found["ranks"] == 4

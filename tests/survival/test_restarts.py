@@ -96,7 +96,7 @@ def test_a_sample_that_kills_its_reader_is_named_in_the_end(here: Path, run_app:
     assert [line.partition(" of")[0] for line in found][-3:] == ["restart 1", "restart 2", "restart 3"]
     assert re.search(r"RuntimeError: data worker \d .* while it read sample 17; batch \d+ of epoch 1", ended.stderr)
     advice = "not restarted (3 restarts in a row have trained no further); when the machine is in order: "
-    assert f"{advice}python -m runner resume=run" in ended.stderr
+    assert f"{advice}python -m runner resume run" in ended.stderr
     assert "resume" not in ended.stdout  # where three of four attempts would say what is not to be done
     assert json.loads((here / "run" / "result.json").read_text())["error"]["code"] == "environment"
     assert not (here / "run" / "crash.zip").exists()
@@ -107,7 +107,7 @@ def test_without_restarts_it_ends_with_a_checkpoint_and_can_be_resumed(here: Pat
     ended = run_app(*SHORT, HERE, "launch.restarts=0", *strikes("file", batch=6), exit_code=75)
     assert restarts(ended.stderr) == [] and ended.stderr.count("Traceback") == 1
     assert (here / "run" / "checkpoints" / "latest").resolve().name == "ep0-ba6"
-    run_app("resume=run")
+    run_app("resume", "run")
     assert_equal(left_in(here / "run"), whole())
 
 
@@ -126,7 +126,7 @@ def test_progress_resets_the_count_and_the_run_stays_one(here: Path, run_app: An
     """Of a program that reads JSON, too: all attempts together give one object, and one run in MLflow."""
     first = strikes("file", event="epoch_start", batch=0)
     later = ["+callbacks.more._target_=own.Strikes", "+callbacks.more.kind=file", "+callbacks.more.batch=9"]
-    command = [*SHORT, "+callbacks=mlflow_logger", "launch.restarts=1", "output=json", *first, *later]
+    command = [*SHORT, "+callbacks=mlflow_logger", "launch.restarts=1", "--json", *first, *later]
     ended = run_app(*command, "+callbacks.more.times=2")
     found = restarts(ended.stderr)
     assert [line.partition(",")[0] for line in found] == ["restart 1 of 1"] * 2

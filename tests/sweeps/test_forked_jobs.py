@@ -16,7 +16,7 @@ def test_jobs_forked_before_they_differ_equal_runs_from_scratch(tmp_path: Path, 
     keep = ("callbacks.checkpoint_saver.save_interval=5ba", "callbacks.checkpoint_saver.keep=-1")
     run_app(*BEGINNING, *keep, "scheduler.t_decay=0.5dur", "hydra.run.dir=common")
     decays = "scheduler.t_decay=0.25dur,0.5dur"
-    done = run_app("-m", "resume=common", "at=ba10", decays, "scheduler.alpha_f=0,0.1", "hydra.sweep.dir=sweep")
+    done = run_app("-m", "fork", "common", "ba10", decays, "scheduler.alpha_f=0,0.1", "hydra.sweep.dir=sweep")
     assert "INFO" not in done.stderr  # what differs from the parent is in the log of each job
     run_app(*BEGINNING, "scheduler.t_decay=0.25dur", "scheduler.alpha_f=0.1", "hydra.run.dir=alone")
     last = Path("checkpoints") / "ep4-ba24" / "model.pt"
@@ -25,5 +25,5 @@ def test_jobs_forked_before_they_differ_equal_runs_from_scratch(tmp_path: Path, 
     (same,) = [name for name, content in weights.items() if content == (tmp_path / "alone" / last).read_bytes()]
     assert "alpha_f0.1" in same and "t_decay0.25dur" in same
     log = (tmp_path / "sweep" / same / "console.log").read_text()
-    assert log.startswith("INFO: at=ba10: a fork of common") and "scheduler.t_decay: 0.5dur -> 0.25dur" in log
+    assert log.startswith("INFO: fork at ba10 of common") and "scheduler.t_decay: 0.5dur -> 0.25dur" in log
     assert "retrained" not in log

@@ -73,7 +73,7 @@ def test_what_an_earlier_command_finished_is_skipped_and_what_it_left_is_awaited
     lines = printed(capsys)
     assert lines[1:] == [
         "1/4  lr=0.01 seed=0  eval 0.9824  skipped: it has already ended",
-        "skip_finished=false trains these again, in a new sweep",
+        "--afresh trains these again, in a new sweep",
     ]
     leave(sweep, "b", PLANNED[1], seconds=20.0)
     progress.stop()

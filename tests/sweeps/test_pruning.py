@@ -50,11 +50,11 @@ def test_a_revived_job_is_equal_to_the_bit_to_one_that_was_never_pruned(tmp_path
     assert "lr0.001-mlp-digits,0.001," in (pruned / "jobs.csv").read_text()
 
     again = run_here("-m", RATES, *PRUNED, "hydra.sweep.dir=pruned", code=0)  # trains nothing
-    assert again.out.count("skipped: it has already ended") == 3 and "revive=all" in again.out
+    assert again.out.count("skipped: it has already ended") == 3 and "--revive all" in again.out
 
-    command = ("-m", RATES, *PRUNED, "hydra.sweep.dir=pruned", "revive=lr0.001-mlp-digits")
+    command = ("-m", RATES, *PRUNED, "hydra.sweep.dir=pruned", "--revive=lr0.001-mlp-digits")
     assert "2 finished, 1 pruned" in run_here(*command, code=0).out
-    run_here("resume=pruned/lr0.0001-mlp-digits", code=0)  # by itself
+    run_here("resume", "pruned/lr0.0001-mlp-digits", code=0)  # by itself
     for lr in ("0.001", "0.0001"):
         name = f"lr{lr}-mlp-digits"
         found = first_difference(pruned / name, full / name)
@@ -68,17 +68,19 @@ def test_a_revived_job_is_equal_to_the_bit_to_one_that_was_never_pruned(tmp_path
 def test_wrong_commands_say_what_to_write(tmp_path: Path, run_here: Any):
     single = run_here(*PRUNED, code=2)
     assert "callbacks.sweep_pruner: compares the jobs of a sweep; add -m" in single.err
-    assert "revive='all': is for rerunning a sweep with -m" in run_here(*QUIET, "revive=all", code=2).err
-    assert "no job of this sweep has started yet" in run_here("-m", RATES, *PRUNED, "revive=all", code=2).err
+    assert "--revive='all': is for rerunning a sweep with -m" in run_here(*QUIET, "--revive", "all", code=2).err
+    assert "no job of this sweep has started yet" in run_here("-m", RATES, *PRUNED, "--revive=all", code=2).err
     assert not (tmp_path / "outputs").exists()
     several = run_here("-m", "seed=0", *PRUNED, "objective=[eval/loss,time]", code=2)
     assert "several objectives; name one of them, such as eval/loss" in several.err
     folds = run_here("-m", "sweep=folds", "folds.count=2", *PRUNED, "callbacks.sweep_pruner.pruner=wilcoxon", code=2)
     assert "folds cannot replace seeds" in folds.err
     assert run_here("-m", RATES, *PRUNED, "hydra.sweep.dir=mine", "trainer.max_duration=1ba").code == 0
-    unknown = run_here("-m", RATES, *PRUNED, "hydra.sweep.dir=mine", "trainer.max_duration=1ba", "revive=lr0.6", code=2)
+    unknown = run_here(
+        "-m", RATES, *PRUNED, "hydra.sweep.dir=mine", "trainer.max_duration=1ba", "--revive=lr0.6", code=2
+    )
     assert unknown.out == ""
-    assert "revive='lr0.6': this sweep has no such job; allowed: all, lr0.0001-mlp" in unknown.err
+    assert "--revive='lr0.6': this sweep has no such job; allowed: all, lr0.0001-mlp" in unknown.err
 
 
 OWN = """
@@ -114,7 +116,7 @@ def test_two_ranks_stop_at_one_batch_and_are_revived_to_the_bit(tmp_path: Path, 
     two = ("launch.nproc_per_node=2", "optimizer.lr=0.5,0.001")
     run_app("-m", *two, *QUIET, "hydra.sweep.dir=full")
     assert "1 finished, 1 pruned" in run_app("-m", *two, *PRUNED, "hydra.sweep.dir=pruned").stdout
-    assert "2 finished" in run_app("-m", *two, *PRUNED, "hydra.sweep.dir=pruned", "revive=all").stdout
+    assert "2 finished" in run_app("-m", *two, *PRUNED, "hydra.sweep.dir=pruned", "--revive=all").stdout
     name = "lr0.001-mlp-digits"
     found = first_difference(tmp_path / "pruned" / name, tmp_path / "full" / name)
     assert found.batch is None and found.agreed == 12
@@ -141,4 +143,4 @@ def test_a_setting_that_is_worse_with_most_seeds_gets_no_more(tmp_path: Path, ru
     last = read_result(sweep / "lr0.0001-seed5-mlp-digits")
     assert last is not None and last.status == "PRUNED" and last.objective is None
     assert not (sweep / "lr0.0001-seed5-mlp-digits" / "digests.jsonl").exists()  # it trained no batch
-    assert "12 finished" in run_here(*command, "objective=eval/loss", "revive=all", code=0).out
+    assert "12 finished" in run_here(*command, "objective=eval/loss", "--revive=all", code=0).out

@@ -123,7 +123,7 @@ def test_a_study_in_a_storage_goes_on(folder: Path, run_here: Any):
 def test_a_job_of_a_search_is_evaluated_and_trained_on_by_itself(run_here: Any, folder: Path):
     assert run_here(*SEARCH, "hydra.sweeper.n_trials=1").code == 0
     (job,) = (one.parent for one in sweeps(folder)[0].glob("*/result.json"))
-    assert run_here("mode=eval", f"resume={job}").code == 0  # though its preset chooses Optuna's sweeper
-    assert run_here(f"resume={job}", "trainer.max_duration=8ba").code == 0
-    typed = run_here(f"resume={job}", "hydra/sweeper=optuna", code=2)
+    assert run_here("eval", str(job)).code == 0  # though its preset chooses Optuna's sweeper
+    assert run_here("resume", str(job), "trainer.max_duration=8ba").code == 0
+    typed = run_here("resume", str(job), "hydra/sweeper=optuna", code=2)
     assert "hydra/sweeper=optuna: is for several runs" in typed.err

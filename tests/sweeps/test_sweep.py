@@ -68,7 +68,7 @@ def test_the_same_sweep_again_trains_nothing_and_a_new_one_when_asked(run_here: 
     again = run_here("-m", "seed=0,1", "optimizer.lr=0.01,0.03", *QUIET)
     assert again.code == 0 and batches(folder) == [] and sweeps(folder) == [sweep]
     assert again.out.count("skipped: it has already ended") == 4
-    assert "skip_finished=false trains these again, in a new sweep" in again.out
+    assert "--afresh trains these again, in a new sweep" in again.out
     assert "4 finished" in again.out
 
     assert run_here("-m", "optimizer.lr=0.01,0.03", "seed=0,1", "model.module.hidden=[8]", *QUIET).code == 0
@@ -76,7 +76,7 @@ def test_the_same_sweep_again_trains_nothing_and_a_new_one_when_asked(run_here: 
     numbered = {f"{name}-2": "FINISHED" for name in names}  # so that names are unique in MLflow
     assert statuses(sweeps(folder)[1]) == numbered
 
-    assert run_here("-m", "optimizer.lr=0.01,0.03", "seed=0,1", "skip_finished=false", *QUIET).code == 0
+    assert run_here("-m", "optimizer.lr=0.01,0.03", "seed=0,1", "--afresh", *QUIET).code == 0
     assert len(sweeps(folder)) == 3 and len(batches(folder)) == 24
     assert run_here("-m", "optimizer.lr=0.01,0.03", "seed=0,1", *QUIET).code == 0
     assert len(sweeps(folder)) == 3 and batches(folder) == []  # reruns now continue the new sweep
@@ -93,7 +93,7 @@ def test_a_job_that_was_trained_on_by_hand_is_left_out_of_its_sweep(run_here: An
     files = ("settings.csv", "jobs.csv", "results.json")
     before = [(sweep / name).read_text().splitlines()[0] for name in files]
     (trained,) = json.loads((sweep / "results.json").read_text())["settings"]
-    longer = run_here("resume=latest", "trainer.max_duration=4ep")
+    longer = run_here("resume", "latest", "trainer.max_duration=4ep")
     assert longer.code == 0 and "(a job of a sweep: there is no other run)" in longer.err
     (changed,) = {line.split()[0] for line in batches(folder) if int(line.split()[1]) >= 6}
     shutil.copytree(sweep / "seed0-mlp-digits", sweep / "backup")
@@ -131,7 +131,7 @@ def test_a_job_whose_config_changed_takes_the_place_of_the_one_before(run_here: 
 def test_forks_at_several_batches_are_jobs_of_their_own(run_here: Any, folder: Path):
     assert run_here(*QUIET, "callbacks.checkpoint_saver.save_interval=1ba").code == 0
     (run,) = folder.glob("outputs/20*/*")
-    done = run_here("-m", f"resume={run}", "at=ba4,ba5")
+    done = run_here("-m", "fork", str(run), "ba4,ba5")
     assert done.code == 0, done.err
     (sweep,) = sweeps(folder)
     assert statuses(sweep) == {"at_ba4-mlp-digits": "FINISHED", "at_ba5-mlp-digits": "FINISHED"}
@@ -235,7 +235,8 @@ def test_a_job_that_is_refused_leaves_nothing_and_the_others_run(run_here: Any, 
         4,
         [
             ("sweep=seeds", "sweep=seeds: is for several runs; add -m"),
-            ("-m resume=outputs seed=0,1", "resume='outputs'"),
+            ("-m resume outputs seed=0,1", "-m: resume takes one experiment at a time"),
+            ("-m rerun outputs seed=0,1", "RUN='outputs': no such folder"),
             (
                 "-m objective=nothing seed=0,1",
                 "objective='nothing': this run has no such metric; allowed: eval/MulticlassAcc",
@@ -272,7 +273,7 @@ def test_a_package_that_is_missing_is_named(folder: Path, choice: str, package: 
 
 
 def test_checking_a_sweep_leaves_nothing(run_here: Any, folder: Path):
-    done = run_here("-m", "mode=check", "model=mlp,gpt", "data=digits", "callbacks=none")
+    done = run_here("-m", "check", "model=mlp,gpt", "data=digits", "callbacks=none")
     assert done.code == 2
     assert "gpt" in done.err and done.err.count("error: ") == 1
     assert not (folder / "outputs").exists()
@@ -343,7 +344,7 @@ def test_folds_are_one_setting_and_are_evaluated_on_once_each(run_here: Any, fol
     assert [one["eval:size"] for one in found] == ["599", "599", "599"]  # of 1,797 digits
     assert len({one["eval:data"] for one in found}) == 3
     job = min(sweep.glob("*/result.json")).parent
-    done = run_here("mode=eval", f"resume={job}")  # a job of a sweep is a run of its own
+    done = run_here("eval", str(job))  # a job of a sweep is a run of its own
     assert done.code == 0, done.err
     (file,) = folder.glob("outputs/20*/*/result.json")
     assert json.loads(file.read_text())["evaluation"] == found[0]

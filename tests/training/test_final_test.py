@@ -194,7 +194,7 @@ def test_one_command_tests_and_a_run_cut_off_before_that_tests_when_it_is_resume
     run = tmp_path / "run"
     assert result(run)["status"] == "RUNNING"
     (tmp_path / "spared").touch()
-    done = run_app("resume=run")
+    done = run_app("resume", "run")
     found = result(run)
     assert found["status"] == "FINISHED"
     assert found["tested"] == (run / "checkpoints" / "best").resolve().name
@@ -204,12 +204,12 @@ def test_one_command_tests_and_a_run_cut_off_before_that_tests_when_it_is_resume
     sql = "select value from metrics where key = 'loss/test/total'"
     assert query(tmp_path / "outputs" / "mlflow.db", sql) == [(found["metrics"]["test/loss"],)]
 
-    evaluated = run_app("mode=eval", "resume=run", "callbacks=none", "hydra.run.dir=again")
+    evaluated = run_app("eval", "run", "callbacks=none", "hydra.run.dir=again")
     assert f"run/checkpoints/{found['tested']}, after" in " ".join(evaluated.stdout.split())
     again = result(tmp_path / "again")["metrics"]
     assert again == {key: value for key, value in again.items() if key.startswith(("eval/", "test/"))}
     assert again["test/loss"] == found["metrics"]["test/loss"]
-    run_app("mode=eval", "resume=run", "test=null", "objective=null", "callbacks=none", "hydra.run.dir=without")
+    run_app("eval", "run", "test=null", "objective=null", "callbacks=none", "hydra.run.dir=without")
     assert {key.partition("/")[0] for key in result(tmp_path / "without")["metrics"]} == {"eval"}
 
 

@@ -144,7 +144,7 @@ def test_a_rule_and_a_subset_come_from_the_config(tmp_path: Path, run_here: Any)
     arguments = ["model=mlp", "data.batch_size=100", "trainer.max_duration=2ep", "callbacks=json_lines_logger"]
     arguments += ["trainer.train_subset_num_batches=3", "+trainer.eval_interval._target_=my_rules.At"]
     arguments += ["+trainer.eval_interval.batch=2", "hydra.run.dir=run"]
-    run_here(*arguments, "mode=check", code=0)
+    run_here("check", *arguments, code=0)
     run_here(*arguments, code=0)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [line.split('"step":')[1].split(",")[0] for line in lines if "loss/eval/total" in line] == ["2", "6"]

@@ -131,7 +131,7 @@ def test_a_fault_elsewhere_has_no_batch(run_here: Any):
 @pytest.mark.slow
 def test_an_evaluation_says_so_too(run_here: Any):
     assert run_here("model=mlp", "algorithms=none", "trainer.max_duration=2ba").code == 0
-    ended = run_here("mode=eval", "resume=latest", "data=synthetic_images", "data.eval_batch_size=7")
+    ended = run_here("eval", "latest", "data=synthetic_images", "data.eval_batch_size=7")
     assert ended.code == 1
     expected = "in its forward pass in evaluation, with a batch of float32 (7, 3, 32, 32), int64 (7,) from "
     assert expected in ended.err.splitlines()[-1]
@@ -140,12 +140,14 @@ def test_an_evaluation_says_so_too(run_here: Any):
 def test_what_a_gpu_does_not_name_is_a_hint():
     with pytest.raises(RuntimeError) as raised, noting_batch({}):
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
-    assert [note for note in raised.value.__notes__ if "mode=check" in note] == raised.value.__notes__
+    assert [note for note in raised.value.__notes__ if "runner check" in note] == raised.value.__notes__
 
 
 def test_device_assert_in_the_first_batch_adds_a_hint():
     config = {"trainer": {}, "model": {"_target_": "own.Own"}, "data": {"_target_": "own.Data"}}
-    expected = "^AcceleratorError: CUDA error: device-side assert triggered\n  mostly a label .* mode=check tries a few"
+    expected = (
+        "^AcceleratorError: CUDA error: device-side assert triggered\n  mostly a label .* runner check tries a few"
+    )
     with pytest.raises(WrongConfig, match=expected), naming_fault(config):
         raise torch.AcceleratorError("CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in")
 

@@ -53,10 +53,10 @@ def test_measuring_leaves_nothing_and_changes_no_number(tmp_path: Path, monkeypa
     monkeypatch.setattr(measure, "LEAST", 0.05)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    config = settle_budget(composed(*TINY, "budget=0.1s of all"))
+    config = settle_budget(composed(*TINY, "budget=0.1s of all"), None)
     assert os.listdir(tmp_path) == []
     (batches,) = re.findall("0.1s of all = ([0-9]+)ba", config["budget"])
-    assert settle_budget(config) is config
+    assert settle_budget(config, None) is config
     measured = train(config, tmp_path / "measured")
     ratio = config["trainer"]["scale_schedule_ratio"]
     plain = train(composed(*TINY, f"trainer.scale_schedule_ratio={ratio}"), tmp_path / "plain")
@@ -83,12 +83,12 @@ def test_operations_are_what_the_model_says():
         model = trainer.state.unwrapped_model
         loader: Any = trainer.state.train_dataloader
         each = model.flops_per_batch(next(iter(loader)))
-    assert each is not None and settle_budget(config)["budget"] == f"1e+09flop = {int(1e9 / each)}ba"
+    assert each is not None and settle_budget(config, None)["budget"] == f"1e+09flop = {int(1e9 / each)}ba"
 
 
 def test_a_budget_without_room_for_one_batch_is_refused():
     with pytest.raises(WrongKey, match="budget='10flop': one batch already takes .* floating-point operations"):
-        settle_budget(composed(*TINY, "budget=10flop"))
+        settle_budget(composed(*TINY, "budget=10flop"), None)
 
 
 @pytest.mark.slow
@@ -97,12 +97,12 @@ def test_a_rerun_and_a_resumed_run_train_the_same_batches(tmp_path: Path, run_ap
     several = f"launch.nproc_per_node={ranks}"
     run_app(*TINY, several, "callbacks=[state_digest,checkpoint_saver]", "budget=0.5s", "hydra.run.dir=run")
     recorded = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["budget"]
-    rerun = run_app("rerun=run", "hydra.run.dir=again")
+    rerun = run_app("rerun", "run", "hydra.run.dir=again")
     assert "conf/" not in rerun.stderr and "measured" not in rerun.stderr
     assert yaml.safe_load((tmp_path / "again" / "config.yaml").read_text())["budget"] == recorded
     assert "ok: equal to the bit" in run_app("compare", "run", "again").stdout
     # For longer: measured again, and gone on from where it was.
-    said = run_app("resume=run", "budget=3s").stderr if ranks == 1 else ""
+    said = run_app("resume", "run", "budget=3s").stderr if ranks == 1 else ""
     assert (f"budget: {recorded} -> 3s" in said and "measured in" in said) or ranks == 2
 
 

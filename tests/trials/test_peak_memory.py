@@ -1,4 +1,4 @@
-"""The memory that `mode=check` predicts, against what torch's allocator gave a real run."""
+"""The memory that `runner check` predicts, against what torch's allocator gave a real run."""
 
 from __future__ import annotations
 

@@ -64,9 +64,9 @@ def test_the_first_commit_that_changes_the_bits(tmp_path: Path, run_app: Any):
     make_repository(tmp_path, versions)
     git(tmp_path, "checkout", "--quiet", "HEAD~15")
     run_app(*SMALL, *MODEL, "hydra.run.dir=run", "callbacks.state_digest.interval=1ba")
-    assert run_app("verify", "run", "verify.batches=2").returncode == 0
+    assert run_app("verify", "run", "--batches=2").returncode == 0
     git(tmp_path, "checkout", "--quiet", "-")
-    found, printed = first_bad_commit(tmp_path, f"{RUNNER} verify run verify.batches=2")
+    found, printed = first_bad_commit(tmp_path, f"{RUNNER} verify run --batches 2")
     assert found == "commit 10" and "different" in printed
     assert git(tmp_path, "status", "--short") == ""
 
@@ -78,9 +78,9 @@ def test_the_first_commit_that_worsens_the_metric(worse: str, tmp_path: Path, ru
     git(tmp_path, "checkout", "--quiet", "HEAD~15")
     seeds = "seed=0,1,2,3,4,5"
     run_app(*SMALL, *MODEL, "hydra.run.dir=run")
-    run_app("-m", "rerun=run", seeds, "hydra.sweep.dir=run_good")
+    run_app("-m", "rerun", "run", seeds, "hydra.sweep.dir=run_good")
     git(tmp_path, "checkout", "--quiet", "-")
-    probe = f"{RUNNER} -m rerun=run {seeds} hydra.sweep.dir=$sweep || exit 125; {RUNNER} verdict run_good $sweep"
+    probe = f"{RUNNER} -m rerun run {seeds} hydra.sweep.dir=$sweep || exit 125; {RUNNER} verdict run_good $sweep"
     found, _ = first_bad_commit(tmp_path, f"sweep=run_$(git rev-parse HEAD); {probe}")
     assert found == "commit 12"
 
@@ -91,4 +91,4 @@ def test_a_commit_that_cannot_be_tested_is_125(tmp_path: Path, run_app: Any):
     assert missing.stderr.startswith("error: ")
     assert "no such folder" in run_app("verify", "missing", exit_code=125).stderr
     assert "verdict" in run_app("verdict", "run", exit_code=125).stderr
-    assert run_app("mode=check", "model=missing", exit_code=2).stderr
+    assert run_app("check", "model=missing", exit_code=2).stderr

@@ -35,7 +35,7 @@ def write_run(folder: Path, batches: Any, changed: dict[int, tuple[str, ...]] | 
     return folder
 
 
-CONFIG = {"mode": "train", "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1}, "seed": 0, "run_name": None}
+CONFIG = {"optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1}, "seed": 0, "run_name": None}
 ENVIRONMENT = {"ranks": 1, "threads": 4, "git_commit": "aaaa", "packages": {"torch": "2.13"}, "folder": "here"}
 
 
@@ -84,7 +84,7 @@ def test_equal_runs_are_equal_and_torch_is_not_imported(tmp_path: Path):
 def test_where_runs_part_and_what_was_different_in_them(tmp_path: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "80")
     changed = {6: ("weights", "optimizer"), 7: ("randomness", "weights"), 8: PARTS}
-    other = {**CONFIG, "mode": "eval", "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.2}}
+    other = {**CONFIG, "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.2}}
     there = {**ENVIRONMENT, "ranks": 2, "packages": {"torch": "2.14"}, "folder": "there"}
     metrics = {"train/loss": 0.125, "eval/loss": 0.25}
     write_run(tmp_path / "a", range(1, 9), config=CONFIG, environment=ENVIRONMENT, metrics=metrics)
@@ -132,11 +132,11 @@ def test_final_metrics_are_compared_of_runs_that_end_together(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["compare=[a,nowhere]"], "compare='nowhere': no such folder"),
-        (["compare=[a,empty]"], "compare='empty': has no result.json, config.yaml or digests.jsonl"),
-        (["compare=[a]"], "compare=['a']: give two or more runs"),
-        ([], "compare=None: give two or more runs"),
-        (["compare=[a,a]", "optimizer.lrr=3"], "optimizer.lrr"),
+        (["a", "nowhere"], "RUN='nowhere': no such folder"),
+        (["a", "empty"], "RUN='empty': has no result.json, config.yaml or digests.jsonl"),
+        (["a"], "compare: takes RUN RUN..., not a; write runner compare RUN RUN..., such as runner compare "),
+        ([], "compare: takes RUN RUN..., not nothing"),
+        (["a", "a", "optimizer.lrr=3"], "optimizer.lrr"),
     ],
     ids=str,
 )
@@ -144,6 +144,6 @@ def test_what_cannot_be_compared_is_one_message(tmp_path: Path, run_app: Any, ar
     write_run(tmp_path / "a", range(1, 5))
     write_run(tmp_path / "later", range(5, 9))
     (tmp_path / "empty").mkdir()
-    done = run_app("mode=compare", *arguments, exit_code=2)
+    done = run_app("compare", *arguments, exit_code=2)
     assert part in done.stderr and done.stderr.count("\n") == 1 and done.stdout == ""
     assert sorted(os.listdir(tmp_path)) == ["a", "empty", "later"]

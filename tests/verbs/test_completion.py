@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from runner.cli.catalogue import CONF
-from runner.cli.verbs import MODES
+from runner.cli.verbs import VERBS
 from runner.verbs.completion import LINE, SHELLS, complete
 
 
@@ -23,9 +23,10 @@ def words(line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("runner comp", ["compare", "compare=", "completion"]),
-        ("runner model=mlp comp", ["compare="]),  # only the first word is a mode
-        ("runner mode=comp", ["mode=compare", "mode=completion"]),
+        ("runner comp", ["compare", "completion"]),
+        ("runner -m --config-dir mine comp", ["compare", "completion"]),
+        ("runner model=mlp comp", []),  # only the first word is a verb
+        ("runner eval comp", []),
         ("runner optimizer", ["optimizer.", "optimizer/param_groups=", "optimizer="]),
         ("runner optimizer.nest", ["optimizer.nesterov="]),
         ("runner optimizer=adamw optimizer.b", ["optimizer.betas="]),
@@ -35,12 +36,20 @@ def words(line: str) -> list[str]:
         ("runner '+callbacks=[lr_monitor,lr", []),
         ("runner +callbacks=early_stopper callbacks.early_stopper.p", ["callbacks.early_stopper.patience="]),
         ("runner ~callbacks.p", ["~callbacks.progress_bar"]),
-        ("/usr/bin/runner predict.format=", ["predict.format=parquet", "predict.format=pt"]),
+        ("/usr/bin/runner predict RUN --format ", ["parquet", "pt"]),
+        ("runner predict --format=", ["--format=parquet", "--format=pt"]),
+        ("runner -m predict --form", ["--format"]),
+        ("runner prove --ki", ["--kills"]),
+        ("runner prove --kills ", []),  # any number
+        ("runner prove --keep optimizer.nest", ["optimizer.nesterov="]),
+        ("runner resume latest --allow-c", ["--allow-changes", "--allow-code"]),
+        ("runner --af", ["--afresh"]),
         ("runner help early", ["early_stopper"]),
-        ("runner help=early", ["help=early_stopper"]),
+        ("runner help lr-", ["lr-range"]),
         ("runner list call", ["callbacks"]),
         ("runner completion ", ["bash", "fish", "zsh"]),
-        ("runner runs runs.l", ["runs.limit="]),
+        ("runner runs --", ["--config-dir", "--format", "--help", "--json", "--limit", "--sort"]),
+        ("runner --config-dir ", []),  # the shell offers files
         ("runner --ver", ["--version"]),
         ("runner data.path=", []),  # the shell offers files
         ("python train.py mod", []),
@@ -53,10 +62,12 @@ def test_what_a_line_may_become(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert words(line) == sorted(found)
 
 
-def test_every_mode_and_group_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_verb_group_and_option_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    assert {f"mode={name}" for name in MODES} == {*words("runner mode=")}
+    assert {*VERBS} <= {*words("runner ")}
     assert {f"{file.name}=" for file in CONF.iterdir() if file.is_dir()} <= {*words("runner ")}
+    for verb in VERBS.values():
+        assert {f"--{option.name}" for option in verb.options} <= {*words(f"runner {verb.name} --")}
 
 
 def test_files_and_runs_of_the_user_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -66,8 +77,11 @@ def test_files_and_runs_of_the_user_are_offered(tmp_path: Path, monkeypatch: pyt
         (tmp_path / file).write_text("# A network.\nwidth: 3 # units\n")
     assert words("runner model=mine model.") == ["model.width="]
     assert words("runner --config-dir=other model=th") == ["model=theirs"]
-    assert words("runner compare out") == ["outputs/2026-11-20/10-00-00"]
-    assert words("runner resume=") == ["resume=latest", "resume=outputs/2026-11-20/10-00-00"]
+    run = "outputs/2026-11-20/10-00-00"
+    assert words("runner compare out") == words(f"runner compare {run} {run} out") == [run]
+    assert words("runner resume out") == words("runner -m fork out") == words("runner eval seed=1 out") == [run]
+    assert words("runner resume lat") == words("runner check --allow-changes a lat") == ["latest"]
+    assert words("runner resume latest out") == words("runner fork latest out") == words("runner init out") == []
 
 
 def test_descriptions_hold_nothing_that_a_terminal_acts_on(tmp_path: Path, run_here: Any, monkeypatch: Any):
@@ -106,12 +120,14 @@ def test_bash_completes(folder: Path):
         COMP_LINE="$1"; COMP_POINT=${#1}; read -ra COMP_WORDS <<< "$1"; COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
         _runner_completion; echo "${COMPREPLY[*]}"
     }
-    try "runner optimizer.nest"; try "runner mode=comp"; try "python script.py mode=comp"; try "python -c runner"
+    try "runner optimizer.nest"; try "runner comp"; try "runner predict --format="; try "python script.py comp"
+    try "python -c runner"
     complete -p runner
     """
     assert ask("bash", program, folder) == [
         "optimizer.nesterov=",
         "compare completion",
+        "parquet pt",
         "",
         "",
         "complete -o default -F _runner_completion runner",
@@ -122,11 +138,11 @@ def test_fish_completes(folder: Path):
     read_at_start = folder / ".config" / "fish" / "conf.d"
     read_at_start.mkdir(parents=True)
     (folder / "runner.fish").rename(read_at_start / "runner.fish")
-    program = 'complete -C "python -m runner optimizer.nest"; complete -C "runner mode=comp"'
+    program = 'complete -C "python -m runner optimizer.nest"; complete -C "runner comp"'
     assert [line.partition("\t")[0] for line in ask("fish", program, folder)] == [
         "optimizer.nesterov=",
-        "mode=compare",
-        "mode=completion",
+        "compare",
+        "completion",
     ]
 
 
@@ -135,7 +151,7 @@ def test_zsh_completes(folder: Path):
     compdef() { : }
     compadd() { print -r -- "$*"; print -rl -- "${(@P)@[-1]}" }
     source runner.zsh
-    words=(runner mode=comp); CURRENT=2; PREFIX=mode=comp
+    words=(runner comp); CURRENT=2; PREFIX=comp
     _runner_completion
     """
-    assert ask("zsh", program, folder) == ["-l -d shown_whole -a whole", "mode=compare", "mode=completion"]
+    assert ask("zsh", program, folder) == ["-l -d shown_whole -a whole", "compare", "completion"]

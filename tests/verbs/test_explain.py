@@ -1,4 +1,4 @@
-"""`mode=explain`: who runs when and why, held against the engine of a real run."""
+"""`runner explain`: who runs when and why, held against the engine of a real run."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_the_table_shows_who_listens_and_how_to_see_the_rest(
     assert "each microbatch" in lines[place] and "wrapper: Puts something" in " ".join(" ".join(lines).split())
     assert not any(line.startswith("BEFORE_BACKWARD") for line in lines)  # nobody listens
     assert any("cannot be combined: Wrapper.conflicts_with names MixUp" in line for line in lines)
-    assert "output=json lists them" in lines[-1]
+    assert "--json lists them" in lines[-1]
 
 
 @pytest.mark.slow
@@ -206,10 +206,10 @@ def test_standard_output_is_json_and_nothing_is_left(tmp_path: Path, run_app: An
     )
     with (tmp_path / "own.py").open("a") as file:
         file.write("        print('loud')\n")
-    done = run_app("mode=explain", "output=json", "model=mlp", "+callbacks.loud._target_=own.Loud")
+    done = run_app("explain", "--json", "model=mlp", "+callbacks.loud._target_=own.Loud")
     assert set(json.loads(done.stdout)["result"]) == {"hooks", "events", "conflicts", "unchecked"}
     assert "loud" in done.stderr
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner"]
-    several = run_python([*ranks, "mode=explain", "output=json", "model=mlp"], cwd=tmp_path, check=True)
+    several = run_python([*ranks, "explain", "--json", "model=mlp"], cwd=tmp_path, check=True)
     assert len(json.loads(several.stdout)["result"]["events"]) == len(Event)
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"own.py", "scratch"}

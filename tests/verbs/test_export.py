@@ -98,9 +98,10 @@ def test_a_run_on_a_mirror_is_exported(run_here: Any, run: Path, tmp_path: Path)
 def test_what_cannot_be_exported_is_one_sentence(run_here: Any, run: Path, tmp_path: Path):
     (tmp_path / "there.pt").touch()
     for given, said in {
-        (str(run), str(tmp_path / "there.pt")): "this file exists; give another name, or remove it",
-        (str(run), "model.bin"): "the file must end in .pt or .safetensors",
-        (str(tmp_path / "none"), "model.pt"): "no complete checkpoint there",
+        (str(run), "there.pt"): "error: FILE='there.pt': this file exists; give another name, or remove it\n",
+        (str(run), "model.bin"): "error: FILE='model.bin': must end in .pt or .safetensors\n",
+        ("none", "model.pt"): "error: RUN='none': no such folder; give a run's folder, or a checkpoint's\n",
     }.items():
         assert said in run_here("export", *given, code=2).err
-    assert "give a run, a checkpoint or an address, and a file" in run_here("mode=export", "export=latest", code=2).err
+    err = run_here("export", "latest", code=2).err
+    assert err.startswith("error: export: takes RUN FILE, not latest; write runner export RUN FILE, such as ")

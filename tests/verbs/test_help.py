@@ -17,7 +17,8 @@ from tiers import one_in
 from runner import __version__
 from runner.cli.catalogue import CONF, GROUPS, choices, top_keys
 from runner.cli.command_line import merge_repeated
-from runner.cli.verbs import MODES
+from runner.cli.verb import Verb
+from runner.cli.verbs import VERBS
 from runner.config import build
 from runner.verbs.help import explain, overview
 
@@ -34,7 +35,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_of_it_comes_at_once(tmp_path: Path):
     """CPU time: a twentieth of a second each beside the interpreter's own; importing torch alone takes 1.3 s."""
-    commands = ["--help", "--version", "list", "help early_stopper", "help=optimizer.muon", "runs", "completion bash"]
+    commands = ["--help", "--version", "list", "help early_stopper", "help prove", "runs", "completion bash"]
     program = f"""
 import sys, time
 from runner.__main__ import main
@@ -58,10 +59,37 @@ def test_the_help_says_all_that_there_is():
     lines = [*overview(CONF)]
     assert all(len(line) <= 80 and line == line.rstrip() for line in lines)
     text = "\n".join(lines)
-    for mode in MODES.values():
-        assert re.search(rf"^  {mode.name} +{re.escape(mode.says)}\n +{re.escape(mode.example)}$", text, re.MULTILINE)
+    for verb in VERBS.values():
+        assert re.search(rf"^  {verb.name} +{re.escape(verb.says)}\n +{re.escape(verb.example)}$", text, re.MULTILINE)
     listed = {*re.findall(r"[\w/]+", text)}
     assert {one.name for one in CHOICES} | {*GROUPS} - {"vars"} <= listed
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)
+def test_each_verb_is_described_with_its_words_and_options(verb: Verb):
+    lines = [*explain(verb.name, CONF)]
+    assert all(len(line) <= 80 and line == line.rstrip() for line in lines)
+    assert lines[0] == f"runner {verb.name}: {verb.says}"
+    assert f"{lines[1]} ".startswith(f"  runner {verb.name} {verb.words} ".replace("  ", " ").replace(" ", "  ", 1))
+    assert ("[KEY=VALUE] ..." in lines[1]) == verb.composes and ("[--OPTION VALUE]" in lines[1]) == bool(verb.options)
+    assert lines[-2:] == ["Example", f"  {verb.example}"]
+    assert [re.findall(r"^  --([\w-]+)", line)[0] for line in lines if line.startswith("  --")] == [
+        option.name for option in verb.options
+    ]
+    assert any(line.startswith("  RUN  a folder of a run") for line in lines) == bool(verb.uses_run)
+
+
+def test_the_help_of_a_verb_may_be_asked_for_as_an_option(run_here: Any):
+    shown = run_here("help", "prove", code=0).out
+    assert shown.startswith("runner prove: kills an experiment")
+    for typed in (["prove", "--help"], ["--help", "prove"], ["prove", "-h", "--kills", "x"], ["prove", "RUN", "--he"]):
+        assert run_here(*typed, code=0).out == shown
+    assert run_here("--help", code=0).out == run_here("help", code=0).out
+
+
+def test_verbs_are_listed(run_here: Any):
+    lines = run_here("list", "verbs", code=0).out.splitlines()
+    assert [line.split()[0] for line in lines] == [*VERBS]
 
 
 def test_what_is_shown_of_a_choice():
@@ -107,12 +135,12 @@ def first(name: str) -> str:
     return next(iter(explain(name, CONF)))
 
 
-def test_keys_modes_groups_and_classes_are_explained():
+def test_keys_verbs_groups_and_classes_are_explained():
     assert first("seed") == "seed=0"
     rows = "\n".join(explain("optimizer.lr", CONF))
     assert re.search(r"^  optimizer=sgd +0\.1 +learning rate", rows, re.MULTILINE)
     assert [*explain("lr", CONF)][1:] == [*explain("optimizer.lr", CONF)][1:]
-    assert re.search(r"^  prove.kills +5 +kills at random moments", "\n".join(explain("prove", CONF)), re.MULTILINE)
+    assert re.search(r"^  --kills N +5 +kills: during start-up, ", "\n".join(explain("prove", CONF)), re.MULTILINE)
     assert first("scheduler") == f"scheduler: {GROUPS['scheduler']}"
     assert [*explain("EarlyStopper", CONF)] == [*explain("+callbacks=early_stopper", CONF)]
     assert "State: in" in first("runner.State")
@@ -172,15 +200,18 @@ def test_the_version_is_ours(run_here: Any):
     [
         (
             ["help", "ealry_stopper"],
-            "help='ealry_stopper': there is nothing of this name; did you mean 'early_stopper'?",
+            "NAME='ealry_stopper': there is nothing of this name; did you mean 'early_stopper'?",
         ),
-        (["help", "a\x1b[31m"], "help='a\\x1b[31m': there is nothing of this name; runner --help lists"),
-        (["help", "a", "b"], "help a b: write runner help early_stopper"),
-        (["help=os.system"], "help='os.system': there is nothing"),
-        (["list", "calbacks"], "list='calbacks': did you mean 'callbacks'?"),
-        (["mode=list", "seed=1"], "seed=1: mode=list composes no config and takes no such key"),
-        (["-m", "mode=help"], "-m: mode=help composes no config"),
-        (["completion", "tcsh"], "completion='tcsh': "),
+        (["help", "a\x1b[31m"], "NAME='a\\x1b[31m': there is nothing of this name; runner --help lists"),
+        (
+            ["help", "a", "b"],
+            "help: takes [NAME], not a b; write runner help [NAME], such as runner help early_stopper",
+        ),
+        (["help", "os.system"], "NAME='os.system': there is nothing"),
+        (["list", "calbacks"], "GROUP='calbacks': did you mean 'callbacks'?"),
+        (["list", "model", "seed=1"], "list: takes [GROUP], not model seed=1; write runner list [GROUP], such as "),
+        (["-m", "help"], "-m: help composes no config and takes no such option"),
+        (["completion", "tcsh"], "SHELL='tcsh': allowed: bash, fish, zsh"),
         (["--shell-completion", "install=bash"], "--shell-completion: to set up completion, use the command"),
     ],
     ids=str,
@@ -192,6 +223,6 @@ def test_a_wrong_command_is_one_message(run_here: Any, tmp_path: Path, typed: li
 
 
 def test_other_ranks_say_nothing(tmp_path: Path):
-    command = [sys.executable, "-m", "runner", "help=ema"]
+    command = [sys.executable, "-m", "runner", "help", "ema"]
     done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"RANK": "1"}, capture_output=True, check=True)
     assert done.stdout == done.stderr == b""

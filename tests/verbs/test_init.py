@@ -68,7 +68,7 @@ def test_its_tests_pass(project: Path, command: list[str]):
 
 def test_it_starts_without_torch(tmp_path: Path):
     program = "import sys; from runner.__main__ import main; code = main(); print('torch' in sys.modules); exit(code)"
-    command = [sys.executable, "-c", program, "init=mine"]
+    command = [sys.executable, "-c", program, "init", "mine"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False" and files(tmp_path / "mine") == files(TEMPLATE)
 
@@ -80,20 +80,19 @@ def test_nothing_is_overwritten(tmp_path: Path, run_here: Any):
     (tmp_path / "file").touch()
     for name in ("mine", "file", "."):
         said = run_here("init", name, code=2).err
-        assert said == f"error: init={name!r}: is there already, and nothing is overwritten; give a new folder\n"
+        assert said == f"error: FOLDER={name!r}: is there already, and nothing is overwritten; give a new folder\n"
     assert (tmp_path / "mine" / "models.py").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["init"], "init: write runner init my_project"),
-        (["init", "a", "b"], "init a b: write runner init my_project"),
-        (["init", "name=a"], "init name=a: write runner init my_project"),
-        (["mode=init"], "init=None: must be the folder of a new project"),
-        (["mode=init", "init=[a]"], "init=['a']: must be the folder"),
-        (["-m", "init=a", "seed=1,2"], "mode=init: takes one experiment at a time"),
-        (["init=file/a"], "cannot use"),
+        (["init"], "init: takes FOLDER, not nothing; write runner init FOLDER, such as runner init my_project"),
+        (["init", "a", "b"], "init: takes FOLDER, not a b; write runner init FOLDER"),
+        (["init", "a", "seed=1"], "init: takes FOLDER, not a seed=1; write runner init FOLDER"),
+        (["init", "a", "--name", "b"], "--name: init has no such option; allowed: none"),
+        (["-m", "init", "a"], "-m: init composes no config and takes no such option"),
+        (["init", "file/a"], "[Errno 20] Not a directory: "),
     ],
     ids=str,
 )

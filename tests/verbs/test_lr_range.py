@@ -1,4 +1,4 @@
-"""`mode=lr_range`: what it suggests where the answer is known, what it says, and that only the picture is left."""
+"""`runner lr-range`: what it suggests where the answer is known, what it says, and that only the picture is left."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 from runner import Trainer
+from runner.cli.command import Command
 from runner.data import TensorLoader
 from runner.failures.errors import WrongKey
 from runner.models.supervised import SupervisedModel
 from runner.trials.rising_rate import RisingRate, find_steepest
-from runner.verbs.lr_range import check_range
+from runner.verbs.lr_range import check
 
-ASKED = {"start": 1e-5, "end": 10.0, "batches": 100, "picture": "lr_range.png"}
-CONFIG: dict[str, Any] = {"lr_range": ASKED, "resume": None, "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1}}
-SHORT = ("mode=lr_range", "model=mlp", "lr_range.batches=40")
+CONFIG: dict[str, Any] = {"optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1}}
+SHORT = ("lr-range", "model=mlp", "--batches=40")
 
 
 def test_the_steepest_descent_before_the_minimum():
@@ -69,41 +69,40 @@ def test_parameter_groups_keep_their_ratios():
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("options", "optimizer", "message"),
     [
-        ({"lr_range": ASKED | {"start": 0}}, "lr_range.start=0: must be a learning rate above 0"),
-        ({"lr_range": ASKED | {"end": 1e-6}}, "lr_range.end=1e-06: must be larger than lr_range.start=1e-05"),
-        ({"lr_range": ASKED | {"batches": 19}}, "lr_range.batches=19: too few to see a slope; give at least 20"),
-        ({"lr_range": ASKED | {"picture": "x.jpg"}}, "lr_range.picture='x.jpg': must end in .png"),
-        ({"resume": "run"}, "resume='run': mode=lr_range starts from scratch"),
-        ({"optimizer": {}}, "optimizer: mode=lr_range varies the rate of one optimizer"),
-        ({"optimizer": {"generator": {}, "critic": {}}}, "of one optimizer, not generator, critic"),
-        ({"optimizer": {"_target_": "mine"}}, "optimizer.lr=None: mode=lr_range varies it"),
-        ({"optimizer": {"_target_": "mine", "lr": 0.0}}, "optimizer.lr=0.0: "),
+        ({"start": 0.0}, {}, "--start=0.0: must be a learning rate above 0"),
+        ({"start": math.nan}, {}, "--start=nan: must be a learning rate above 0"),
+        ({"end": math.inf}, {}, "--end=inf: must be a learning rate above 0"),
+        ({"end": 1e-6}, {}, "--end=1e-06: must be larger than --start 1e-05"),
+        ({"batches": 19}, {}, "--batches=19: too few to see a slope; give at least 20"),
+        ({"picture": "x.jpg"}, {}, "--picture='x.jpg': must end in .png"),
+        ({}, None, "optimizer: lr-range varies the rate of one optimizer"),
+        ({}, {"generator": {}, "critic": {}}, "of one optimizer, not generator, critic"),
+        ({}, {"_target_": "mine"}, "optimizer.lr=None: lr-range varies it"),
+        ({}, {"_target_": "mine", "lr": 0.0}, "optimizer.lr=0.0: "),
     ],
 )
-def test_what_cannot_be_tested_is_one_message(changed: dict[str, Any], message: str):
-    check_range(CONFIG)
+def test_what_cannot_be_tested_is_one_message(options: dict[str, Any], optimizer: dict[str, Any] | None, message: str):
+    check(Command.of("lr-range"), CONFIG)
     with pytest.raises(WrongKey, match=re.escape(message)):
-        check_range(CONFIG | changed)
+        check(Command.of("lr-range", **options), CONFIG if optimizer == {} else {"optimizer": optimizer})
 
 
 def test_only_the_picture_is_left(tmp_path: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    out = run_here(*SHORT, "lr_range.picture=pictures/mine.png", code=0).out
+    out = run_here(*SHORT, "--picture=pictures/mine.png", code=0).out
     assert re.search(r"^ok suggestion +optimizer\.lr=0\.\d+$", out, re.MULTILINE)
     assert (tmp_path / "pictures" / "mine.png").read_bytes().startswith(b"\x89PNG")
-    refused = run_here(*SHORT, "lr_range.start=500", "lr_range.end=1000", code=2)
-    assert re.search(
-        r"error: lr_range.start=500: the loss diverged after \d+ batches, at .*give a smaller", refused.err
-    )
+    refused = run_here(*SHORT, "--start=500", "--end", "1000", code=2)
+    assert re.search(r"error: --start=500: the loss diverged after \d+ batches, at .*give a smaller", refused.err)
     assert {*os.listdir(tmp_path)} - {"temporary", "pictures"} == set()
     assert os.listdir(tmp_path / "temporary") == []
 
 
 @pytest.mark.slow
 def test_two_ranks_find_what_one_does(tmp_path: Path, run_app: Any):
-    runs = [run_app(*SHORT, f"launch.nproc_per_node={ranks}", f"lr_range.picture={ranks}.png") for ranks in (1, 2)]
+    runs = [run_app(*SHORT, f"launch.nproc_per_node={ranks}", f"--picture={ranks}.png") for ranks in (1, 2)]
     rates = [float(re.findall(r"optimizer\.lr=([\d.e-]+)", one.stdout)[0]) for one in runs]
     assert rates[1] == pytest.approx(rates[0], rel=0.3) and (tmp_path / "2.png").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -16,11 +17,12 @@ from python_process import PATIENCE, start_python
 from tiers import one_in
 
 from runner.checkpoints.digest import PARTS, read_digests
+from runner.cli.command import Command, parse
 from runner.trials.kills import EPOCH_END, IN_SAVE, MOMENTS, START, TRAINING, Pace, Session, plan_kills
-from runner.verbs.prove import check_provable
+from runner.verbs.prove import check
 
 BATCHES = 120  # 12 an epoch
-SMALL = ("mode=prove", "model=mlp", "data.batch_size=100", f"prove.batches={BATCHES}", "hydra.run.dir=proof")
+SMALL = ("prove", "model=mlp", "data.batch_size=100", f"--batches={BATCHES}", "hydra.run.dir=proof")
 
 OWN = '''
 """What a user wrote."""
@@ -74,7 +76,7 @@ def verdict_of(folder: Path) -> dict[str, Any]:
 
 
 def test_an_experiment_that_resumes_to_the_bit_is_found_equal(tmp_path: Path, run_app: Any):
-    run_app(*SMALL, "model.module.dropout=0.3", "+algorithms=[mixup,ema]", "prove.kills=3", "prove.keep=true")
+    run_app(*SMALL, "model.module.dropout=0.3", "+algorithms=[mixup,ema]", "--kills=3", "--keep")
     proof, found = tmp_path / "proof", verdict_of(tmp_path)
     assert found["outcome"] == "equal"
     assert found["reason"] == f"equal to the bit: {BATCHES} batches, 3 final metrics, 3 kills"
@@ -84,7 +86,7 @@ def test_an_experiment_that_resumes_to_the_bit_is_found_equal(tmp_path: Path, ru
     assert any(0 < one["resumed_from"] < BATCHES for one in kills)
     # What happened, told by others: each session has said what it was, and those that began to train left a record.
     printed = (proof / "killed.log").read_text()
-    assert printed.count("$ python -m runner") == 4 and printed.count("resume=") >= 2
+    assert printed.count("$ python -m runner") == 4 and printed.count("runner resume ") >= 2
     assert len(list((proof / "killed" / "sessions").iterdir())) >= 2
     assert list((proof / "killed" / "checkpoints").glob(".*")) == []  # cleaned up by the session after it
     assert (proof / "uninterrupted.log").read_text().count("$ python -m runner") == 1
@@ -118,7 +120,7 @@ def test_an_experiment_that_resumes_to_the_bit_is_found_equal(tmp_path: Path, ru
     ],
 )
 def test_what_does_not_is_found_out(own: Path, run_app: Any, algorithm: str, outcome: str, reasons: tuple[str, ...]):
-    arguments = ("--config-dir", "mine", *SMALL, f"+algorithms={algorithm}", "prove.kills=1", "prove.seed=3")
+    arguments = ("--config-dir", "mine", *SMALL, f"+algorithms={algorithm}", "--kills=1", "--seed=3")
     done = run_app(*arguments, exit_code=1)
     found = verdict_of(own)
     assert found["outcome"] == outcome and outcome in done.stdout
@@ -129,16 +131,16 @@ def test_what_does_not_is_found_out(own: Path, run_app: Any, algorithm: str, out
         assert (
             f"at batch {kill['resumed_from'] + 1}, in gradients, weights" in found["reason"]
         )  # the first after the resume
-    assert found["command"].startswith("python") and "+algorithms=" in found["command"]
+    again = parse(shlex.split(found["command"])[3:])  # of python -m runner
+    assert again.verb == "prove" and f"+algorithms={algorithm}" in again.overrides
+    assert (again.options["kills"], again.options["seed"]) == (1, 3)
     assert "kept: proof" in done.stdout and done.stderr == ""
 
 
 @pytest.mark.slow
 def test_two_ranks(tmp_path: Path, run_app: Any):
-    ranks = ("launch.nproc_per_node=2", "launch.threads=1", "prove.kills=3", "prove.seed=1")
-    done = run_app(
-        *SMALL, *ranks, "+algorithms=[mixup]", "prove.keep=true", real=True, timeout=290
-    )  # it looks for RANK=1
+    ranks = ("launch.nproc_per_node=2", "launch.threads=1", "--kills=3", "--seed=1")
+    done = run_app(*SMALL, *ranks, "+algorithms=[mixup]", "--keep", real=True, timeout=290)  # it looks for RANK=1
     found = verdict_of(tmp_path)
     assert found["outcome"] == "equal" and "ok proof" in done.stdout
     assert {one["rank"] for one in found["kills"]} == {0, 1}
@@ -148,7 +150,7 @@ def test_two_ranks(tmp_path: Path, run_app: Any):
 
 @pytest.mark.slow
 def test_three_ranks_are_told_what_they_need(tmp_path: Path, run_app: Any):
-    ranks = (*SMALL, "launch.nproc_per_node=3", "launch.threads=1", "prove.kills=1", "prove.seed=3")
+    ranks = (*SMALL, "launch.nproc_per_node=3", "launch.threads=1", "--kills=1", "--seed=3")
     done = run_app(*ranks, exit_code=1)
     assert verdict_of(tmp_path)["outcome"] == "different"
     assert "need trainer.deterministic=true" in " ".join(done.stdout.split())
@@ -157,7 +159,7 @@ def test_three_ranks_are_told_what_they_need(tmp_path: Path, run_app: Any):
 
 @pytest.mark.slow
 def test_a_good_proof_leaves_nothing_and_says_what_it_does_not_cover(tmp_path: Path, run_app: Any):
-    done = run_app(*SMALL, "prove.batches=12", "prove.kills=1", "prove.save_interval=1ba")
+    done = run_app(*SMALL, "--batches=12", "--kills=1", "--save-interval=1ba")
     assert "ok proof" in done.stdout and "12 batches, " in done.stdout
     assert "no epoch ended before the last of 12 batches" in done.stdout
     assert list(tmp_path.iterdir()) == []
@@ -165,7 +167,7 @@ def test_a_good_proof_leaves_nothing_and_says_what_it_does_not_cover(tmp_path: P
 
 @pytest.mark.parametrize("number", one_in(2, [signal.SIGKILL, signal.SIGINT]))
 def test_no_process_outlives_it(tmp_path: Path, number: int):
-    command = ["-m", "runner", *SMALL, "prove.batches=100000", "launch.nproc_per_node=2"]
+    command = ["-m", "runner", *SMALL, "--batches=100000", "launch.nproc_per_node=2"]
     prover = start_python(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True)
     started: list[psutil.Process] = []
     try:
@@ -207,34 +209,33 @@ def test_a_folder_that_holds_something_stays_as_it_is(tmp_path: Path, run_app: A
     assert (tmp_path / "proof" / "mine").read_text() == "kept"
 
 
-ASKED = {"batches": 40, "kills": 5, "seed": 0, "patience": 600, "without": ["mlflow_logger"]}
-
-
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("options", "message"),
     [
-        ({"kills": 0}, r"prove.kills=0: must be a whole number of at least 1"),
-        ({"batches": 1}, r"prove.batches=1: must be a whole number of at least 2"),
-        ({"seed": -1}, r"prove.seed=-1: must be a whole number of at least 0"),
-        ({"patience": 0}, r"prove.patience=0: must be a whole number of at least 1"),
-        ({"without": ["mlflow_loger"]}, r"no such callback; did you mean 'mlflow_logger'"),
+        ({"kills": 0}, "--kills=0: must be a whole number of at least 1"),
+        ({"batches": 1}, "--batches=1: must be a whole number of at least 2"),
+        ({"seed": -1}, "--seed=-1: must be a whole number of at least 0"),
+        ({"patience": 0}, "--patience=0: must be a whole number of at least 1"),
+        ({"without": ("mlflow_loger",)}, "--without='mlflow_loger': no such callback; did you mean 'mlflow_logger'"),
     ],
     ids=str,
 )
-def test_what_is_asked_must_be_in_range(changes: dict[str, Any], message: str):
-    config: dict[str, Any] = {"callbacks": {}, "resume": None, "prove": ASKED}
-    check_provable(config)
-    with pytest.raises(ValueError, match=message):
-        check_provable({**config, "prove": {**ASKED, **changes}})
+def test_what_is_asked_must_be_in_range(options: dict[str, Any], message: str):
+    config = {"callbacks": {}}
+    check(Command.of("prove"), config)
+    with pytest.raises(ValueError) as raised:
+        check(Command.of("prove", **options), config)
+    assert str(raised.value).startswith(message)
 
 
-def test_it_begins_anew_and_starts_its_own_processes(monkeypatch: pytest.MonkeyPatch):
-    config: dict[str, Any] = {"callbacks": {}, "resume": "outputs/run", "prove": ASKED}
-    with pytest.raises(ValueError, match="resume='outputs/run': mode=prove trains from the start; give rerun="):
-        check_provable(config)
+def test_a_callback_of_the_users_own_may_be_omitted():
+    check(Command.of("prove", without=("mine",)), {"callbacks": {"mine": {"_target_": "own.Mine"}}})
+
+
+def test_it_starts_its_own_processes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ValueError, match="without torchrun"):
-        check_provable({**config, "resume": None})
+        check(Command.of("prove"), {"callbacks": {}})
 
 
 def test_kills_are_drawn_from_the_seed_all_over_the_run():

@@ -56,7 +56,7 @@ def indices(batch: int) -> list[int]:
 
 def replayed(run_here: Any, run: str, batch: int, *more: str) -> dict[str, Any]:
     """What the replay of a batch says, as programs read it."""
-    found = json.loads(run_here("replay", run, str(batch), "output=json", *more, code=0).out)
+    found = json.loads(run_here("replay", run, str(batch), "--json", *more, code=0).out)
     return found["result"]
 
 
@@ -65,7 +65,7 @@ def test_each_batch_is_equal_to_the_bit_and_the_run_stays_as_it_is(tmp_path: Pat
     run_here(*SMALL, *QUIET, SAVES, RUN, algorithms.replace(",stochastic_depth", ""), code=0)
     before = tree(tmp_path / "run")
     for batch in (1, 4, 5, 7, 18):
-        found = replayed(run_here, "run", batch, "replay.picture=''")
+        found = replayed(run_here, "run", batch, "--picture=")
         assert found["equal"] is True
         assert found["from_batch"] == (batch - 1) // 4 * 4  # never more than one interval again
         order = torch.randperm(
@@ -87,9 +87,9 @@ def test_what_a_batch_shows(tmp_path: Path, run_here: Any):
         "algorithms.gradient_clipping.clipping_threshold=0.1",
         code=0,
     )
-    done = run_here("mode=replay", "run=run", "batch=6", "to=b.safetensors", "worst=3", code=0)
+    done = run_here("replay", "run", "6", "--to", "b.safetensors", "--worst=3", code=0)
     assert "ok digests" in done.out and "gradient_clipping at AFTER_TRAIN_BATCH: gradients norm" in done.out
-    found = replayed(run_here, "run", 6, "replay.worst=3", "replay.picture=''")
+    found = replayed(run_here, "run", 6, "--worst=3", "--picture=")
     kept = load_file(tmp_path / "b.safetensors")
     assert (tmp_path / "run" / "replay" / "ba6" / "worst.png").read_bytes().startswith(b"\x89PNG")
     losses = [one["loss"] for one in found["samples"]]
@@ -111,7 +111,7 @@ def test_the_samples_that_an_algorithm_leaves_out_are_not_named(tmp_path: Path, 
     keep = ("algorithms.selective_backprop.start=0", "algorithms.selective_backprop.interrupt=0")
     plain = "algorithms=[selective_backprop]"
     run_here(*SMALL, *QUIET, RUN, plain, *keep, code=0)
-    found = replayed(run_here, "run", 2, "replay.picture=''")
+    found = replayed(run_here, "run", 2, "--picture=")
     kept = [one["index"] for one in found["samples"]]
     assert len(kept) == 100 and kept == [one for one in indices(2) if one in kept]
     assert found["equal"] is True
@@ -119,11 +119,11 @@ def test_the_samples_that_an_algorithm_leaves_out_are_not_named(tmp_path: Path, 
 
 def test_a_run_that_was_resumed_with_changes_is_replayed_as_each_session_trained_it(tmp_path: Path, run_here: Any):
     run_here(*SMALL, *QUIET, SAVES, RUN, code=0)
-    run_here("resume=run/checkpoints/ep1-ba12", "optimizer.lr=0.5", "resume_allow=[optimizer.lr]", code=0)
+    run_here("resume", "run/checkpoints/ep1-ba12", "optimizer.lr=0.5", "--allow-changes", "optimizer.lr", code=0)
     assert record_of(tmp_path / "run", 12) == tmp_path / "run/sessions/1"
     assert record_of(tmp_path / "run", 13) == tmp_path / "run"
     for batch, before in ((11, 8), (12, 8), (13, 12), (18, 16)):
-        found = replayed(run_here, "run", batch, "replay.picture=''")
+        found = replayed(run_here, "run", batch, "--picture=")
         assert (found["equal"], found["from_batch"]) == (True, before)
 
 
@@ -134,32 +134,33 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, run_here: Any):
     assert checkpoint_before(tmp_path / "run", 10) == folder / "ep0-ba4"
     shutil.rmtree(folder)
     assert checkpoint_before(tmp_path / "run", 10) is None
-    assert replayed(run_here, "run", 3, "replay.picture=''")["equal"] is True
-    assert replayed(run_here, "run", 18, "replay.picture=''")["equal"] is True  # after the last checkpoint
+    assert replayed(run_here, "run", 3, "--picture=")["equal"] is True
+    assert replayed(run_here, "run", 18, "--picture=")["equal"] is True  # after the last checkpoint
     assert "the last batch of this run is 18" in run_here("replay", "run", "19", code=2).err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("replay", "run", "19"), "replay.batch=19: the last batch of this run is 18"),
-        (("replay", "run"), "replay.batch=0: must be the number of a batch"),
-        (("replay", "run", "x"), "replay.batch='x': must be a whole number"),
-        (("replay", "none", "3"), "run='none': no such folder"),
-        (("mode=replay", "batch=3"), "mode=replay: retrains batches of a run; name it with run="),
-        (("run=run",), "is for mode=replay"),
-        (("replay", "run", "3", "resume=run"), "give only one of them"),
-        (("replay", "run", "3", "to=x.pt"), "replay.to='x.pt': must end in .safetensors"),
-        (("replay", "run", "3", "picture=x.jpg"), "replay.picture='x.jpg': must end in .png"),
-        (("replay", "run", "3", "worst=-1"), "replay.worst=-1: must be"),
+        (("run", "19"), "BATCH=19: the last batch of this run is 18"),
+        (("run",), "BATCH='': must be the number of a batch, counted from 1; only a run that failed"),
+        (("run", "0"), "BATCH='0': must be the number of a batch"),
+        (("run", "x"), "BATCH='x': must be the number of a batch"),
+        (("none", "3"), "RUN='none': no such folder"),
+        ((), "replay: takes RUN [BATCH], not nothing; write runner replay RUN [BATCH], such as runner replay RUN 1234"),
+        (("run", "3", "4"), "replay: takes RUN [BATCH], not run 3 4"),
+        (("run", "3", "--to=x.pt"), "--to='x.pt': must end in .safetensors"),
+        (("run", "3", "--picture", "x.jpg"), "--picture='x.jpg': must end in .png"),
+        (("run", "3", "--worst=-1"), "--worst=-1: must be a number of samples, at least 0"),
+        (("run", "3", "worst=2"), "worst=2: no such key; write runner replay run 3 --worst 2"),
     ],
 )
 def test_what_cannot_be_replayed_is_one_message(
     run_here: Any, finished: Path, arguments: tuple[str, ...], message: str
 ):
     shutil.copytree(finished, "run")
-    done = run_here(*arguments, code=2)
-    assert message in done.err and "Traceback" not in done.err
+    done = run_here("replay", *arguments, code=2)
+    assert f"error: {message}" in done.err and "Traceback" not in done.err
 
 
 @pytest.fixture(scope="module")
@@ -194,34 +195,34 @@ def test_the_debugger_stands_before_the_forward_pass(tmp_path: Path, finished: P
         "    print('STANDS', state.timestamp.batch, hasattr(state, 'outputs'), tuple(state.microbatch[0].shape))\n"
     )
     monkeypatch.setenv("PYTHONBREAKPOINT", "own_debugger.stop")
-    done = run_here("replay", str(finished), "5", "debug=true", "picture=''", code=0)
+    done = run_here("replay", str(finished), "5", "--debug", "--picture", "", code=0)
     assert "STANDS 4 False (200, 1, 8, 8)" in done.out
 
 
 def test_two_ranks_are_replayed_on_two_and_their_samples_on_one(tmp_path: Path, run_app: Any):
     run_app(*SMALL, *QUIET, SAVES, RUN, "launch.nproc_per_node=2", "+algorithms=[mixup,ema]")
-    whole = run_app("replay", "run", "11", "picture=''").stdout
+    whole = run_app("replay", "run", "11", "--picture=").stdout
     assert "ok digests   equal to the bit up to batch 11" in whole
-    alone = run_app("replay", "run", "11", "picture=''", "launch.nproc_per_node=1").stdout
+    alone = run_app("replay", "run", "11", "--picture=", "launch.nproc_per_node=1").stdout
     assert "ok digests   samples, on 1 of the 2 ranks that the run had, equal to the bit up to batch 11" in alone
     assert "after batch 8" in alone
-    refused = run_app("replay", "run", "11", "debug=true", exit_code=2).stderr
-    assert "replay.debug=True: stops one process; add launch.nproc_per_node=1" in refused
+    refused = run_app("replay", "run", "11", "--debug", exit_code=2).stderr
+    assert "--debug: stops one process; add launch.nproc_per_node=1" in refused
 
 
 def test_a_replay_that_differs_says_so(tmp_path: Path, run_here: Any, finished: Path):
     shutil.copytree(finished, tmp_path / "run")
-    found = replayed(run_here, "run", 6, "optimizer.lr=0.3", "replay.picture=''")
+    found = replayed(run_here, "run", 6, "optimizer.lr=0.3", "--picture=")
     assert found["equal"] is False
     (tmp_path / "run" / "digests.jsonl").unlink()
-    assert replayed(run_here, "run", 6, "replay.picture=''")["equal"] is None
+    assert replayed(run_here, "run", 6, "--picture=")["equal"] is None
 
 
 def test_a_loss_that_reads_values_is_measured_sample_by_sample(tmp_path: Path, run_here: Any):
     (tmp_path / "own.py").write_text(OWN)
     model = ("model._target_=own.Reads", "~model.module", "~model.num_classes")
     run_here(*SMALL, *QUIET, SAVES, RUN, *model, code=0)
-    found = replayed(run_here, "run", 6, "replay.picture=''")
+    found = replayed(run_here, "run", 6, "--picture=")
     assert found["equal"] is True
     losses = [one["loss"] for one in found["samples"]]
     assert sum(losses) / 200 == pytest.approx(found["loss"], rel=1e-5)
@@ -244,4 +245,4 @@ def test_fifty_batches_with_what_changes_training(tmp_path: Path, run_here: Any,
     saves = "callbacks.checkpoint_saver.save_interval=7ba"  # the newest three, up to batch 76
     run_here("model=mlp", "data.batch_size=64", "trainer.max_duration=4ep", *QUIET, saves, RUN, *changes, code=0)
     for batch in random.Random(0).sample(range(1, 77), 10):
-        assert replayed(run_here, "run", batch, "replay.picture=''")["equal"] is True
+        assert replayed(run_here, "run", batch, "--picture=")["equal"] is True

@@ -47,12 +47,12 @@ def test_a_pipe_gets_all_columns_and_a_narrow_terminal_names_those_left_out(
     assert f"12 s  {shown}\n" in run_here("runs", code=0).out
     monkeypatch.setenv("COLUMNS", "44")
     last = run_here("runs", code=0).out.splitlines()[-1]
-    assert last == "no room for eval/loss, time, typed; runs.format=csv shows all"
+    assert last == "no room for eval/loss, time, typed; --format csv shows all"
 
 
 def test_a_metric_has_the_name_that_is_shown_and_the_one_that_is_logged(three: Path, run_here: Any):
-    shown = in_json(run_here, "eval/loss<0.3", "runs.sort=-MulticlassAccuracy")
-    assert in_json(run_here, "loss/eval/total<0.3", "runs.sort=-metrics/eval/MulticlassAccuracy") == shown
+    shown = in_json(run_here, "eval/loss<0.3", "--sort=-MulticlassAccuracy")
+    assert in_json(run_here, "loss/eval/total<0.3", "--sort", "-metrics/eval/MulticlassAccuracy") == shown
     assert len(shown) == 2
 
 
@@ -70,34 +70,34 @@ sweeps/2026-11-23/11-00-00/lr0.1         0.5        0.5    12 s  lr=0.1
 """
     )
     assert (
-        run_here("runs", "eval/loss<0.3", "runs.limit=1", code=0).out
+        run_here("runs", "eval/loss<0.3", "--limit=1", code=0).out
         == """\
 2 of 3 runs in outputs/, finished
                                      eval/
                                 Multiclass
 run                  eval/loss    Accuracy    time  typed
 2026-11-23/10-00-00      0.125       0.875  67 min  lr=0.03 seed=0
-and 1 more; runs.limit=0 shows all
+and 1 more; --limit 0 shows all
 """
     )
     monkeypatch.setenv("COLUMNS", "60")
     assert (
-        run_here("runs", "runs.limit=1", code=0).out
+        run_here("runs", "--limit=1", code=0).out
         == """\
 3 runs in outputs/, finished
                                      eval/
                                 Multiclass
 run                               Accuracy  typed
 …eps/2026-11-23/11-00-00/lr0.1         0.5  lr=0.1 seed=0
-no room for eval/loss, time; runs.format=csv shows all
-and 2 more; runs.limit=0 shows all
+no room for eval/loss, time; --format csv shows all
+and 2 more; --limit 0 shows all
 """
     )
 
 
 def in_json(run_here: Any, *typed: str) -> list[dict[str, Any]]:
-    """What `output=json` says of runs."""
-    return json.loads(run_here("runs", *typed, "output=json", code=0).out)["result"]["runs"]
+    """What `--json` says of runs."""
+    return json.loads(run_here("runs", *typed, "--json", code=0).out)["result"]["runs"]
 
 
 def folders(text: str) -> list[str]:
@@ -113,25 +113,25 @@ def folders(text: str) -> list[str]:
         ([], ["lr0.1", "10-00-00", "09-00-00"]),  # the latest first
         (["eval/loss<0.3"], ["10-00-00", "09-00-00"]),
         (["loss<0.3", "optimizer.lr>=0.1"], ["09-00-00"]),
-        (["runs.where=eval/loss<0.3 optimizer.lr!=0.1"], ["10-00-00"]),
-        (["mode=runs", "runs.where='model=mlp'"], ["lr0.1"]),
+        (["eval/loss<0.3 optimizer.lr!=0.1"], ["10-00-00"]),
+        (["model='mlp'"], ["lr0.1"]),
         (["model=res*"], ["10-00-00", "09-00-00"]),
         (["callbacks=lr_monitor", "optimizer.betas=0.95", "seed=0"], ["lr0.1", "10-00-00", "09-00-00"]),
         (["model.module.width>16"], []),
-        (["runs.sort=eval/loss"], ["10-00-00", "09-00-00", "lr0.1"]),
-        (["runs.sort=-seconds", "runs.limit=1"], ["10-00-00"]),
+        (["--sort=eval/loss"], ["10-00-00", "09-00-00", "lr0.1"]),
+        (["--sort", "-seconds", "--limit", "1"], ["10-00-00"]),
+        (["--limit", "1", "eval/loss<0.3", "--sort=eval/loss", "seed=0"], ["10-00-00"]),
         (["name=lr0.1"], ["lr0.1"]),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("form", ["runs.format=table", "output=json"])
+@pytest.mark.parametrize("form", ["--format=table", "--json"])
 def test_runs_are_filtered_and_sorted(three: Path, run_here: Any, typed: list[str], found: list[str], form: str):
-    start = [] if typed[:1] == ["mode=runs"] else ["runs"]
-    assert folders(run_here(*start, *typed, form, code=0).out) == found
+    assert folders(run_here("runs", *typed, form, code=0).out) == found
 
 
 def test_csv_has_a_column_for_each_metric_and_group(three: Path, run_here: Any):
-    rows = [*csv.DictReader(io.StringIO(run_here("runs", "runs.format=csv", code=0).out))]
+    rows = [*csv.DictReader(io.StringIO(run_here("runs", "--format=csv", code=0).out))]
     assert [row["eval/loss"] for row in rows] == ["0.5", "0.125", "0.25"]
     assert rows[0]["model"] == "mlp" and rows[0]["overrides"] == "optimizer.lr=0.1 seed=0"
     assert rows[1]["started"] == "2023-11-14T23:13:20+00:00"
@@ -140,20 +140,22 @@ def test_csv_has_a_column_for_each_metric_and_group(three: Path, run_here: Any):
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["evl/loss<3"], "runs.where='evl/loss<3': no run has a value of this name; did you mean 'eval/loss'?"),
-        (["runs.sort=los"], "runs.sort='los': no run has a value of this name"),
-        (["eval/loss<small"], "runs.where='eval/loss<small': < compares numbers"),
-        (["eval/loss"], "runs.where='eval/loss': must be name, sign and value without blanks"),
-        (["name='a"], 'runs.where="name=\'a": No closing quotation'),
-        (["runs.format=xml"], "runs.format='xml': allowed: csv, table"),
-        (["runs.limit=-1"], "runs.limit='-1': must be a whole number"),
-        (["--limit", "3"], "--limit: mode=runs composes no config and takes no such key; did you mean 'runs.limit'"),
-        (["runs.wher=1"], "runs.wher=1: mode=runs composes no config and takes no such key; did you mean"),
-        (["-m"], "-m: mode=runs composes no config"),
+        (["evl/loss<3"], "CONDITION='evl/loss<3': no run has a value of this name; did you mean 'eval/loss'?"),
+        (["--sort=los"], "--sort='los': no run has a value of this name"),
+        (["eval/loss<small"], "CONDITION='eval/loss<small': < compares numbers"),
+        (["eval/loss"], "CONDITION='eval/loss': must be name, sign and value without blanks"),
+        (["name='a"], 'CONDITION="name=\'a": No closing quotation'),
+        (["--format=xml"], "--format='xml': allowed: csv, table"),
+        (["--limit=-1"], "--limit=-1: must be a number of runs, or 0 for all"),
+        (["--limit", "all"], "--limit='all': must be a whole number"),
+        (["--limi", "3"], "--limi: runs has no such option; did you mean --limit? Allowed: --sort, --format, --limit"),
+        (["runs.limit=3"], "runs.limit=3: no such key; write runner runs --limit 3"),
+        (["limit=3"], "CONDITION='limit=3': no run has a value of this name"),
+        (["-m"], "-m: runs composes no config"),
     ],
     ids=str,
 )
-def test_a_wrong_key_is_one_message(three: Path, run_here: Any, typed: list[str], said: str):
+def test_a_wrong_word_or_option_is_one_message(three: Path, run_here: Any, typed: list[str], said: str):
     ended = run_here("runs", *typed, code=2)
     assert ended.err.startswith(f"error: {said}") and ended.err.count("\n") == 1 and ended.out == ""
 
@@ -170,7 +172,7 @@ def test_a_run_that_is_cut_off_is_told_from_one_that_trains(tmp_path: Path, run_
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdin is not None
         assert process.stdout.readline() == "locked\n"
-        listed = in_json(run_here, "runs.limit=0")
+        listed = in_json(run_here, "--limit=0")
         process.stdin.write("\n")
         process.stdin.flush()
     assert {one["name"]: one["status"] for one in listed} == {"cut": "cut off", "never": "cut off", "busy": "running"}
@@ -210,12 +212,12 @@ def test_what_someone_has_prepared_is_data(tmp_path: Path, run_here: Any):
     (loop / "config.yaml").write_text("seed: &a\n  _: *a\n")
     began = time.process_time()
     for form in ("table", "csv"):
-        out = run_here("runs", "seed!=1", "runs.limit=0", f"runs.format={form}", code=0).out
+        out = run_here("runs", "seed!=1", "--limit=0", f"--format={form}", code=0).out
         assert out.isascii() or form == "table"
         assert all(one.isprintable() or one == "\n" for one in out)
         assert max(map(len, out.splitlines())) < 200 or form != "table"
     assert time.process_time() - began < 20
-    listed = in_json(run_here, "runs.limit=0")
+    listed = in_json(run_here, "--limit=0")
     status = {Path(one["folder"]).name: one["status"] for one in listed}
     assert {status[name] for name in names} == {"unreadable"} and status["good"] == "finished"
     assert len(listed) == len(names) + 5
@@ -231,7 +233,7 @@ sys.argv = ["runner", *sys.argv[1:]]
 assert main() == 0
 print({"torch", "mlflow", "hydra", "rich"} & set(sys.modules), time.process_time())
 """
-    command = [sys.executable, "-c", program, "runs", "eval/loss<0.5 model=resnet8", "runs.sort=eval/loss"]
+    command = [sys.executable, "-c", program, "runs", "eval/loss<0.5 model=resnet8", "--sort=eval/loss"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert " of 1,000 runs in outputs/, all finished\n" in done.stdout
     imported, seconds = done.stdout.splitlines()[-1].rsplit(" ", 1)

@@ -35,21 +35,21 @@ def query(folder: Path, sql: str) -> list[Any]:
 def test_what_is_unsent_is_sent_once(tmp_path: Path, run_app: Any):
     for name in "ab":
         said = train_unsent(tmp_path, f"hydra.run.dir={name}").stderr
-        assert "python -m runner mode=sync resume=" in said
+        assert "python -m runner sync " in said
     register = tmp_path / "outputs" / ".mlflow_unsent"
     assert len(list(register.iterdir())) == 2
 
     talkative = "from runner.callbacks._mlflow import senders; senders.INTERVAL = -1.0\n"
     program = talkative + "from runner.__main__ import command; command()"
-    done = run_python(["-c", program, "mode=sync", "resume=b"], cwd=tmp_path, check=True)
+    done = run_python(["-c", program, "sync", "b"], cwd=tmp_path, check=True)
     assert done.stdout == "b: MLflow has all of it\n"
     assert done.stderr.splitlines()[-1] == "b: 100% is sent"
     assert query(tmp_path, "select status from runs") == [("FINISHED",)]
-    done = run_app("mode=sync")
+    done = run_app("sync")
     assert done.stdout == "a: MLflow has all of it\n"
     (register / "entry").write_text(str(tmp_path / "a run whose folder was removed"))
-    assert run_app("mode=sync").stdout == "MLflow: nothing left to send\n"
-    run_app("mode=sync", "resume=a")  # again: nothing is there twice
+    assert run_app("sync").stdout == "MLflow: nothing left to send\n"
+    run_app("sync", "a")  # again: nothing is there twice
     assert query(tmp_path, "select status from runs") == [("FINISHED",)] * 2
     counts = query(tmp_path, "select run_uuid, count(*) from metrics where key = 'loss/train/total' group by run_uuid")
     assert [count for _, count in counts] == [3, 3]
@@ -63,7 +63,7 @@ def test_what_cannot_be_sent_is_exit_code_1(tmp_path: Path, run_app: Any, free_p
     address = f"callbacks.mlflow_logger.tracking_uri=http://127.0.0.1:{free_port}"
     run_app(*LOGGED, address, "callbacks.mlflow_logger.close_timeout=0", "hydra.run.dir=a")
     wait_until(lambda: not processes_in(tmp_path))  # its writer tries on for a while
-    done = run_app("mode=sync", "resume=a", exit_code=1)
+    done = run_app("sync", "a", exit_code=1)
     assert done.stdout == "a: MLflow has not all of it\n"
     assert "127.0.0.1" in done.stderr and "Traceback" not in done.stderr
     assert json.loads((tmp_path / "a" / "mlflow" / "run.json").read_text())["tracking_uri"].endswith(str(free_port))
@@ -72,13 +72,13 @@ def test_what_cannot_be_sent_is_exit_code_1(tmp_path: Path, run_app: Any, free_p
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("resume=missing",), "missing': nothing was logged to MLflow there"),
-        (("resume=.",), "nothing was logged to MLflow there"),
-        (("callbacks=none",), "callbacks.mlflow_logger"),
-        (("rerun=.",), "rerun='.'"),
+        (("missing",), "missing': nothing was logged to MLflow there"),
+        ((".",), "nothing was logged to MLflow there; give a run's folder"),
+        (("callbacks=none",), "sync: no callback here keeps unsent values; it needs callbacks.mlflow_logger"),
+        (("a", "b"), "sync: takes [RUN], not a b"),
     ],
 )
 def test_what_has_nothing_to_send_is_one_message(tmp_path: Path, run_app: Any, arguments: tuple[str, ...], part: str):
-    done = run_app("mode=sync", *arguments, exit_code=2)
+    done = run_app("sync", *arguments, exit_code=2)
     assert part in done.stderr and done.stderr.count("error: ") == 1 and len(done.stderr.splitlines()) <= 2
     assert list(tmp_path.iterdir()) == []

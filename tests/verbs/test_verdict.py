@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from many_runs import EVALUATION, TRAINER, write_run, write_seeds
 
-from runner.verbs.verdict import parse_names
-
 
 @pytest.fixture
 def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -22,8 +20,8 @@ def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found(run_here: Any, *arguments: str) -> dict[str, Any]:
-    """What `output=json` says of the last candidate."""
-    return json.loads(run_here("verdict", *arguments, "output=json").out)["result"]["comparisons"][-1]
+    """What `--json` says of the last candidate."""
+    return json.loads(run_here("verdict", *arguments, "--json").out)["result"]["comparisons"][-1]
 
 
 def test_the_screen(outputs: Path, run_here: Any):
@@ -73,9 +71,9 @@ def test_the_folds_of_a_seed_are_one_value(outputs: Path, run_here: Any):
 
 def test_a_filter_names_runs_and_a_lower_loss_is_better(outputs: Path, run_here: Any):
     write_seeds(outputs / "b", [0.8] * 8, lr=0.3)
-    one = found(run_here, "optimizer.lr=0.3", "outputs/* optimizer.lr<0.2", "verdict.metric=loss")
+    one = found(run_here, "optimizer.lr=0.3", "outputs/* optimizer.lr<0.2", "--metric=loss")
     assert one["verdict"] == "better" and one["difference"] == pytest.approx(-0.1025)
-    listed = run_here("mode=verdict", "verdict=[optimizer.lr=0.3,'optimizer.lr<0.2']", code=0).out
+    listed = run_here("verdict", "--metric", "loss", "optimizer.lr=0.3", "optimizer.lr<0.2", code=0).out
     assert listed.startswith("B is better than A\n")
 
 
@@ -101,7 +99,7 @@ def test_equal_settings_are_seldom_told_apart(tmp_path: Path, run_here: Any):
     names = [f"outputs/s{place}" for place in range(20)]
     for name in names:
         write_seeds(tmp_path / name, draw.normal(0.9, 0.01, 8).tolist())
-    text = run_here("verdict", *names, "output=json", code=0).out
+    text = run_here("verdict", *names, "--json", code=0).out
     assert {one["verdict"] for one in json.loads(text)["result"]["comparisons"]} == {"not decided"}
 
 
@@ -130,13 +128,13 @@ def test_the_exit_code_says_whether_a_candidate_is_worse(outputs: Path, run_here
         ({"evaluation": EVALUATION | {"eval:size": "100"}}, "differs in its size: 597 and 100"),
         ({"evaluation": EVALUATION | {"eval/MulticlassAccuracy": "c9"}}, "differs in its metric's code: c2 and c9"),
         ({"config": {"trainer": {"max_duration": "9ep"}}}, "have different budgets: 2ep and 9ep; runner verdict"),
-        ({"objective_name": "eval/loss"}, "verdict.metric=null: the runs have no objective in common"),
+        ({"objective_name": "eval/loss"}, "--metric: the runs have no objective in common"),
         ({"metrics": {"eval/loss": 0.1}}, "has no finite value for it; its metrics: eval/loss"),
         (
             {"metrics": {"eval/MulticlassAccuracy": 1e200, "\x1b[2J": 0.1}},
             "has no finite value for it; its metrics: eval/MulticlassAccuracy, \\x1b[2J",
         ),
-        ({"status": "FAILED"}, "verdict='outputs/b': none of its runs has finished (8 failed)"),
+        ({"status": "FAILED"}, "RUNS='outputs/b': none of its runs has finished (8 failed)"),
     ],
     ids=str,
 )
@@ -148,7 +146,7 @@ def test_what_cannot_be_compared_is_refused_by_name(outputs: Path, run_here: Any
 
 def test_another_budget_is_compared_on_request(outputs: Path, run_here: Any):
     write_seeds(outputs / "b", [0.95] * 8, config={"trainer": {"max_duration": "9ep"}})
-    assert found(run_here, "outputs/a", "outputs/b", "verdict.budget=any")["verdict"] == "better"
+    assert found(run_here, "outputs/a", "outputs/b", "--budget=any")["verdict"] == "better"
 
 
 def test_a_candidate_is_one_setting_unless_both_vary_alike(outputs: Path, run_here: Any):
@@ -165,20 +163,20 @@ def test_a_candidate_is_one_setting_unless_both_vary_alike(outputs: Path, run_he
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["outputs/a"], "verdict outputs/a: write runner verdict"),
-        (["outputs/a", "outputs/c"], "verdict='outputs/c': no such folder"),
-        (["outputs/a", "model=mlp"], "verdict='model=mlp': no trained run"),
-        (["outputs/a", "modle=mlp"], "verdict='modle=mlp': no run has a value of this name"),
+        (["outputs/a"], "verdict: takes RUNS RUNS..., not outputs/a; write runner verdict RUNS RUNS..., such as "),
+        (["outputs/a", "outputs/c"], "RUNS='outputs/c': no such folder"),
+        (["outputs/a", "model=mlp"], "RUNS='model=mlp': no trained run"),
+        (["outputs/a", "modle=mlp"], "RUNS='modle=mlp': no run has a value of this name"),
         (["outputs/a", "outputs/a"], "both 'outputs/a' and 'outputs/a' contain the run"),
-        (["outputs/a", "outputs/a", "verdict.budget=all"], "verdict.budget='all': "),
-        (["outputs/a", "x='"], 'verdict="x=\'": No closing quotation'),
+        (["outputs/a", "outputs/a", "--budget=all"], "--budget='all': allowed: any, same"),
+        (
+            ["outputs/a", "outputs/a", "--metrics=loss"],
+            "--metrics: verdict has no such option; did you mean --metric? ",
+        ),
+        (["outputs/a", "x='"], 'RUNS="x=\'": No closing quotation'),
     ],
     ids=str,
 )
 def test_a_wrong_command_is_one_message(outputs: Path, run_here: Any, typed: list[str], said: str):
     ended = run_here("verdict", *typed, code=125)
     assert ended.err.startswith(f"error: {said}") and ended.err.count("\n") == 1 and ended.out == ""
-
-
-def test_a_typed_list_may_have_quotes_and_blanks():
-    assert parse_names("[a, 'b c=1,2' ,\"d\"]") == ["a", "b c=1,2", "d"]

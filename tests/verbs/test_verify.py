@@ -12,8 +12,10 @@ import pytest
 import yaml
 
 from runner.checkpoints.digest import read_digests
+from runner.cli.command import Command
+from runner.failures.errors import WrongKey
 from runner.records.run_files import unpacked
-from runner.verbs.verify import check_verify, compare
+from runner.verbs.verify import check, compare
 
 KEPT = ("callbacks=[checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
 SMALL = ("model=mlp", "data.batch_size=200", "trainer.max_duration=3ep", "callbacks.checkpoint_saver.keep=-1")  # 18
@@ -95,7 +97,7 @@ MUTATIONS = {
 
 def verified(run_here: Any, *arguments: str, code: int = 0) -> dict[str, Any]:
     """What a verification says, as programs read it."""
-    return json.loads(run_here("verify", *arguments, "output=json", code=code).out)["result"]
+    return json.loads(run_here("verify", *arguments, "--json", code=code).out)["result"]
 
 
 @pytest.fixture
@@ -110,11 +112,11 @@ def own_run(tmp_path: Path, run_here: Any) -> Path:
 def test_a_change_of_the_code_is_found_and_its_part_named(part: str, own_run: Path, run_app: Any):
     old, new = MUTATIONS[part]
     assert OWN.count(old) == 1
-    equal = run_app("verify", "run", "batches=5").stdout
+    equal = run_app("verify", "run", "--batches=5").stdout
     assert "ok verify  equal to the bit up to batch 5; 5 digests compared" in equal
     (own_run.parent / "own.py").write_text(OWN.replace(old, new))
     os.utime(own_run.parent / "own.py", (1, 1))  # within a second and of the same size, Python would take its bytecode
-    done = run_app("verify", "run", "batches=5", exit_code=1)
+    done = run_app("verify", "run", "--batches=5", exit_code=1)
     assert "different  at batch 1, in " in done.stdout
     assert f"first      {part}: " in done.stdout
     assert "changed    code: own.py" in done.stdout
@@ -122,7 +124,7 @@ def test_a_change_of_the_code_is_found_and_its_part_named(part: str, own_run: Pa
 
 def test_a_new_version_of_a_dependency_is_named(tmp_path: Path, run_app: Any):
     site = tmp_path / "site-packages"
-    env = {"PYTHONPATH": str(site)}
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))}
 
     def install(version: str, scale: float) -> None:
         shutil.rmtree(site, ignore_errors=True)
@@ -134,14 +136,14 @@ def test_a_new_version_of_a_dependency_is_named(tmp_path: Path, run_app: Any):
     model = ("model.module._target_=nets.Net", "algorithms=none")
     run_app(*SMALL, *KEPT, *model, "hydra.run.dir=run", env=env, real=True)
     install("1.1", 1.001)
-    found = " ".join(run_app("verify", "run", "batches=3", env=env, real=True, exit_code=1).stdout.split())
+    found = " ".join(run_app("verify", "run", "--batches=3", env=env, real=True, exit_code=1).stdout.split())
     assert "changed packages.nets: '1.0' -> '1.1'" in found
     assert "different at batch 1, in loss, gradients, optimizer" in found
 
 
 def test_a_change_of_the_config_a_later_start_and_a_tolerance(tmp_path: Path, run_here: Any):
     run_here(*SMALL, *KEPT, "callbacks.checkpoint_saver.save_interval=4ba", "hydra.run.dir=run", code=0)
-    assert verified(run_here, "run", "batch=7", "batches=4") == {
+    assert verified(run_here, "run", "--batch=7", "--batches=4") == {
         "equal": True,
         "batch": None,
         "parts": [],
@@ -150,13 +152,13 @@ def test_a_change_of_the_config_a_later_start_and_a_tolerance(tmp_path: Path, ru
         "changed": [],
     }
     assert verified(run_here, "run")["compared"] == 18
-    found = verified(run_here, "run", "batch=7", "batches=4", "optimizer.nesterov=false", code=1)
+    found = verified(run_here, "run", "--batch=7", "--batches=4", "optimizer.nesterov=false", code=1)
     assert (found["batch"], found["parts"][0]) == (5, "weights")
     slightly = "optimizer.weight_decay=0.00050001"
-    assert verified(run_here, "run", "batches=4", slightly, code=1)["equal"] is False
-    assert verified(run_here, "run", "batches=4", slightly, "tolerance=0.001")["equal"] is True
-    assert verified(run_here, "run", "batches=8", "optimizer.lr=0.2", "tolerance=0.001", code=1)["parts"]
-    assert verified(run_here, "run", "data.seed=3", "batches=4", "tolerance=0.9", code=1)["parts"] == ["samples"]
+    assert verified(run_here, "run", "--batches=4", slightly, code=1)["equal"] is False
+    assert verified(run_here, "run", "--batches=4", slightly, "--tolerance=0.001")["equal"] is True
+    assert verified(run_here, "run", "--batches=8", "optimizer.lr=0.2", "--tolerance=0.001", code=1)["parts"]
+    assert verified(run_here, "run", "data.seed=3", "--batches=4", "--tolerance", "0.9", code=1)["parts"] == ["samples"]
 
 
 def test_a_folder_that_was_edited_is_told_from_code_that_changed(tmp_path: Path, run_here: Any):
@@ -164,13 +166,13 @@ def test_a_folder_that_was_edited_is_told_from_code_that_changed(tmp_path: Path,
     record, kept = tmp_path / "run" / "config.yaml", tmp_path / "run" / "digests.jsonl"
     lines = kept.read_text().splitlines()
     kept.write_bytes("\n".join([*lines[::-1], "[1]", '{"batch": "x"}']).encode() + b"\xff\xfe[[[[")
-    assert verified(run_here, "run", "batches=8")["compared"] == 8  # in whatever order they are
+    assert verified(run_here, "run", "--batches=8")["compared"] == 8  # in whatever order they are
     record.write_text(record.read_text().replace("  lr: 0.1\n", "  lr: 0.2\n"))
-    done = run_here("verify", "run", "batches=2", code=1).out
+    done = run_here("verify", "run", "--batches=2", code=1).out
     assert "changed    the record: you have not made it, or it was edited later" in done
     record.write_text("vars: &v\n  me: *v\n")
     assert (
-        "run='run': its config.yaml cannot be read: more than 100,000 values" in run_here("verify", "run", code=125).err
+        "RUN='run': its config.yaml cannot be read: more than 100,000 values" in run_here("verify", "run", code=125).err
     )
     kept.unlink()
     os.mkfifo(kept)
@@ -181,16 +183,16 @@ def test_a_folder_that_was_edited_is_told_from_code_that_changed(tmp_path: Path,
 def test_a_run_without_digests_says_so(run_here: Any):
     run_here(*SMALL, "callbacks=[checkpoint_saver]", "hydra.run.dir=run", code=0)
     error = run_here("verify", "run", code=125).err
-    assert "run='run': has no digests of batches 1 to 50" in error and "+callbacks=state_digest" in error
+    assert "RUN='run': has no digests of batches 1 to 50" in error and "+callbacks=state_digest" in error
 
 
 def test_a_pin_is_a_small_file_that_anyone_can_verify(tmp_path: Path, run_here: Any):
     run_here(*SMALL, *KEPT, "hydra.run.dir=run", "+algorithms=[ema]", code=0)
-    run_here("verify", "run", "batches=9", "pin=kept/pin.yaml", code=0)
+    run_here("verify", "run", "--batches=9", "--pin=kept/pin.yaml", code=0)
     shutil.rmtree(tmp_path / "run")
     pin = tmp_path / "kept" / "pin.yaml"
     assert pin.stat().st_size < 20_000
-    done = run_here("mode=verify", "run=kept/pin.yaml", code=0)
+    done = run_here("verify", "kept/pin.yaml", code=0)
     assert "ok verify  equal to the bit up to batch 9; 9 digests compared" in done.out and "INFO" not in done.err
     content = yaml.safe_load(pin.read_text())
     assert content["environment"]["packages"]["torch"] and content["config"]["callbacks"] == {}
@@ -206,7 +208,7 @@ def test_a_pin_is_a_small_file_that_anyone_can_verify(tmp_path: Path, run_here: 
 
 def test_a_run_without_digests_is_pinned_with_those_of_today(run_here: Any):
     run_here(*SMALL, "callbacks=[checkpoint_saver]", "hydra.run.dir=run", code=0)
-    assert "those of today are pinned" in run_here("verify", "run", "batches=3", "pin=pin.yaml", code=0).out
+    assert "those of today are pinned" in run_here("verify", "run", "--batches=3", "--pin=pin.yaml", code=0).out
     assert verified(run_here, "pin.yaml")["compared"] == 3
 
 
@@ -219,11 +221,11 @@ def test_a_file_that_holds_no_run_is_refused(tmp_path: Path, content: bytes):
 
 def test_two_ranks_are_verified_on_two_and_their_samples_on_one(run_app: Any):
     run_app(*SMALL, *KEPT, "hydra.run.dir=run", "launch.nproc_per_node=2")
-    whole = run_app("verify", "run", "batches=8").stdout
+    whole = run_app("verify", "run", "--batches=8").stdout
     assert "ok verify  equal to the bit up to batch 8; 8 digests compared" in whole
-    alone = run_app("verify", "run", "batches=8", "launch.nproc_per_node=1").stdout
+    alone = run_app("verify", "run", "--batches=8", "launch.nproc_per_node=1").stdout
     assert "in the order of samples only: the run had 2 ranks" in " ".join(alone.split())
-    assert run_app("verify", "run", "batches=8", "optimizer.lr=0.3", exit_code=1).stderr.count("Traceback") == 0
+    assert run_app("verify", "run", "--batches=8", "optimizer.lr=0.3", exit_code=1).stderr.count("Traceback") == 0
 
 
 @pytest.mark.slow
@@ -237,7 +239,7 @@ def test_fifty_unchanged_runs_raise_no_alarm(run_here: Any):
     )
     for seed in range(50):
         run_here(*SMALL, *KEPT, *varied[seed % len(varied)], f"seed={seed}", f"hydra.run.dir=run{seed}", code=0)
-        assert verified(run_here, f"run{seed}", "batches=18")["equal"] is True
+        assert verified(run_here, f"run{seed}", "--batches=18")["equal"] is True
 
 
 def test_lines_are_compared_in_the_order_of_causes():
@@ -252,11 +254,19 @@ def test_lines_are_compared_in_the_order_of_causes():
     assert compare([line], [without], ("samples", "loss"), 0.1).parts == ("loss",)
 
 
-def test_the_keys_are_checked():
-    asked = {"batch": 1, "batches": 5, "tolerance": 0.0, "pin": ""}
-    check_verify({"verify": asked})
-    for key, value in (("batch", 0), ("batches", 0), ("tolerance", 1.0), ("tolerance", -0.1)):
-        with pytest.raises(ValueError, match=rf"verify\.{key}={value}: must"):
-            check_verify({"verify": asked | {key: value}})
-    with pytest.raises(ValueError, match=r"verify\.pin='x': a pin holds the first batches"):
-        check_verify({"verify": asked | {"batch": 2, "pin": "x"}})
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch": 0}, "--batch=0: must be a whole number of at least 1"),
+        ({"batches": 0}, "--batches=0: must be a whole number of at least 1"),
+        ({"tolerance": 1.0}, "--tolerance=1.0: must be a relative difference"),
+        ({"tolerance": -0.1}, "--tolerance=-0.1: must be a relative difference"),
+        ({"batch": 2, "pin": "x"}, "--pin='x': a pin holds the first batches; leave out --batch"),
+    ],
+    ids=str,
+)
+def test_the_options_are_checked(options: dict[str, Any], message: str):
+    check(Command.of("verify", "run"), {})
+    with pytest.raises(WrongKey) as raised:
+        check(Command.of("verify", "run", **options), {})
+    assert str(raised.value).startswith(message)

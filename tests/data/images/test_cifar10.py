@@ -209,7 +209,7 @@ def test_a_run_downloads_and_a_resumed_one_is_equal_to_the_bit(run_here: Any, se
     first = run_here(*given, "trainer.max_duration=4ep", "hydra.run.dir=whole", code=0)
     assert re.search(rf"^INFO: downloading {server.url} \(0\.\d+ MB\) into data/cifar10$", first.err, re.MULTILINE)
     run_here(*given, "trainer.max_duration=7ba", "hydra.run.dir=parts", code=0)
-    run_here("resume=parts", "trainer.max_duration=4ep", code=0)
+    run_here("resume", "parts", "trainer.max_duration=4ep", code=0)
     assert server.requests == 1 and (tmp_path / "data" / "cifar10" / FOLDER / "test_batch.bin").is_file()
     torch.testing.assert_close(weights(tmp_path / "parts"), weights(tmp_path / "whole"), rtol=0, atol=0)
 

@@ -45,13 +45,13 @@ def weights(folder: Path, which: int) -> dict[str, torch.Tensor]:
 def test_a_run_that_is_resumed_within_an_epoch_is_equal(command: tuple[str, ...], tmp_path: Path, run_here: Any):
     run_here(*command, "trainer.max_duration=12ba", code=0)
     run_here(*command, "trainer.max_duration=3ba", "data.num_workers=0", code=0)
-    changes = ("trainer.max_duration=12ba", "data.num_workers=1", "resume_allow=[data.num_workers]")
-    run_here(f"resume={run_folders(tmp_path)[1]}", *changes, code=0)
+    changes = ("trainer.max_duration=12ba", "data.num_workers=1", "--allow-changes=data.num_workers")
+    run_here("resume", str(run_folders(tmp_path)[1]), *changes, code=0)
     torch.testing.assert_close(weights(tmp_path, 1), weights(tmp_path, 0), atol=0, rtol=0)
 
 
 def test_mode_check_needs_no_training(command: tuple[str, ...], run_here: Any):
-    assert "ok batch" in run_here("mode=check", *command, code=0).out
+    assert "ok batch" in run_here("check", *command, code=0).out
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_two_ranks_train_as_one(command: tuple[str, ...], tmp_path: Path, run_ap
 @pytest.mark.parametrize("command", ["parquet"], indirect=True)
 def test_kills_change_nothing(command: tuple[str, ...], run_here: Any):
     # Each process starts with the same cache, whose makers may be killed too.
-    proof = ("mode=prove", "prove.batches=12", "prove.kills=3", "prove.save_interval=2ba", "prove.patience=200")
+    proof = ("prove", "--batches=12", "--kills=3", "--save-interval=2ba", "--patience=200")
     assert "equal" in run_here(*command, *proof, code=0).out
 
 
@@ -77,7 +77,7 @@ def test_shards_that_changed_are_refused_within_an_epoch(tmp_path: Path, run_her
     write_parquet(tmp_path / "shards")
     run_here(*KINDS["parquet"][1], *SMALL, "trainer.max_duration=3ba", code=0)
     write_parquet(tmp_path / "shards", [12, 7, 9, 10, 11])
-    ended = run_here("resume=latest", "trainer.max_duration=6ba", code=2)
+    ended = run_here("resume", "latest", "trainer.max_duration=6ba", code=2)
     assert "the order of batches has changed: blocks 4 of sizes" in ended.err
 
 

@@ -214,10 +214,10 @@ def test_a_packed_run_is_resumed(tmp_path: Path, run_here: Any):
         *("model.module.context=32", "model.module.d_model=16", "model.module.n_heads=2", "data.cache=kept"),
         *("algorithms=none", "scheduler=constant", "callbacks=[checkpoint_saver]", "trainer.eval_interval=1ep"),
     )
-    assert "ok batch" in run_here("mode=check", *command, code=0).out
+    assert "ok batch" in run_here("check", *command, code=0).out
     run_here(*command, "trainer.max_duration=9ba", code=0)
     run_here(*command, "trainer.max_duration=4ba", code=0)
-    run_here(f"resume={run_folders(tmp_path)[1]}", "trainer.max_duration=9ba", code=0)
+    run_here("resume", str(run_folders(tmp_path)[1]), "trainer.max_duration=9ba", code=0)
     one, other = (
         torch.load(run / "checkpoints" / "latest" / "model.pt", weights_only=True) for run in run_folders(tmp_path)
     )

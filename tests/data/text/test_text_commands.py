@@ -42,7 +42,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_replay_shows_the_text_of_tokens(here: Path, run_here: Any):
     run_here(*DATA["text_files"], *SHORT, *TOKENS, "trainer.max_duration=3ba", "hydra.run.dir=run", code=0)
-    found = json.loads(run_here("replay", "run", "2", "output=json", code=0).out)["result"]
+    found = json.loads(run_here("replay", "run", "2", "--json", code=0).out)["result"]
     words = found["worst"][0]["text"].split()
     assert len(words) > 3 and {*words[1:-1]} <= {*TEXT.split()}
 
@@ -72,7 +72,7 @@ def test_a_run_that_is_resumed_is_equal(data: str, tokens: tuple[str, ...], here
     command = (*DATA[data], *SHORT, *tokens)
     run_here(*command, "trainer.max_duration=7ba", code=0)
     run_here(*command, "trainer.max_duration=3ba", code=0)
-    run_here(f"resume={run_folders(here)[1]}", "trainer.max_duration=7ba", code=0)
+    run_here("resume", str(run_folders(here)[1]), "trainer.max_duration=7ba", code=0)
     assert_close(weights(here, 0), weights(here, 1), atol=0, rtol=0)
     assert bool([*here.glob("kept/*.uint16")]) == bool(tokens)
 
@@ -92,7 +92,7 @@ def test_two_ranks_train_as_one(data: str, here: Path, run_app: Callable[..., An
 
 @pytest.mark.parametrize("data", one_in(2, DATA))
 def test_mode_check_finds_tokens_outside_of_the_vocabulary(data: str, here: Path, run_here: Callable[..., Any]):
-    command = ("mode=check", *DATA[data], *SHORT, *TOKENS)
+    command = ("check", *DATA[data], *SHORT, *TOKENS)
     assert "ok batch" in run_here(*command, code=0).out
     found = run_here(*command, "model.module.vocab_size=299", code=2)
     assert "In its forward pass" in found.err and "out of range" in found.err

@@ -75,10 +75,10 @@ def test_a_run_resumes_to_the_bit_with_dropout_and_can_be_made_again(run_here, m
     run_here(*command(models / name, "trainer.grad_accum=2"), code=0)
     run_here(*command(models / name, "trainer.grad_accum=2", "trainer.max_duration=2ba", folder="cut"), code=0)
     # The weights that training began with are not needed any more.
-    unneeded = ["model.module.pretrained=false", "resume_allow=[model.module.pretrained]"]
-    run_here("resume=cut", "trainer.max_duration=4ba", *unneeded, code=0)
+    unneeded = ["model.module.pretrained=false", "--allow-changes=model.module.pretrained"]
+    run_here("resume", "cut", "trainer.max_duration=4ba", *unneeded, code=0)
     assert_equal(tmp_path / "run", tmp_path / "cut")
-    run_here("rerun=run", "hydra.run.dir=again", code=0)
+    run_here("rerun", "run", "hydra.run.dir=again", code=0)
     assert_equal(tmp_path / "run", tmp_path / "again")
 
 
@@ -94,10 +94,10 @@ def test_tied_weights_are_saved_once_and_stay_tied(run_here, models: Path, tmp_p
 @pytest.mark.slow
 def test_a_run_is_evaluated_and_predicts(run_here, models: Path, tmp_path: Path):
     trained = run_here(*command(models / "llama", callbacks="checkpoint_saver,console_summary"), code=0)
-    evaluated = run_here("mode=eval", "resume=run", "hydra.run.dir=eval", code=0)
+    evaluated = run_here("eval", "run", "hydra.run.dir=eval", code=0)
     values = [line.split() for line in (trained.out + evaluated.out).splitlines() if "BitsPerByte" in line]
     assert len(values) == 2 and float(values[1][1]) == pytest.approx(float(values[0][1]), abs=0.01)
-    run_here("mode=predict", "resume=run", "predict.format=pt", "hydra.run.dir=predict", code=0)
+    run_here("predict", "run", "--format=pt", "hydra.run.dir=predict", code=0)
     predicted = torch.load(tmp_path / "predict" / "predictions.pt", weights_only=True)
     assert predicted["loss"].shape == (32, 32)
     assert float(predicted["loss"].mean()) / 0.6931 == pytest.approx(float(values[1][1]), rel=1e-3)
@@ -123,13 +123,13 @@ def test_adapters_train_resume_are_evaluated_and_merged(run_here, models: Path, 
     run_here(*command(models / "llama", *lora), code=0)
     run_here(*command(models / "llama", *lora, "trainer.max_duration=2ba", folder="cut"), code=0)
     before = weights_of(tmp_path / "cut")
-    run_here("resume=cut", "trainer.max_duration=4ba", code=0)
+    run_here("resume", "cut", "trainer.max_duration=4ba", code=0)
     assert_equal(tmp_path / "run", tmp_path / "cut")
     trained = weights_of(tmp_path / "run")
     changed = {key for key, one in trained.items() if not torch.equal(one, before[key])}
     assert changed and all("lora_" in key for key in changed)
 
-    evaluated = run_here("mode=eval", "resume=run", "hydra.run.dir=eval", code=0)
+    evaluated = run_here("eval", "run", "hydra.run.dir=eval", code=0)
     assert "eval/BitsPerByte" in evaluated.out
     folder = save_pretrained(tmp_path / "run", tmp_path / "saved")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -214,15 +214,15 @@ def test_it_is_exported(run_here, models: Path, tmp_path: Path, name: str, save_
     assert [*(tmp_path / "run").glob("model.*")]
 
 
-@pytest.mark.parametrize("mode", ["check", "explain"])
-def test_a_run_is_tried_out_and_explained(run_here, models: Path, mode: str):
-    ended = run_here(*command(models / "gpt2", f"mode={mode}"), code=0)
-    assert ended.err == "" and (mode != "check" or "LanguageModel(HFCausalLM)" in ended.out)
+@pytest.mark.parametrize("verb", ["check", "explain"])
+def test_a_run_is_tried_out_and_explained(run_here, models: Path, verb: str):
+    ended = run_here(verb, *command(models / "gpt2"), code=0)
+    assert ended.err == "" and (verb != "check" or "LanguageModel(HFCausalLM)" in ended.out)
 
 
 def test_a_large_model_is_tried_out_without_its_weights(run_here, models: Path):
     large = ["model.module.pretrained=false", "model.module.overrides={n_embd: 1024, n_layer: 4}"]
-    ended = run_here(*command(models / "gpt2", *large, "mode=check"), code=0)
+    ended = run_here("check", *command(models / "gpt2", *large), code=0)
     assert "on the meta device" in ended.out
 
 

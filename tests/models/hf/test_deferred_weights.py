@@ -183,7 +183,7 @@ def test_a_sharded_run_of_the_command_line_equals_one_that_loads_everything(run_
     one, other = (read_file(find_checkpoint(tmp_path / name), "model.pt") for name in ("whole", "parts"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[key], other[key]) for key in one)
-    run_here("mode=check", *run, "trainer.parallel=fsdp", "init_weights=by_name", code=0)
+    run_here("check", *run, "trainer.parallel=fsdp", "init_weights=by_name", code=0)
     (tmp_path / "gpt2" / "model.safetensors").unlink()
     wrong = run_here(*run, "trainer.parallel=fsdp", "init_weights=by_name", "hydra.run.dir=wrong", code=2).err
     assert "has no model.safetensors" in wrong and "Traceback" not in wrong

@@ -103,7 +103,7 @@ def test_a_model_is_downloaded_once_and_then_nobody_is_asked(hub: Hub, run_app):
     assert "[transformers]" not in trained.stdout
     assert sum(one.startswith("GET") and one.endswith("model.safetensors") for one in hub.asked) == 1
     hub.asked.clear()
-    run_app("resume=run", "trainer.max_duration=4ba", env=hub.env)
+    run_app("resume", "run", "trainer.max_duration=4ba", env=hub.env)
     assert hub.asked == []
 
 

@@ -97,16 +97,16 @@ def test_bert_is_fine_tuned_on_a_csv_file_by_the_documented_command(run_here, be
     accuracy = re.search(r"eval/MulticlassAccuracy +([\d.]+)", ended.out)
     assert accuracy is not None and float(accuracy[1]) > 0.8, ended.out
     assert "classes: 0=negative, 1=positive" in ended.out + ended.err
-    run_here("mode=predict", "resume=run", "predict.format=pt", "hydra.run.dir=predicted", code=0)
+    run_here("predict", "run", "--format=pt", "hydra.run.dir=predicted", code=0)
     predicted = torch.load("predicted/predictions.pt", weights_only=True)
     assert predicted["probabilities"].shape == (10, 2)
     assert (predicted["prediction"] == predicted["target"]).float().mean() > 0.8
 
 
 def test_a_run_is_tried_out_without_reading(run_here, bert: Path, reviews: Path):
-    ended = run_here(*command(bert, "mode=check"), code=0)
+    ended = run_here("check", *command(bert), code=0)
     assert "input_ids int64 (4, 128), token_type_ids int64 (4, 128)" in " ".join(ended.out.split())
-    wrong = run_here(*command(bert, "mode=check", "model.module.num_labels=1", "data.classes=[negative]"), code=2)
+    wrong = run_here("check", *command(bert, "model.module.num_labels=1", "data.classes=[negative]"), code=2)
     assert "data.classes=['negative']: the column 'verdict' also has 'positive'" in wrong.err
 
 
@@ -183,7 +183,7 @@ def test_only_adapters_and_the_classifier_train_resume_and_are_merged(run_here, 
     run_here(*command(bert, *lora, "hydra.run.dir=whole"), code=0)
     run_here(*command(bert, *lora, "trainer.max_duration=2ba", "hydra.run.dir=cut"), code=0)
     before = weights_of(Path("cut"))
-    run_here("resume=cut", "trainer.max_duration=4ba", code=0)
+    run_here("resume", "cut", "trainer.max_duration=4ba", code=0)
     whole, cut = weights_of(Path("whole")), weights_of(Path("cut"))
     assert all(torch.equal(whole[key], cut[key]) for key in whole) and whole.keys() == cut.keys()
     changed = {key for key in whole if not torch.equal(whole[key], before[key])}

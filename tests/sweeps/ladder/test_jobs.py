@@ -36,13 +36,13 @@ def test_a_ladder_is_a_sweep(run_here: Any):
 
 
 def test_what_is_typed_takes_the_place_of_what_the_ladder_has(run_here: Any):
-    shown = run_here(*LADDER, "mode=check", "model=mlp", "seed=0", "model.module.dropout=0.0,0.1", RUNGS, code=0).out
+    shown = run_here("check", *LADDER, "model=mlp", "seed=0", "model.module.dropout=0.0,0.1", RUNGS, code=0).out
     assert shown.count("ok config") == 8 and "dropout=0.1" in shown and "hidden" not in shown
 
 
 def test_losses_are_predicted_for_the_rung_that_is_held_out(run_here: Any, tmp_path: Path):
     """Sizes that are typed, and of the ladder's budgets others; the config of a job has the batches."""
-    done = run_here(*LADDER, "model=mlp", "model.module.hidden=[8],[16]", RUNGS, "seed=0,1", "output=json", code=0)
+    done = run_here(*LADDER, "model=mlp", "model.module.hidden=[8],[16]", RUNGS, "seed=0,1", "--json", code=0)
     ladder = json.loads(done.out)["result"]["ladder"]
     assert [one["flop"] for one in ladder["rungs"]] == [2e7, 4e7, 8e7, 1.6e8]
     assert [one["is_held_out"] for one in ladder["rungs"]] == [False, False, False, True]

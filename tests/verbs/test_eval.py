@@ -56,7 +56,7 @@ def tree(folder: Path) -> dict[str, int]:
 def test_an_evaluation_finds_what_training_found(trained: Path, run_app: Any, checkpoint: str, step: int):
     before = tree(trained / "run")
     name = f"again{step}"
-    done = run_app("mode=eval", f"resume=run{checkpoint}", f"run_name={name}", folder=trained)
+    done = run_app("eval", f"run{checkpoint}", f"run_name={name}", folder=trained)
     expected = logged(trained, "mine", step)
     assert len(expected) == 2
     assert logged(trained, f"eval-{name}", step) == expected
@@ -77,13 +77,13 @@ def on_two_ranks(folder: Path, *arguments: str) -> str:
 
 @pytest.mark.slow
 def test_two_ranks_find_the_same(trained: Path, run_app: Any):
-    done = on_two_ranks(trained, "mode=eval", "resume=run")
+    done = on_two_ranks(trained, "eval", "run")
     found = dict(line.split() for line in done.splitlines() if line.startswith(PRINTED))
     expected = logged(trained, "mine", 6)
     assert [float(found[key]) for key in PRINTED] == [pytest.approx(expected[key], rel=1e-5) for key in KEYS]
 
-    on_two_ranks(trained, "mode=predict", "resume=run", "hydra.run.dir=two")
-    done = run_app("mode=predict", "resume=run", "hydra.run.dir=one", folder=trained)
+    on_two_ranks(trained, "predict", "run", "hydra.run.dir=two")
+    done = run_app("predict", "run", "hydra.run.dir=one", folder=trained)
     assert "597 samples in the order of the data set: one/predictions.parquet" in done.stdout
     one, two = (pyarrow.parquet.read_table(trained / folder / "predictions.parquet") for folder in ("one", "two"))
     assert one.schema == two.schema
@@ -105,9 +105,9 @@ def test_two_ranks_find_the_same(trained: Path, run_app: Any):
 
 
 def test_test_data_is_predicted_if_asked(trained: Path, run_app: Any):
-    given = ("mode=predict", "resume=run", "predict.split=test", "callbacks=none")
+    given = ("predict", "run", "--split=test", "callbacks=none")
     done = run_app(*given, "hydra.run.dir=none", exit_code=2, folder=trained)
-    assert done.stderr == "error: predict.split='test': this run has no such data; give train or eval\n"
+    assert done.stderr == "error: --split='test': this run has no such data; give train or eval\n"
     assert not (trained / "none").exists()
     run_app(*given, "data.test_samples=97", "hydra.run.dir=tested", folder=trained)
     found = pyarrow.parquet.read_table(trained / "tested" / "predictions.parquet")["target"].to_pylist()
@@ -116,7 +116,7 @@ def test_test_data_is_predicted_if_asked(trained: Path, run_app: Any):
 
 
 def test_training_data_is_predicted_in_its_own_order(trained: Path, run_app: Any):
-    run_app("mode=predict", "resume=run", "predict.split=train", "predict.format=pt", "callbacks=none", folder=trained)
+    run_app("predict", "run", "--split", "train", "--format=pt", "callbacks=none", folder=trained)
     (path,) = trained.rglob("predictions.pt")
     found = torch.load(path, weights_only=True)
     loader, _ = load_digits(batch_size=9, eval_batch_size=9, seed=0)
@@ -130,13 +130,13 @@ def test_training_data_is_predicted_in_its_own_order(trained: Path, run_app: Any
     one_in(
         4,
         [
-            (("mode=eval",), "resume=<run folder"),
-            (("mode=predict",), "resume=<run folder"),
-            (("mode=eval", "resume=missing"), "resume='missing': no such folder"),
-            (("mode=eval", "rerun=run"), "resume=<the run>"),
-            (("mode=predict", "resume=run", "predict.split=evall"), "predict.split='evall': did you mean 'eval'"),
-            (("mode=eval", "resume=run", "model.module.hidden=[3]"), "do not fit the model"),
-            (("mode=eval", "resume=run", "objective=nothing"), "objective='nothing'"),
+            (("eval",), "eval: needs saved weights; write runner eval RUN, with a run's folder"),
+            (("predict",), "predict: needs saved weights; write runner predict RUN, with a run's folder"),
+            (("eval", "missing"), "RUN='missing': no such folder"),
+            (("eval", "run", "run"), "eval: takes [RUN], not run run"),
+            (("predict", "run", "--split=evall"), "--split='evall': did you mean 'eval'"),
+            (("eval", "run", "model.module.hidden=[3]"), "do not fit the model"),
+            (("eval", "run", "objective=nothing"), "objective='nothing'"),
         ],
     ),
 )
@@ -187,7 +187,7 @@ def test_predictions_may_differ_in_length_from_batch_to_batch(tmp_path: Path):
     predicted(model, loader, tmp_path / "p.parquet")
     table = pyarrow.parquet.read_table(tmp_path / "p.parquet").to_pydict()
     assert table["output"] == [[0.0] * 3, [1.0] * 3, [2.0] * 3, [3.0] * 2, [4.0] * 2]
-    message = r"predict.format='pt': samples of output have different shapes, \(3,\) and \(2,\); give .*parquet"
+    message = r"--format='pt': samples of output have different shapes, \(3,\) and \(2,\); give .*parquet"
     with pytest.raises(WrongConfig, match=message):
         predicted(model, loader, tmp_path / "p.pt")
     assert not [*tmp_path.glob("*.pt*")]
@@ -242,7 +242,7 @@ class Slow(Callback):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mode", "number", "processes"),
+    ("verb", "number", "processes"),
     [
         ("eval", signal.SIGTERM, 1),
         ("predict", signal.SIGTERM, 2),
@@ -250,9 +250,9 @@ class Slow(Callback):
         ("eval", signal.SIGHUP, 1),
     ],
 )
-def test_a_signal_ends_it_in_order(trained: Path, tmp_path: Path, mode: str, number: signal.Signals, processes: int):
+def test_a_signal_ends_it_in_order(trained: Path, tmp_path: Path, verb: str, number: signal.Signals, processes: int):
     (tmp_path / "own.py").write_text(SLOW)
-    command = ["-m", "runner", f"mode={mode}", f"resume={trained / 'run'}", "hydra.run.dir=ended"]
+    command = ["-m", "runner", verb, str(trained / "run"), "hydra.run.dir=ended"]
     command += ["+callbacks.slow._target_=own.Slow", "data.eval_batch_size=4", f"launch.nproc_per_node={processes}"]
     command += [
         f"callbacks.mlflow_logger.tracking_uri=sqlite:///{trained}/outputs/mlflow.db",
@@ -260,7 +260,7 @@ def test_a_signal_ends_it_in_order(trained: Path, tmp_path: Path, mode: str, num
     ]
     with start_python(command, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True) as process:
         try:
-            name = f"{mode}-{tmp_path.name}"
+            name = f"{verb}-{tmp_path.name}"
 
             def wait_for_status(status: str) -> None:
                 deadline = time.monotonic() + PATIENCE

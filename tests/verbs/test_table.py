@@ -27,7 +27,7 @@ def outputs(tmp_path: Path) -> Path:
 
 
 def test_markdown_is_bold_where_a_verdict_says_so(outputs: Path, run_here: Any):
-    lines = run_here("table", "table.columns=optimizer.lr", code=0).out.splitlines()
+    lines = run_here("table", "--columns", "optimizer.lr", code=0).out.splitlines()
     assert lines[:4] == [
         "| model | 0.1 | 0.3 |",
         "| --- | ---: | ---: |",
@@ -46,14 +46,14 @@ def test_names_of_others_stay_within_their_cells_and_comments(tmp_path: Path, ru
 
 
 def test_latex_is_escaped(outputs: Path, run_here: Any):
-    text = run_here("table", "optimizer.lr=0.1", "table.rows=model", "table.format=latex", code=0).out
+    text = run_here("table", "optimizer.lr=0.1", "--rows=model", "--format=latex", code=0).out
     assert "res|net\\_8 & \\textbf{0.9500 [0.9437, 0.9563]} (8) \\\\\n" in text
     assert "\\begin{tabular}{lr}\n\\toprule\nmodel & eval/MulticlassAccuracy \\\\\n\\midrule\n" in text
     assert text.startswith("% eval/MulticlassAccuracy: mean [95 % interval] (runs)")
 
 
 def test_csv_has_a_line_for_each_cell(outputs: Path, run_here: Any):
-    text = run_here("table", "table.rows=[optimizer.lr,model]", "table.metric=loss", "table.format=csv", code=0).out
+    text = run_here("table", "--rows=optimizer.lr,model", "--metric=loss", "--format=csv", code=0).out
     rows = [*csv.DictReader(io.StringIO(text))]
     assert [(one["optimizer.lr"], one["model"], one["n"]) for one in rows] == [
         ("0.1", "mlp", "8"),
@@ -66,24 +66,26 @@ def test_csv_has_a_line_for_each_cell(outputs: Path, run_here: Any):
 
 
 def test_a_cell_is_one_setting(outputs: Path, run_here: Any):
-    assert "each mean is also over optimizer.lr" in run_here("table", "table.rows=model", code=0).out
+    assert "each mean is also over optimizer.lr" in run_here("table", "--rows", "model", code=0).out
     write_seeds(outputs / "more", [0.5] * 8, model="mlp", lr=0.5)
-    ended = run_here("table", "table.rows=model", code=2)
-    assert "the runs of model=mlp differ in optimizer.lr; add it to table.rows or table.columns" in ended.err
+    ended = run_here("table", "--rows", "model", code=2)
+    assert "the runs of model=mlp differ in optimizer.lr; add it to --rows or --columns" in ended.err
 
 
 def test_what_cannot_be_compared_is_not_bold_and_says_why(outputs: Path, run_here: Any):
     write_seeds(outputs / "other", [0.5] * 8, model="gpt", config={"trainer": {"max_duration": "9ep"}})
-    text = run_here("table", "optimizer.lr=0.1", "table.rows=model", code=0).out
+    text = run_here("table", "optimizer.lr=0.1", "--rows", "model", code=0).out
     assert "**" not in text and "no verdict on the rows: " in text and "different budgets" in text
 
 
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["table.rows=modle"], "table.rows='modle': no run has a value of this name"),
-        (["table.format=pdf"], "table.format='pdf': allowed: csv, latex, markdown"),
-        (["model=gpt"], "table.where='model=gpt': no trained run"),
+        (["--rows=modle"], "--rows='modle': no run has a value of this name"),
+        (["--metric", "los"], "--metric='los': "),
+        (["--format=pdf"], "--format='pdf': allowed: csv, latex, markdown"),
+        (["model=gpt"], "RUNS='model=gpt': no trained run"),
+        (["model=gpt", "--row", "model"], "--row: table has no such option; did you mean --rows? Allowed: --rows, "),
     ],
     ids=str,
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tiny_runs import tiny_trainer
+
 from runner.cli.command import Command
 from runner.history.weights import with_saved_weights
-from tiny_runs import tiny_trainer
 
 
 def test_callbacks_that_are_for_training_are_left_out(tmp_path):

@@ -11,7 +11,6 @@ import yaml
 
 CONFIG = {
     "seed": 0,
-    "mode": "train",
     "model": {"_target_": "runner.ClassificationModel", "module": {"_target_": "runner.models.ResNet8", "width": 16}},
     "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1, "betas": [0.9, 0.95]},
     "callbacks": {"lr_monitor": {"_target_": "runner.callbacks.LRMonitor"}},

@@ -921,7 +921,7 @@ FAULTS = (
         "runner/trials/rising_rate.py",
         "for place in range(1, lowest)",
         "for place in range(1, len(values) - 1)",
-        "verbs/test_lr_range.py",
+        "trials/test_rising_rate.py",
     ),
     # what a step asks of the device
     Fault(

@@ -98,7 +98,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "--config-dir=missing": ("missing", "not found"),
     "--config-name=nothing": ("error: --config-name=nothing: conf/ has no such file; experiment=<name>",),
     "rerun missing": ("RUN='missing'", "no such folder"),
-    "sync missing": ("RUN='missing'", "no such folder"),
+    "sync missing": ("RUN=", "missing", "nothing was logged to MLflow"),
     # verbs, their words and options
     "chek": ("chek", "did you mean runner check?"),
     "mode=chek": ("mode=chek", "write runner check"),
@@ -108,7 +108,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "fork latest": ("fork: takes RUN BATCH", "runner fork RUN BATCH"),
     "fork outputs ba3,ba4": ("BATCH='ba3,ba4'", "add -m"),
     "export outputs/one": ("export: takes RUN FILE", "runner export RUN model.pt"),
-    "predict --width 80": ("--width", "predict has no such option", "--format"),
+    "predict --formt pt": ("--formt", "predict has no such option", "did you mean --format?"),
     "predict --format csv": ("--format='csv'", "parquet, pt"),
     "eval outputs --split test": ("--split", "is an option of predict, not of eval"),
     "prove --kills 0": ("--kills=0", "at least 1"),

@@ -38,6 +38,17 @@ FORKED_AT = "runner.forked_at"
 """The tag with the batch after which a fork begins."""
 
 
+def check_unfinished(state: State) -> None:
+    """Raise a ValueError if a run that is to be resumed has reached its end."""
+    now = state.timestamp
+    end = state.max_duration
+    if now >= end:
+        raise ValueError(
+            f"trainer.max_duration={str(end)!r} is reached: this run has finished. To train it for longer, add "
+            f"trainer.max_duration=<more than {now.get(end.unit)}>"
+        )
+
+
 def check_converged(state: State, result: Result) -> None:
     """Raise if a finished run has diverged. All ranks; they raise together.
 

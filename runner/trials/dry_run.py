@@ -31,6 +31,7 @@ from runner.distributed.collectives import pick_device
 from runner.distributed.ranks import get_world_size
 from runner.distributed.shares import refuse_unsharded
 from runner.failures.facts import annotate
+from runner.records.recording import check_unfinished
 from runner.records.result import objectives_of
 from runner.timing.event import Event
 from runner.training.evaluator import ensure_evaluators
@@ -225,6 +226,7 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings, r
         )
         with trainer:
             check_test(trainer.state, config["test"], objectives_of(config["objective"]))
+            check_unfinished(trainer.state)
             trainer.fit()
             if data.evaluators:
                 trainer.eval()

@@ -18,7 +18,7 @@ from runner.history.optimizer_changes import change_optimizers
 from runner.history.restarting import restarting
 from runner.records.job import Job
 from runner.records.record import log_record
-from runner.records.recording import check_converged, check_objective, diverging, recording, timing
+from runner.records.recording import check_converged, check_objective, check_unfinished, diverging, recording, timing
 from runner.records.result import Objective, objectives_of
 from runner.timing.event import Event
 from runner.training.budget import check_length
@@ -102,13 +102,9 @@ def record(trainer: Trainer, job: Job) -> None:
     from runner.training.arguments import check_trainable
 
     state = trainer.state
-    now = state.timestamp
     end = state.max_duration
-    if now >= end and not job.may_be_over:
-        raise ValueError(
-            f"trainer.max_duration={str(end)!r} is reached: this run has finished. To train it for longer, add "
-            f"trainer.max_duration=<more than {now.get(end.unit)}>"
-        )
+    if not job.may_be_over:
+        check_unfinished(state)
     check_trainable(state, job.may_be_over)
     check_length(job.config, end, state.train_dataloader_len)
     check_objective(state, job.config["objective"])

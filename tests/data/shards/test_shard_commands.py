@@ -68,8 +68,8 @@ def test_two_ranks_train_as_one(command: tuple[str, ...], tmp_path: Path, run_ap
 @pytest.mark.parametrize("command", ["parquet"], indirect=True)
 def test_kills_change_nothing(command: tuple[str, ...], run_here: Any):
     # Each process starts with the same cache, whose makers may be killed too.
-    proof = ("prove", "--batches=12", "--kills=3", "--save-interval=2ba", "--patience=200")
-    assert "equal" in run_here(*command, *proof, code=0).out
+    options = ("--batches=12", "--kills=3", "--save-interval=2ba", "--patience=200")
+    assert "equal" in run_here("prove", *command, *options, code=0).out
 
 
 def test_shards_that_changed_are_refused_within_an_epoch(tmp_path: Path, run_here: Any):

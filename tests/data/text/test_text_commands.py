@@ -91,7 +91,7 @@ def test_two_ranks_train_as_one(data: str, here: Path, run_app: Callable[..., An
 
 
 @pytest.mark.parametrize("data", one_in(2, DATA))
-def test_mode_check_finds_tokens_outside_of_the_vocabulary(data: str, here: Path, run_here: Callable[..., Any]):
+def test_check_finds_tokens_outside_of_the_vocabulary(data: str, here: Path, run_here: Callable[..., Any]):
     command = ("check", *DATA[data], *SHORT, *TOKENS)
     assert "ok batch" in run_here(*command, code=0).out
     found = run_here(*command, "model.module.vocab_size=299", code=2)

@@ -124,7 +124,7 @@ def _words_of(verb: Verb, typed: Sequence[str], known: Sequence[Choice]) -> Cand
     word = names[min(place, len(names) - 1)] if names and (place < len(names) or "..." in names[-1]) else ""
     if word.strip("[].") != "RUN":
         return []
-    latest = [] if verb.name == "compare" else [("latest", "the run that saved a checkpoint last")]
+    latest = [("latest", "the run that saved a checkpoint last")]
     return [*latest, *((folder, "") for folder in _run_folders())]
 
 

@@ -80,6 +80,7 @@ def test_files_and_runs_of_the_user_are_offered(tmp_path: Path, monkeypatch: pyt
     run = "outputs/2026-11-20/10-00-00"
     assert words("runner compare out") == words(f"runner compare {run} {run} out") == [run]
     assert words("runner resume out") == words("runner -m fork out") == words("runner eval seed=1 out") == [run]
+    assert words("runner compare lat") == ["latest"]
     assert words("runner resume lat") == words("runner check --allow-changes a lat") == ["latest"]
     assert words("runner resume latest out") == words("runner fork latest out") == words("runner init out") == []
 

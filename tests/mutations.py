@@ -1650,6 +1650,13 @@ FAULTS = (
         "comparing/test_decision.py sweeps",
     ),
     Fault(
+        "verdict: an evaluation counts as a trained run",
+        "runner/comparing/candidates.py",
+        "if one.verb in TRAINING]",
+        "]",
+        "verbs/test_verdict.py",
+    ),
+    Fault(
         "verdict: other evaluation data are let through",
         "runner/comparing/candidates.py",
         "if any(first[pair] != second[pair] for pair in pairs) or",

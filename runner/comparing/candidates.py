@@ -16,6 +16,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
+from runner.cli.verbs import TRAINING
 from runner.comparing.conditions import choose, parse_conditions, to_number, to_text
 from runner.comparing.decision import Samples, pair_values
 from runner.failures.errors import WrongKey
@@ -141,7 +142,7 @@ def find_candidate(text: str, key: str) -> Candidate:
         below = [one for one, result in known if result is None or not result.parent]
     found = choose(below, parse_conditions(shlex.join(conditions), key), key)
     known = {_identity(one.folder): one for one in found}
-    trained = [one for one in known.values() if one.setting("mode") in (None, "train")]
+    trained = [one for one in known.values() if one.verb in TRAINING]
     if not trained:
         raise WrongKey(key, "no trained run; runner runs lists runs", repr(text))
     runs = [

@@ -18,7 +18,8 @@ import yaml
 
 from runner.files.lock import take_lock
 from runner.files.names import RESULT
-from runner.files.whole import read_bounded
+from runner.files.whole import read_bounded, read_object
+from runner.records.past import ENVIRONMENT, VERB
 from runner.records.result import Result, read_result
 from runner.training.metric_choice import metrics_named
 
@@ -30,7 +31,7 @@ LARGEST = 1_000_000  # bytes of a config that is read
 SMALL = 16_000  # characters of a section that is kept parsed
 MOST_NODES = 100_000  # values of a config, where an alias counts as everything it refers to
 _SECTION = re.compile(r"^(\w+):.*\n(?:[ -].*\n)*", re.MULTILINE)
-FIELDS = ("status", "name", "folder", "started", "seconds", "objective")
+FIELDS = ("status", "name", "folder", "verb", "started", "seconds", "objective")
 """The fields for selecting a run, besides its metrics, its choices and the keys of its config."""
 
 
@@ -60,6 +61,11 @@ class SavedFolder:
         except OSError:
             return 0.0
 
+    @property
+    def verb(self) -> str:
+        """The verb of the command that made the run; `train` if its record does not say."""
+        return str(read_object(self.folder / ENVIRONMENT, LARGEST).get(VERB, "train"))
+
     def value(self, name: str) -> Any:
         """Return a field, a metric, a choice or a value of the config by its name; None if the run has none of it.
 
@@ -68,7 +74,7 @@ class SavedFolder:
         """
         if self.result is None:
             return {"status": self.status, "folder": str(self.folder), "started": self.started}.get(name)
-        if name in ("status", "started"):
+        if name in ("status", "verb", "started"):
             return getattr(self, name)
         if name == "folder":
             return str(self.folder)

@@ -31,9 +31,9 @@ def run(command: Command) -> None:
     """Print the runs in `outputs/` that meet conditions: as a table, or all that is known of them as CSV.
 
     A condition is a name, one of = != < <= > >=, and a value; all of them must hold. The name is a field (status, name,
-    folder, started, seconds, objective), a metric (eval/loss), a config group (model=resnet8) or a key of the config
-    (optimizer.lr>0.01). With = and !=, text may be a pattern, such as name=resnet*. Sort by any such name, `-` in front
-    of it for the largest first; without it, the latest run comes first.
+    folder, verb, started, seconds, objective), a metric (eval/loss), a config group (model=resnet8) or a key of the
+    config (optimizer.lr>0.01). With = and !=, text may be a pattern, such as name=resnet*. Sort by any such name, `-`
+    in front of it for the largest first; without it, the latest run comes first.
     """
     conditions = parse_conditions(" ".join(command.words))
     order = command.options["sort"]

@@ -160,6 +160,16 @@ def test_a_candidate_is_one_setting_unless_both_vary_alike(outputs: Path, run_he
     assert one["n"] == [6, 6] and one["pairs"][0] == "0 0.1" and one["verdict"] == "better"
 
 
+def test_a_run_that_trained_nothing_is_left_out(outputs: Path, run_here: Any):
+    write_seeds(outputs / "b", [0.95] * 8, lr=0.3)
+    write_seeds(outputs / "evaluated", [0.1], lr=0.3)
+    (run,) = (outputs / "evaluated").iterdir()
+    (run / "environment.json").write_text('{"verb": "eval"}')
+    one = found(run_here, "optimizer.lr=0.1", "optimizer.lr=0.3")
+    assert (one["n"], one["verdict"]) == ([8, 8], "better")
+    assert "RUNS='verb=eval': no trained run" in run_here("verdict", "outputs/a", "verb=eval", code=125).err
+
+
 @pytest.mark.parametrize(
     ("typed", "said"),
     [

@@ -17,6 +17,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "+callbacks=speed_monitr": ("callbacks=speed_monitr", "did you mean 'speed_monitor'"),
     "callbacks=null": ("callbacks=null", "none"),
     "callbacks=progress_bar,lr_monitor": ("callbacks=progress_bar,lr_monitor", "[progress_bar,lr_monitor]"),
+    "prove hydra.mode=MULTIRUN": ("hydra.mode", "prove takes one experiment at a time"),
     # words of other tools
     "--resume x": ("--resume x", "write runner resume x"),
     "version": ("version: has no key", "did you mean --version?"),

@@ -84,6 +84,7 @@ class Task:
             return None
 
     def _do_in_sweep(self, config: DictConfig, hydra_config: Any) -> Objective:
+        sys.argv[1:] = self.command.arguments  # in processes of a launcher too, where descriptions of the run read it
         without_objective = None if self.command.row.has_objective else 0.0  # Optuna needs a number
         with lasting_output(), given_back(), ExitStack() as stack:
             if use_tasks_as_ranks():  # the launcher started several tasks for this job

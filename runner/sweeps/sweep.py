@@ -272,6 +272,8 @@ def check_choice(command: Command, hydra_config: Any, config: Mapping[str, Any],
     A saved run may be a job of a sweep.
     """
     if hydra_config.mode is RunMode.MULTIRUN:
+        if not command.row.can_be_swept:
+            raise WrongKey("hydra.mode", f"{command.verb} takes one experiment at a time; leave it out", "'MULTIRUN'")
         return
     if names := command.options.get("revive"):
         remedy = "is for rerunning a sweep with -m; runner resume with the folder of a job revives a single one"

@@ -1,8 +1,8 @@
 """`runner check`: everything that a run does except training on its data, in seconds. Nothing is written.
 
-Every target of the config is bound, the model is built and measured, and one batch goes through all events: see
-`dry_run`. Anything that would fail in training is an error here too. Anything that would train, but is probably a
-mistake, is a warning: see `lint`.
+The arguments of every class in the config are checked, the model is built and measured, and one batch goes through all
+events. Anything that would fail in training is an error here too. Anything that would train, but is probably a mistake,
+is a warning. `runner check RUN` checks what resuming a run would do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 def run(job: Job) -> None:
-    """Print what a run would do, or raise an error that explains what is wrong. Rank 0 only."""
+    """Print what a run would do, or raise an error that explains what is wrong. Rank 0 only.
+
+    The batch is in `runner.trials.dry_run`, the warnings are in `runner.trials.lint`.
+    """
     from runner.trials.dry_run import try_out
 
     findings = try_out(job.config, job.choices, job.resume)

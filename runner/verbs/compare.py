@@ -1,6 +1,8 @@
 """`runner compare RUN_A RUN_B`: shows runs side by side, and from their digests the first batch where they diverge.
 
-The callback `StateDigest` writes the digests. Comparing needs no torch, so it is fast.
+It lists status, time, metrics, and what differs in their configs and where they were made. Where the callback
+`state_digest` has left digests, each run is compared with the first one that has them; the exit code is 1 if they
+differ.
 """
 
 from __future__ import annotations
@@ -89,9 +91,7 @@ def difference(a: Path, b: Path) -> Difference:
 
 
 def run(job: Job) -> None:
-    """Print runs side by side: status, time, metrics, what differs in their configs and where they were made, digests.
-
-    Where the callback `state_digest` has left digests, each run is compared with the first one that has them.
+    """Print runs side by side. Needs no torch, so it is fast. Rank 0 only.
 
     Raises:
         SystemExit: digests differ; the exit code is 1.

@@ -1,8 +1,10 @@
-"""`runner completion bash`: the completion script of a shell, and the candidates it requests.
+"""`runner completion bash`: the script that completes commands in a shell, bash, zsh or fish.
 
-runner completion bash >> ~/.bashrc
-runner completion zsh >> ~/.zshrc
-runner completion fish > ~/.config/fish/conf.d/runner.fish
+    runner completion bash >> ~/.bashrc
+    runner completion zsh >> ~/.zshrc
+    runner completion fish > ~/.config/fish/conf.d/runner.fish
+
+The script asks for candidates by running the command again, which takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -41,10 +43,7 @@ Candidates = Iterable[tuple[str, str]]
 
 
 def run(command: Command) -> None:
-    """Print the script that completes commands in a shell: bash, zsh or fish. Write it to where the shell reads it.
-
-    The script asks for candidates by running the command again, which takes a tenth of a second.
-    """
+    """Print the script of a shell, or the candidates that such a script asks for."""
     (shell,) = command.words
     if shell == "candidates":
         for word, text in complete(os.environ.get(LINE, "")):

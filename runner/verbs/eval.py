@@ -1,4 +1,8 @@
-"""`runner eval RUN`: evaluates the weights of a run that was trained before, and trains nothing."""
+"""`runner eval RUN`: evaluates the weights of a run that was trained before, and trains nothing.
+
+They are the weights that its own evaluations used: if an algorithm averages weights, the average. Test data is
+evaluated only if the key `test` asks for it: `test=last`, or `test=best` for the best checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +28,7 @@ if TYPE_CHECKING:
 
 
 def run(job: Job) -> Objective:
-    """Run the evaluators on the weights of a run, print the metrics, and return the objective. All ranks.
-
-    Test data is evaluated only if the key `test` asks for it.
-    """
+    """Run the evaluators on the weights of a run, print the metrics, and return the objective. All ranks."""
     with recording(job) as result:
         with trainer_with_weights(job) as trainer:
             with config_errors():

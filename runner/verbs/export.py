@@ -1,4 +1,14 @@
-"""`runner export RUN FILE`: the weights of a run in one file, whether its checkpoints are sharded or not."""
+"""`runner export RUN FILE`: the weights of a run in one file, whether its checkpoints are sharded or not.
+
+They are the weights that evaluations measured, by the names that they have in the network. A network in a model of this
+project, such as `ClassificationModel`, is the network alone:
+
+    network.load_state_dict(torch.load("model.pt"))
+    network.load_state_dict(safetensors.torch.load_file("model.safetensors"))
+
+`trainer.load_path=model.pt` starts a run from the file. A `.pt` file needs memory for all weights, a `.safetensors`
+file for the largest of them.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +27,7 @@ SUFFIXES = (".pt", ".safetensors")
 
 
 def run(command: Command) -> None:
-    """Write the weights that evaluations of a run measured to a file, by the names that they have in the network.
-
-    A network in a model of this project, such as `ClassificationModel`, is the network alone:
-
-        network.load_state_dict(torch.load("model.pt"))
-        network.load_state_dict(safetensors.torch.load_file("model.safetensors"))
-
-    `trainer.load_path=model.pt` starts a run from the file. A `.pt` file needs memory for all weights, a `.safetensors`
-    file for the largest of them.
-    """
+    """Write the weights of a run to a file."""
     given, file = command.words
     source = download_run(given, keep=False) if is_address(given) else given
     run = require_latest_run() if source == "latest" else Path(source)

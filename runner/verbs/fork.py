@@ -1,4 +1,9 @@
-"""`runner fork RUN BATCH`: trains a new run that begins with the state of another one after a batch."""
+"""`runner fork RUN BATCH`: trains a new run that begins with the state of another one after a batch.
+
+The other run stays as it is. Where it has no checkpoint of that batch, the batches since its last one are retrained,
+bit for bit. Anything but the class of the optimizer may be changed. `runner -m fork RUN ba100,ba200` begins a run at
+each of several batches.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,5 @@ from runner.verbs import train
 
 
 def run(job: Job) -> Objective:
-    """Train a new run from the moment after a batch of another one, and return the objective. All ranks.
-
-    The parent stays as it is. Where it has no checkpoint of that batch, the batches after its last one before it are
-    trained again, bit for bit. Anything but the optimizer's class may be changed. `-m fork RUN ba100,ba200` begins one
-    at each moment.
-    """
+    """Train a fork, and return the objective. All ranks."""
     return train.run(job)

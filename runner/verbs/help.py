@@ -1,7 +1,8 @@
-"""`runner --help` and `runner help early_stopper`: list and explain everything, without composing a config."""
+"""`runner help early_stopper`: explains a choice, key, class or verb; `runner --help` lists everything."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,10 +113,8 @@ def _explain_verb(verb: Verb) -> Iterator[str]:
     keys = "[KEY=VALUE] ..." if verb.composes else ""
     yield f"  {' '.join(filter(None, ('runner', verb.name, verb.words, options, keys)))}"
     yield ""
-    definition = find_definition(f"runner.verbs.{verb.name.replace('-', '_')}.run")
-    if definition is not None:
-        yield from paragraphs(definition.sections[""])
-        yield ""
+    yield from paragraphs(_text_of(verb))
+    yield ""
     if verb.uses_run:
         yield from in_columns([("RUN", RUN)])
         yield ""
@@ -125,6 +124,14 @@ def _explain_verb(verb: Verb) -> Iterator[str]:
         yield ""
     yield heading("Example")
     yield f"  {verb.example}"
+
+
+def _text_of(verb: Verb) -> str:
+    """Return what the file of a verb says of it, without the command with which that begins."""
+    file = Path(__file__).with_name(f"{verb.name.replace('-', '_')}.py")
+    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    said = text.partition(": ")[2]
+    return said[:1].upper() + said[1:]
 
 
 def _synopsis(option: Option) -> str:

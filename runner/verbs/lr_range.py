@@ -1,8 +1,8 @@
-"""`runner lr-range`: train a little while the learning rate grows, and suggest one from how the loss falls.
+"""`runner lr-range`: trains a little while the learning rate grows, and suggests one from how the loss falls.
 
-The rate grows by the same factor after each batch, from `--start` to `--end`, instead of the schedule.
-All parameter groups keep their ratios to `optimizer.lr`. Training is a trial; only the plot is kept. The
-rule behind the suggestion is in `rising_rate`; use the rate as a starting point, or for the peak of a schedule.
+The rate grows by the same factor after each batch, from `--start` to `--end`, instead of following the schedule. All
+parameter groups keep their ratios to `optimizer.lr`. Only the picture is kept. Use the rate as a starting point, or for
+the peak of a schedule.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ def check(command: Command, config: Mapping[str, Any]) -> None:
 
 
 def run(job: Job) -> None:
-    """Print a suggestion, and draw the loss over the learning rate. All ranks; nothing else is left behind."""
+    """Print a suggestion, and draw the loss over the learning rate. All ranks; nothing else is left behind.
+
+    The rule behind the suggestion is in `runner.trials.rising_rate`.
+    """
     from runner.trials.rising_rate import RisingRate
     from runner.trials.trial import trial
 

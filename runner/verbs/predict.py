@@ -1,4 +1,7 @@
-"""`runner predict RUN`: writes the predictions of a run's weights to a file, and trains nothing."""
+"""`runner predict RUN`: writes the predictions of a run's weights to a file, and trains nothing.
+
+Each sample is predicted once, in order, on any number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from runner.verbs.eval import print_results, trainer_with_weights
 
 
 def run(job: Job) -> None:
-    """Write the predictions of a run's weights to a file: each sample once, in order. All ranks."""
+    """Write the predictions of a run's weights to a file. All ranks."""
     from runner.records.predictions import write_predictions
 
     form = job.command.options["format"]

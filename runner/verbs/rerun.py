@@ -1,4 +1,7 @@
-"""`runner rerun RUN`: trains the experiment of a run again, from its record."""
+"""`runner rerun RUN`: trains the experiment of a run again, from its record, in a new folder.
+
+The recorded config counts; what is typed changes it. Code that was in no commit is used as it was kept with the run.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,5 @@ from runner.verbs import train
 
 
 def run(job: Job) -> Objective:
-    """Train the experiment of a run again from its record, in a new folder, and return the objective. All ranks.
-
-    The recorded config counts; what is typed changes it. Code that no commit held is used as it was kept with the run.
-    """
+    """Train the experiment of a run again, and return the objective. All ranks."""
     return train.run(job)

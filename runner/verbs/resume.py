@@ -1,4 +1,9 @@
-"""`runner resume RUN`: trains a run further, in its own folder; to the bit as if it had not been interrupted."""
+"""`runner resume RUN`: trains a run further, in its own folder; to the bit as if it had not been interrupted.
+
+It continues from the newest checkpoint, or from the one that is named. The recorded config counts; what is typed
+changes it. Changes that affect training are refused unless `--allow-changes` names them. A run that ended before its
+first checkpoint starts over.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,5 @@ from runner.verbs import train
 
 
 def run(job: Job) -> Objective:
-    """Train a run further from its latest or a named checkpoint, and return the objective. All ranks.
-
-    The recorded config counts; what is typed changes it. Changes that affect training are refused unless
-    `--allow-changes` names them. A run that ended before its first checkpoint starts over in its folder.
-    """
+    """Train a run further, and return the objective. All ranks."""
     return train.run(job)

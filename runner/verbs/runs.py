@@ -1,4 +1,10 @@
-"""`runner runs 'eval/loss<0.2 model=resnet8'`: the runs in `outputs/`, filtered and sorted. Nothing is composed."""
+"""`runner runs 'eval/loss<0.2' model=resnet8`: the runs in `outputs/`, filtered and sorted.
+
+A condition is a name, one of = != < <= > >=, and a value; all of them must hold. The name is a field (status, name,
+folder, verb, started, seconds, objective), a metric (eval/loss), a config group (model=resnet8) or a key of the config
+(optimizer.lr>0.01). With = and !=, text may be a pattern, such as name=resnet*. `--sort` takes any such name, with - in
+front of it for the largest first; without it, the latest run comes first.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +34,7 @@ HEAD = 14  # characters in a line of a column's head, if its name can be divided
 
 
 def run(command: Command) -> None:
-    """Print the runs in `outputs/` that meet conditions: as a table, or all that is known of them as CSV.
-
-    A condition is a name, one of = != < <= > >=, and a value; all of them must hold. The name is a field (status, name,
-    folder, verb, started, seconds, objective), a metric (eval/loss), a config group (model=resnet8) or a key of the
-    config (optimizer.lr>0.01). With = and !=, text may be a pattern, such as name=resnet*. Sort by any such name, `-`
-    in front of it for the largest first; without it, the latest run comes first.
-    """
+    """Print the runs in `outputs/` that meet conditions: as a table, or all that is known of them as CSV."""
     conditions = parse_conditions(" ".join(command.words))
     order = command.options["sort"]
     form = command.options["format"]

@@ -1,4 +1,8 @@
-"""`runner sync`: send to MLflow, or to any other destination, what earlier runs could not send."""
+"""`runner sync`: sends MLflow, or any other destination, what earlier runs could not send.
+
+It sends what is left of all runs, or of the one that is named. The exit code is 1 if something could still not be
+sent.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from runner.terminal.answer import give
 
 
 def run(job: Job) -> None:
-    """Let each destination of a config send what has not been sent: of the run that is named, or of all. Rank 0.
+    """Let each destination of a config send what has not been sent. Rank 0.
 
     Raises:
         SystemExit: something could still not be sent; the exit code is 1.

@@ -1,4 +1,11 @@
-"""`runner table`: means over seeds by keys, as a table for a paper, in which only a verdict makes a number bold."""
+"""`runner table`: means over seeds as a table for a paper, in which only a verdict makes a number bold.
+
+It shows the mean of a metric, its 95 % interval and the number of runs. The words name the runs as in `runner verdict`:
+folders, globs and conditions; without them, all runs in outputs/ count. `--rows` and `--columns` are config groups or
+keys, such as model,optimizer.lr; the rows are what differs unless they are named. A mean is bold if it is better than
+all others in its column, so that no other can be the best. What was evaluated or trained otherwise has no verdict. The
+folders of the runs are comments, in CSV a column.
+"""
 
 from __future__ import annotations
 
@@ -70,13 +77,7 @@ class Table:
 
 
 def run(command: Command) -> None:
-    """Print the mean of a metric over seeds, its 95 % interval and the number of runs, in rows and columns by keys.
-
-    The words name the runs as in `runner verdict`: folders, globs and conditions; all runs in outputs/ without it.
-    `--rows` and `--columns` are keys of a config or groups, such as `model,optimizer.lr`; rows without such a
-    key are what differs. A mean is bold if it is better than all others in its column, so that no other can be the
-    best. What was evaluated or trained otherwise has no verdict. The folders of the runs are comments, in CSV a column.
-    """
+    """Print the mean of a metric over seeds, in rows and columns by keys."""
     candidate = find_candidate(" ".join(command.words), KEY)
     if not candidate.runs:
         raise WrongKey(KEY, "none of these runs has finished", repr(candidate.name))

@@ -1,4 +1,8 @@
-"""`runner`, or `runner train`: build the Trainer that a config describes, record how the run was made, and train."""
+"""`runner`, or `runner train`: trains the experiment that the config describes, in a new folder of outputs/.
+
+The folder keeps the config, the command, the code that is in no commit, checkpoints, and how the run ended. With `-m`,
+it trains one job for each combination of the values that are typed with commas between them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""`runner verdict A B`: whether B is better than A, how certain that is, and how many seeds are missing."""
+"""`runner verdict A B`: whether B is better than A, how certain that is, and how many seeds are missing.
+
+A candidate is several runs with different seeds: folders of runs or sweeps, a glob, or conditions as in `runner runs`,
+on the runs in outputs/ or in those folders: 'outputs/sweeps/2026-11-23/11-00-00 optimizer.lr=0.1'. Runs with the same
+seed are pairs. The p-value comes from the exact test that flips the signs of their differences; without two pairs, runs
+are permuted. With several candidates it is corrected by Holm's method. Runs that were trained for longer are refused
+unless `--budget any` is typed. The exit code is 1 if a candidate is worse than the first.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +51,7 @@ class Comparison:
 
 
 def run(command: Command) -> int:
-    """Print whether candidates are better than the first one. A candidate is several runs with different seeds.
-
-    A candidate is folders of runs or sweeps, a glob, or conditions as `runner runs` has them, on the runs in `outputs/`
-    or in those folders: 'outputs/sweeps/2026-11-23/11-00-00 optimizer.lr=0.1'. Runs with the same seed are pairs. The
-    p-value comes from the exact test that flips the signs of their differences; without two pairs, runs are permuted.
-    Of several candidates it is corrected by Holm's method. `--metric` names a metric other than the objective.
-    Runs that were trained for longer are refused unless `--budget any`.
+    """Print whether candidates are better than the first one.
 
     Returns:
         The exit code: 1 if a candidate is worse than the first one, or has runs that diverged and the first one has

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from python_process import PATIENCE, Finished, describe, run_python
 from stores import query
 from tiers import one_in
@@ -192,7 +191,7 @@ def test_a_restart_goes_on_from_the_latest_checkpoint(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     (run_dir,) = tmp_path.glob("outputs/20*/*")
     assert (run_dir / "checkpoints" / "latest").resolve().name == "ep4-ba12"
-    assert yaml.safe_load((run_dir / "config.yaml").read_text())["resume"] == str(run_dir / "checkpoints" / "ep1-ba3")
+    assert json.loads((run_dir / "environment.json").read_text())["from_batch"] == 3
     assert steps(tmp_path) == [(f"{run_dir.name}-mlp-digits-{run_dir.parent.name}", step) for step in range(1, 13)]
 
 
@@ -225,7 +224,7 @@ def test_two_nodes_train_as_one(tmp_path: Path, free_port: int, local: int):
         ended = [node.result() for node in nodes]
     assert [done.returncode for done in ended] == [0, 0], describe(ended)
     (run_dir,) = tmp_path.glob("outputs/20*/*")
-    assert yaml.safe_load((run_dir / "config.yaml").read_text())["resume"] == str(run_dir / "checkpoints" / "ep1-ba3")
+    assert json.loads((run_dir / "environment.json").read_text())["from_batch"] == 3
     assert json.loads((run_dir / "environment.json").read_text())["ranks"] == 2 * local
     assert [step for _, step in steps(tmp_path)] == list(range(1, 10))
 

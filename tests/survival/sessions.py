@@ -174,8 +174,7 @@ def train_config(run_dir: Path, overrides: list[str]) -> None:
     with initialized(CONF):
         config = to_plain(compose("config", overrides))
     checkpoint = newest(run_dir)
-    config["resume"] = None if checkpoint is None else str(checkpoint)
-    with build(config, run_dir, "run") as trainer:
+    with build(config, run_dir, "run", None if checkpoint is None else str(checkpoint)) as trainer:
         trainer.fit(may_be_over=True)
     state = trainer.state
     left = {"weights": dict(state.unwrapped_model.state_dict()), "optimizer": state.optimizers[0].state_dict()}

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -214,12 +215,14 @@ class _Server:
 
 
 _server: _Server | None = None
+_starting = threading.Lock()  # a second server would end with the processes that it has forked
 
 
 def _requests() -> socket.socket:
     """Return the socket that takes requests, after starting the server if need be."""
     global _server
-    _server = _server or _Server()
+    with _starting:
+        _server = _server or _Server()
     return _server.requests
 
 

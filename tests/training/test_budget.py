@@ -12,7 +12,6 @@ from runner.training.budget import Budget, check_budget, check_length, fitted, u
 
 CONFIG: dict[str, Any] = {
     "budget": "5m",
-    "rerun": None,
     "trainer": {"max_duration": "24ep", "scale_schedule_ratio": 1.0},
 }
 

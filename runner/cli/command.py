@@ -27,7 +27,7 @@ class Command:
         verb: name of the verb.
         words: the words after it, such as the run.
         options: values of all options of the verb, by name with underscores.
-        overrides: what Hydra is given: `key=value` arguments, then its own options, such as `-m`.
+        overrides: what Hydra is given: `key=value` arguments, then Hydra's own options, such as `-m`.
     """
 
     verb: str = "train"
@@ -47,7 +47,7 @@ class Command:
 
     @property
     def run(self) -> str | None:
-        """The saved run that it uses; None if none was typed, or its verb takes none."""
+        """The saved run that it uses; None if none was typed, or its verb has no `uses_run`."""
         return self.words[0] if self.row.uses_run and self.words else None
 
     @property

@@ -46,7 +46,7 @@ class Verb:
         uses_run: how the saved run that its first word names is used: 'resume', its state or its weights; 'rerun', its
             config, from the beginning; 'retrain', some of its batches are trained again. Empty if it names no run, or
             the verb reads the run itself.
-        composes: whether it needs a config. If not, it runs before Hydra is imported, and takes no `key=value`.
+        composes: whether it needs a config. If not, it runs before Hydra is imported, and takes no overrides.
         folder: 'run' is the folder of a run in outputs/, which is kept and recorded; 'work' is a folder there that the
             verb removes itself; 'temporary' is an empty folder outside of the working directory, which is removed.
         on_all_ranks: whether it runs on all ranks of the launch; otherwise only on rank 0.

@@ -1,29 +1,30 @@
 """All exceptions of this project. What is known of a failure beside its message is in its facts: `facts_of(error)`.
 
 ValueError
-WrongArgument          an argument has a wrong value; also a TypeError if it has a wrong type
-WrongKey             so has a key of a config, an option or a word of a command
-ConstructorFailed      a constructor raised an exception that wrong values rarely cause
-UnreadableCheckpoint   a checkpoint is damaged, or has another form
-NoRoom                 the cache of shards is full
+├─ WrongArgument           an argument has a wrong value
+│  ├─ WrongType            or a wrong type: it is a TypeError too
+│  └─ WrongKey             a key of a config, an option or a word of a command is wrong
+├─ ConstructorFailed       a constructor raised an exception that wrong values rarely cause
+├─ UnreadableCheckpoint    a checkpoint is damaged, or has another form
+└─ NoRoom                  the cache of shards is full, and nothing in it can be evicted
 TypeError
-UnsupportedType        a value has a type that cannot be used in its place
+└─ UnsupportedType         a value has a type that cannot be used in its place
 RuntimeError
-RankFailed             another rank failed first
-UnaskedExit            code that is not ours raised an exit
+├─ RankFailed              another rank failed first
+└─ UnaskedExit             code of users or libraries tried to end the process
 Exception
-WrongConfig            a config or command cannot be run: one message, exit code 2
-Diverged               a run has diverged: exit code 3
-JobFailed              a job of a sweep failed, and its log has the traceback
-SessionFailed          a run that `runner prove` started failed
-Deleted                a run or an experiment was deleted in MLflow
+├─ WrongConfig             a config or command cannot be run: one message, exit code 2
+├─ Diverged                a run that a command trained has diverged: exit code 3
+├─ JobFailed               a job of a sweep failed, and its log has the traceback
+├─ SessionFailed           a run that `runner prove` started failed
+└─ Deleted                 a run or an experiment was deleted in MLflow
 SystemExit
-SessionOver            training stopped between two batches, and can be resumed
-Pruned               because the job is not worth training further
-Requeued             because a scheduler wants the machine back
-Restarted            because the machine failed, and the command begins again
+└─ SessionOver             training stopped, and can be resumed
+   ├─ Pruned               because the job is not worth training further
+   ├─ Requeued             because a scheduler wants the machine back
+   └─ Restarted            because the machine failed, and the command begins again
 BaseException
-SweepRefused           carries a WrongConfig past Hydra
+└─ SweepRefused            carries a WrongConfig past Hydra
 """
 
 from __future__ import annotations

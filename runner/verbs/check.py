@@ -1,8 +1,8 @@
 """`runner check`: everything that a run does except training on its data, in seconds. Nothing is written.
 
 The arguments of every class in the config are checked, the model is built and measured, and one batch goes through all
-events. Anything that would fail in training is an error here too. Anything that would train, but is probably a mistake,
-is a warning. `runner check RUN` checks what resuming a run would do.
+events. What would fail in training is mostly an error here too. What would train, but is probably a mistake, is a
+warning. Data that cannot be made up is read, one batch of it. `runner check RUN` checks what resuming a run would do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`runner explain`: what runs at which event, in which order and why. Nothing is trained, read or written.
+"""`runner explain`: what runs at which event, in which order and why. Nothing is trained, and no data is read.
 
 With `--json` the result has these stable keys:
 

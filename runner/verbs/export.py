@@ -1,7 +1,7 @@
 """`runner export RUN FILE`: the weights of a run in one file, whether its checkpoints are sharded or not.
 
-They are the weights that evaluations measured, by the names that they have in the network. A network in a model of this
-project, such as `ClassificationModel`, is the network alone:
+They are the weights that evaluations measured, by the names that they have in the network. If the model
+wraps a network, as `ClassificationModel` does, they are those of the network, without the wrapper:
 
     network.load_state_dict(torch.load("model.pt"))
     network.load_state_dict(safetensors.torch.load_file("model.safetensors"))

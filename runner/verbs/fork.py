@@ -1,8 +1,8 @@
 """`runner fork RUN BATCH`: trains a new run that begins with the state of another one after a batch.
 
-The other run stays as it is. Where it has no checkpoint of that batch, the batches since its last one are retrained,
-bit for bit. Anything but the class of the optimizer may be changed. `runner -m fork RUN ba100,ba200` begins a run at
-each of several batches.
+The original run is left untouched. If it has no checkpoint at that batch, the batches since the nearest earlier one
+are retrained, bit for bit. Almost anything may be changed; not, for example, the class of the optimizer. `runner -m
+fork RUN ba100,ba200` begins a run at each of several batches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`runner replay RUN BATCH`: trains one batch of a run again, as the run did, and shows all that happened in it.
 
 It begins at the run's last checkpoint before that batch, trains the batches in between again, and leaves the run as it
-is. Where the run kept digests, they say whether all is equal to the bit.
+is. Where the run kept digests, they say whether all is equal to the bit. Without BATCH, it is the batch in which the
+run failed, from its crash.zip.
 """
 
 from __future__ import annotations

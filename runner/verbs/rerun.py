@@ -1,6 +1,7 @@
 """`runner rerun RUN`: trains the experiment of a run again, from its record, in a new folder.
 
-The recorded config counts; what is typed changes it. Code that was in no commit is used as it was kept with the run.
+The recorded config is used, with the overrides that are typed. Code that was uncommitted at the time is taken from the
+copy kept with the run.
 """
 
 from __future__ import annotations

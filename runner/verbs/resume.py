@@ -1,4 +1,4 @@
-"""`runner resume RUN`: trains a run further, in its own folder; to the bit as if it had not been interrupted.
+"""`runner resume RUN`: continues a run in its own folder, bit for bit as if it had never been interrupted.
 
 It continues from the newest checkpoint, or from the one that is named. The recorded config counts; what is typed
 changes it. Changes that affect training are refused unless `--allow-changes` names them. A run that ended before its

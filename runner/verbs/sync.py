@@ -1,6 +1,6 @@
 """`runner sync`: sends MLflow, or any other destination, what earlier runs could not send.
 
-It sends what is left of all runs, or of the one that is named. The exit code is 1 if something could still not be
+It sends the unsent data of all runs, or only of RUN. The exit code is 1 if something could still not be
 sent.
 """
 

@@ -1,10 +1,10 @@
 """`runner table`: means over seeds as a table for a paper, in which only a verdict makes a number bold.
 
-It shows the mean of a metric, its 95 % interval and the number of runs. The words name the runs as in `runner verdict`:
-folders, globs and conditions; without them, all runs in outputs/ count. `--rows` and `--columns` are config groups or
-keys, such as model,optimizer.lr; the rows are what differs unless they are named. A mean is bold if it is better than
-all others in its column, so that no other can be the best. What was evaluated or trained otherwise has no verdict. The
-folders of the runs are comments, in CSV a column.
+It shows the mean of a metric, its 95 % interval and the number of runs. The words name the runs as in `runner
+verdict`: folders, globs and conditions; without them, all runs in outputs/ count. `--rows` and `--columns` are config
+groups or keys, such as model,optimizer.lr; without `--rows`, the rows are the first that differs. A mean is bold if it
+is significantly better than every other mean in its column; none is if the runs were evaluated or trained differently.
+The folders of the runs are in comments, in CSV in a column.
 """
 
 from __future__ import annotations

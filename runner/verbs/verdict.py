@@ -3,8 +3,8 @@
 A candidate is several runs with different seeds: folders of runs or sweeps, a glob, or conditions as in `runner runs`,
 on the runs in outputs/ or in those folders: 'outputs/sweeps/2026-11-23/11-00-00 optimizer.lr=0.1'. Runs with the same
 seed are pairs. The p-value comes from the exact test that flips the signs of their differences; without two pairs, runs
-are permuted. With several candidates it is corrected by Holm's method. Runs that were trained for longer are refused
-unless `--budget any` is typed. The exit code is 1 if a candidate is worse than the first.
+are permuted. With several candidates it is corrected by Holm's method. Different training budgets are refused
+unless `--budget any` is typed. The exit code is 1 if a candidate is worse than the first, or alone has diverged runs.
 """
 
 from __future__ import annotations

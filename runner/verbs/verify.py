@@ -1,7 +1,7 @@
-"""`runner verify RUN`: trains batches of a run again with the code of today, and compares the digests it kept.
+"""`runner verify RUN`: trains batches of a run again with the code of today, and compares digests with those it kept.
 
-This makes a run a regression test: it fails with the first batch and the first part that differ, and with all that has
-changed since: versions, hardware, commit and uncommitted code. Its exit code serves `git bisect run`.
+This makes a run a regression test: if it fails, it names the first batch and part that differ, and lists what has
+changed since: versions, hardware, commit and uncommitted code. Its exit code suits `git bisect run`.
 """
 
 from __future__ import annotations

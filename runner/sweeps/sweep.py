@@ -182,6 +182,8 @@ def begin(config: DictConfig) -> None:
     """Set up the sweep and check all of its jobs before the first one starts."""
     global led, _beginning
     verb = command.row
+    if not verb.can_be_swept:  # -m itself is refused when the command is parsed
+        raise WrongKey("hydra.mode", f"{command.verb} takes one experiment at a time; leave it out", "'MULTIRUN'")
     prepare_ladder(config)
     typed = typed_overrides(config)
     _beginning = config
@@ -272,8 +274,6 @@ def check_choice(command: Command, hydra_config: Any, config: Mapping[str, Any],
     A saved run may be a job of a sweep.
     """
     if hydra_config.mode is RunMode.MULTIRUN:
-        if not command.row.can_be_swept:
-            raise WrongKey("hydra.mode", f"{command.verb} takes one experiment at a time; leave it out", "'MULTIRUN'")
         return
     if names := command.options.get("revive"):
         remedy = "is for rerunning a sweep with -m; runner resume with the folder of a job revives a single one"

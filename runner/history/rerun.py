@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.cli.command import Command
+from runner.cli.command import AT, Command
 from runner.cli.command_line import key_of, merge_repeated
 from runner.config.composed import GROUPS
 from runner.history.recompose import CONFIG_DIR
@@ -63,9 +63,9 @@ def made_name(chosen: Sequence[str], run_dir: Path) -> str:
 def arguments_to_record(saved: SavedRun | None, hydra_config: Any) -> list[str]:
     """Return the arguments for a run's record: its `--config-dir`, then its overrides.
 
-    Those of the saved run that could not be used are kept.
+    Those of the saved run that could not be used are kept. The moment of a fork is no part of its config.
     """
-    now = [*options_of(hydra_config), *hydra_config.overrides.task]
+    now = [*options_of(hydra_config), *(one for one in hydra_config.overrides.task if key_of(one) != AT)]
     unused = saved.unused if saved is not None else []
     kept = [one for one in unused if not any(_replaces(typed, one) for typed in now)]
     return merge_repeated([*kept, *now])

@@ -153,11 +153,11 @@ def _find_start(command: Command, config: dict[str, Any], saved: SavedRun | None
     return _Start(config, continued=run, resume=run)
 
 
-def prepare(config: DictConfig, hydra_config: Any, command: Command, saved: SavedRun | None) -> Job:
+def prepare(config: DictConfig, hydra_config: Any, typed: Command, saved: SavedRun | None) -> Job:
     """Check a composed config and return its job. If the job needs other ranks, start them."""
     run_dir = output_dir(hydra_config)
     with removed_when_refused(run_dir), config_errors():
-        plain, command = _config_to_use(config, hydra_config, command, saved)
+        plain, command = _config_to_use(config, hydra_config, typed, saved)
         overrides = list(hydra_config.overrides.task)
         verb = command.row
         if verb.keeps_folder:  # otherwise no destination is called
@@ -188,7 +188,7 @@ def prepare(config: DictConfig, hydra_config: Any, command: Command, saved: Save
         config=plain,
         run_dir=str(run_dir),
         run_name=run_name,
-        command=command,
+        command=typed,
         resume=restarted or start.resume,
         source=source,
         overrides=overrides,

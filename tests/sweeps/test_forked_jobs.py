@@ -27,3 +27,15 @@ def test_jobs_forked_before_they_differ_equal_runs_from_scratch(tmp_path: Path, 
     log = (tmp_path / "sweep" / same / "console.log").read_text()
     assert log.startswith("INFO: fork at ba10 of common") and "scheduler.t_decay: 0.5dur -> 0.25dur" in log
     assert "retrained" not in log
+
+
+@pytest.mark.slow
+def test_a_job_forked_at_one_of_several_moments_is_a_run_like_any_other(tmp_path: Path, run_app: Any):
+    run_app(*BEGINNING, "callbacks.checkpoint_saver.save_interval=5ba", "hydra.run.dir=parent")
+    run_app("-m", "fork", "parent", "ba5,ba10", "hydra.sweep.dir=sweep")
+    (job,) = [folder for folder in (tmp_path / "sweep").iterdir() if "ba10" in folder.name]
+    assert "at=" not in (job / "overrides.yaml").read_text()
+    run_app("resume", f"sweep/{job.name}", "trainer.max_duration=5ep", "--allow-changes", "trainer")
+    again = run_app("rerun", f"sweep/{job.name}", "hydra.run.dir=again")
+    assert "has changed since" not in again.stderr
+    assert (tmp_path / "again" / "checkpoints" / "latest").exists()

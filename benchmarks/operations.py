@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import io
 import logging
 import sys
@@ -130,7 +131,9 @@ class Watch:
             for mode in reversed(self._modes):
                 mode.__exit__(None, None, None)
         elif self._called is not None and number in (self._called.start, self._called.stop):
-            sys.setprofile(self._count_call if number == self._called.start else None)
+            begins = number == self._called.start
+            (gc.disable if begins else gc.enable)()  # a collection would call finalizers of other objects
+            sys.setprofile(self._count_call if begins else None)
 
     def _count_call(self, frame: Any, event: str, argument: Any) -> None:
         self.counts.calls += event == "call"

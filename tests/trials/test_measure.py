@@ -112,7 +112,7 @@ def test_a_job_of_a_sweep_that_was_paused_goes_on_with_the_batches_it_began_with
     assert "2 paused" in run_app(*sweep).stdout
     configs = sorted(tmp_path.glob("sweep/*/config.yaml"))
     before = [yaml.safe_load(one.read_text())["budget"] for one in configs]
-    for _ in range(8):
+    for _ in range(40):  # the machine may be slower now than when the batches were counted
         if "2 finished" in run_app(*sweep).stdout:
             break
     assert [yaml.safe_load(one.read_text())["budget"] for one in configs] == before

@@ -64,8 +64,7 @@ class Engine:
 
     def fire_unhandled(self) -> None:
         """Fire the event in which a resumed run failed, for the hooks that have not handled it yet."""
-        unheard = self.state.unheard
-        self.state.unheard = {}
+        unheard, self.state.unheard = self.state.unheard, {}
         for event, hooks in unheard.items():
             self.run_event(event, hooks)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeVar
@@ -59,8 +58,8 @@ def sort_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
 
 def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:
     """Give each hook without a `config_key` its class name in snake case, with a number if that is taken."""
-    taken = Counter(one.config_key for one in hooks if one.config_key)  # 1 each, then the last number tried
-    if len({id(one) for one in hooks}) < len(hooks) or len(taken) < taken.total():
+    taken = {one.config_key: 1 for one in hooks if one.config_key}  # and the last number tried with each
+    if len({id(one) for one in hooks}) < len(hooks) or len(taken) < sum(bool(one.config_key) for one in hooks):
         name = "algorithms" if isinstance(hooks[0], Algorithm) else "callbacks"
         raise ValueError(f"{name}={hooks!r}: the same object or config_key twice; each needs its own")
     for one in hooks:

@@ -198,8 +198,7 @@ class State:
 
     def restart_time(self) -> None:
         """Start another phase of training: time, what was due by it, and what was measured so far begin again."""
-        self.timestamp = Timestamp()
-        self.previous_timestamp = Timestamp()
+        self.timestamp = self.previous_timestamp = Timestamp()
         for metric in self.train_metrics.values():
             metric.reset()
         for one in self.evaluators:

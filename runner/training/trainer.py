@@ -364,7 +364,6 @@ class Trainer:
         self._layout.place(model, state.device, own_forward_methods(model))
         state.optimizers = make_optimizers(optimizers, model)
         rates, stepped = make_schedulers(schedulers, state.optimizers, state.progress, *self._scaling)
-        batch_schedulers, epoch_schedulers = (stepped, []) if self._step_every_batch else ([], stepped)
         state.schedulers = [*rates, *stepped]
         state.scaler = state.precision.scaler(state.device)
         state.resumed_from = None if resume is None else Path(resume)  # hooks that load weights of their own look here
@@ -377,7 +376,7 @@ class Trainer:
         if compile:
             self._layout.compile(model)
         reduces_in_backward = self._layout.reduces_in_backward(model, state.microbatch_size)
-        self._steps = make_steps(state, batch_schedulers, not reduces_in_backward)
+        self._steps = make_steps(state, stepped if self._step_every_batch else [], not reduces_in_backward)
         self.run = Run(
             state=state,
             wrap=lambda: self._layout.wrap(model, state.device, state.ddp_options),
@@ -388,7 +387,7 @@ class Trainer:
             iteration_length=self._iteration_length,
             steps=self._steps,
             rates=rates,
-            epoch_schedulers=epoch_schedulers,
+            epoch_schedulers=[] if self._step_every_batch else stepped,
             accumulate=choose_accumulation(state, reduces_in_backward),
             reduces_in_backward=reduces_in_backward,
         )

@@ -58,13 +58,13 @@ def warm_up(config: Mapping[str, Any]) -> None:
 
 
 def callbacks_with(config: Mapping[str, Any], attribute: str) -> dict[str, Any]:
-    """Return the callback classes of a config that have an attribute, by key; wrong targets are skipped."""
+    """Return the callback classes of a config that have a true attribute, by key; wrong targets are skipped."""
     find_in_working_directory(config.get("callbacks"))
     found = {}
     for key, section in (config.get("callbacks") or {}).items():
         with suppress(Exception):
             target = hydra.utils.get_object(section["_target_"])
-            if hasattr(target, attribute):
+            if getattr(target, attribute, None):
                 found[str(key)] = target
     return found
 

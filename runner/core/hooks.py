@@ -226,6 +226,11 @@ _EVENT_METHODS = frozenset({*(event.value for event in Event), *ALIASES})
 class Callback(Hooks):
     """An observer: reads the state and never writes to it, so that adding one changes no numbers."""
 
+    only_in_training: ClassVar[bool] = False
+    """Whether evaluations and predictions of a run by the command line go without it."""
+    only_in_sweeps: ClassVar[bool] = False
+    """Whether a run that is no job of a sweep is refused."""
+
     def wrap_handler(self, handler: Handler, owner: Hooks, event: Event) -> Handler:
         """Return what an engine should call instead of a callback's, algorithm's or destination's handler.
 

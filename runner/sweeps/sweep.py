@@ -172,7 +172,7 @@ class SweepCallback(Callback):
             raise SweepRefused(error) from error
 
 
-command = Command()
+command = Command.of("train")
 """The command of this process, which says what the jobs of its sweep do."""
 led: Sweep | None = None
 """The sweep that this process leads."""
@@ -268,17 +268,17 @@ def _name(config: DictConfig, swept: list[str], folder: Path) -> tuple[str, int]
     return (base if number == 1 else f"{base}-{number}"), number
 
 
-def check_choice(command: Command, hydra_config: Any, config: Mapping[str, Any], saved: SavedRun | None) -> None:
+def check_choice(typed: Command, hydra_config: Any, config: Mapping[str, Any], saved: SavedRun | None) -> None:
     """Check that nothing is chosen for a single run that works only in sweeps.
 
     A saved run may be a job of a sweep.
     """
     if hydra_config.mode is RunMode.MULTIRUN:
         return
-    if names := command.options.get("revive"):
+    if names := typed.options.get("revive"):
         remedy = "is for rerunning a sweep with -m; runner resume with the folder of a job revives a single one"
         raise WrongKey("--revive", remedy, repr(",".join(names)))
-    if saved is None and command.row.trains:
+    if saved is None and typed.row.trains:
         for key in build.callbacks_with(config, "only_in_sweeps"):
             raise WrongKey(f"callbacks.{key}", "compares the jobs of a sweep; add -m, and values to sweep over")
     recorded = () if saved is None else saved.overrides

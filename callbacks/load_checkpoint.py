@@ -68,7 +68,7 @@ class LoadCheckpoint(Callback):
             self._load(state)
 
     def _load(self, state: State) -> None:
-        if state.resumed_from is not None:
+        if state.resumed_from is not None or state.device.type == "meta":  # there are no values on the meta device
             return
         from runner.checkpoints.weights import OTHER_SHAPE, describe_differences, differences, load_into, read_weights
 

@@ -92,6 +92,7 @@ class EventRecorder(Callback):
 def try_out(config: Mapping[str, Any], choices: Choices = NO_CHOICES, resume: str | None = None) -> Findings:
     """Send one batch through all events of a run, and return what that found out. Without other ranks.
 
+    `resume` is the checkpoint that the run would continue from; on the meta device it is not read.
     Destinations are made but not called: they would write, print or connect.
     """
     findings = Findings()

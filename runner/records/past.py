@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runner.files.addresses import without_credentials
 from runner.files.whole import read_object
 
 if TYPE_CHECKING:
@@ -13,14 +14,16 @@ if TYPE_CHECKING:
 ENVIRONMENT = "environment.json"
 VERB = "verb"
 """In a session's environment: the verb of its command."""
+FROM_CHECKPOINT = "from_checkpoint"
+"""In a session's environment: the checkpoint with which the session began; null at the beginning of a run."""
 FROM_BATCH = "from_batch"
 """In a session's environment: the batch after which the session began."""
 SESSIONS = "sessions"
 
 
 def given_run(job: Job) -> str:
-    """Return the run of a job as it was typed."""
-    return job.command.run or job.source
+    """Return the run of a job as it was typed, without credentials."""
+    return without_credentials(str(job.command.run))
 
 
 def record_of(run_dir: Path, batch: int) -> Path:

@@ -34,7 +34,7 @@ from runner.files.signing import sign
 from runner.files.whole import write_whole
 from runner.records.job import Job
 from runner.records.kept_code import CODE, write_code
-from runner.records.past import ENVIRONMENT, FROM_BATCH, VERB
+from runner.records.past import ENVIRONMENT, FROM_BATCH, FROM_CHECKPOINT, VERB
 from runner.records.patch import git_commit, patch
 from runner.records.secrets import is_secret, without_secrets
 from runner.records.trust import SIGNED, signed_code
@@ -81,13 +81,12 @@ def write_record(
                 folder,
                 names,
             )
-    begun = 0 if goes_on_from is None else read_time(goes_on_from).batch
     code = loose_modules(config)
     files = {
         "config.yaml": yaml.safe_dump(hidden_everywhere(config), sort_keys=False).encode(),
         "overrides.yaml": yaml.safe_dump(hidden_everywhere(arguments)).encode(),
         ENVIRONMENT: json.dumps(
-            {**_describe(command, run_name), **environment(packages_of(config)), FROM_BATCH: begun}, indent=1
+            {**_describe(command, run_name, goes_on_from), **environment(packages_of(config))}, indent=1
         ).encode(),
     }
     changes, secrets = without_secrets(patch())
@@ -174,9 +173,15 @@ def _keep_earlier(run_dir: Path) -> Path | None:
     return folder
 
 
-def _describe(command: Command, run_name: str) -> dict[str, str]:
-    typed = shlex.join(["python", "-m", "runner", *hidden_everywhere(command.arguments)])
-    return {VERB: command.verb, "command": typed, "run_name": run_name}
+def _describe(command: Command, run_name: str, goes_on_from: Path | None) -> dict[str, Any]:
+    """Return what was typed, and where the session began."""
+    return {
+        VERB: command.verb,
+        "command": shlex.join(["python", "-m", "runner", *hidden_everywhere(command.arguments)]),
+        "run_name": run_name,
+        FROM_CHECKPOINT: None if goes_on_from is None else str(goes_on_from),
+        FROM_BATCH: 0 if goes_on_from is None else read_time(goes_on_from).batch,
+    }
 
 
 def packages_of(config: Mapping[str, Any]) -> list[str]:

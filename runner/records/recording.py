@@ -39,7 +39,7 @@ FORKED_AT = "runner.forked_at"
 
 
 def check_unfinished(state: State) -> None:
-    """Raise a ValueError if a run that is to be resumed has reached its end."""
+    """Raise a ValueError if a run has reached its end, so that there is nothing to train."""
     now = state.timestamp
     end = state.max_duration
     if now >= end:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from python_process import PATIENCE, Finished, describe, run_python
+from python_process import Finished, describe, run_python
 from stores import query
 from tiers import one_in
 
@@ -104,7 +104,7 @@ def test_a_wrong_command_ends_all_ranks_with_one_message(tmp_path: Path, argumen
     """The first is found when composing, on rank 0 alone; the second when building, on all ranks."""
     start = time.monotonic()
     done = torchrun(tmp_path, argument, "~callbacks.mlflow_logger")
-    assert time.monotonic() - start < PATIENCE / 2
+    assert time.monotonic() - start < 120
     assert done.returncode != 0
     messages = [line for line in done.stderr.splitlines() if line.startswith("error")]
     assert len(messages) == 1 and messages[0].startswith(f"error: {argument.partition('=')[0]}"), done.stderr
@@ -191,7 +191,8 @@ def test_a_restart_goes_on_from_the_latest_checkpoint(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     (run_dir,) = tmp_path.glob("outputs/20*/*")
     assert (run_dir / "checkpoints" / "latest").resolve().name == "ep4-ba12"
-    assert json.loads((run_dir / "environment.json").read_text())["from_batch"] == 3
+    recorded = json.loads((run_dir / "environment.json").read_text())
+    assert recorded["from_checkpoint"] == str(run_dir / "checkpoints" / "ep1-ba3") and recorded["from_batch"] == 3
     assert steps(tmp_path) == [(f"{run_dir.name}-mlp-digits-{run_dir.parent.name}", step) for step in range(1, 13)]
 
 
@@ -224,7 +225,8 @@ def test_two_nodes_train_as_one(tmp_path: Path, free_port: int, local: int):
         ended = [node.result() for node in nodes]
     assert [done.returncode for done in ended] == [0, 0], describe(ended)
     (run_dir,) = tmp_path.glob("outputs/20*/*")
-    assert json.loads((run_dir / "environment.json").read_text())["from_batch"] == 3
+    recorded = json.loads((run_dir / "environment.json").read_text())
+    assert recorded["from_checkpoint"] == str(run_dir / "checkpoints" / "ep1-ba3") and recorded["from_batch"] == 3
     assert json.loads((run_dir / "environment.json").read_text())["ranks"] == 2 * local
     assert [step for _, step in steps(tmp_path)] == list(range(1, 10))
 

@@ -49,6 +49,7 @@ def test_a_fork_begins_there_and_the_parent_stays_as_it_is(parent: Path, tmp_pat
     assert copied.samefile(original)  # which takes no room
     recorded = json.loads((tmp_path / "child" / "environment.json").read_text())
     assert (recorded["verb"], recorded["from_batch"]) == ("fork", 8)
+    assert recorded["from_checkpoint"] == str(copied.parent)
 
     shutil.rmtree(parent)  # the fork stands by itself
     replayed = json.loads(run_here("replay", "child", "9", "--picture=", "--json", code=0).out)["result"]

@@ -350,8 +350,8 @@ def find_free_port() -> int:
     the test does.
     """
     with socket.socket() as listener:
-        while True:
-            port = secrets.choice(PORTS)
+        for port in secrets.SystemRandom().sample(PORTS, 50):
             with contextlib.suppress(OSError):  # in use
                 listener.bind(("127.0.0.1", port))
                 return port
+    raise RuntimeError("none of 50 ports of 127.0.0.1 can be used")

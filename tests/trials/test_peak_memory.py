@@ -104,6 +104,8 @@ WIDE = (*DEEP, "model.module.d_model=128")
 SPLIT = "trainer.tensor_parallel=2"
 RANKED = {
     2: [
+        DEEP,
+        (*DEEP, SHARDED),
         (*WIDE, SHARDED, "data.batch_size=4"),
         (*WIDE, SHARDED, "data.batch_size=4", "trainer.gather_dtype=bfloat16"),
         (*WIDE, "trainer.grad_accum=2"),
@@ -112,7 +114,9 @@ RANKED = {
         (*WIDE, "algorithms=ema", SHARDED),
         (*WIDE, "algorithms=activation_checkpointing", SHARDED),
         (*WIDE, "data.batch_size=4", SPLIT),
+        ("model=mlp", "model.module.hidden=[512,512]", "optimizer=adamw", "algorithms=none", SHARDED),
         ("model=resnet8", "data.batch_size=256"),
+        ("model=resnet8", "data.batch_size=256", SHARDED),
     ],
     4: [
         (*WIDE, SHARDED),

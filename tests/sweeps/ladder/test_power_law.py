@@ -58,13 +58,13 @@ def test_the_same_numbers_give_the_same_answer():
 @pytest.mark.slow
 @pytest.mark.parametrize(("floor", "rungs"), [(0.0, 3), (0.0, 5), (1.0, 4), (1.0, 5)])
 def test_nine_in_ten_intervals_or_more_hold_the_next_mean(floor: float, rungs: int):
-    """95 % are promised. 40 tries with 92 %, as it is here with few seeds, are at least 33 in 98 % of all cases."""
+    """95 % are promised. 60 tries with 92 %, as it is here with few seeds, are at least 50 in 98 % of all cases."""
     generator = np.random.default_rng(rungs)
     compute = COMPUTE[:rungs]
     inside = 0
-    for _ in range(40):
+    for _ in range(60):
         found = extrapolate(compute, noisy(generator, compute, floor), 2 * compute[-1], 3)
         (measured,) = noisy(generator, [2 * compute[-1]], floor)
         assert found.interval is not None
         inside += found.interval[0] <= np.mean(measured) <= found.interval[1]
-    assert inside >= 33, inside
+    assert inside >= 50, inside

@@ -17,10 +17,9 @@ from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, Omega
 from runner.cli.catalogue import CONF
 from runner.cli.command_line import key_of, typed_value
 from runner.cli.nearest import Advice, advice_in, fix_of
-from runner.config.signatures import NoSuchArgument
 from runner.config.sources import files_choosing, files_with
 from runner.config.suggestions import about_composing, about_override_first, is_empty_choice
-from runner.failures.errors import ConstructorFailed, WrongConfig, WrongKey
+from runner.failures.errors import ConstructorFailed, NoSuchArgument, WrongConfig, WrongKey, cannot_use
 from runner.failures.facts import annotate, argument_of, facts_of
 from runner.failures.tracebacks import VARIABLE, is_of_user
 from runner.timing.event import Event
@@ -109,7 +108,7 @@ def explain(error: Exception, overrides: Sequence[str], conf: Path) -> Explanati
             text, error.key if is_value else "", " and ".join(files) or None, at=error.key, is_value=is_value
         )
     if isinstance(error, OSError) and error.filename is not None:
-        text = f"cannot use {str(error.filename)!r}: {error.strerror}"
+        text = cannot_use(error)
     return _with_place(error, text, overrides, conf)
 
 

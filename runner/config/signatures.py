@@ -15,7 +15,7 @@ import yaml
 
 from runner.cli.foreign import about_foreign
 from runner.cli.nearest import Advice, nearest
-from runner.failures.errors import WrongKey
+from runner.failures.errors import NoSuchArgument, WrongKey
 from runner.failures.tracebacks import is_of_user
 from runner.libraries.targets import find_in_working_directory, prepare_import
 
@@ -43,18 +43,6 @@ _WORDS: dict[Any, str] = {
 }
 
 _GIVEN_IN_TRAINING = ("params", "model", "optimizer", "timestamp")
-
-
-class NoSuchArgument(WrongKey):
-    """Some keys of a section are not arguments of its target.
-
-    The keys are given in full, and the message is about the first one.
-    """
-
-    def __init__(self, keys: Sequence[str], reason: str) -> None:
-        super().__init__(keys[0], reason)
-        self.args = (keys, reason)  # pickle calls the constructor with these arguments
-        self.keys = keys
 
 
 def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[str] = ()) -> None:

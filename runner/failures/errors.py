@@ -4,6 +4,7 @@ ValueError
 ├─ WrongArgument           an argument has a wrong value
 │  ├─ WrongType            or a wrong type: it is a TypeError too
 │  └─ WrongKey             a key of a config, an option or a word of a command is wrong
+│     └─ NoSuchArgument    keys of a section are not arguments of its target
 ├─ ConstructorFailed       a constructor raised an exception that wrong values rarely cause
 ├─ UnreadableCheckpoint    a checkpoint is damaged, or has another form
 └─ NoRoom                  the cache of shards is full, and nothing in it can be evicted
@@ -97,6 +98,18 @@ class WrongKey(WrongArgument):
         return f"{self.key}: {self.reason}" if self.value is None else f"{self.key}={self.value}: {self.reason}"
 
 
+class NoSuchArgument(WrongKey):
+    """Some keys of a section are not arguments of its target.
+
+    The keys are given in full, and the message is about the first one.
+    """
+
+    def __init__(self, keys: Sequence[str], reason: str) -> None:
+        super().__init__(keys[0], reason)
+        self.args = (keys, reason)  # pickle calls the constructor with these arguments
+        self.keys = keys
+
+
 class ConstructorFailed(ValueError):
     """A constructor raised an exception that a wrong value rarely causes, so the constructor itself may be wrong."""
 
@@ -180,6 +193,11 @@ def divergence(message: str) -> FloatingPointError:
     error = FloatingPointError(message)
     annotate(error, divergence=f"the run has diverged: {message}")
     return error
+
+
+def cannot_use(error: OSError) -> str:
+    """Return the message for a file or folder that cannot be used."""
+    return f"cannot use {str(error.filename)!r}: {error.strerror}"
 
 
 class JobFailed(Exception):

@@ -16,7 +16,7 @@ from runner.cli.command_line import only_typed
 from runner.config import build
 from runner.config.errors import CONFIG_ERRORS, explain, line_of_user
 from runner.core.state import State
-from runner.failures.errors import RankFailed, WrongConfig
+from runner.failures.errors import RankFailed, WrongArgument, WrongConfig
 from runner.failures.facts import annotate, argument_of, facts_of, is_of_environment
 from runner.records.job import Job
 from runner.timing.event import Event
@@ -251,4 +251,5 @@ def _what(error: Exception) -> str:
         said = said.partition("\n")[0]  # the other lines are the same for all of them
     message = " ".join(said.split())
     shown = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
-    return shown if type(error) in (ValueError, TypeError) else f"{type(error).__name__}: {shown}"
+    says_enough = isinstance(error, WrongArgument) or type(error) in (ValueError, TypeError)
+    return shown if says_enough else f"{type(error).__name__}: {shown}"

@@ -16,9 +16,8 @@ from tiers import one_in
 
 from runner.config.composing import initialized
 from runner.config.errors import CONFIG_ERRORS, config_errors, explain
-from runner.config.signatures import NoSuchArgument
 from runner.config.suggestions import _compose_without, _usual, about_replaced
-from runner.failures.errors import ConstructorFailed, WrongConfig, WrongKey
+from runner.failures.errors import ConstructorFailed, NoSuchArgument, WrongConfig, WrongKey
 from runner.failures.facts import add_raiser, annotate
 from runner.timing.event import Event
 

@@ -27,7 +27,7 @@ from runner.data.shards.files import ShardFile, in_parallel, retried
 from runner.data.shards.formats import Description, Format, OpenShard, is_description
 from runner.data.shards.order import BlockOrder
 from runner.data.workers import BatchKeys
-from runner.failures.errors import wrong_argument
+from runner.failures.errors import WrongArgument, wrong_argument
 from runner.files.addresses import without_credentials
 from runner.files.printable import printable
 from runner.files.whole import read_object, write_whole
@@ -343,7 +343,7 @@ class _naming:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if type(error) is ValueError and self._file.shown not in str(error):
+        if type(error) in (ValueError, WrongArgument) and self._file.shown not in str(error):
             raise wrong_argument(self._key, without_credentials(self._file.address), str(error)) from error
 
 

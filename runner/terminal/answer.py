@@ -42,7 +42,7 @@ def error_object(code: int, message: str, key: str = "", allowed: Sequence[str] 
         "key": key or None,
         "message": without_credentials(message),
         "allowed": [*allowed] or None,
-        "fix": fix or None,
+        "fix": fix if fix and without_credentials(fix) == fix else None,
     }
 
 

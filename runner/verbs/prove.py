@@ -26,6 +26,7 @@ from runner.cli.command import Command
 from runner.cli.nearest import nearest
 from runner.config import build
 from runner.failures.errors import SessionFailed, WrongConfig, WrongKey
+from runner.files.addresses import hidden_everywhere
 from runner.files.whole import write_whole
 from runner.records.job import Job
 from runner.records.record import write_record
@@ -160,7 +161,7 @@ class Proof:
         command = shlex.join(["python", "-m", "runner", *self._command.arguments])
         kills = [asdict(one) for one in self.kills]
         content = {**asdict(verdict), "kills": kills, "options": dict(self.asked), "command": command}
-        write_whole(self.folder / FILE, json.dumps(content, indent=1))
+        write_whole(self.folder / FILE, json.dumps(hidden_everywhere(content), indent=1))
 
     def remove(self) -> None:
         """Remove all files of the proof."""

@@ -1,8 +1,9 @@
-"""The command line: help and lists are printed immediately, everything else is composed with Hydra and run.
+"""The command line: verbs that need no config are answered immediately, all others are composed with Hydra and run.
 
 Exit codes: 0, all is done; 1, training failed, with a trace; 2, the configuration is wrong, with one message; 3, the
-run has diverged; 75, the machine failed and a retry may succeed; 128 plus the number of a signal that ended the run
-after a checkpoint: 130 on Ctrl-C, 143 on SIGTERM. See `runner.failures.exit_codes`.
+run has diverged; 75, the machine failed and a retry may succeed; 125, `git bisect run` should skip this commit; 128
+plus the number of a signal that ended the run after a checkpoint: 130 on Ctrl-C, 143 on SIGTERM. See
+`runner.failures.exit_codes`.
 """
 
 from __future__ import annotations

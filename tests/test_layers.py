@@ -58,7 +58,7 @@ CONFIG_LIBRARIES = {"hydra", "omegaconf"}
 
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
-MAX_ENGINE_CODE_LINES = 3530  # no blank lines, comments, docstrings
+MAX_ENGINE_CODE_LINES = 3525  # no blank lines, comments, docstrings
 # What trains: these rooms without what is only looked at, and these files of other rooms.
 ENGINE_ROOMS = ("core", "training")
 NO_ENGINE = {
@@ -211,10 +211,9 @@ def named_modules(source: Source) -> Iterator[Import]:
 
 
 def exists(module: str) -> bool:
-    """Whether a module is a file or a folder of the project, or a name in one."""
-    parts = module.split(".")
-    paths = [ROOT.joinpath(*parts), ROOT.joinpath(*parts[:-1])]
-    return any(path.is_dir() or path.with_suffix(".py").is_file() for path in paths)
+    """Whether a module is a file or a folder of the project."""
+    path = ROOT.joinpath(*module.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
 
 
 def test_a_module_that_is_named_in_a_string_exists_and_is_below_or_listed():
@@ -224,6 +223,8 @@ def test_a_module_that_is_named_in_a_string_exists_and_is_below_or_listed():
         own = source.module.split(".")[1] if "." in source.module else ""
         for found in named_modules(source):
             part = runner_part(found.target)
+            if found.target.count(".") == 1 and not part:  # a tag of a run, such as runner.parent
+                continue
             if not exists(found.target):
                 problems.append(f"{found.where}: there is no {found.target}")
             elif part and own and part != own and layer_of(part, found.where) >= LAYER[own]:
@@ -322,7 +323,9 @@ def test_the_lowest_rooms_need_the_standard_library_only(name: str):
 
 
 def test_all_exceptions_stand_in_one_file():
-    roots = ("Exception", "Error", "SystemExit", "Interrupt", "Warning")
+    (file,) = (source for source in sources("runner") if source.module == "runner.failures.errors")
+    ours = tuple(node.name for node in file.tree.body if isinstance(node, ast.ClassDef))
+    roots = ("Exception", "Error", "SystemExit", "Interrupt", "Warning", *ours)
     problems = [
         f"{source.at(node)}: {node.name} is an exception; it belongs to runner/failures/errors.py"
         for source in all_sources()

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from tiers import one_in
 
 from runner.cli.command import AT, parse
-from runner.cli.command_line import check_options
+from runner.cli.command_line import TAKE_VALUES, check_options
 from runner.config import build
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,7 +96,8 @@ def test_a_command_that_is_shown_composes_and_binds(command: str):
     typed = parse([word for word in shlex.split(command) if word != "--json"])
     arguments = typed.overrides
     check_options(arguments)
-    keys = [word for word in arguments if not word.startswith("-") and ("=" in word or word.startswith("~"))]
+    places = enumerate(arguments)  # neither Hydra's options nor their values
+    keys = [word for n, word in places if not word.startswith("-") and arguments[max(n - 1, 0)] not in TAKE_VALUES]
     overrides = []
     for one in OverridesParser.create().parse_overrides(keys):
         assert one.input_line is not None

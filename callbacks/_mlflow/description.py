@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.callbacks._run_description import describe_run
 from runner.files.git import git, root_of, submodules
+from runner.terminal.commands import typed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,11 +93,8 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def typed_command() -> list[str]:
-    """Return the command as the user typed it, interpreter first; in a joblib job, the sweep's command."""
-    if "loky" not in " ".join(sys.orig_argv[1:3]):
-        return sys.orig_argv
-    program = ["-m", "runner"] if Path(sys.argv[0]).parts[-2:] == ("runner", "__main__.py") else [sys.argv[0]]
-    return [sys.orig_argv[0], *program, *sys.argv[1:]]
+    """Return the command as the user typed it, interpreter first; in a job of a launcher, the sweep's command."""
+    return [sys.orig_argv[0], "-m", "runner", *typed] if typed else sys.orig_argv
 
 
 def note_command() -> str:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from runner.cli.catalogue import top_keys
-from runner.cli.command_line import FLAGS, SHORT, WITH_VALUE, about_option, check_spaces, value_of_option
+from runner.cli.command_line import (
+    FLAGS,
+    OPTIONS,
+    SHORT,
+    TAKE_VALUES,
+    about_option,
+    check_spaces,
+    is_word,
+    value_of_option,
+    without_brackets,
+)
 from runner.cli.nearest import Advice, nearest
 from runner.cli.spelling import DASHES, check_spelling
 from runner.cli.verb import Option, Verb
@@ -16,7 +26,7 @@ from runner.cli.verbs import VERBS, find_verb
 from runner.failures.errors import WrongKey
 
 CONFIG_DIR = "--config-dir"
-_KINDS = {int: "a whole number", float: "a number", str: "a text", list: "names, with commas between them"}
+_NUMBERS = {int: "a whole number", float: "a number"}
 
 
 @dataclass(frozen=True)
@@ -30,9 +40,9 @@ class Command:
         overrides: what Hydra is given: `key=value` arguments, then Hydra's own options, such as `-m`.
     """
 
-    verb: str = "train"
-    words: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    verb: str
+    words: tuple[str, ...]
+    options: Mapping[str, Any]
     overrides: tuple[str, ...] = ()
 
     @classmethod
@@ -53,7 +63,7 @@ class Command:
     @property
     def batch(self) -> str | None:
         """The batch after the run, as in `fork RUN ba1200`; None if none was typed."""
-        return self.words[1] if self.verb in ("fork", "replay") and len(self.words) > 1 else None
+        return self.words[1] if "BATCH" in self.row.words and len(self.words) > 1 else None
 
     @property
     def arguments(self) -> list[str]:
@@ -76,7 +86,7 @@ def parse(arguments: Sequence[str]) -> Command:
     Raises:
         ValueError: there is no such verb, it has no such option, the value of an option is wrong, or words are missing.
     """
-    verb, rest = split_verb(arguments)
+    verb, rest = split_verb([*map(in_full, arguments)])
     check_spelling(verb, rest)
     if verb.composes:
         check_spaces(rest)
@@ -97,62 +107,73 @@ def parse(arguments: Sequence[str]) -> Command:
             options[option.key] = _parsed(option, value, equals, options[option.key])
         elif argument.startswith("-") and not verb.composes and name != CONFIG_DIR:
             raise _no_such_option(verb, rest, place - 1)
-        elif name in _TAKE_VALUES and not equals:
+        elif name in TAKE_VALUES and not equals:
             hydra += rest[place - 1 : place + 1]
             place += 1
         elif argument.startswith("-"):
             hydra.append(argument)
-        elif not verb.composes or (verb.words and _is_word(argument)):
+        elif not verb.composes or (verb.words and is_word(argument)):
             words.append(argument)
         else:
             overrides.append(argument)
     _check_options(verb, rest, hydra)
     _check_words(verb, words)
-    if verb.name == "fork" and "," in words[1]:  # a sweep over moments, which is a key for Hydra
-        if not _is_sweep(hydra):
-            raise WrongKey("BATCH", "takes one batch; add -m to begin a fork at each", repr(words[1]))
-        overrides.append(f"+{AT}={words[1]}")
+    if verb.uses_run == "fork":
+        for batch in words[1].split(","):
+            if not batch_of(batch):
+                raise WrongKey("BATCH", "must be the number of a batch, such as ba1200", repr(batch))
+        if "," in words[1]:  # a sweep over moments, which is a key for Hydra
+            if not _is_sweep(hydra):
+                raise WrongKey("BATCH", "takes one batch; add -m to begin a fork at each", repr(words[1]))
+            overrides.append(f"+{AT}={words[1]}")
     return Command(verb.name, tuple(words), options, (*overrides, *hydra))
 
 
 AT = "at"
 """The key that holds the batch of a fork if several are swept over; a job takes it out of its config."""
-_TAKE_VALUES = {name for pair in WITH_VALUE.items() for name in pair if name}
 _FLAG_NAMES = {name for pair in FLAGS.items() for name in pair if name}
 
 
+def in_full(argument: str) -> str:
+    """Return an argument with the name of Hydra's option that it cuts short, if it can be only one."""
+    name, equals, value = argument.partition("=")
+    meant = [option for option in OPTIONS if len(name) > 3 and option.startswith(name)]
+    return f"{meant[0]}{equals}{value}" if len(meant) == 1 else argument
+
+
 def is_one_of_hydras(argument: str) -> bool:
-    """Return whether an argument is an option of Hydra, in full or cut short."""
+    """Return whether an argument is an option of Hydra."""
     name = argument.partition("=")[0]
-    known = [*_TAKE_VALUES, *_FLAG_NAMES]
-    if not name.startswith("--"):
-        return name in known or name[1:2] in SHORT
-    return name in known or sum(one.startswith(name) for one in known) == 1
+    is_short = not name.startswith("--") and name[1:2] in SHORT
+    return name in (*TAKE_VALUES, *_FLAG_NAMES) or is_short
+
+
+def batch_of(text: str | None) -> int | None:
+    """Return the batch that was typed, such as 1200, ba1200 or 1200ba; None if it is no batch."""
+    found = re.fullmatch(r"(?:ba)?(\d{1,12})(?:ba)?", text or "")
+    return int(found[1]) if found else None
 
 
 def place_of_verb(arguments: Sequence[str]) -> int:
     """Return the place of the first argument that is neither an option nor its value, where a verb may be."""
     place = 0
     while place < len(arguments) and arguments[place].startswith("-"):
-        place += 2 if arguments[place] in (*_TAKE_VALUES, *DASHES) else 1
+        place += 2 if arguments[place] in (*TAKE_VALUES, *DASHES) else 1
     return min(place, len(arguments))
+
+
+def typed_verb(arguments: Sequence[str]) -> Verb | None:
+    """Return the verb that was typed; None if it was left out."""
+    place = place_of_verb(arguments)
+    return VERBS.get(arguments[place]) if place < len(arguments) else None
 
 
 def split_verb(arguments: Sequence[str]) -> tuple[Verb, list[str]]:
     """Return the verb and the other arguments."""
+    if (verb := typed_verb(arguments)) is None:
+        return VERBS["train"], list(arguments)
     place = place_of_verb(arguments)
-    name = arguments[place] if place < len(arguments) else ""
-    if name in VERBS:
-        return VERBS[name], [*arguments[:place], *arguments[place + 1 :]]
-    return VERBS["train"], list(arguments)
-
-
-def _is_word(argument: str) -> bool:
-    """Return whether an argument is a word rather than an override, although a path or an address may contain a `=`."""
-    key, equals, _ = argument.partition("=")
-    if not equals or key.startswith(("/", "./", "../", "outputs/")) or "://" in key:
-        return not argument.startswith(("~", "+"))
-    return os.path.exists(argument)
+    return verb, [*arguments[:place], *arguments[place + 1 :]]
 
 
 def _next(arguments: Sequence[str], place: int, option: Option) -> str:
@@ -173,12 +194,12 @@ def _parsed(option: Option, value: str, equals: str, before: Any) -> Any:
             raise WrongKey(name, nearest(value, option.kind), repr(value))
         return value
     if option.kind is list:
-        names = [one for one in value.strip("[]").split(",") if one]
+        names = [one for one in without_brackets(value).split(",") if one]
         return (*(() if before == option.default else before), *names)
     try:
         return option.kind(value)
     except ValueError:
-        raise WrongKey(name, f"must be {_KINDS[option.kind]}", repr(value)) from None
+        raise WrongKey(name, f"must be {_NUMBERS[option.kind]}", repr(value)) from None
 
 
 def _check_words(verb: Verb, words: Sequence[str]) -> None:
@@ -187,7 +208,7 @@ def _check_words(verb: Verb, words: Sequence[str]) -> None:
     synopsis = " ".join(filter(None, ("runner", verb.name, verb.words)))
     found = " ".join(words) or "nothing"
     text = f"{verb.name}: takes {verb.words or 'no words'}, not {found}; write {synopsis}, such as {verb.example}"
-    raise ValueError(Advice(text).knowing(key=verb.words.split()[0].strip("[].") if verb.words else ""))
+    raise ValueError(Advice(text).knowing(key=verb.first_word))
 
 
 def _check_options(verb: Verb, arguments: Sequence[str], hydra: Sequence[str]) -> None:
@@ -200,8 +221,8 @@ def _check_options(verb: Verb, arguments: Sequence[str], hydra: Sequence[str]) -
 
 
 def _is_sweep(hydra: Sequence[str]) -> bool:
-    """Return whether `-m` is among Hydra's options, in full or cut short."""
-    return any(one == "-m" or (one.startswith("--m") and "--multirun".startswith(one)) for one in hydra)
+    """Return whether a sweep is among Hydra's options."""
+    return bool({"-m", "--multirun"} & {*hydra})
 
 
 def _no_such_option(verb: Verb, arguments: Sequence[str], place: int) -> ValueError:

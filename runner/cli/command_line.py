@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,6 +54,14 @@ def key_of(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 
 
+def is_word(argument: str) -> bool:
+    """Return whether an argument is a word rather than an override, although a path or an address may contain a `=`."""
+    key, equals, _ = argument.partition("=")
+    if not equals or key.startswith(("/", "./", "../", "outputs/")) or "://" in key:
+        return not argument.startswith(("~", "+"))
+    return os.path.exists(argument)
+
+
 def only_typed(arguments: Sequence[str], *sections: str) -> str:
     """Return the one of some sections of which a key was typed; empty if none was, or several were."""
     found = {*sections} & {key_of(one).partition(".")[0] for one in arguments}
@@ -83,6 +92,7 @@ WITH_VALUE = {
     "--config-name": "-cn",
     "--config-dir": "-cd",
 }
+TAKE_VALUES = {name for pair in WITH_VALUE.items() for name in pair if name}
 OPTIONS = (*FLAGS, *WITH_VALUE)
 """Hydra's command-line options; Hydra has no public list of them."""
 SHORT = ("h", "c", "p", "r", "m", "i")
@@ -91,7 +101,7 @@ SHORT = ("h", "c", "p", "r", "m", "i")
 
 def check_options(arguments: Sequence[str]) -> None:
     """Refuse options that Hydra does not have, and options that we replace."""
-    for place, argument in enumerate(arguments):
+    for argument in arguments:
         name = argument.partition("=")[0]
         if name in ("--config-path", "-cp"):
             raise ValueError(
@@ -105,9 +115,11 @@ def check_options(arguments: Sequence[str]) -> None:
             raise ValueError(f"{argument}: warnings need it; a run that prints nothing else is {fix}")
         if name in ("--shell-completion", "-sc"):
             raise ValueError(f"{argument}: to set up completion, use the command `runner completion bash`, zsh or fish")
-        if name.startswith("-") and not name.startswith("--") and not re.match(rf"-({'|'.join(SHORT)})", name):
-            about = about_option(name, value_of_option(place, arguments))
-            raise ValueError(f"{argument}: no such option. " + about)
+
+
+def without_brackets(text: str) -> str:
+    """Return the inside of a list as configs have it, `[a,b]`; any other text as it is, such as a pattern `x[ab]`."""
+    return text[1:-1] if text.startswith("[") and text.endswith("]") else text
 
 
 def about_option(name: str, value: str | None) -> Advice:
@@ -129,8 +141,10 @@ def value_of_option(place: int, arguments: Sequence[str]) -> str | None:
 
 
 def check_spaces(arguments: Sequence[str]) -> None:
-    """Refuse overrides with spaces around their `=`, which a shell splits."""
+    """Refuse overrides with spaces around their `=`, which a shell splits. An option may end with its `=`."""
     for place, argument in enumerate(arguments):
+        if argument.startswith("-"):
+            continue
         before = arguments[max(place - 1, 0) : place]
         after = arguments[place + 1 : place + 2]
         if argument.startswith("=") and before and "=" not in before[0]:

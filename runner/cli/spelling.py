@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from runner.cli.catalogue import top_keys
-from runner.cli.command_line import WITH_VALUE, key_of, value_of_option
+from runner.cli.command_line import TAKE_VALUES, is_word, key_of, value_of_option, without_brackets
 from runner.cli.foreign import about_foreign
 from runner.cli.nearest import Advice, nearest
 from runner.cli.verb import Verb
@@ -28,7 +28,6 @@ _FLAGS = {"output": ("json", "--json"), "allow_code": ("true", "--allow-code"), 
 """Keys that are options without a value, and the value of the key that they stand for."""
 DASHES = ("--resume", "--rerun", "--mode")
 """Options elsewhere that are verbs, or take one."""
-_TAKE_VALUES = {name for pair in WITH_VALUE.items() for name in pair if name}
 
 
 class _Argument(NamedTuple):
@@ -77,13 +76,15 @@ def check_spelling(verb: Verb, arguments: Sequence[str]) -> None:
 
 def _parts(verb: Verb, arguments: Sequence[str]) -> list[_Argument]:
     """Return the arguments, each option together with its value; `--resume RUN` counts as the key `resume`."""
-    take_values = {*_TAKE_VALUES, *(f"--{option.name}" for option in verb.options if option.kind is not bool)}
+    take_values = {*TAKE_VALUES, *(f"--{option.name}" for option in verb.options if option.kind is not bool)}
     found = []
     place = 0
     while place < len(arguments):
         name, equals, value = arguments[place].partition("=")
         length = 1
-        key = "" if name.startswith("-") or not equals else key_of(name)
+        is_key = bool(equals) and not name.startswith("-") and not is_word(arguments[place])
+        is_condition = not verb.composes and key_of(name).partition(".")[0] != verb.name
+        key = key_of(name) if is_key and not is_condition else ""
         if name in DASHES:
             key = name[2:]
             value = value_of_option(place, arguments) or ""
@@ -145,9 +146,9 @@ def _options_of(verb: Verb, wrong: Sequence[_Argument]) -> list[str]:
         if key in _FLAGS:
             found += [_FLAGS[key][1]] * (value.lower() == _FLAGS[key][0])
         elif key in _OPTIONS:
-            found += [_OPTIONS[key], value.strip("[]")]
+            found += [_OPTIONS[key], without_brackets(value)]
         elif name in defaults and value != "null":
             flag = f"--{name.replace('_', '-')}"
             is_flag = isinstance(defaults[name], bool)
-            found += [flag] * (not is_flag or value.lower() == "true") + [value.strip("[]")] * (not is_flag)
+            found += [flag] * (not is_flag or value.lower() == "true") + [without_brackets(value)] * (not is_flag)
     return found

@@ -43,21 +43,20 @@ class Verb:
         words: what follows it, as in a synopsis: `RUN [BATCH]`; in brackets what may be left out, with three dots what
             may be repeated.
         options: its options.
-        uses_run: how the saved run that its first word names is used: 'resume', its state or its weights; 'rerun', its
-            config, from the beginning; 'retrain', some of its batches are trained again. Empty if it names no run, or
-            the verb reads the run itself.
+        uses_run: how the saved run that its first word names is used: 'resume', its state or its weights; 'fork', its
+            state after a batch, in a new run; 'rerun', its config, from the beginning; 'retrain', some of its batches
+            are trained again. Empty if it names no run, or the verb reads the run itself.
         composes: whether it needs a config. If not, it runs before Hydra is imported, and takes no overrides.
         folder: 'run' is the folder of a run in outputs/, which is kept and recorded; 'work' is a folder there that the
             verb removes itself; 'temporary' is an empty folder outside of the working directory, which is removed.
         on_all_ranks: whether it runs on all ranks of the launch; otherwise only on rank 0.
         trains: whether it trains, and leaves a run that can be resumed.
-        shows_resume: whether it shows what resuming the run would do.
         uses_weights: whether it uses the weights of a saved run, and trains nothing.
-        accepts_any_run: whether the run may be one that trained nothing.
         imports_kept_code: whether the modules that were kept with the run are imported in place of those of today.
         judges: whether its exit code is an answer for `git bisect run`: 0 good, 1 bad, and 125 after a refusal, to skip
             the commit.
-        needs_experiment: whether the config must describe an experiment that can be built.
+        needs_experiment: whether its config must describe an experiment that can be built, and its run must have
+            trained.
         has_objective: whether it returns an objective, by which the jobs of a sweep are compared.
         can_be_swept: whether it may run as a job of a sweep.
     """
@@ -68,19 +67,22 @@ class Verb:
     group: str = "Tools"
     words: str = ""
     options: tuple[Option, ...] = ()
-    uses_run: Literal["", "resume", "rerun", "retrain"] = ""
+    uses_run: Literal["", "resume", "fork", "rerun", "retrain"] = ""
     composes: bool = True
     folder: Literal["run", "work", "temporary"] = "temporary"
     on_all_ranks: bool = False
     trains: bool = False
-    shows_resume: bool = False
     uses_weights: bool = False
-    accepts_any_run: bool = False
     imports_kept_code: bool = False
     judges: bool = False
     needs_experiment: bool = True
     has_objective: bool = False
     can_be_swept: bool = False
+
+    @property
+    def first_word(self) -> str:
+        """What its first word names, such as RUN; empty if it takes none."""
+        return self.words.partition(" ")[0].strip("[].")
 
     @property
     def least_words(self) -> int:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from runner.cli.nearest import nearest
 from runner.cli.verb import Option, Verb
 
+WATCHING = ("checkpoint_saver", "crash_bundle", "learning_curves", "progress_bar", "console_summary")
+"""Callbacks that only record or display, which batches that are retrained go without."""
 _TRUST = (
     Option("allow-targets", list, (), "classes outside this project that someone else's run may use"),
     Option("allow-code", bool, False, "imports the modules in code/ of someone else's run"),
@@ -82,7 +84,6 @@ _ROWS = (
             Option("limit", int, None, "the most runs to list; 0 is all (25 in a table, otherwise all)"),
         ),
         composes=False,
-        needs_experiment=False,
     ),
     Verb(
         "compare",
@@ -100,7 +101,6 @@ _ROWS = (
         words="[RUN]",
         options=(*_CHANGES, *_TRUST),
         uses_run="resume",
-        shows_resume=True,
         can_be_swept=True,
     ),
     Verb(
@@ -111,7 +111,6 @@ _ROWS = (
         words="[RUN]",
         options=(*_CHANGES, *_TRUST),
         uses_run="resume",
-        shows_resume=True,
         can_be_swept=True,
     ),
     Verb(
@@ -163,7 +162,7 @@ _ROWS = (
         group=_AGAIN,
         words="RUN BATCH",
         options=(*_TRAINS, *_TRUST, *_SWEEP),
-        uses_run="resume",
+        uses_run="fork",
         folder="run",
         on_all_ranks=True,
         trains=True,
@@ -199,7 +198,7 @@ _ROWS = (
             Option(
                 "without",
                 list,
-                ("checkpoint_saver", "crash_bundle", "learning_curves", "progress_bar", "console_summary"),
+                WATCHING,
                 "callbacks to omit, which record or display",
             ),
             *_TRUST,
@@ -237,7 +236,6 @@ _ROWS = (
         ),
         composes=False,
         judges=True,
-        needs_experiment=False,
     ),
     Verb(
         "table",
@@ -246,13 +244,12 @@ _ROWS = (
         group=_MANY,
         words="[RUNS...]",
         options=(
-            Option("rows", str, "", "keys or groups of the rows, such as model,optimizer.lr"),
-            Option("columns", str, "", "keys or groups of the columns"),
+            Option("rows", list, (), "keys or groups of the rows, such as model,optimizer.lr"),
+            Option("columns", list, (), "keys or groups of the columns"),
             Option("metric", str, "", "a metric other than the objective"),
             Option("format", ("markdown", "latex", "csv"), "markdown", "how it is written"),
         ),
         composes=False,
-        needs_experiment=False,
     ),
     Verb(
         "predict",
@@ -276,7 +273,6 @@ _ROWS = (
         example="runner export RUN model.pt",
         words="RUN FILE",
         composes=False,
-        needs_experiment=False,
     ),
     Verb(
         "sync",
@@ -285,7 +281,6 @@ _ROWS = (
         words="[RUN]",
         options=_TRUST,
         uses_run="resume",
-        accepts_any_run=True,
         needs_experiment=False,
     ),
     Verb(
@@ -294,7 +289,6 @@ _ROWS = (
         example="runner init my_project",
         words="FOLDER",
         composes=False,
-        needs_experiment=False,
     ),
     Verb(
         "list",
@@ -302,7 +296,6 @@ _ROWS = (
         example="runner list callbacks",
         words="[GROUP]",
         composes=False,
-        needs_experiment=False,
     ),
     Verb(
         "help",
@@ -310,7 +303,6 @@ _ROWS = (
         example="runner help early_stopper",
         words="[NAME]",
         composes=False,
-        needs_experiment=False,
     ),
     Verb(
         "completion",
@@ -318,7 +310,6 @@ _ROWS = (
         example="runner completion bash >> ~/.bashrc",
         words="SHELL",
         composes=False,
-        needs_experiment=False,
     ),
 )
 

@@ -71,7 +71,7 @@ class Change:
 
 
 def find_changes(before: Any, after: Any, key: str = "", target: str = "") -> Iterator[Change]:
-    """Yield the differences of two configs, in the order of the first; keys that only direct a command are left out."""
+    """Yield the differences of two configs, in the order of the first."""
     if hidden_everywhere(before) == hidden_everywhere(after):  # compared without credentials, which a record leaves out
         return
     both = isinstance(before, Mapping) and isinstance(after, Mapping)

@@ -6,16 +6,10 @@ import re
 from pathlib import Path
 
 from runner.checkpoints.history import checkpoint_before
-from runner.cli.command import Command
+from runner.cli.command import Command, batch_of
 from runner.failures.errors import WrongKey
 from runner.files.whole import read_object
 from runner.records.recording import FORKED_AT, PARENT
-
-
-def batch_of(text: str | None) -> int | None:
-    """Return the batch that was typed, such as 1200, ba1200 or 1200ba; None if it is no batch."""
-    found = re.fullmatch(r"(?:ba)?(\d{1,12})(?:ba)?", text or "")
-    return int(found[1]) if found else None
 
 
 def find_fork(command: Command, run_dir: str | None) -> tuple[str | None, dict[str, str]]:
@@ -25,9 +19,7 @@ def find_fork(command: Command, run_dir: str | None) -> tuple[str | None, dict[s
     """
     if run_dir is None:
         raise WrongKey("RUN", "has no folder here to begin a new run from; give the run's folder", repr(command.run))
-    batch = batch_of(command.batch)
-    if batch is None or batch < 1:
-        raise WrongKey("BATCH", "must be the number of a batch, such as ba1200", repr(command.batch))
+    batch = batch_of(command.batch) or 1
     checkpoint = checkpoint_before(Path(run_dir), batch + 1)
     tags = {PARENT: run_dir, FORKED_AT: str(batch)}
     run_id = read_object(Path(run_dir) / "mlflow" / "sent.json").get("run_id")

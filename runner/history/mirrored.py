@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from contextlib import suppress
 from functools import partial
@@ -48,7 +49,7 @@ def download_run(address: str, keep: bool) -> Path:
         inside = mirror.names()
         allowed = f"give a run in it, such as {shown.rstrip('/')}/{inside[0]}" if inside else "give a run's address"
         raise WrongKey("RUN", f"no checkpoint of a run there; {allowed}", repr(shown))
-    folder = _make_folder(keep)
+    folder = _make_folder(address, keep)
     if (folder / "config.yaml").exists():
         return folder
     reasons = []
@@ -81,9 +82,10 @@ def _find(address: str) -> tuple[Mirror, dict[str, Index]]:
     return Mirror(parent), {name: index}
 
 
-def _make_folder(keep: bool) -> Path:
+def _make_folder(address: str, keep: bool) -> Path:
     if keep:
-        return Path(make_run_folder(OUTPUTS))
+        digest = hashlib.sha256(address.encode()).hexdigest()  # an address may have a password
+        return Path(make_run_folder(OUTPUTS, f"/download/{digest}"))
     _temporary.append(TemporaryDirectory(prefix="runner-mirror-"))
     return Path(_temporary[-1].name)
 

@@ -44,7 +44,7 @@ def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequen
 
 def saved_name(command: Command, saved: SavedRun, config: Mapping[str, Any], run_dir: Path) -> str:
     """Return the name of a resumed run, or of a rerun or fork that has no choices to be named after; '' otherwise."""
-    if command.verb not in ("rerun", "fork"):
+    if command.row.uses_run not in ("rerun", "fork"):
         return saved.run_name
     if saved.is_whole or config["run_name"]:
         return ""

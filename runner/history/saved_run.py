@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from runner.cli.command import Command
+from runner.cli.command import Command, batch_of
 from runner.cli.command_line import config_dir, key_of
 from runner.cli.verbs import TRAINING
 from runner.config import build
@@ -25,7 +25,6 @@ from runner.failures.errors import WrongKey
 from runner.files.addresses import without_credentials
 from runner.files.printable import printable
 from runner.files.whole import read_bounded, read_object
-from runner.history.forks import batch_of
 from runner.history.mirrored import download_run, is_address, mirror_of
 from runner.history.recompose import (
     CONFIG_DIR,
@@ -45,6 +44,7 @@ from runner.records.record import differences
 from runner.records.result import read_result
 from runner.records.run_files import unpacked
 from runner.records.trust import check_arguments, check_credentials, check_links, check_targets, is_own
+from runner.terminal.commands import show_command
 from runner.terminal.console import show_path
 from runner.terminal.text import print_to_stderr
 
@@ -91,7 +91,7 @@ def find_saved_run(command: Command) -> SavedRun | None:
     if (typed := config_dir(arguments)) is not None and not typed.is_dir():
         raise ValueError(f"{CONFIG_DIR}={str(typed)!r}: no such directory")
     if is_address(given):
-        folder = download_run(given, keep=command.row.trains)
+        folder = download_run(given, keep=command.row.trains and command.row.uses_run != "rerun")
         return _read(command, without_credentials(given), str(folder), folder, mirror_of(given))
     if not Path(given).exists():
         if is_id(given):
@@ -149,9 +149,8 @@ def from_the_start(saved: SavedRun) -> bool:
         raise ValueError(f"{resume}: none of its checkpoints is complete: {', '.join(map(show_path, found))}")
     result = read_result(folder)
     if result is not None and result.status == "FINISHED":
-        raise ValueError(
-            f"{resume}: this run has finished without a checkpoint; runner rerun {saved.given} trains it again"
-        )
+        again = show_command("rerun", saved.given)
+        raise ValueError(f"{resume}: this run has finished without a checkpoint; {again} trains it again")
     print_to_stderr(f"INFO: {resume}: ended before its first checkpoint; starting from the beginning")
     return True
 
@@ -188,7 +187,7 @@ def _read(command: Command, given: str, path: str | None, folder: Path, mirror: 
     if (batch := first_batch(command)) is not None:
         folder = record_of(run_dir, batch)
     config, overrides, environment = _read_record(folder, f"RUN={given!r}")
-    if environment.get(VERB, "train") not in TRAINING and not command.row.accepts_any_run:
+    if environment.get(VERB, "train") not in TRAINING and command.row.needs_experiment:
         used = config["trainer"].get("load_path") if isinstance(config.get("trainer"), dict) else None
         raise ValueError(
             f"RUN={given!r}: this run was made by runner {printable(environment[VERB])} ({ENVIRONMENT}) and trained "
@@ -255,16 +254,15 @@ def _file_of(command: Command) -> Path | None:
     if Path(command.run).is_file():
         return Path(command.run)
     crash = Path(command.run) / BUNDLE
-    return crash if command.verb == "replay" and command.batch is None and crash.is_file() else None
+    is_asked_for = "BATCH" in command.row.words and command.batch is None
+    return crash if is_asked_for and crash.is_file() else None
 
 
 def first_batch(command: Command) -> int | None:
     """Return the batch whose session's record counts; None if it is the newest. A wrong batch is refused later."""
-    if command.verb == "fork":
-        return batch_of(command.batch)
-    if command.row.uses_run == "retrain":
-        return batch_of(command.batch) or command.options.get("batch", 1)
-    return None
+    if command.row.uses_run not in ("fork", "retrain"):
+        return None
+    return batch_of(command.batch) or command.options.get("batch", 1)
 
 
 def _is_plain(override: str) -> bool:

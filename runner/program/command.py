@@ -21,7 +21,7 @@ from runner.distributed import restarts
 from runner.distributed.endings import noting_interrupts, was_interrupted
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.local_ranks import end_with_parent, ranks
-from runner.distributed.slurm import ask_for_requeue, use_tasks_as_ranks
+from runner.distributed.slurm import ask_for_requeue
 from runner.failures.errors import Diverged, Requeued, SweepRefused, WrongConfig
 from runner.failures.exit_codes import DIVERGED, FAILED, INTERRUPTED, WRONG_CONFIG, code_of_failure
 from runner.failures.tracebacks import are_whole, raised_by_hydra
@@ -41,7 +41,6 @@ from runner.terminal.text import print_to_stderr
 def run_command(command: Command) -> int:
     """Run the command of this process, whatever its rank, and return the exit code."""
     end_with_parent()
-    use_tasks_as_ranks()
     with raised_by_hydra(), noting_interrupts():
         return lead(command) if is_rank_zero() else follow(ranks())
 

@@ -65,7 +65,7 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
         build.check(config)
         if "RANK" not in os.environ and build.make_launch(config).processes() > 1:
             raise WrongKey("launch.nproc_per_node", "a program cannot start more ranks; use torchrun")
-    command = Command.of("train", overrides=arguments)
+    command = Command.of("train", overrides=[*arguments, *options])
     run_dir = Path(_agree_on_folder())
     name = name_run(command, config, run_dir, None, choices)
     job = Job(

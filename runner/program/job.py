@@ -49,6 +49,7 @@ from runner.records.kept_threads import keep_threads
 from runner.records.result import Objective, is_unfinished
 from runner.sweeps import sweep
 from runner.sweeps.job import attempt, placed
+from runner.terminal import commands
 from runner.terminal.console import announce, print_failure
 from runner.terminal.output import lasting_output, output_to
 from runner.terminal.text import PrintableFormatter, print_to_stderr
@@ -84,7 +85,8 @@ class Task:
             return None
 
     def _do_in_sweep(self, config: DictConfig, hydra_config: Any) -> Objective:
-        sys.argv[1:] = self.command.arguments  # in processes of a launcher too, where descriptions of the run read it
+        if sweep.led is None:  # a launcher started this process
+            commands.typed[:] = self.command.arguments
         without_objective = None if self.command.row.has_objective else 0.0  # Optuna needs a number
         with lasting_output(), given_back(), ExitStack() as stack:
             if use_tasks_as_ranks():  # the launcher started several tasks for this job
@@ -143,7 +145,7 @@ def _find_start(command: Command, config: dict[str, Any], saved: SavedRun | None
     if verb.uses_weights:
         config, tags = with_saved_weights(command, config, run, saved)
         return _Start(config, tags=tags)
-    if command.verb == "fork":
+    if verb.uses_run == "fork":
         checkpoint, tags = find_fork(command, None if saved is None else saved.run_dir)
         return _Start(config, resume=checkpoint, tags=tags)
     if run is None or verb.uses_run != "resume":
@@ -175,7 +177,7 @@ def prepare(config: DictConfig, hydra_config: Any, typed: Command, saved: SavedR
             announce(run_name, run_dir)  # before torch is imported, which takes seconds
         source = "" if verb.uses_run != "retrain" or saved is None else saved.run_dir or ""
         with importing():
-            check_command(replace(command, words=(source, *command.words[1:])) if source else command, plain)
+            check_command(command, plain)
             if start.resume is not None and verb.needs_experiment:
                 build.checkpoint_of("RUN", start.resume)
         restarted = checkpoint_before_restart(run_dir) if is_single else None
@@ -197,7 +199,7 @@ def prepare(config: DictConfig, hydra_config: Any, typed: Command, saved: SavedR
         may_be_over=restarted is not None or may_be_over,
         arguments=arguments_to_record(saved, hydra_config),
         code={} if saved is None else saved.code,
-        parent={} if saved is None or command.verb != "fork" else saved.config,
+        parent={} if saved is None or verb.uses_run != "fork" else saved.config,
         choices=chosen_names(hydra_config.runtime.choices, overrides),
         differences=differences,
     )
@@ -215,7 +217,7 @@ def _config_to_use(
     if dropped and hydra_config.mode is RunMode.RUN:
         print_to_stderr(about_dropped(dropped))
     plain = to_plain(config)
-    if command.verb == "fork" and AT in plain:
+    if command.row.uses_run == "fork" and AT in plain:
         command = replace(command, words=(command.words[0], str(plain.pop(AT))))
     sweep.check_choice(command, hydra_config, plain, saved)
     overrides = list(hydra_config.overrides.task)
@@ -264,12 +266,11 @@ def find_differences(
     command: Command, config: Mapping[str, Any], resume: str | None, saved: SavedRun | None, overrides: Sequence[str]
 ) -> Iterable[object]:
     """Return how the config of a run that is resumed, forked or rerun differs from its recorded config."""
-    if saved is not None and command.verb == "fork":
+    if saved is not None and command.row.uses_run == "fork":
         return changes_of_fork(command.words[1], resume or saved.given, saved.config, config)
     if saved is not None and command.row.uses_run in ("rerun", "retrain"):
         return find_changes(saved.config, config)
-    if resume is not None and (command.row.trains or command.row.shows_resume):
-        allowed = command.options["allow_changes"]
+    if resume is not None and (allowed := command.options.get("allow_changes")) is not None:
         return changes_of_resume(resume, saved.config if saved else None, config, overrides, allowed)
     return ()
 
@@ -316,7 +317,7 @@ def run(job: Job) -> Objective:
             stack.enter_context(ended_by_signals(launch.grace))
             device = str(job.config["trainer"].get("device", "auto"))
             stack.enter_context(ended_when_stuck(launch.patience_seconds, Path(job.run_dir), device))
-        if verb.folder == "temporary" and job.command.run is None:  # otherwise the folder is another run's
+        if verb.folder == "temporary" and job.resume is None:  # otherwise the folder is another run's
             stack.callback(run_folder.remove_empty, Path(job.run_dir))
         return module_of(verb).run(job)
 

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from runner import __version__
-from runner.cli.command import Command, parse
+from runner.cli.command import Command, parse, typed_verb
 from runner.cli.nearest import advice_in, fix_of
 from runner.cli.verb import Verb
-from runner.cli.verbs import VERBS
 from runner.distributed.environment import is_rank_zero
-from runner.failures.errors import WrongKey
+from runner.distributed.slurm import use_tasks_as_ranks
+from runner.failures.errors import WrongKey, cannot_use
 from runner.failures.exit_codes import DONE, WRONG_CONFIG
 from runner.failures.facts import argument_of
+from runner.files.addresses import without_credentials
 from runner.terminal.answer import error_object, give
 from runner.terminal.text import print_to_stderr
 from runner.verbs import module_of
@@ -21,9 +22,10 @@ from runner.verbs import module_of
 
 def run_typed(arguments: Sequence[str]) -> int:
     """Run the command that was typed, and return its exit code. Any rank; rank 0 prints."""
+    use_tasks_as_ranks()
     if _asks_for("--version", arguments):
         return _print_version()
-    verb = next((VERBS[argument] for argument in arguments if argument in VERBS), None)
+    verb = typed_verb(arguments)
     try:
         if _asks_for("--help", arguments) or "-h" in arguments:
             return _answer(Command.of("help", *([] if verb is None else [verb.name])))
@@ -32,9 +34,9 @@ def run_typed(arguments: Sequence[str]) -> int:
         give(verb=verb.name)
         if not verb.composes:
             return _answer(command)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         if is_rank_zero():
-            print_to_stderr(f"error: {error}")  # names in it may be from files of others
+            print_to_stderr(f"error: {without_credentials(_text_of(error))}")
             give(verb=None if verb is None else verb.name, error=describe_error(error, verb))
         return WRONG_CONFIG if verb is None else verb.code_if_refused
     from runner.program.command import run_command  # imports Hydra, which takes longer than the help does as a whole
@@ -42,15 +44,19 @@ def run_typed(arguments: Sequence[str]) -> int:
     return run_command(command)
 
 
+def _text_of(error: Exception) -> str:
+    return cannot_use(error) if isinstance(error, OSError) and error.filename is not None else str(error)
+
+
 def describe_error(error: Exception, verb: Verb | None) -> dict[str, Any]:
     """Return the JSON form of an error in what was typed; one that names no key is about the verb's words."""
     advice = advice_in(error)
     key = error.key.partition("=")[0] if isinstance(error, WrongKey) else advice.key or argument_of(error)
-    if not key and verb is not None and verb.words:
-        key = verb.words.split()[0].strip("[].")
+    if not key and verb is not None:
+        key = verb.first_word
     is_value = isinstance(error, WrongKey) and error.value is not None
     fix = advice.fix or fix_of(key, advice.meant, is_value)
-    return error_object(WRONG_CONFIG, str(error), key, advice.allowed, fix)
+    return error_object(WRONG_CONFIG, _text_of(error), key, advice.allowed, fix)
 
 
 def _asks_for(option: str, arguments: Sequence[str]) -> bool:

@@ -58,15 +58,15 @@ def _run_folder(base: str) -> str:
     return make_run_folder(base)
 
 
-def make_run_folder(base: str) -> str:
+def make_run_folder(base: str, purpose: str = "") -> str:
     """Make a folder `base/<date>/<time>` for this run alone, even if several start in one second, and return it.
 
-    After torchrun has restarted the workers, it is the same folder as before.
+    After a restart it is the same folder as before. `purpose` tells folders apart if one command makes several.
 
     Raises:
         OSError: the folder cannot be made.
     """
-    folder = kept_over_restarts(f"folder/{base}", lambda: _make_folder(base))
+    folder = kept_over_restarts(f"folder/{base}{purpose}", lambda: _make_folder(base))
     watch(Path(folder))
     Path(folder).mkdir(parents=True, exist_ok=True)
     return folder

@@ -26,6 +26,7 @@ from runner.files.signing import sign
 from runner.files.whole import read_bounded, write_whole
 from runner.records.listing import load_plain
 from runner.records.past import ENVIRONMENT
+from runner.terminal.commands import show_command
 
 LARGEST_PIN = 4_000_000  # bytes; one of ours has a few thousand
 LARGEST = 20_000_000_000  # bytes of a bundle, unpacked
@@ -38,7 +39,7 @@ _NAMES = re.compile(
     rf"|code(/{_PART})+|{_PART}/{_PART}/(model\.pt|state\.pt|config\.json|manifest\.json|{_SHARD})"
 )
 """Files that a bundle may contain: a record, modules, and a checkpoint."""
-_HEAD = "# A run to verify: python -m runner verify {name}\n"
+_HEAD = "# A run to verify: {command}\n"
 _unpacked: list[TemporaryDirectory[str]] = []
 """Folders that files were unpacked into; removed when this process ends."""
 
@@ -70,7 +71,7 @@ def write_pin(
     signature = sign([_text(one) for one in record.values()])
     content = {**record, "environment": dict(environment), "signature": signature, "digests": list(map(dict, digests))}
     text = yaml.safe_dump(content, sort_keys=False, width=1000)
-    write_whole(path, _HEAD.format(name=path.name) + text)
+    write_whole(path, _HEAD.format(command=show_command("verify", path.name)) + text)
 
 
 def _unpack_bundle(path: Path, folder: Path) -> None:

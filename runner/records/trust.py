@@ -190,7 +190,10 @@ def _is_allowed(value: Any, allowed: Sequence[str]) -> bool:
 
 
 def _allowing(option: str, values: Sequence[str]) -> str:
-    """Return the option that allows values, quoted for a shell; `?` stands for characters that separate values."""
+    """Return the option that allows values, quoted for a shell; `?` stands for characters that separate values.
+
+    In Python, `runner.load` has an argument of the same name, `allow_targets`.
+    """
     return f"{option} {shlex.quote(','.join(re.sub(r'[][,]', '?', one) for one in values))}"
 
 

@@ -9,6 +9,10 @@ _PLAIN = re.compile(r"[A-Za-z_./][\w./-]*", re.ASCII)  # a text that Hydra reads
 _WORDS = ("null", "true", "false", "yes", "no", "on", "off", "nan", "inf")  # which it reads as something else
 
 
+typed: list[str] = []
+"""The arguments of the command, in a process that a launcher started for a job of a sweep."""
+
+
 def show_command(*arguments: str) -> str:
     """Return a command of the runner for a shell."""
     return f"python -m runner {shlex.join(arguments)}"

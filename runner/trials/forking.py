@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from runner.checkpoints.history import read_time
 from runner.checkpoints.snapshot import save_checkpoint
-from runner.cli.verbs import VERBS
+from runner.cli.verbs import WATCHING
 from runner.config import build
 from runner.core.hooks import Callback
 from runner.distributed.environment import is_rank_zero
@@ -82,7 +82,7 @@ def _train_trunk(job: Job, parent: Path, batch: int, path: Path) -> Path:
     config = {
         **job.config,
         **job.parent,
-        "callbacks": {key: one for key, one in sections.items() if key not in VERBS["replay"].defaults["without"]},
+        "callbacks": {key: one for key, one in sections.items() if key not in WATCHING},
         "trainer": {**job.parent["trainer"], "device": job.config["trainer"].get("device", "auto")},
         "launch": job.config["launch"],
     }

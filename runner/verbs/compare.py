@@ -141,9 +141,7 @@ def _compare_digests(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], bo
 
 def _folder_of(given: str, config: Mapping[str, Any]) -> Path:
     """Return the folder of a run, asking destinations for one that is named by an id."""
-    if given == "latest":
-        return require_latest_run()
-    path = Path(given)
+    path = require_latest_run() if given == "latest" else Path(given)
     if not path.exists() and is_id(given):
         found = [run for one in build.make_destinations(config) if (run := one.find_run(given, None)) is not None]
         path = found[0] if found else path

@@ -10,14 +10,13 @@ The script asks for candidates by running the command again, which takes a tenth
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from runner.cli.catalogue import GROUPS, Choice, Key, choices, chosen_in, default_choices, top_keys
 from runner.cli.command import Command, place_of_verb, split_verb
-from runner.cli.command_line import LISTS, WITH_VALUE, key_of, typed_value
+from runner.cli.command_line import LISTS, TAKE_VALUES, is_word, key_of, typed_value
 from runner.cli.nearest import nearest
 from runner.cli.verb import Verb
 from runner.cli.verbs import VERBS
@@ -80,7 +79,7 @@ def _candidates(arguments: Sequence[str], current: str) -> Candidates:
     known = choices(_own_folder(arguments))
     verb, rest = split_verb(arguments)
     previous = arguments[-1] if arguments else ""
-    if previous in WITH_VALUE:
+    if previous in TAKE_VALUES:
         return []  # the shell offers files
     key, equals, value = current.partition("=")
     for option in verb.options:
@@ -117,8 +116,8 @@ def _words_of(verb: Verb, typed: Sequence[str], known: Sequence[Choice]) -> Cand
     if verb.name == "completion":
         return [(file.suffix[1:], "") for file in SHELLS.iterdir()]
     with_value = [f"--{option.name}" for option in verb.options if option.kind is not bool]
-    values = [place + 1 for place, one in enumerate(typed) if one in (*with_value, *WITH_VALUE)]
-    place = sum(not re.search("^-|=", one) for number, one in enumerate(typed) if number not in values)
+    values = [place + 1 for place, one in enumerate(typed) if one in (*with_value, *TAKE_VALUES)]
+    place = sum(not one.startswith("-") and is_word(one) for number, one in enumerate(typed) if number not in values)
     names = verb.words.split()
     word = names[min(place, len(names) - 1)] if names and (place < len(names) or "..." in names[-1]) else ""
     if word.strip("[].") != "RUN":

@@ -14,4 +14,6 @@ from runner.verbs import train
 
 def run(job: Job) -> Objective:
     """Train a fork, and return the objective. All ranks."""
-    return train.run(job)
+    from runner.trials.forking import begin_fork  # imports torch
+
+    return train.train(job, begin_fork)

@@ -58,7 +58,7 @@ def overview(own: Path | None = None) -> Iterator[str]:
     yield from in_columns(LINES)
     for group in dict.fromkeys(verb.group for verb in VERBS.values()):
         yield ""
-        yield heading(f"{group}")
+        yield heading(group)
         rows = []
         for verb in VERBS.values():
             if verb.group == group:

@@ -19,6 +19,8 @@ def run(command: Command) -> None:
     """Write the files of a new project into a folder that does not exist yet, or is empty."""
     (name,) = command.words
     folder = Path(name).absolute()
+    if not name:
+        raise WrongKey("FOLDER", "needs a name; write runner init my_project", repr(name))
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise WrongKey("FOLDER", "is there already, and nothing is overwritten; give a new folder", repr(name))
     shutil.copytree(TEMPLATE, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)

@@ -12,14 +12,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.cli.command import Command
+from runner.cli.command import Command, batch_of
 from runner.config.errors import config_errors
 from runner.distributed.environment import is_rank_zero
 from runner.failures.crash import FACTS, describe_crash
 from runner.failures.errors import WrongKey
 from runner.files.printable import printable
 from runner.files.whole import read_object, write_whole
-from runner.history.forks import batch_of
 from runner.records.job import Job
 from runner.records.past import given_run
 from runner.terminal.answer import give
@@ -30,16 +29,16 @@ if TYPE_CHECKING:
     from runner.trials.replayed import ReplayedBatch
 
 FORMATS = (".png", ".svg", ".pdf")
+NO_BATCH = "must be the number of a batch, counted from 1; only a run that failed and left a crash.zip needs none"
 SHOWN = 6  # layers whose norms are printed
 _MORE = 8  # samples in a line
 
 
 def check(command: Command, config: Mapping[str, Any]) -> None:
-    """Check the words and options of a replay, whose run is a folder."""
+    """Check the words and options of a replay."""
     asked = command.options
-    if (_batch(command) or 0) < 1 and (command.batch is not None or not _read_crash(Path(command.words[0]))):
-        reason = "must be the number of a batch, counted from 1; only a run that failed and left a crash.zip needs none"
-        raise WrongKey("BATCH", reason, repr(command.batch or ""))
+    if command.batch is not None and not batch_of(command.batch):
+        raise WrongKey("BATCH", NO_BATCH, repr(command.batch))
     if asked["worst"] < 0:
         raise WrongKey("--worst", "must be a number of samples, at least 0", repr(asked["worst"]))
     if asked["picture"] and Path(asked["picture"]).suffix not in FORMATS:
@@ -61,8 +60,11 @@ def run(job: Job) -> None:
 
     asked = job.command.options
     source = Path(job.source)
-    batch = _batch(job.command)
+    batch = batch_of(job.command.batch)
     crash = {} if batch else _read_crash(source)
+    with config_errors():
+        if not batch and not crash:
+            raise WrongKey("BATCH", NO_BATCH, "''")
     batch = batch or crash["batch"]
     noted = ReplayedBatch(batch, asked["debug"])
     with config_errors():
@@ -97,11 +99,6 @@ def _show_checkpoint(path: Path, run: Path) -> str:
     """Return the path of a checkpoint, relative to a run that was unpacked from a file: its folder is temporary."""
     inside = path.relative_to(run.resolve()) if path.is_relative_to(run.resolve()) else None
     return f"its {inside}" if inside is not None else show_path(path)
-
-
-def _batch(command: Command) -> int | None:
-    """Return the batch that was typed; None if there is none, or it is no number."""
-    return batch_of(command.batch)
 
 
 def _read_crash(run: Path) -> dict[str, Any]:
@@ -248,8 +245,11 @@ def _picture_file(job: Job, batch: int) -> str:
     name = job.command.options["picture"]
     if not name or "/" in name:
         return name
-    is_unpacked = given_run(job).endswith(".zip") or "://" in given_run(job)
-    return str((Path() if is_unpacked else Path(job.source)) / "replay" / f"ba{batch}" / name)
+    given = Path(str(job.command.run))
+    # Without a batch, it is the crash.zip in the run's folder that was unpacked.
+    folder = Path(job.source) if job.command.batch else given
+    folder = Path() if given.is_file() or "://" in str(given) else folder
+    return str(folder / "replay" / f"ba{batch}" / name)
 
 
 def _draw(inputs: Any, places: list[int], captions: list[str], path: str, title: str) -> str | None:

@@ -59,7 +59,12 @@ def run(command: Command) -> None:
 def describe(run: SavedFolder) -> dict[str, Any]:
     """Return all that is known of a run, in plain containers; NaN and infinities as text."""
     result = run.result
-    known: dict[str, Any] = {"folder": str(run.folder), "status": run.status, "started": _time(run.started)}
+    known: dict[str, Any] = {
+        "folder": str(run.folder),
+        "status": run.status,
+        "verb": run.value("verb"),
+        "started": _time(run.started),
+    }
     if result is None:
         return known
     return {
@@ -210,8 +215,7 @@ def _objectives(runs: Sequence[SavedFolder]) -> list[str]:
 
 def _what_differs(runs: Sequence[SavedFolder]) -> list[str]:
     """Return for each run the overrides that not all of these runs were typed with, keys cut to their last part."""
-    known = [[] if run.result is None else run.result.overrides for run in runs]
-    typed = known
+    typed = [[] if run.result is None else run.result.overrides for run in runs]
     shared = set(typed[0]).intersection(*typed) if len(runs) > 1 else set()
     texts = []
     for overrides in typed:
@@ -235,7 +239,7 @@ def _write_csv(runs: Sequence[SavedFolder]) -> None:
     described = [describe(run) for run in runs]
     nested = {"metrics": dict.fromkeys(key for one in described for key in one.get("metrics", ()))}
     nested["choices"] = dict.fromkeys(key for one in described for key in one.get("choices", ()))
-    plain = ["folder", "status", "started", "name", "seconds", "objective", "objective_name"]
+    plain = ["folder", "status", "verb", "started", "name", "seconds", "objective", "objective_name"]
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(map(csv_cell, [*plain, *nested["metrics"], *nested["choices"], "overrides"]))
     for one in described:

@@ -212,11 +212,11 @@ def _comments(table: Table) -> list[str]:
 
 def _keys(command: Command, axis: str, candidate: Candidate) -> list[str]:
     """Return the keys of rows or columns."""
-    names = [one for one in re.split(r"[\s,\[\]]+", command.options[axis]) if one]
+    names: Sequence[str] = command.options[axis]
     for name in names:
         if all(SavedFolder(run.folder, run.result).value(name) is None for run in candidate.runs):
             raise WrongKey(f"--{axis}", "no run has a value of this name; must be a group or a key", repr(name))
-    return names
+    return [*names]
 
 
 def _place(run: SavedFolder, keys: Sequence[str]) -> Place:

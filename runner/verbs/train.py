@@ -6,7 +6,7 @@ it trains one job for each combination of the values that are typed with commas 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -34,7 +34,14 @@ if TYPE_CHECKING:
 
 
 def run(job: Job) -> Objective:
+    """Train, and return the objective, or several. All ranks."""
+    return train(job)
+
+
+def train(job: Job, begin: Callable[[Job], str] | None = None) -> Objective:
     """Build the Trainer of a job, train, and return the objective, or several. All ranks.
+
+    `begin` makes the checkpoint to continue from, and returns its folder; it may train.
 
     Raises:
         WrongConfig: training cannot begin as configured.
@@ -44,10 +51,8 @@ def run(job: Job) -> Objective:
     with suppress(Pruned), diverging(), recording(job) as result, exits_as_failures(), restarting(job):
         with config_errors():
             job = replace(job, config=settled(job.config, job.resume))
-            if job.command.verb == "fork":
-                from runner.trials.forking import begin_fork  # imports torch
-
-                job = replace(job, resume=begin_fork(job))
+            if begin is not None:
+                job = replace(job, resume=begin(job))
             trainer = build.build(job.config, Path(job.run_dir), job.run_name, job.resume)
         # Imports torch, which `build` has imported by now.
         from runner.trials.diagnosis import noting_first_batch, refusing_first_batch

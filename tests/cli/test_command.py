@@ -87,7 +87,7 @@ def test_an_option_has_a_value_of_its_kind(line: str, found: dict[str, Any]):
         ("resume RUN -c job --resolve", "resume", ("-c", "job", "--resolve")),
         ("prove --info all-x --hydra-help", "prove", ("--info", "all-x", "--hydra-help")),
         ("-m fork RUN ba5,ba9 optimizer.lr=1", "fork", ("optimizer.lr=1", "+at=ba5,ba9", "-m")),
-        ("fork RUN ba5,ba9 --multi", "fork", ("+at=ba5,ba9", "--multi")),
+        ("fork RUN ba5,ba9 --multi", "fork", ("+at=ba5,ba9", "--multirun")),
     ],
 )
 def test_options_of_hydra_may_stand_anywhere(line: str, verb: str, overrides: tuple[str, ...]):
@@ -119,6 +119,9 @@ def test_a_path_with_an_equals_sign_is_a_word_if_it_exists_or_is_like_no_key(
         ("compare A", "compare: takes RUN RUN..., not A; write runner compare RUN RUN..., ", "RUN"),
         ("init", "init: takes FOLDER, not nothing; write runner init FOLDER, such as ", "FOLDER"),
         ("list a b", "list: takes [GROUP], not a b; write runner list [GROUP], such as ", "GROUP"),
+        ("fork RUN x", "BATCH='x': must be the number of a batch, such as ba1200", "BATCH"),
+        ("fork RUN ba0", "BATCH='ba0': must be the number of a batch, such as ba1200", "BATCH"),
+        ("-m fork RUN ba5,x", "BATCH='x': must be the number of a batch, such as ba1200", "BATCH"),
         ("fork RUN 5,9", "BATCH='5,9': takes one batch; add -m to begin a fork at each", "BATCH"),
         ("prove --kills", "--kills: needs a value (kills: during ", "--kills"),
         ("prove --kills --keep", "--kills: needs a value (kills: during ", "--kills"),
@@ -135,6 +138,8 @@ def test_a_path_with_an_equals_sign_is_a_word_if_it_exists_or_is_like_no_key(
         ("eval R --lr 0.1", "--lr: no such option. Keys are written without dashes; write optimizer.lr=0.1", ""),
         ("runs --lr 1", "--lr: runs has no such option; allowed: --sort, --format, --limit", "--lr"),
         ("help --lr", "--lr: help has no such option; allowed: none", "--lr"),
+        ("-lr", "-lr: no such option. Keys are written without dashes; write optimizer.lr=...", ""),
+        ("-x=3", "-x=3: no such option. Keys are written without dashes: x=3", ""),
         ("model=mlp --confg", "--confg: no such option. Did you mean --cfg? Keys are written without dashes: ", ""),
         ("-m resume R seed=1,2", "-m: resume takes one experiment at a time; leave out -m", "-m"),
         ("prove --multirun", "-m: prove takes one experiment at a time; leave out -m", "-m"),
@@ -155,7 +160,7 @@ VALUES = {bool: [True], int: [3], float: [0.25], str: ["a=b c", "-x"], list: [("
 def many_commands(verb: Verb) -> list[Command]:
     """Commands with each option of a verb, with all of them, and with the words and overrides that it takes."""
     count = max(verb.least_words, min(verb.most_words, 2))
-    words = [f"word {number}" for number in range(count)]
+    words = ["word 1", "ba2"][:count]
     swept = ["-m"] * verb.can_be_swept
     overrides = ["model=mlp", "~callbacks.x", *swept] if verb.composes else ["--config-dir", "mine"]
     each = [
@@ -186,7 +191,8 @@ def test_a_command_names_its_run_and_its_batch():
     assert (parse(["fork", "RUN", "ba5"]).run, parse(["fork", "RUN", "ba5"]).batch) == ("RUN", "ba5")
     assert (parse(["replay", "RUN"]).run, parse(["replay", "RUN"]).batch) == ("RUN", None)
     assert (parse(["export", "RUN", "x.pt"]).run, parse(["compare", "A", "B"]).run) == (None, None)
-    assert (parse([]).run, parse(["eval"]).run, Command().options) == (None, None, {})
+    assert (parse([]).run, parse(["eval"]).run) == (None, None)
+    assert parse([]) == Command.of("train")
 
 
 def test_python_gives_a_command_its_options():

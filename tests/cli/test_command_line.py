@@ -43,8 +43,6 @@ def test_hydra_s_options_are_known(run_here: Any):
 @pytest.mark.parametrize(
     ("argument", "parts"),
     [
-        ("-lr", ("-lr: no such option", "lr=...")),
-        ("-x=3", ("-x=3: no such option", "x=3")),
         ("--config-path=mine", ("--config-path=mine: ", "--config-dir=<folder>")),
         ("--shell-completion", ("runner completion bash",)),
         ("hydra.launcher=joblib", ("is a group, written with a slash: hydra/launcher=joblib",)),

@@ -96,7 +96,7 @@ def assert_told(line: str, why: str, command: str) -> None:
     message, fix = str(raised.value), f"runner {command}"
     assert message.endswith(f": {why}; write {fix}") and "\n" not in message
     wrong = message.removesuffix(f": {why}; write {fix}")
-    assert all(one in arguments for one in wrong.split(" ") if " " not in line) or wrong in line.replace("'", "")
+    assert wrong and all(part in " ".join(arguments) for part in wrong.split(" "))
     assert advice_in(raised.value).fix == fix
     parse([one for one in shlex.split(command) if one != "--json"])
 

@@ -89,7 +89,7 @@ def test_a_verb_that_leaves_a_run_runs_where_one_is_recorded():
         assert verb.keeps_folder == (verb.trains or verb.uses_weights)
         trains_here = verb.keeps_folder or verb.name in ("lr-range", "replay", "verify")  # three that keep nothing
         assert verb.on_all_ranks == trains_here
-        assert verb.composes or not (verb.uses_run or verb.on_all_ranks or verb.can_be_swept or verb.needs_experiment)
+        assert verb.composes or not (verb.uses_run or verb.on_all_ranks or verb.can_be_swept)
     assert TRAINING == ("train", "resume", "fork", "rerun")
 
 
@@ -99,7 +99,7 @@ def test_a_verb_has_the_options_that_the_program_reads_of_it():
         trust = {"allow_targets", "allow_code", "allow_addresses"}
         assert trust <= {*verb.defaults} if verb.uses_run else not trust & {*verb.defaults}
         assert ("allow_divergence" in verb.defaults) == verb.trains
-        assert ("allow_changes" in verb.defaults) == (verb.shows_resume or verb.name == "resume")
+        assert ("allow_changes" in verb.defaults) == (verb.name in ("resume", "check", "explain"))
         assert ({"afresh", "revive"} <= {*verb.defaults}) == (verb.trains and verb.can_be_swept)
 
 

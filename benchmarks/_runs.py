@@ -61,10 +61,11 @@ def train(run: Run) -> Result:
     """Train a run in this process and evaluate it once, at the end."""
     from runner import evaluation_weights
     from runner.config import build
+    from runner.config.experiment import Experiment
 
-    config = compose([*run.arguments, f"seed={run.seed}"])
-    build.check(config)
-    with tempfile.TemporaryDirectory() as folder, build.build(config, Path(folder), "run") as trainer:
+    experiment = Experiment(compose([*run.arguments, f"seed={run.seed}"]))
+    build.check(experiment)
+    with tempfile.TemporaryDirectory() as folder, build.build(experiment, Path(folder), "run") as trainer:
         began = time.process_time()
         trainer.fit()
         with evaluation_weights(trainer.state):  # an average's batch norm is estimated here, and remembered

@@ -69,7 +69,7 @@ class SweepPruner(Callback):
             return  # a trial
         self._in_sweep = True
         self._metric = self._choose_metric(state)
-        if self._by_seed and state.config["folds"] is not None:
+        if self._by_seed and state.config.get("folds") is not None:
             raise ValueError("pruner='wilcoxon': compares settings over seeds, and folds cannot replace seeds")
         is_worse = self._ask(lambda: self._begins_worse(state, sweep["fixed"]))
         if is_worse and state.timestamp < state.max_duration:
@@ -106,7 +106,7 @@ class SweepPruner(Callback):
 
     def _choose_metric(self, state: State) -> MetricChoice:
         """Return the metric to compare jobs by."""
-        objective = state.config["objective"]
+        objective = state.config.get("objective")
         if self.monitor is None and isinstance(objective, list):
             raise ValueError(f"monitor=None: there are several objectives; name one of them, such as {objective[0]}")
         chosen = self.monitor or objective

@@ -236,7 +236,7 @@ FAULTS = (
     ),
     Fault(
         "commands: the folder of a run that has a = in its name is a key",
-        "runner/cli/command.py",
+        "runner/cli/command_line.py",
         "return os.path.exists(argument)",
         "return False",
         "cli/test_command.py",
@@ -904,16 +904,16 @@ FAULTS = (
     # budgets
     Fault(
         "budgets: a run may train a batch less than was measured",
-        "runner/training/budget.py",
-        "(budget.batches + 0.5)",
-        "budget.batches",
-        "training/test_budget.py",
+        "runner/config/length.py",
+        "(batches + 0.5)",
+        "batches",
+        "config/test_length.py",
     ),
     Fault(
         "budgets: a rerun measures again",
         "runner/trials/measure.py",
-        "if budget.batches is not None:",
-        "if False:",
+        "if budget is None or budget.batches is not None:",
+        "if budget is None:",
         "trials/test_measure.py",
     ),
     Fault(
@@ -1751,14 +1751,14 @@ FAULTS = (
     Fault(
         "forks: the parent's last batches are trained with the fork's config",
         "runner/trials/forking.py",
-        "        **job.parent,\n",
-        "",
+        "experiment = job.parent.without",
+        "experiment = job.experiment.without",
         "history/test_forks.py",
     ),
     Fault(
         "forks: a fork between checkpoints has no curves of its parent",
         "runner/trials/forking.py",
-        """if one.get("_target_") == CURVES""",
+        "if one.target == CURVES",
         "if not one",
         "history/test_forks.py",
     ),

@@ -21,6 +21,7 @@ from runner import State
 from runner.config import build
 from runner.config.composed import to_plain
 from runner.config.composing import initialized
+from runner.config.experiment import Experiment
 from runner.core.hooks import Hooks
 from runner.libraries.foreign_hooks import HOOKS_HERE
 
@@ -58,7 +59,9 @@ def test_keys_compose_and_bind(page: str):
             words = [word for word in shlex.split(span) if word != "-m" and not word.startswith(SEQUENCES)]
             words = [word.partition(",")[0] if "-m" in span else word for word in words]
             words = [word for word in words if not word.startswith("trainer.load_path=")]
-            build.check(to_plain(compose("config", [word for word in words if not word.startswith("hydra.")])))
+            build.check(
+                Experiment(to_plain(compose("config", [word for word in words if not word.startswith("hydra.")])))
+            )
 
 
 @pytest.mark.parametrize("page", FROM)

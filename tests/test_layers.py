@@ -302,16 +302,30 @@ def test_only_the_top_layers_import_the_configuration_libraries():
     )
 
 
-def test_only_build_calls_instantiate():
+def test_a_config_is_subscripted_in_its_own_room_only():
+    """Everywhere else, an `Experiment` or a `Section` is asked by name."""
+    places = [
+        f"{source.at(node)}: ask the Experiment"
+        for source in all_sources()
+        if not source.module.startswith("runner.config.")
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Constant)
+        and ast.unparse(node.value).rpartition(".")[2] == "config"
+    ]
+    report(places)
+
+
+def test_only_sections_call_instantiate():
     places = []
     for source in all_sources():
-        if source.module == "runner.config.build":
+        if source.module == "runner.config.section":
             continue
         places += [found.where for found in imports(source) if "instantiate" in found.target.split(".")]
         for node in ast.walk(source.tree):
             if isinstance(node, ast.Attribute) and node.attr == "instantiate":
                 places.append(source.at(node))
-    report([f"{where}: instantiate belongs to runner/config/build.py" for where in places])
+    report([f"{where}: instantiate belongs to runner/config/section.py" for where in places])
 
 
 @pytest.mark.parametrize("name", ["failures", "files", "timing"])

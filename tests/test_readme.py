@@ -16,6 +16,7 @@ from tiers import one_in
 from runner.cli.command import AT, parse
 from runner.cli.command_line import TAKE_VALUES, check_options
 from runner.config import build
+from runner.config.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
@@ -111,7 +112,7 @@ def test_a_command_that_is_shown_composes_and_binds(command: str):
         pytest.importorskip("datasets")
     overrides = [one for one in overrides if one != "sweep=optuna_tpe"]  # has Optuna's sweeper, an extra
     if typed.row.needs_experiment:
-        build.check(composed(*overrides))
+        build.check(Experiment(composed(*overrides)))
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))

@@ -14,6 +14,7 @@ from tiers import one_in
 from tiny_tokenizer import TEXT, make_tokenizer
 
 from runner.config import build
+from runner.config.experiment import Experiment
 from runner.libraries.hugging_face import import_hf
 from runner.trials import dry_run
 
@@ -32,8 +33,8 @@ def header(name: str) -> str:
 @pytest.mark.parametrize("name", one_in(3, MEASURED))
 def test_a_recipe_fits_together_and_nothing_in_it_is_doubtful(name: str):
     config = composed(f"experiment={name}")
-    build.check(config)
-    assert dry_run.try_out(config).warnings == []
+    build.check(Experiment(config))
+    assert dry_run.try_out(Experiment(config)).warnings == []
 
 
 @pytest.mark.parametrize("name", [IMAGES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in IMAGES[1:])])
@@ -46,8 +47,8 @@ def test_a_recipe_for_images_in_folders_fits_together(name: str, tmp_path: Path)
             Image.new("RGB", (8, 8)).save(tmp_path / folder / f"{number}.png")
     small = ("data.image_size=32", "data.batch_size=2", "trainer.precision=fp32", "model.module.name=resnet18")
     config = composed(f"experiment={name}", f"data.path={tmp_path}", *small)
-    build.check(config)
-    assert dry_run.try_out(config).warnings == []
+    build.check(Experiment(config))
+    assert dry_run.try_out(Experiment(config)).warnings == []
 
 
 def test_a_recipe_for_texts_fits_together_and_trains(tmp_path: Path, run_here: Any):
@@ -61,10 +62,10 @@ def test_a_recipe_for_texts_fits_together_and_trains(tmp_path: Path, run_here: A
     chosen += ["data.context=16", "data.batch_size=2", "data.eval_batch_size=2", "data.cache=null"]
     chosen += ["trainer.precision=fp32"]  # which no CPU warns of
     composed_config = composed(*chosen)
-    build.check(composed_config)
-    assert dry_run.try_out(composed_config).warnings == []
+    build.check(Experiment(composed_config))
+    assert dry_run.try_out(Experiment(composed_config)).warnings == []
     adapters = composed(*chosen, "model.module.lora={r: 2, lora_alpha: 4}")  # norms and biases are frozen
-    assert dry_run.try_out(adapters).warnings == []
+    assert dry_run.try_out(Experiment(adapters)).warnings == []
     ended = run_here(*chosen, "trainer.max_duration=3ba", "~callbacks.mlflow_logger", code=0)
     assert "BitsPerToken" in ended.out
 

@@ -83,7 +83,7 @@ def _parts(verb: Verb, arguments: Sequence[str]) -> list[_Argument]:
         name, equals, value = arguments[place].partition("=")
         length = 1
         is_key = bool(equals) and not name.startswith("-") and not is_word(arguments[place])
-        is_condition = not verb.composes and key_of(name).partition(".")[0] != verb.name
+        is_condition = not verb.composes and key_of(name).partition(".")[0] not in (verb.name, "output")
         key = key_of(name) if is_key and not is_condition else ""
         if name in DASHES:
             key = name[2:]

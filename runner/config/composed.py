@@ -98,7 +98,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
         key = next(iter(scheduler))
         reason = "has no effect: no scheduler is selected; choose one with scheduler=<name>"
         raise WrongKey(f"scheduler.{key}", reason)
-    for group in ("model", "data", "trainer"):
+    for group in ("model", "data", "trainer", "launch"):
         section_of(config, group)
     folds = config.get("folds")
     if folds is not None and not (isinstance(folds, Mapping) and "_target_" in folds):

@@ -17,10 +17,10 @@ from runner.cli.command import CONFIG_DIR
 from runner.cli.command_line import config_dir, search_path, typed_value
 from runner.comparing.changes import find_changes
 from runner.config.composing import initialized
+from runner.config.length import unmeasured
 from runner.config.replaced import without_replaced
 from runner.terminal.console import show_path
 from runner.terminal.text import print_to_stderr
-from runner.training.budget import unmeasured
 
 _SHOWN = 4  # differences to list; the rest are counted
 

@@ -14,6 +14,7 @@ from typing import Any
 from runner.cli.command import AT, Command
 from runner.cli.command_line import key_of, merge_repeated
 from runner.config.composed import GROUPS
+from runner.config.experiment import Experiment
 from runner.history.recompose import CONFIG_DIR
 from runner.history.saved_run import SavedRun
 
@@ -42,11 +43,11 @@ def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequen
     return config
 
 
-def saved_name(command: Command, saved: SavedRun, config: Mapping[str, Any], run_dir: Path) -> str:
+def saved_name(command: Command, saved: SavedRun, experiment: Experiment, run_dir: Path) -> str:
     """Return the name of a resumed run, or of a rerun or fork that has no choices to be named after; '' otherwise."""
     if command.row.uses_run not in ("rerun", "fork"):
         return saved.run_name
-    if saved.is_whole or config["run_name"]:
+    if saved.is_whole or experiment.run_name:
         return ""
     chosen = re.sub(r"^(\d+-)+|(-\d+)+$", "", saved.run_name)  # without the time and the date
     return made_name([chosen], run_dir) if chosen else ""

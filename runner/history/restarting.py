@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from runner.checkpoints.manifest import MANIFEST, read_manifest
-from runner.config import build
 from runner.distributed import restarts
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.slurm import check_progress
@@ -35,7 +34,7 @@ def restarting(job: Job) -> Iterator[None]:
         yield
         return
     run_dir = Path(job.run_dir)
-    launch = build.make_launch(job.config)
+    launch = job.experiment.launch
     before = saved_batch(run_dir)
     restart = partial(_restart, run_dir, launch.restarts)
     try:

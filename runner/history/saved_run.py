@@ -19,6 +19,7 @@ from runner.cli.command import Command, batch_of
 from runner.cli.command_line import config_dir, key_of
 from runner.cli.verbs import TRAINING
 from runner.config import build
+from runner.config.section import sections_in
 from runner.distributed.environment import kept_over_restarts
 from runner.failures.crash import BUNDLE
 from runner.failures.errors import WrongKey
@@ -166,9 +167,10 @@ def _find_by_id(command: Command, run_id: str) -> SavedRun:
     typed = [one for one in arguments if not re.match(r"-|~callbacks|callbacks=", one)]
     with composing():
         config: Any = OmegaConf.to_container(compose_conf(composable(typed, arguments), arguments), resolve=True)
+    callbacks = sections_in("callbacks", config.get("callbacks"))
     with TemporaryDirectory(prefix="runner-record-") as downloads:
         wanted = Path(downloads) if command.row.uses_run == "rerun" else None
-        found = {str(path) for one in build.make_destinations(config) if (path := one.find_run(run_id, wanted))}
+        found = {str(path) for one in build.make_destinations(callbacks) if (path := one.find_run(run_id, wanted))}
         if not found:
             raise ValueError(f"RUN={run_id!r}: neither a folder, nor a run in the MLflow store of this config")
         if len(found) > 1:
@@ -188,7 +190,8 @@ def _read(command: Command, given: str, path: str | None, folder: Path, mirror: 
         folder = record_of(run_dir, batch)
     config, overrides, environment = _read_record(folder, f"RUN={given!r}")
     if environment.get(VERB, "train") not in TRAINING and command.row.needs_experiment:
-        used = config["trainer"].get("load_path") if isinstance(config.get("trainer"), dict) else None
+        trainer = config.get("trainer")
+        used = trainer.get("load_path") if isinstance(trainer, dict) else None
         raise ValueError(
             f"RUN={given!r}: this run was made by runner {printable(environment[VERB])} ({ENVIRONMENT}) and trained "
             f"nothing; give the run that it used: {used}"

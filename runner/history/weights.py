@@ -1,29 +1,29 @@
-"""The config of a command that uses the weights of a run that was trained before, and trains nothing."""
+"""The experiment of a command that uses the weights of a run that was trained before, and trains nothing."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from runner.cli.command import Command
 from runner.cli.nearest import Advice
 from runner.config import build
+from runner.config.experiment import Experiment
 from runner.history.saved_run import SavedRun
 from runner.records.folder import MANIFEST
 from runner.terminal.console import show_path
 
 
 def with_saved_weights(
-    command: Command, config: dict[str, Any], run: str | None, saved: SavedRun | None
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the config of a run that uses saved weights, and tags that say where the weights are from.
+    command: Command, experiment: Experiment, run: str | None, saved: SavedRun | None
+) -> tuple[Experiment, dict[str, str]]:
+    """Return the experiment of a run that uses saved weights, and tags that say where the weights are from.
 
     They are the weights that evaluations of the other run used: if an algorithm averages weights, the average. The
     other run is neither resumed nor changed.
     """
-    trainer = config["trainer"]
-    if run is None and trainer.get("load_path") is None:
+    given = experiment.trainer.get("load_path")
+    if run is None and given is None:
         advice = Advice(
             f"{command.verb}: needs saved weights; write runner {command.verb} RUN, with a run's folder, one of its "
             "checkpoints or its MLflow id, or give trainer.load_path=<checkpoint> and the model whose weights it has"
@@ -32,15 +32,14 @@ def with_saved_weights(
     if command.options.get("format") == "parquet" and find_spec("pyarrow") is None:
         raise ImportError("--format parquet: needs the package pyarrow; install it, or give --format pt")
     key = "trainer.load_path" if run is None else "RUN"
-    path = run or trainer["load_path"]
-    if config["test"] == "best" and run is not None and command.verb == "eval":
+    path = run or given
+    if experiment.test == "best" and run is not None and command.verb == "eval":
         path = _best_of(path)
     checkpoint = str(build.checkpoint_of(key, path))
     by_id = saved is not None and not Path(saved.given).exists()
     tags = {"runner.evaluates": saved.given if saved is not None and by_id else checkpoint}
-    trains_only = build.callbacks_with(config, "only_in_training")
-    callbacks = {key: section for key, section in (config["callbacks"] or {}).items() if key not in trains_only}
-    return {**config, "callbacks": callbacks, "trainer": {**trainer, "load_path": checkpoint}}, tags
+    trains_only = build.classes_with("only_in_training", experiment.callbacks)
+    return experiment.without_callbacks(trains_only).training(load_path=checkpoint), tags
 
 
 def _best_of(path: str) -> str:

@@ -22,6 +22,7 @@ from runner.cli.verbs import VERBS
 from runner.config import build
 from runner.config.composed import to_plain
 from runner.config.errors import config_errors
+from runner.config.experiment import Experiment
 from runner.config.replaced import without_replaced
 from runner.config.sources import check_encoding
 from runner.distributed.environment import is_rank_zero
@@ -61,15 +62,15 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
         choices = dict(composed.hydra.runtime.choices)
         with open_dict(composed):
             del composed["hydra"]
-        config = to_plain(without_replaced(composed, arguments, options)[0])
-        build.check(config)
-        if "RANK" not in os.environ and build.make_launch(config).processes() > 1:
+        experiment = Experiment(to_plain(without_replaced(composed, arguments, options)[0]))
+        build.check(experiment)
+        if "RANK" not in os.environ and experiment.launch.processes() > 1:
             raise WrongKey("launch.nproc_per_node", "a program cannot start more ranks; use torchrun")
     command = Command.of("train", overrides=[*arguments, *options])
     run_dir = Path(_agree_on_folder())
-    name = name_run(command, config, run_dir, None, choices)
+    name = name_run(command, experiment, run_dir, None, choices)
     job = Job(
-        config=config,
+        experiment=experiment,
         run_dir=str(run_dir),
         run_name=name,
         command=command,
@@ -78,8 +79,8 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
         choices=chosen_names(choices, arguments),
     )
     with removed_when_refused(run_dir), config_errors():
-        job = replace(job, config=settled(job.config, None))
-        trainer = build.build(job.config, run_dir, name)
+        job = replace(job, experiment=settled(experiment, None))
+        trainer = build.build(job.experiment, run_dir, name)
         record(trainer, job)
     trainer.noting = partial(_recorded, trainer, job)
     return trainer
@@ -90,9 +91,9 @@ def _recorded(trainer: Trainer, job: Job) -> Iterator[None]:
     """Write to `result.json` how `fit`, `eval` or `predict` ended, and add notes to errors. All ranks."""
     from runner.trials.diagnosis import noting_faults
 
-    with recording(job) as result, timing(result, partial(noting_faults, job.config, job.choices)):
+    with recording(job) as result, timing(result, partial(noting_faults, job.experiment, job.choices)):
         yield
-        result.measure(trainer.state, job.config["objective"])
+        result.measure(trainer.state, job.experiment.objective)
 
 
 def _agree_on_folder() -> str:
@@ -152,15 +153,16 @@ def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
     if saved is None or saved.path is None:
         raise ValueError(f"run={str(run)!r}: has no record (config.yaml); give the folder of a run made by a command")
     checkpoint = build.checkpoint_of("run", saved.path)
-    config = saved.config
+    experiment = Experiment(saved.config)
     layout = Layout("ddp", None, None, 1)
     known = ("precision", "seed", "max_duration", "grad_accum", "microbatch_size")
-    settings = {key: config["trainer"][key] for key in known if key in config["trainer"]}
+    settings = {key: experiment.trainer.get(key) for key in known if key in experiment.trainer}
     cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     # No Trainer, which other ranks would have to make too.
     with _loading, torch.random.fork_rng(cuda):
-        algorithms = {key: build.make(f"algorithms.{key}", one) for key, one in (config["algorithms"] or {}).items()}
-        state = make_state(model=build.make_model(config), device="cpu", config=config, run_name="", **settings)
+        algorithms = {key: one.make() for key, one in experiment.algorithms.items()}
+        model = build.make_model(experiment)
+        state = make_state(model=model, device="cpu", config=saved.config, run_name="", **settings)
         state.algorithms, *_ = ordered_hooks(algorithms, (), ())
         layout.move(state.unwrapped_model, state.device, state.precision.weight_dtype)
         engine = Engine(state, Logger(state, ()))
@@ -168,7 +170,7 @@ def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
         layout.move(state.unwrapped_model, state.device, state.precision.weight_dtype)  # for new modules
         load_all_into(state.unwrapped_model, read_file(checkpoint, "model.pt"), checkpoint, strict=True)
         engine.close()
-    return SavedModel(state.unwrapped_model.eval(), config, checkpoint)
+    return SavedModel(state.unwrapped_model.eval(), saved.config, checkpoint)
 
 
 def replay(run: str | Path, batch: int, allow_targets: Sequence[str] = ()) -> Trainer:
@@ -199,4 +201,4 @@ def replay(run: str | Path, batch: int, allow_targets: Sequence[str] = ()) -> Tr
     saved = find_saved_run(with_latest(command))
     if saved is None or saved.run_dir is None:
         raise ValueError(f"run={str(run)!r}: its folder is not here; give the folder of a run made by a command")
-    return stand_before(saved.config, Path(saved.run_dir), batch)
+    return stand_before(Experiment(saved.config), Path(saved.run_dir), batch)

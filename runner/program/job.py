@@ -21,6 +21,7 @@ from runner.comparing.changes import changes_of_fork, changes_of_resume, find_ch
 from runner.config import build
 from runner.config.composed import to_plain
 from runner.config.errors import config_errors
+from runner.config.experiment import Experiment
 from runner.config.replaced import about_dropped, without_replaced
 from runner.distributed.endings import ended_by_signals
 from runner.distributed.environment import is_rank_zero, without_ranks
@@ -126,68 +127,68 @@ class _Start:
     """Where a job begins.
 
     Attributes:
-        config: the config, with the weights to load.
+        experiment: what is to be trained, with the weights to load.
         continued: the run that is continued, in its own folder; None for a new run.
         resume: the checkpoint, or the folder that holds it, whose state it begins with; None: the beginning.
         tags: facts about the run that it begins from.
     """
 
-    config: dict[str, Any]
+    experiment: Experiment
     continued: str | None = None
     resume: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
 
 
-def _find_start(command: Command, config: dict[str, Any], saved: SavedRun | None) -> _Start:
+def _find_start(command: Command, experiment: Experiment, saved: SavedRun | None) -> _Start:
     """Return where the job of a command begins."""
     verb = command.row
     run = command.run if saved is None else saved.path  # an id may have been typed
     if verb.uses_weights:
-        config, tags = with_saved_weights(command, config, run, saved)
-        return _Start(config, tags=tags)
+        experiment, tags = with_saved_weights(command, experiment, run, saved)
+        return _Start(experiment, tags=tags)
     if verb.uses_run == "fork":
         checkpoint, tags = find_fork(command, None if saved is None else saved.run_dir)
-        return _Start(config, resume=checkpoint, tags=tags)
+        return _Start(experiment, resume=checkpoint, tags=tags)
     if run is None or verb.uses_run != "resume":
-        return _Start(config)
+        return _Start(experiment)
     if saved is not None and verb.needs_experiment and from_the_start(saved):
-        return _Start(config, continued=run)  # there is no checkpoint, but the run keeps its folder
-    return _Start(config, continued=run, resume=run)
+        return _Start(experiment, continued=run)  # there is no checkpoint, but the run keeps its folder
+    return _Start(experiment, continued=run, resume=run)
 
 
 def prepare(config: DictConfig, hydra_config: Any, typed: Command, saved: SavedRun | None) -> Job:
     """Check a composed config and return its job. If the job needs other ranks, start them."""
     run_dir = output_dir(hydra_config)
     with removed_when_refused(run_dir), config_errors():
-        plain, command = _config_to_use(config, hydra_config, typed, saved)
+        experiment, command = _experiment_of(config, hydra_config, typed, saved)
         overrides = list(hydra_config.overrides.task)
         verb = command.row
         if verb.keeps_folder:  # otherwise no destination is called
-            build.warm_up(plain)
-        threads = start_ranks(plain, hydra_config) if verb.on_all_ranks else LEFT_TO_US
-        start = _find_start(command, plain, saved)
-        plain = start.config
+            build.warm_up(experiment.callbacks)
+        threads = start_ranks(experiment, hydra_config) if verb.on_all_ranks else LEFT_TO_US
+        start = _find_start(command, experiment, saved)
+        experiment = start.experiment
         if start.continued is not None:
             run_dir = Path(saved.run_dir) if saved and saved.run_dir else run_folder_of(start.continued) or run_dir
         elif verb.trains and hydra_config.mode is RunMode.RUN:
             check_unused(run_dir)
-        run_name = name_run(command, plain, run_dir, saved, hydra_config.runtime.choices)
+        run_name = name_run(command, experiment, run_dir, saved, hydra_config.runtime.choices)
         is_single = verb.trains and hydra_config.mode is RunMode.RUN  # a sweep keeps track of its own jobs
-        if is_single and (plain.get("callbacks") or {}).get("console_summary"):
+        if is_single and "console_summary" in experiment.callbacks:
             announce(run_name, run_dir)  # before torch is imported, which takes seconds
         source = "" if verb.uses_run != "retrain" or saved is None else saved.run_dir or ""
         with importing():
-            check_command(command, plain)
+            check_command(command, experiment)
             if start.resume is not None and verb.needs_experiment:
                 build.checkpoint_of("RUN", start.resume)
         restarted = checkpoint_before_restart(run_dir) if is_single else None
         differences: list[str] = []
         if restarted is None:
             before = start.resume or start.continued
-            differences = [*map(str, find_differences(command, plain, before, saved, overrides))]
+            differences = [*map(str, find_differences(command, experiment.plain, before, saved, overrides))]
         may_be_over = is_single and start.continued is not None and is_unfinished(run_dir)
     return Job(
-        config=plain,
+        experiment=experiment,
         run_dir=str(run_dir),
         run_name=run_name,
         command=typed,
@@ -199,16 +200,21 @@ def prepare(config: DictConfig, hydra_config: Any, typed: Command, saved: SavedR
         may_be_over=restarted is not None or may_be_over,
         arguments=arguments_to_record(saved, hydra_config),
         code={} if saved is None else saved.code,
-        parent={} if saved is None or verb.uses_run != "fork" else saved.config,
+        parent=_parent_of(experiment, saved) if verb.uses_run == "fork" else None,
         choices=chosen_names(hydra_config.runtime.choices, overrides),
         differences=differences,
     )
 
 
-def _config_to_use(
+def _parent_of(experiment: Experiment, saved: SavedRun | None) -> Experiment | None:
+    """Return the experiment of the run that a fork begins from, with what its record leaves out."""
+    return None if saved is None else experiment.changed(**saved.config)
+
+
+def _experiment_of(
     config: DictConfig, hydra_config: Any, command: Command, saved: SavedRun | None
-) -> tuple[dict[str, Any], Command]:
-    """Return a composed config as plain values: without what a typed choice replaces, and merged into a saved run's.
+) -> tuple[Experiment, Command]:
+    """Return the experiment of a composed config: without what a typed choice replaces, and merged into a saved run's.
 
     In a sweep over the moments of a fork, the returned command has that of this job.
     """
@@ -219,9 +225,10 @@ def _config_to_use(
     plain = to_plain(config)
     if command.row.uses_run == "fork" and AT in plain:
         command = replace(command, words=(command.words[0], str(plain.pop(AT))))
-    sweep.check_choice(command, hydra_config, plain, saved)
     overrides = list(hydra_config.overrides.task)
-    return (plain if saved is None else merge_config(saved, plain, overrides)), command
+    experiment = Experiment(plain if saved is None else merge_config(saved, plain, overrides))
+    sweep.check_choice(command, hydra_config, experiment, saved)
+    return experiment, command
 
 
 def output_dir(hydra_config: Any) -> Path:
@@ -230,36 +237,35 @@ def output_dir(hydra_config: Any) -> Path:
     return Path(runtime["output_dir"])
 
 
-def start_ranks(config: Mapping[str, Any], hydra_config: Any) -> Threads:
+def start_ranks(experiment: Experiment, hydra_config: Any) -> Threads:
     """Start the other processes of a job, before this one imports torch, and return the CPU threads per rank."""
-    launch = build.make_launch(config)
+    launch = experiment.launch
     processes = launch.processes()
     jobs = parallel_jobs(hydra_config)
     threads = choose_threads(launch.threads, processes, jobs)
-    if jobs > 1 and config["trainer"].get("device", "auto") in ("auto", "cuda"):
+    if jobs > 1 and experiment.trainer.get("device", "auto") in ("auto", "cuda"):
         lease(processes, (Path(hydra_config.sweep.dir) / sweep.STOP).exists)
     ranks().start(processes, threads.number)
-    if uses_workers(config):
+    if uses_workers(experiment):
         start_fork_server()
     return threads
 
 
-def uses_workers(config: Mapping[str, Any]) -> bool:
-    """Return whether a config's data is read by workers, whose server should start early, beside this process."""
-    data = config.get("data")
-    return isinstance(data, dict) and bool(data.get("num_workers"))
+def uses_workers(experiment: Experiment) -> bool:
+    """Return whether an experiment's data is read by workers, whose server should start early, beside this process."""
+    return bool(experiment.data.get("num_workers"))
 
 
-def check_command(command: Command, config: Mapping[str, Any]) -> None:
-    """Check that a verb can use a config."""
+def check_command(command: Command, experiment: Experiment) -> None:
+    """Check that a verb can use an experiment."""
     verb = command.row
     if verb.needs_experiment:
         passed = sweep.led.passed if sweep.led is not None else None
-        build.check(config, passed, is_new=command.run is None)
+        build.check(experiment, passed, is_new=command.run is None)
     if (check := getattr(module_of(verb), "check", None)) is not None:
-        check(command, config)
+        check(command, experiment)
     if verb.on_all_ranks:
-        check_gpus(build.make_launch(config).processes(), config["trainer"].get("device"))
+        check_gpus(experiment.launch.processes(), experiment.trainer.get("device"))
 
 
 def find_differences(
@@ -276,18 +282,18 @@ def find_differences(
 
 
 def name_run(
-    command: Command, config: Mapping[str, Any], run_dir: Path, saved: SavedRun | None, choices: Mapping[str, str]
+    command: Command, experiment: Experiment, run_dir: Path, saved: SavedRun | None, choices: Mapping[str, str]
 ) -> str:
     """Return the name of a run: the one typed or recorded, or else a name made from its folder, model and data.
 
     The verb comes first if the run only uses the weights of another run.
     """
-    name = config["run_name"]
+    name = experiment.run_name
     if not name:
         chosen = [choices.get(group) or f"own-{group}" for group in ("model", "data")]
         name = made_name(chosen, run_dir)
-    if saved is not None and config["run_name"] == saved.config.get("run_name"):
-        name = saved_name(command, saved, config, run_dir) or name
+    if saved is not None and experiment.run_name == saved.config.get("run_name"):
+        name = saved_name(command, saved, experiment, run_dir) or name
     return f"{command.verb}-{name}" if command.row.uses_weights else str(name)
 
 
@@ -310,12 +316,12 @@ def run(job: Job) -> Objective:
     threads = keep_threads(job) if verb.trains else job.threads
     with removed_when_refused(Path(job.run_dir)), with_threads(*threads), ExitStack() as stack:
         if verb.on_all_ranks:
-            launch = build.make_launch(job.config)
+            launch = job.experiment.launch
             if launch.requeue and not is_slurm_job() and verb.trains and is_rank_zero():
                 log.warning("launch.requeue=true: has no effect outside Slurm")
             stack.enter_context(requeued_by_signals(launch.requeues))
             stack.enter_context(ended_by_signals(launch.grace))
-            device = str(job.config["trainer"].get("device", "auto"))
+            device = str(job.experiment.trainer.get("device", "auto"))
             stack.enter_context(ended_when_stuck(launch.patience_seconds, Path(job.run_dir), device))
         if verb.folder == "temporary" and job.resume is None:  # otherwise the folder is another run's
             stack.callback(run_folder.remove_empty, Path(job.run_dir))
@@ -351,7 +357,7 @@ def follow(ranks: Ranks) -> int:
 
 def _follow(ranks: Ranks) -> int:
     for job in map(Job.from_message, ranks.receive()):
-        if uses_workers(job.config):
+        if uses_workers(job.experiment):
             start_fork_server()
         with output_to(job.log, job.is_logged_too):
             try:

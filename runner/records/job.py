@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runner.cli.command import Command
+from runner.config.experiment import Experiment
 from runner.distributed.threads import LEFT_TO_US, Threads
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run to do, made of plain containers, so that it can be sent to other processes as JSON.
+    """One run to do; it can be sent to other processes as JSON.
 
     Attributes:
-        config: the composed config, resolved.
+        experiment: what is to be trained.
         run_dir: the run's folder.
         run_name: the run's name.
         command: the command that was typed; `latest` is the folder of that run.
@@ -29,12 +30,12 @@ class Job:
         log: the file that takes what is printed, for a job of a sweep or of Slurm; empty: the terminal.
         is_logged_too: whether what goes to `log` is printed as well.
         code: modules of a saved run that are imported instead of the current ones, by path.
-        parent: the config of the run that a fork begins from, as that run had it there; empty if it is not a fork.
+        parent: the experiment of the run that a fork begins from, as that run had it there; None if it is not a fork.
         differences: how the config of a run that is resumed, forked or rerun differs from its recorded config.
         choices: the chosen name of each config group, such as {'model': 'mlp'}; without those whose target was typed.
     """
 
-    config: dict[str, Any]
+    experiment: Experiment
     run_dir: str
     run_name: str
     command: Command = field(default_factory=lambda: Command.of("train"))
@@ -48,7 +49,7 @@ class Job:
     log: str = ""
     is_logged_too: bool = False
     code: dict[str, str] = field(default_factory=dict)
-    parent: dict[str, Any] = field(default_factory=dict)
+    parent: Experiment | None = None
     differences: list[str] = field(default_factory=list)
     choices: dict[str, str] = field(default_factory=dict)
 
@@ -61,7 +62,14 @@ class Job:
 
         command = with_tuples(message["command"])
         command["options"] = with_tuples(command["options"])
-        return cls(**{**message, "command": Command(**command), "threads": Threads(*message["threads"])})
+        parent = message["parent"]
+        made = {
+            "experiment": Experiment(**message["experiment"]),
+            "command": Command(**command),
+            "threads": Threads(*message["threads"]),
+            "parent": None if parent is None else Experiment(**parent),
+        }
+        return cls(**{**message, **made})
 
     @property
     def title(self) -> str:

@@ -117,7 +117,7 @@ def log_record(logger: Any, job: Job, goes_on_from: Path | None = None) -> None:
             logger.log_tags(job.tags)
         logger.log_hyperparameters(_chosen(job))
         run_dir = Path(job.run_dir)
-        files = write_record(run_dir, job.config, job.arguments, job.run_name, job.command, goes_on_from)
+        files = write_record(run_dir, job.experiment.plain, job.arguments, job.run_name, job.command, goes_on_from)
         # Records of earlier sessions are sent too, but not the checkpoints that were moved there.
         files += [*run_dir.glob("sessions/*/*"), *run_dir.glob(f"sessions/*/{CODE}/**/*")]
         for path in files:
@@ -131,7 +131,7 @@ def _chosen(job: Job) -> dict[str, Any]:
     chosen: dict[str, Any] = {group: name for group, name in job.choices.items() if name != "default"}
     for key in map(key_of, job.overrides):
         section, *parts = key.split(".")
-        value: Any = hidden_everywhere(job.config.get(section))
+        value: Any = hidden_everywhere(job.experiment.plain.get(section))
         for part in parts:
             value = value.get(part) if isinstance(value, Mapping) else None
         is_choice = isinstance(value, Mapping) and not parts

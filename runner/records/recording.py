@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.nearest import nearest
+from runner.config.length import unmeasured
 from runner.distributed.environment import is_rank_zero
 from runner.failures.errors import Diverged, SessionOver, WrongConfig, WrongKey
 from runner.failures.facts import facts_of
@@ -24,7 +25,6 @@ from runner.records.listing import LARGEST, load_plain
 from runner.records.load import LoadMeter
 from runner.records.result import TIME, Result, objectives_of, read_result
 from runner.terminal.answer import give
-from runner.training.budget import unmeasured
 from runner.training.metric_choice import metrics_named
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def recording(job: Job) -> Iterator[Result]:
     folder = Path(job.run_dir)
     before = read_result(folder)
     meter = LoadMeter() if is_rank_zero() else None
-    result = Result("RUNNING", job.run_name, identify(job.config), job.overrides, choices=job.choices)
+    result = Result("RUNNING", job.run_name, identify(job.experiment.plain), job.overrides, choices=job.choices)
     result.parent = job.tags.get(PARENT, before.parent if before is not None else "")
     result.forked_at = int(job.tags.get(FORKED_AT, before.forked_at if before is not None else 0))
     earlier = result.seconds = before.seconds if before is not None else 0.0

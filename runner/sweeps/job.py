@@ -111,9 +111,9 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
     sweep = Sweep.read(hydra_config.sweep.dir)
     number = hydra_config.job.num
     choices = hydra_config.runtime.choices
-    identity = identify(job.config)
+    identity = identify(job.experiment.plain)
     tags = {"runner.sweep": sweep.id, "runner.job": str(number), "runner.overrides": " ".join(job.overrides)}
-    name = name_job(job.overrides, job.config["run_name"], sweep.fixed, choices, sweep.number)
+    name = name_job(job.overrides, job.experiment.run_name, sweep.fixed, choices, sweep.number)
     key = sweep.key_of_job(job.overrides)
     folder, is_new = _make_folder(sweep.folder, Result("RUNNING", name, identity, job.overrides))
     claim(sweep.folder, key, folder, identity)

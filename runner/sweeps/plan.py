@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -14,7 +15,9 @@ from runner.cli.command_line import key_of
 from runner.config import build
 from runner.config.composing import parse_override
 from runner.config.errors import config_errors
+from runner.config.experiment import Experiment
 from runner.config.replaced import about_dropped
+from runner.config.section import Section, sections_in
 from runner.failures.errors import ConstructorFailed, WrongConfig, WrongKey
 from runner.sweeps.job_loader import JobLoader
 from runner.terminal.text import print_to_stderr
@@ -29,7 +32,12 @@ class PlannedJob(NamedTuple):
     overrides: list[str]
     """The overrides that are specific to this job."""
     config: dict[str, Any]
-    """The resolved config."""
+    """The resolved config; of a job that begins with a run, without what that run recorded."""
+
+    @property
+    def callbacks(self) -> Mapping[str, Section]:
+        """The sections of its callbacks, by key."""
+        return sections_in("callbacks", self.config.get("callbacks"))
 
 
 def typed_overrides(config: DictConfig) -> list[Override]:
@@ -68,7 +76,7 @@ def check_jobs(jobs: list[PlannedJob], launcher: str, passed: set[str]) -> None:
     What has `passed` needs no second check when the jobs run in this process.
     """
     if launcher == "basic":
-        build.warm_up(jobs[0].config)
+        build.warm_up(jobs[0].callbacks)
         _check_all(jobs, passed, is_here=True)
     else:  # in a separate process: this one only waits for others, and need not import torch
         from concurrent.futures import ProcessPoolExecutor
@@ -95,31 +103,30 @@ def _check_all(jobs: list[PlannedJob], passed: set[str], is_here: bool) -> None:
         for job in jobs:
             try:
                 with config_errors():
-                    build.check(job.config, passed)
-                    _make(job.config, passed, is_here)
+                    experiment = Experiment(job.config)
+                    build.check(experiment, passed)
+                    _make(experiment, passed, is_here)
             except WrongConfig as error:
                 text = name_job_in(str(error), error.key, job.overrides)
                 raise WrongConfig(text, error.key, error.at, error.allowed, error.fix) from error.__cause__
 
 
-def _make(config: dict[str, Any], passed: set[str], is_here: bool) -> None:
+def _make(experiment: Experiment, passed: set[str], is_here: bool) -> None:
     """Create the parts of a job except its data, each distinct section once for all jobs; the model takes no memory."""
-    build.once(passed, build.make, "folds", config.get("folds"))
-    for group in ("callbacks", "algorithms"):
-        for key, section in (config.get(group) or {}).items():
-            build.once(passed, build.make, f"{group}.{key}", section)
-    build.once(passed, build.make_optimizer, {"optimizer": config["optimizer"]})
-    build.once(passed, build.make, "scheduler", config.get("scheduler"))
-    model = {key: config[key] for key in ("model", "init_weights")}
-    build.once(passed, _make_model, {**model, "seed": 0}, is_here)
+    hooks = (*experiment.callbacks.values(), *experiment.algorithms.values())
+    for section in filter(None, (experiment.folds, *hooks, experiment.scheduler)):
+        build.once(passed, ("made", section), section.make)
+    build.once(passed, ("made", experiment.optimizers), partial(build.make_optimizers, experiment.optimizers))
+    model = ("made", experiment.model, experiment.init_weights)
+    build.once(passed, model, partial(_make_model, experiment, is_here))
 
 
-def _make_model(config: dict[str, Any], is_here: bool) -> None:
+def _make_model(experiment: Experiment, is_here: bool) -> None:
     from runner.trials.dry_run import make_model_on_meta
 
-    if make_model_on_meta(config) is None:
+    if make_model_on_meta(experiment) is None:
         try:
-            build.make_model(config)
+            build.make_model(experiment)
         except ConstructorFailed:
             if is_here:  # other machines may have other devices
                 raise

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from runner.cli.nearest import nearest
-from runner.config import build
+from runner.config.section import Section
 from runner.failures.errors import WrongKey
 from runner.records.result import Result, objectives_of
 
@@ -72,7 +72,7 @@ def resume_study(config: DictConfig, name: str, over: Sequence[Result], unfinish
         sweeper.n_trials = max(0, sweeper.n_trials - len(over))
         storage = sweeper.storage
         if isinstance(storage, Mapping):
-            storage = build.make("hydra.sweeper.storage", storage)
+            storage = Section("hydra.sweeper.storage", storage).make()
         try:
             study = optuna.load_study(study_name=sweeper.study_name, storage=storage)
         except KeyError:

@@ -11,7 +11,7 @@ import re
 import shutil
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from runner.cli.command import Command
 from runner.cli.nearest import nearest
 from runner.config import build
 from runner.config.errors import config_errors
+from runner.config.experiment import Experiment
 from runner.core.destination import SweepSummary
 from runner.distributed.launch import check_launcher
 from runner.distributed.session import ending
@@ -208,7 +209,7 @@ def begin(config: DictConfig) -> None:
         if command.run is None:
             check_jobs(jobs, led.launcher, led.passed)
             led.leave_out_others(config, jobs)
-        led.destinations = build.make_destinations(jobs[0].config)
+        led.destinations = build.make_destinations(jobs[0].callbacks)
         for destination in led.destinations:
             destination.log_sweep(SweepSummary(folder, led.id, led.name, "RUNNING"))
         led.progress = Progress(led, [job.overrides for job in jobs], len(jobs) if is_grid(config) else total)
@@ -268,7 +269,7 @@ def _name(config: DictConfig, swept: list[str], folder: Path) -> tuple[str, int]
     return (base if number == 1 else f"{base}-{number}"), number
 
 
-def check_choice(typed: Command, hydra_config: Any, config: Mapping[str, Any], saved: SavedRun | None) -> None:
+def check_choice(typed: Command, hydra_config: Any, experiment: Experiment, saved: SavedRun | None) -> None:
     """Check that nothing is chosen for a single run that works only in sweeps.
 
     A saved run may be a job of a sweep.
@@ -279,7 +280,7 @@ def check_choice(typed: Command, hydra_config: Any, config: Mapping[str, Any], s
         remedy = "is for rerunning a sweep with -m; runner resume with the folder of a job revives a single one"
         raise WrongKey("--revive", remedy, repr(",".join(names)))
     if saved is None and typed.row.trains:
-        for key in build.callbacks_with(config, "only_in_sweeps"):
+        for key in build.classes_with("only_in_sweeps", experiment.callbacks):
             raise WrongKey(f"callbacks.{key}", "compares the jobs of a sweep; add -m, and values to sweep over")
     recorded = () if saved is None else saved.overrides
     choices = hydra_config.runtime.choices

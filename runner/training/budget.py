@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from runner.failures.errors import WrongKey
-from runner.timing.time import Time, TimeUnit, convert
+from runner.timing.time import Time, TimeUnit
 
 PARTS = ("training", "evaluation", "all")
 _FORM = re.compile(r"(\S+)(?: of (\w+))?(?: = ([1-9]\d*)ba)?")
@@ -83,62 +82,3 @@ class Budget:
 
     def __str__(self) -> str:
         return self.limit if self.batches is None else f"{self.limit} = {self.batches}ba"
-
-
-def check_budget(config: Mapping[str, Any], is_new: bool = True) -> None:
-    """Check that the budget of a config can be measured.
-
-    The config of a saved run, which is not new, may have the ratio of another budget.
-
-    Raises:
-        WrongKey: the value is not a budget, or another key contradicts it.
-    """
-    if config["budget"] is None or Budget.parse(config["budget"]).batches is not None:
-        return
-    duration = Time.parse_or_epochs(config["trainer"].get("max_duration", "1ep"), "max_duration")
-    if duration.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
-        reason = "the length to which the budget scales training and its schedule must be in epochs or batches"
-        raise WrongKey("trainer.max_duration", reason, repr(str(duration)))
-    if is_new and config["trainer"].get("scale_schedule_ratio", 1.0) != 1.0:
-        ratio = repr(config["trainer"]["scale_schedule_ratio"])
-        raise WrongKey("trainer.scale_schedule_ratio", "a budget sets it; leave one of them out", ratio)
-
-
-def unmeasured(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config without the values that measuring its budget added; unchanged without a budget."""
-    if config.get("budget") is None:
-        return config
-    trainer = {**config["trainer"], "scale_schedule_ratio": 1.0}
-    return {**config, "budget": Budget.parse(config["budget"]).limit, "trainer": trainer}
-
-
-def check_length(config: Mapping[str, Any], max_duration: Time, batches_per_epoch: int | None) -> None:
-    """Check that a run will train the number of batches that its budget was measured to allow.
-
-    Raises:
-        WrongKey: it will train more or fewer, because another key or the data has changed since.
-    """
-    if config["budget"] is None:
-        return
-    budget = Budget.parse(config["budget"])
-    if (length := convert(max_duration, TimeUnit.BATCH, None, batches_per_epoch)) != budget.batches:
-        reason = f"with this trainer.max_duration and this data, the run would now train {int(length):,} batches"
-        fix = "give another budget, or budget=null and trainer.scale_schedule_ratio=1.0"
-        raise WrongKey("budget", f"{reason}; {fix}", repr(str(budget)))
-
-
-def fitted(config: Mapping[str, Any], budget: Budget, batches_per_epoch: int | None) -> dict[str, Any]:
-    """Return a config that trains exactly the batches of a measured budget, with its schedule scaled to them.
-
-    Raises:
-        WrongKey: `trainer.max_duration` is in epochs of unknown length.
-    """
-    assert budget.batches is not None
-    duration = Time.parse_or_epochs(config["trainer"].get("max_duration", "1ep"), "max_duration")
-    try:
-        length = convert(duration, TimeUnit.BATCH, None, batches_per_epoch)
-    except ValueError:
-        reason = "the data does not define the length of an epoch; with a budget, give batches, such as 1000ba"
-        raise WrongKey("trainer.max_duration", reason, repr(str(duration))) from None
-    ratio = (budget.batches + 0.5) / float(length)  # the Trainer drops the half
-    return {**config, "budget": str(budget), "trainer": {**config["trainer"], "scale_schedule_ratio": ratio}}

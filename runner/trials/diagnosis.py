@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -15,6 +15,8 @@ from runner.cli.catalogue import CONF
 from runner.cli.command_line import only_typed
 from runner.config import build
 from runner.config.errors import CONFIG_ERRORS, explain, line_of_user
+from runner.config.experiment import Experiment
+from runner.config.section import Section
 from runner.core.state import State
 from runner.failures.errors import RankFailed, WrongArgument, WrongConfig
 from runner.failures.facts import annotate, argument_of, facts_of, is_of_environment
@@ -72,32 +74,32 @@ class HookAtFault(NamedTuple):
         return f"{self.group}.{self.key}" if self.group else self.key
 
 
-def hook_at_fault(error: BaseException, config: Mapping[str, Any]) -> HookAtFault | None:
+def hook_at_fault(error: BaseException, experiment: Experiment) -> HookAtFault | None:
     """Return the hook of the config that raised an exception, or None if no hook did."""
     for raiser in facts_of(error).raisers:
-        for group in ("callbacks", "algorithms"):
-            if raiser.config_key in (config.get(group) or {}):
+        for group, sections in (("callbacks", experiment.callbacks), ("algorithms", experiment.algorithms)):
+            if raiser.config_key in sections:
                 return HookAtFault(group, raiser.config_key, raiser.event)
-        if raiser.config_key == "scheduler" and config.get("scheduler"):
+        if raiser.config_key == "scheduler" and experiment.scheduler:
             return HookAtFault("", "scheduler", raiser.event)
     return None
 
 
 @contextmanager
-def naming_fault(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Iterator[None]:
+def naming_fault(experiment: Experiment, choices: Choices = NO_CHOICES) -> Iterator[None]:
     """Turn exceptions into a WrongConfig that names the cause and the line of the user's code."""
     try:
         yield
     except WrongConfig:
         raise
     except Exception as error:
-        raise _refused(_describe(error, config, choices), error) from error
+        raise _refused(_describe(error, experiment, choices), error) from error
 
 
 @contextmanager
-def noting_faults(config: Mapping[str, Any], choices: Choices) -> Iterator[None]:
+def noting_faults(experiment: Experiment, choices: Choices) -> Iterator[None]:
     """Add notes to exceptions: the section of the hook that raised it and, as in `noting_batch`, the batch."""
-    with build.naming_hooks(config), noting_batch(config, choices):
+    with build.naming_hooks(experiment), noting_batch(experiment, choices):
         yield
 
 
@@ -108,12 +110,12 @@ def noting_first_batch(job: Job, state: State) -> Iterator[None]:
     The refusal is one of the facts of the exception, which reach all ranks.
     """
     try:
-        with noting_faults(job.config, job.choices):
+        with noting_faults(job.experiment, job.choices):
             yield
     except Exception as error:
         may_not_recur = isinstance(error, OF_THE_ENVIRONMENT) or is_of_environment(error)
         if state.timestamp.batch == 0 and not may_not_recur and not facts_of(error).divergence:
-            annotate(error, refusal=_describe(error, job.config, job.choices), section=_section(error))
+            annotate(error, refusal=_describe(error, job.experiment, job.choices), section=_section(error))
         raise
 
 
@@ -139,7 +141,7 @@ def _section(error: Exception) -> str:
 
 
 @contextmanager
-def noting_batch(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> Iterator[None]:
+def noting_batch(experiment: Experiment, choices: Choices = NO_CHOICES) -> Iterator[None]:
     """Add a note with the current batch to errors raised by the model, or by a hook between loading and backward."""
     try:
         yield
@@ -147,38 +149,37 @@ def noting_batch(config: Mapping[str, Any], choices: Choices = NO_CHOICES) -> It
         raise
     except Exception as error:
         with suppress(Exception):  # a batch that cannot be described must not hide the error itself
-            _note_batch(error, config, choices)
+            _note_batch(error, experiment, choices)
         raise
 
 
-def _note_batch(error: Exception, config: Mapping[str, Any], choices: Choices) -> None:
-    hook = hook_at_fault(error, config)
+def _note_batch(error: Exception, experiment: Experiment, choices: Choices) -> None:
+    hook = hook_at_fault(error, experiment)
     step = _step(error)
     if hook is not None and hook.event in _OF_BATCH:
         error.add_note(f"with {_batch(error, hook.event in _WITH_OUTPUTS)}")
     elif hook is None and step is not None:
         place = f"in {STEPS[step]}, with {_batch(error, step in AFTER_FORWARD)}"
-        error.add_note(f"{place}: {_chosen('model', config, choices)}, {_chosen('data', config, choices)}")
+        error.add_note(f"{place}: {_chosen(experiment.model, choices)}, {_chosen(experiment.data, choices)}")
     if _is_device_assert(error):
         error.add_note(DEVICE_ASSERT)
 
 
-def _describe(error: Exception, config: Mapping[str, Any], choices: Choices) -> str:
-    hook = hook_at_fault(error, config)
+def _describe(error: Exception, experiment: Experiment, choices: Choices) -> str:
+    hook = hook_at_fault(error, experiment)
     step = _step(error)
     place = line_of_user(error)
-    model = _chosen("model", config, choices)
-    data = _chosen("data", config, choices)
+    model = _chosen(experiment.model, choices)
+    data = _chosen(experiment.data, choices)
     if hook is not None:
-        section = config[hook.group][hook.key] if hook.group else config[hook.key]
-        text = _in_section(hook.path, section, error)
+        text = _in_section(experiment.section_at(hook.path), error)
         when = "while closing" if hook.event is None else f"at {hook.event.name}"
         text += f"\n  {when}, with {model} and {data}"
     elif step is not None:
         batch = _batch(error, step in AFTER_FORWARD)
         text = f"{model} does not fit {data}. In {STEPS[step]}, with {batch}:\n  {_what(error)}"
-    elif argument_of(error) in config["trainer"]:
-        text = _in_section("trainer", config["trainer"], error)
+    elif argument_of(error) in experiment.trainer:
+        text = _in_section(experiment.trainer, error)
     elif isinstance(error, CONFIG_ERRORS):
         explanation = explain(error, sys.argv[1:], CONF)
         text = explanation.message
@@ -193,13 +194,14 @@ def _describe(error: Exception, config: Mapping[str, Any], choices: Choices) -> 
     return text
 
 
-def _in_section(path: str, section: Mapping[str, Any], error: Exception) -> str:
-    return f"{path}.{error}" if argument_of(error) in section else f"{path}: {_what(error)}"
+def _in_section(section: Section, error: Exception) -> str:
+    return f"{section.path}.{error}" if argument_of(error) in section else f"{section.path}: {_what(error)}"
 
 
-def _chosen(group: str, config: Mapping[str, Any], choices: Choices) -> str:
+def _chosen(section: Section, choices: Choices) -> str:
     """Return the choice for a group as it would be typed: 'model=mlp', or 'model._target_=...'."""
-    return f"{group}={choices[group]}" if group in choices else f"{group}._target_={config[group]['_target_']}"
+    group = section.path
+    return f"{group}={choices[group]}" if group in choices else f"{group}._target_={section.target}"
 
 
 def _step(error: Exception) -> str | None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.nn.parameter import is_lazy
 from runner.checkpoints.files import find_checkpoint
 from runner.checkpoints.snapshot import load_weights, restore
 from runner.config import build
-from runner.config.signatures import locate
+from runner.config.experiment import Experiment
 from runner.core.destination import LoggerDestination
 from runner.core.hooks import Callback
 from runner.core.state import State
@@ -89,47 +90,48 @@ class EventRecorder(Callback):
             state.stop_training()
 
 
-def try_out(config: Mapping[str, Any], choices: Choices = NO_CHOICES, resume: str | None = None) -> Findings:
+def try_out(experiment: Experiment, choices: Choices = NO_CHOICES, resume: str | None = None) -> Findings:
     """Send one batch through all events of a run, and return what that found out. Without other ranks.
 
     `resume` is the checkpoint that the run would continue from; on the meta device it is not read.
     Destinations are made but not called: they would write, print or connect.
     """
     findings = Findings()
-    with collecting_warnings(findings.warnings), naming_fault(config, choices):
-        build.make_parts(config, uploads=False)  # so that errors of constructors come before any data is read
-        model = make_model_on_meta(config)
-        data = _make_data(config, findings)
+    with collecting_warnings(findings.warnings), naming_fault(experiment, choices):
+        build.make_parts(experiment, uploads=False)  # so that errors of constructors come before any data is read
+        model = make_model_on_meta(experiment)
+        data = _make_data(experiment, findings)
         if model is not None and size_of([one for one in model.parameters() if not is_lazy(one)]) > MAX_WEIGHTS:
             findings.device = "meta"
-            while (hook := _find_refused_on_meta(config, data, findings)) is not None:
+            while (hook := _find_refused_on_meta(experiment, data, findings)) is not None:
                 findings.refused.append(hook)
         else:
             findings.device = "cpu"
-            _try_with_and_without_algorithms(config, data, findings, resume)
-    _predict_peak(config, data, findings)
+            _try_with_and_without_algorithms(experiment, data, findings, resume)
+    _predict_peak(experiment, data, findings)
     return findings
 
 
-def _predict_peak(config: Mapping[str, Any], data: TrialData, findings: Findings) -> None:
+def _predict_peak(experiment: Experiment, data: TrialData, findings: Findings) -> None:
     """Add to the findings what training takes at its peak with the batches of a rank, or why this cannot be told."""
     from runner.trials.peak_memory import predict_peak  # which imports much of torch
 
-    shards, split = layout_of(config)
-    ranks = max(build.make_launch(config).processes(), get_world_size())
+    shards, split = layout_of(experiment)
+    ranks = max(experiment.launch.processes(), get_world_size())
     samples = None if data.order is None else -(-data.order.batch_size // (ranks // split))
     reading: list[str] = []
     while True:
-        parts = _make_parts(config, findings) | {"callbacks": {}, "schedulers": None}
+        parts = _make_parts(experiment, findings) | {"callbacks": {}, "schedulers": None}
         parts["algorithms"] = {key: one for key, one in parts["algorithms"].items() if key not in reading}
         try:
             with collecting_warnings([]):
-                model = make_model_on_meta(config)
-                model = build.make_model(config) if model is None else model
+                model = make_model_on_meta(experiment)
+                model = build.make_model(experiment) if model is None else model
                 batch = data.train.take(samples)
-                peak = predict_peak(config, model, batch, lambda one: data.train.yielding(one, samples), parts, ranks)
+                loader = partial(data.train.yielding, samples=samples)
+                peak = predict_peak(experiment, model, batch, loader, parts, ranks)
         except Exception as error:  # whether training works has been tried before
-            hook = hook_at_fault(error, config)
+            hook = hook_at_fault(error, experiment)
             if hook is None or hook.key in reading:
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0]
                 findings.unpredicted = f"the memory of activations: {reason}"
@@ -145,17 +147,17 @@ def _predict_peak(config: Mapping[str, Any], data: TrialData, findings: Findings
 
 
 @contextmanager
-def make_idle_trainer(config: Mapping[str, Any], logs: bool) -> Iterator[Trainer]:
-    """Yield the Trainer of a config without its data, callbacks and algorithms, in a temporary folder."""
-    model = make_model_on_meta(config)
+def make_idle_trainer(experiment: Experiment, logs: bool) -> Iterator[Trainer]:
+    """Yield the Trainer of an experiment without its data, callbacks and algorithms, in a temporary folder."""
+    model = make_model_on_meta(experiment)
     changed = {"device": "cpu" if model is None else "meta", "precision": "fp32", "compile": False, "load_path": None}
     with (
         tempfile.TemporaryDirectory(prefix="runner-check-") as folder,
         build.assemble(
-            {**config, "trainer": {**config["trainer"], **changed}},
+            experiment.training(**changed),
             Path(folder, "run"),
             "check",
-            model=build.make_model(config) if model is None else model,
+            model=build.make_model(experiment) if model is None else model,
             loggers=[LoggerDestination()] if logs else [],
         ) as trainer,
     ):
@@ -163,43 +165,43 @@ def make_idle_trainer(config: Mapping[str, Any], logs: bool) -> Iterator[Trainer
 
 
 def _try_with_and_without_algorithms(
-    config: Mapping[str, Any], data: TrialData, findings: Findings, resume: str | None
+    experiment: Experiment, data: TrialData, findings: Findings, resume: str | None
 ) -> None:
     """Try the batch; if it fails without algorithms too, raise that error, which is simpler."""
     try:
-        _try_batch(config, data, findings, resume)
+        _try_batch(experiment, data, findings, resume)
     except Exception as error:
-        if config.get("algorithms"):
-            _try_batch({**config, "algorithms": {}}, data, Findings(device=findings.device), resume)
+        if experiment.algorithms:
+            _try_batch(experiment.changed(algorithms={}), data, Findings(device=findings.device), resume)
             annotate(error, works_without="algorithms")
             error.add_note("without algorithms it works")
         raise
 
 
-def make_model_on_meta(config: Mapping[str, Any]) -> Any:
+def make_model_on_meta(experiment: Experiment) -> Any:
     """Return the model on the meta device, without memory for its weights; None if it cannot be made there."""
     with suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.device("meta"):
-            return build.make_model(config)
+            return build.make_model(experiment)
     return None
 
 
-def _find_refused_on_meta(config: Mapping[str, Any], data: TrialData, findings: Findings) -> str | None:
+def _find_refused_on_meta(experiment: Experiment, data: TrialData, findings: Findings) -> str | None:
     """Try the batch on the meta device; return the key of a callback or algorithm that fails as it reads values."""
     try:
-        _try_batch(config, data, findings)
+        _try_batch(experiment, data, findings)
     except RuntimeError as error:
-        hook = hook_at_fault(error, config)
+        hook = hook_at_fault(error, experiment)
         if hook is None or "meta" not in str(error):
             raise
         return hook.key
     return None
 
 
-def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings, resume: str | None = None) -> None:
+def _try_batch(experiment: Experiment, data: TrialData, findings: Findings, resume: str | None = None) -> None:
     """Send one batch through a run on the device that the findings name, and add to the findings."""
-    section = config["trainer"]
+    section = experiment.trainer
     on_meta = findings.device == "meta"
     device = pick_device(section.get("device", "auto"))
     changed = {"device": findings.device, "compile": False, "iteration_length": None}
@@ -207,15 +209,15 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings, r
         changed["precision"] = "fp32"  # only bf16 changes the weights; autocast leaves them as they are
     if on_meta:
         changed["load_path"] = None
-    parts = _make_parts(config, findings)
+    parts = _make_parts(experiment, findings)
     parts["callbacks"]["check"] = recorder = EventRecorder()
-    model = make_model_on_meta(config) if on_meta else build.make_model(config)
+    model = make_model_on_meta(experiment) if on_meta else build.make_model(experiment)
     loaders: list[Any] = [data.train, *(one.dataloader for one in data.evaluators)]
     for loader in loaders:
         loader.read_for(model)
     with tempfile.TemporaryDirectory(prefix="runner-check-") as folder:
         trainer = build.assemble(
-            {**config, "trainer": {**section, **changed}},
+            experiment.training(**changed),
             Path(folder, "run"),
             "check",
             model=model,
@@ -226,7 +228,7 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings, r
             **parts,
         )
         with trainer:
-            check_test(trainer.state, config["test"], objectives_of(config["objective"]))
+            check_test(trainer.state, experiment.test, objectives_of(experiment.objective))
             check_unfinished(trainer.state)
             trainer.fit()
             if data.evaluators:
@@ -235,11 +237,11 @@ def _try_batch(config: Mapping[str, Any], data: TrialData, findings: Findings, r
                 trainer.predict(data.evaluators[0].dataloader if data.evaluators else data.train)
             findings.model = _name_of(trainer.state)
             findings.batch = data.train.describe()
-            findings.sizes = measure(trainer.state, *layout_of(config))
+            findings.sizes = measure(trainer.state, *layout_of(experiment))
             findings.groups = describe_groups(trainer.state.optimizers)
             findings.events = len(recorder.seen)
             findings.warnings += _find_untrained(trainer.state)
-            findings.warnings += find_mistakes(config, trainer.state.progress, data.order, device.type)
+            findings.warnings += find_mistakes(experiment, trainer.state.progress, data.order, device.type)
             _load_what_was_saved(trainer.state, on_meta)
 
 
@@ -259,9 +261,9 @@ def _load_what_was_saved(state: State, only_weights: bool) -> None:
         raise
 
 
-def _make_parts(config: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
-    """Return the objects of a config without its destinations, and without those that were refused before."""
-    parts = build.make_parts(config, uploads=False)
+def _make_parts(experiment: Experiment, findings: Findings) -> dict[str, Any]:
+    """Return the objects of an experiment without its destinations, and without those that were refused before."""
+    parts = build.make_parts(experiment, uploads=False)
     findings.destinations = [key for key, one in parts["callbacks"].items() if isinstance(one, LoggerDestination)]
     for group in ("callbacks", "algorithms"):
         left_out = (*findings.destinations, *findings.refused)
@@ -271,25 +273,25 @@ def _make_parts(config: Mapping[str, Any], findings: Findings) -> dict[str, Any]
     return parts
 
 
-def layout_of(config: Mapping[str, Any]) -> tuple[int, int]:
+def layout_of(experiment: Experiment) -> tuple[int, int]:
     """Return how many ranks will share one copy of the weights, or of their part of it, and how many split layers."""
-    section = config["trainer"]
-    ranks = max(build.make_launch(config).processes(), get_world_size())
+    section = experiment.trainer
+    ranks = max(experiment.launch.processes(), get_world_size())
     split = section.get("tensor_parallel", 1) if ranks > 1 else 1
     return (section.get("shard_size") or ranks // split) if section.get("parallel") == "fsdp" else 1, split
 
 
-def _make_data(config: Mapping[str, Any], findings: Findings) -> TrialData:
-    section = config["data"]
-    target = section["_target_"]
-    fake = hasattr(locate("data", target), "fake")
-    section = {**section, "_target_": f"{target}.fake"} if fake else section
-    train, evaluation = build.make_data({**config, "data": section})
+def _make_data(experiment: Experiment, findings: Findings) -> TrialData:
+    section = experiment.data
+    target = section.target
+    fake = hasattr(section.find_target(), "fake")
+    made = experiment.changed(data={**section.plain, "_target_": f"{target}.fake"}) if fake else experiment
+    train, evaluation = build.make_data(made)
     evaluators = ensure_evaluators(evaluation)
-    group = layout_of(config)[1]
+    group = layout_of(experiment)[1]
     loaders = [("train", train), *((one.label, one.dataloader) for one in evaluators)]
     for label, loader in () if fake else loaders:  # made-up batches do not show how the real ones are divided
-        refuse_unsharded(loader, label, build.make_launch(config).processes() // group, group)
+        refuse_unsharded(loader, label, experiment.launch.processes() // group, group)
     findings.data = "; ".join(f"{label} {_describe(loader)}" for label, loader in loaders)
     findings.data += f"; {'made up, not read' if fake else f'one batch read: {target} has no `fake`'}"
     for one in evaluators:

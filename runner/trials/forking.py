@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from runner.checkpoints.history import read_time
 from runner.checkpoints.snapshot import save_checkpoint
 from runner.cli.verbs import WATCHING
-from runner.config import build
 from runner.core.hooks import Callback
 from runner.distributed.environment import is_rank_zero
 from runner.files.whole import link_or_copy
@@ -72,23 +71,17 @@ def begin_fork(job: Job) -> str:
 def _train_trunk(job: Job, parent: Path, batch: int, path: Path) -> Path:
     """Train a parent from its last checkpoint up to a batch, save it at `path`, and return `path`. All ranks.
 
-    It is trained with the parent's config, on the fork's ranks and device. Of the parent's callbacks, those run that a
+    It is trained as the parent was, on the fork's ranks and device. Of the parent's callbacks, those run that a
     replay runs, and its learning curves, which the fork continues.
     """
-    sections = job.parent["callbacks"] or {}
+    assert job.parent is not None
     watchers: dict[str, Callback] = {
-        key: build.make(f"callbacks.{key}", one) for key, one in sections.items() if one.get("_target_") == CURVES
+        key: one.make() for key, one in job.parent.callbacks.items() if one.target == CURVES
     }
-    config = {
-        **job.config,
-        **job.parent,
-        "callbacks": {key: one for key, one in sections.items() if key not in WATCHING},
-        "trainer": {**job.parent["trainer"], "device": job.config["trainer"].get("device", "auto")},
-        "launch": job.config["launch"],
-    }
+    experiment = job.parent.without_callbacks(WATCHING).on_devices_of(job.experiment)
     # It ends itself, a batch earlier, so that its checkpoint does not ask the fork to end.
     with standing_before(
-        config, parent, batch, {**watchers, "fork": _SaveAt(batch, path)}, key="BATCH", until=batch + 1
+        experiment, parent, batch, {**watchers, "fork": _SaveAt(batch, path)}, key="BATCH", until=batch + 1
     ) as trainer:
         begun = trainer.state.timestamp.batch
         if is_rank_zero():

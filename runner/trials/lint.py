@@ -1,4 +1,4 @@
-"""Finds probable mistakes in a config with which a run would train.
+"""Finds probable mistakes in an experiment that would train.
 
 What cannot be trained at all is an error, which the part concerned raises in training too: a warm-up longer than the
 schedule, a `max_duration` in tokens with a model that does not count them, a monitored metric that is not computed,
@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runner.config.composed import targets
-from runner.config.signatures import default_of, taken_as_options
+from runner.config.experiment import Experiment
+from runner.config.signatures import default_of
 from runner.timing.time import Progress, Time, convert
 
 TOO_LONG = {
@@ -28,27 +28,30 @@ TOO_LONG = {
 """The consequence if the value of a key is longer than the run, by the suffix of the key."""
 
 
-def find_mistakes(config: Mapping[str, Any], progress: Progress, order: Any, device: str) -> Iterator[str]:
+def find_mistakes(experiment: Experiment, progress: Progress, order: Any, device: str) -> Iterator[str]:
     """Yield probable mistakes as sentences that begin with the key and its value."""
-    yield from _too_long(config, progress)
-    yield from _never_evaluated(config)
-    yield from _batches(config, order)
-    if config["trainer"].get("precision") == "amp_fp16" and device == "cpu":
+    yield from _too_long(experiment, progress)
+    yield from _never_evaluated(experiment)
+    yield from _batches(experiment, order)
+    if experiment.trainer.get("precision") == "amp_fp16" and device == "cpu":
         yield "trainer.precision='amp_fp16' on a CPU saves nothing and is slow: use fp32 or amp_bf16"
-    for path, section in targets(config):
-        for key in taken_as_options(path, section):
-            owner = section["_target_"]
-            yield f"{path}.{key} goes into the **options of {owner}, so it was not checked whether it is used"
+    for section in experiment.sections():
+        for key in section.unchecked():
+            options = f"the **options of {section.target}"
+            yield f"{section.path}.{key} goes into {options}, so it was not checked whether it is used"
 
 
-def _too_long(config: Mapping[str, Any], progress: Progress) -> Iterator[str]:
+def _too_long(experiment: Experiment, progress: Progress) -> Iterator[str]:
     duration = progress.max_duration
-    for path, section in targets({key: config.get(key) for key in ("trainer", "callbacks", "algorithms")}):
-        for key, value in section.items():
+    for section in experiment.sections():
+        path = section.path
+        if path.partition(".")[0] not in ("trainer", "callbacks", "algorithms"):
+            continue
+        for key, value in section.plain.items():
             effect = next((text for end, text in TOO_LONG.items() if key.endswith(end)), None)
             if effect is None or not isinstance(value, str | int) or isinstance(value, bool):
                 continue
-            if key.endswith("interval") and value == default_of(path, section, key):
+            if key.endswith("interval") and value == default_of(path, section.plain, key):
                 continue  # it is the default, not something that the user chose
             try:
                 length = convert(Time.parse_or_epochs(value), duration.unit, duration, progress.batches_per_epoch)
@@ -58,31 +61,31 @@ def _too_long(config: Mapping[str, Any], progress: Progress) -> Iterator[str]:
                 yield f"{path}.{key}={value!r} is longer than the run of {str(duration)!r}: {effect}"
 
 
-def _never_evaluated(config: Mapping[str, Any]) -> Iterator[str]:
-    interval = config["trainer"].get("eval_interval", "1ep")
+def _never_evaluated(experiment: Experiment) -> Iterator[str]:
+    interval = experiment.trainer.get("eval_interval", "1ep")
     if isinstance(interval, Mapping) or Time.parse_or_epochs(interval).value:
         return
-    for key, section in (config.get("callbacks") or {}).items():
+    for key, section in experiment.callbacks.items():
         monitor = section.get("monitor")
         label = section.get("dataloader_label")
         if monitor is not None and label != "train" and not str(monitor).startswith("train/"):
             yield f"callbacks.{key}.monitor={monitor!r} is never computed: trainer.eval_interval is 0"
 
 
-def _batches(config: Mapping[str, Any], order: Any) -> Iterator[str]:
+def _batches(experiment: Experiment, order: Any) -> Iterator[str]:
     if order is None:
         return
     batch = order.batch_size
     samples = order.num_samples
     if batch > samples:
         yield f"data.batch_size={batch} is more than the {samples:,} training samples: an epoch is one batch"
-    ranks = config["launch"].get("nproc_per_node", 1)
+    ranks = experiment.launch.nproc_per_node
     ranks = ranks if isinstance(ranks, int) else 1
     if batch < ranks:
         yield f"data.batch_size={batch} is less than launch.nproc_per_node={ranks}: some processes have nothing to do"
     share = max(1, min(batch, samples) // ranks)
-    parts = config["trainer"].get("grad_accum", 1)
-    size = config["trainer"].get("microbatch_size")
+    parts = experiment.trainer.get("grad_accum", 1)
+    size = experiment.trainer.get("microbatch_size")
     if parts > share:
         yield f"trainer.grad_accum={parts} is more than the {share} samples of a batch on each process"
     if isinstance(size, int) and size > share:

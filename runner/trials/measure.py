@@ -10,13 +10,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from runner.checkpoints.files import find_checkpoint, read_config
+from runner.config.experiment import Experiment
+from runner.config.length import fitted
 from runner.core.hooks import Callback
 from runner.core.logger import Logger
 from runner.core.state import State
@@ -24,7 +26,7 @@ from runner.distributed.collectives import broadcast_object
 from runner.distributed.ranks import get_data_parallel_size, get_global_rank
 from runner.failures.errors import WrongKey
 from runner.timing.time import TimeUnit, convert
-from runner.training.budget import Budget, fitted
+from runner.training.budget import Budget
 from runner.training.evaluator import Evaluator
 from runner.trials.trial import trial
 
@@ -140,33 +142,28 @@ def operations_of(state: State) -> float:
     return 6.0 * weights * (model.num_tokens(state.batch) or model.num_samples(state.batch))
 
 
-def settle_budget(config: dict[str, Any], resume: str | None) -> dict[str, Any]:
-    """Return a config whose budget has a number of batches, and whose schedule is scaled to it. All ranks.
+def settle_budget(experiment: Experiment, resume: str | None) -> Experiment:
+    """Return an experiment whose budget has a number of batches, and whose schedule is scaled to it. All ranks.
 
-    Without a budget, or if it has one already, the config is returned as it is. A run that is resumed keeps the number
+    Without a budget, or if it has one already, it is returned as it is. A run that is resumed keeps the number
     that its checkpoint has for the same budget; otherwise it is measured.
     """
-    if config["budget"] is None:
-        return config
-    budget = Budget.parse(config["budget"])
-    if budget.batches is not None:
-        return config
+    budget = experiment.budget
+    if budget is None or budget.batches is not None:
+        return experiment
     if resume is not None:
         saved = read_config(find_checkpoint(resume)) or {}
         if saved.get("budget") and Budget.parse(saved["budget"]).limit == budget.limit:
             ratio = saved["trainer"]["scale_schedule_ratio"]
-            return {
-                **config,
-                "budget": saved["budget"],
-                "trainer": {**config["trainer"], "scale_schedule_ratio": ratio},
-            }
-    return measure(config, budget) if budget.flop is None else count(config, budget)
+            return experiment.changed(budget=saved["budget"]).training(scale_schedule_ratio=ratio)
+    return measure(experiment, budget) if budget.flop is None else count(experiment, budget)
 
 
-def count(config: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
-    """Return a config that trains as many batches as a budget of operations has room for. All ranks."""
+def count(experiment: Experiment, budget: Budget) -> Experiment:
+    """Return an experiment that trains as many batches as a budget of operations has room for. All ranks."""
     counter = OperationCounter()
-    with trial({**config, "budget": None}, {"trial": counter}, scale_schedule_ratio=1.0, resume_path=None) as trainer:
+    tried = experiment.changed(budget=None)
+    with trial(tried, {"trial": counter}, scale_schedule_ratio=1.0, resume_path=None) as trainer:
         trainer.fit()
         each = broadcast_object(counter.operations)
         length = trainer.state.train_dataloader_len
@@ -176,14 +173,15 @@ def count(config: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
         raise WrongKey("budget", f"one batch already takes {each:.3g} floating-point operations", repr(budget.limit))
     if get_global_rank() == 0:
         log.info("budget=%s: %s batches of %.3g floating-point operations", budget.limit, f"{batches:,}", each)
-    return fitted(config, replace(budget, batches=batches), length)
+    return fitted(experiment, batches, length)
 
 
-def measure(config: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
-    """Return a config that trains as many batches as the budget has room for, measured on a trial. All ranks."""
+def measure(experiment: Experiment, budget: Budget) -> Experiment:
+    """Return an experiment that trains as many batches as the budget has room for, measured on a trial. All ranks."""
     began = time.monotonic()
     watch = Stopwatch(min(MOST, max(LEAST, SHARE * budget.seconds)))
-    with trial({**config, "budget": None}, {"trial": watch}, scale_schedule_ratio=1.0, resume_path=None) as trainer:
+    tried = experiment.changed(budget=None)
+    with trial(tried, {"trial": watch}, scale_schedule_ratio=1.0, resume_path=None) as trainer:
         trainer.fit()
         state = trainer.state
         evaluators = [one for one in state.evaluators if one.is_on] if budget.of != "training" else []
@@ -197,7 +195,7 @@ def measure(config: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
         also = f" and evaluations of {sum(one for one, _ in pace.evaluations):.3g} s" if evaluators else ""
         seconds = f"{pace.batch * 1000:.3g} ms{also}, measured in {time.monotonic() - began:.1f} s"
         log.info("budget=%s: %s batches of %s", budget.limit, f"{batches:,}", seconds)
-    return fitted(config, replace(budget, batches=batches), length)
+    return fitted(experiment, batches, length)
 
 
 def _time(run: Callable[[], Any], device: torch.device) -> float:

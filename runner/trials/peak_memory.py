@@ -22,6 +22,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from runner.config import build
+from runner.config.experiment import Experiment
+from runner.config.section import Section
 from runner.core.hooks import Callback
 from runner.core.logger import Logger
 from runner.core.state import State
@@ -35,7 +37,7 @@ from runner.trials.sizes import Peak, size_of
 
 
 def predict_peak(
-    config: Mapping[str, Any], model: Any, batch: Any, loader: Any, parts: Mapping[str, Any], ranks: int
+    experiment: Experiment, model: Any, batch: Any, loader: Any, parts: Mapping[str, Any], ranks: int
 ) -> Peak:
     """Train two batches without values, and return the memory that they would have taken. No values are computed.
 
@@ -44,7 +46,7 @@ def predict_peak(
     Raises:
         RuntimeError: the model or an algorithm reads values.
     """
-    section = config["trainer"]
+    section = experiment.trainer
     precision = {"tf32": "fp32", "amp_fp16": "amp_bf16"}.get(section.get("precision"), section.get("precision", "fp32"))
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # what fails is an exception, too
     changed = {"device": "cpu", "precision": precision, "compile": False, "load_path": None, "iteration_length": None}
@@ -59,12 +61,12 @@ def predict_peak(
         _pretended(1 if is_replica else ranks),
         tempfile.TemporaryDirectory(prefix="runner-check-") as folder,
     ):
-        watch = _Watch(live, is_replica, begins_sharded=config.get("init_weights") == "by_name")
+        watch = _Watch(live, is_replica, begins_sharded=experiment.init_weights == "by_name")
         with fake:
             _drop_values(model, Precision(precision).weight_dtype)
             batch = map_tensors(batch, torch.empty_like, objects=lambda one: None if isinstance(one, Mapping) else one)
         trainer = build.assemble(
-            {**config, "trainer": {**section, **changed}},
+            experiment.training(**changed),
             Path(folder, "run"),
             "check",
             model=model,
@@ -155,7 +157,7 @@ def _drop_values(model: nn.Module, dtype: torch.dtype | None) -> None:
             setattr(module, name, made[id(one)][1])
 
 
-def _gathered(model: nn.Module, section: Mapping[str, Any]) -> int:
+def _gathered(model: nn.Module, section: Section) -> int:
     """Return the bytes of a sharded model that a rank gathers at once: two blocks, and all that is in no block."""
     blocks = sorted(size_of([*one.parameters()]) for one in find_units(model).values())
     root = size_of([*model.parameters()]) - sum(blocks)

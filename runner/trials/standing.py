@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.checkpoints.history import checkpoint_before
+from runner.config.experiment import Experiment
 from runner.core.hooks import Callback
 from runner.core.logger import Logger
 from runner.core.state import State
@@ -47,7 +48,7 @@ class Stop(Callback):
 
 @contextmanager
 def standing_before(
-    config: Mapping[str, Any],
+    experiment: Experiment,
     run: Path,
     batch: int,
     watchers: Mapping[str, Callback],
@@ -59,20 +60,20 @@ def standing_before(
     """Yield a Trainer at the last checkpoint before a batch, whose `fit` trains from there on. All ranks.
 
     `fit` ends after the batch `until`. `key` names the batch in errors; without it, the batch may come after the end of
-    the run. `watchers` are callbacks to add, by key; the config's own run too if `watched`.
+    the run. `watchers` are callbacks to add, by key; its own run too if `watched`.
     """
     stop = {"stop": Stop(until)}
     with (
         with_threads(_threads_of(run, batch), is_asked=True),
-        trial(config, {**watchers, **stop}, watched=watched, **_start(run, batch, key)) as trainer,
+        trial(experiment, {**watchers, **stop}, watched=watched, **_start(run, batch, key)) as trainer,
     ):
-        change_optimizers(trainer.state, config)
+        change_optimizers(trainer.state, experiment.plain)
         if key:
             check_batch(trainer.state, run, batch, key)
         yield trainer
 
 
-def stand_before(config: Mapping[str, Any], run: Path, batch: int) -> Trainer:
+def stand_before(experiment: Experiment, run: Path, batch: int) -> Trainer:
     """Return a Trainer positioned before a batch; each call of its `fit()` trains one more. All ranks.
 
     From now on, torch uses the same number of CPU threads as in the run.
@@ -81,10 +82,11 @@ def stand_before(config: Mapping[str, Any], run: Path, batch: int) -> Trainer:
         use_threads(threads)
     folder = tempfile.TemporaryDirectory(prefix="runner-replay-")
     with collecting_warnings([]):  # the run itself gave them
-        trainer = make_trial(config, Path(folder.name, "run"), {"stop": Stop(batch - 1)}, **_start(run, batch, "batch"))
+        stop = {"stop": Stop(batch - 1)}
+        trainer = make_trial(experiment, Path(folder.name, "run"), stop, **_start(run, batch, "batch"))
     weakref.finalize(trainer, folder.cleanup)
     try:
-        change_optimizers(trainer.state, config)
+        change_optimizers(trainer.state, experiment.plain)
         check_batch(trainer.state, run, batch, "batch")
         if trainer.state.timestamp.batch < batch - 1:
             trainer.fit()

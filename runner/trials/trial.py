@@ -1,4 +1,4 @@
-"""A trial: the Trainer of a config, trained briefly to measure something; nothing is kept.
+"""A trial: the Trainer of an experiment, trained briefly to measure something; nothing is kept.
 
 Its model, data, optimizers, algorithms and callbacks are made for it alone, and its folder is temporary. The streams of
 random numbers are functions of the seed, so a run that is made after a trial in the same process has the same numbers.
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from runner.config import build
+from runner.config.experiment import Experiment
 from runner.core.destination import LoggerDestination
 from runner.core.engine import overrides
 from runner.core.hooks import Callback
@@ -25,9 +26,9 @@ from runner.trials.dry_run import collecting_warnings
 
 @contextmanager
 def trial(
-    config: Mapping[str, Any], watchers: Mapping[str, Callback], *, watched: bool = True, **changed: Any
+    experiment: Experiment, watchers: Mapping[str, Callback], *, watched: bool = True, **changed: Any
 ) -> Iterator[Trainer]:
-    """Yield the Trainer of a config, which logs nothing and leaves nothing behind. All ranks.
+    """Yield the Trainer of an experiment, which logs nothing and leaves nothing behind. All ranks.
 
     The arguments are those of `make_trial`.
     """
@@ -36,7 +37,7 @@ def trial(
         collecting_warnings([]),  # the run itself gives them
         tempfile.TemporaryDirectory(prefix="runner-trial-") as folder,
     ):
-        with make_trial(config, Path(folder, "run"), watchers, watched=watched, **changed) as trainer:
+        with make_trial(experiment, Path(folder, "run"), watchers, watched=watched, **changed) as trainer:
             yield trainer
         del trainer
         gc.collect()
@@ -45,31 +46,31 @@ def trial(
 
 
 def make_trial(
-    config: Mapping[str, Any], folder: Path, watchers: Mapping[str, Callback], *, watched: bool = True, **changed: Any
+    experiment: Experiment, folder: Path, watchers: Mapping[str, Callback], *, watched: bool = True, **changed: Any
 ) -> Trainer:
-    """Return the Trainer of a config, which logs nothing. All ranks.
+    """Return the Trainer of an experiment, which logs nothing. All ranks.
 
     Destinations are made but not called: they would write, print or connect.
 
     Args:
-        config: a config that `build.check` has accepted.
+        experiment: one that `build.check` has accepted.
         folder: folder that callbacks may write to.
-        watchers: callbacks that are added, by key; they take the place of the config's own of that key.
-        watched: whether the config's own callbacks run too, except destinations; otherwise only the ones that load
+        watchers: callbacks that are added, by key; they take the place of its own of that key.
+        watched: whether its own callbacks run too, except destinations; otherwise only the ones that load
             weights.
-        changed: arguments of the Trainer in place of the config's.
+        changed: arguments of the Trainer in place of those of the experiment.
     """
-    section = {key: value for key, value in config["trainer"].items() if key not in changed} | {"session": None}
-    parts = build.make_parts(config, uploads=False)
+    section = experiment.trainer.without(*changed).changed(session=None)
+    parts = build.make_parts(experiment, uploads=False)
     callbacks = {
         key: one
         for key, one in parts.pop("callbacks").items()
         if (watched or overrides(one, "before_load")) and not isinstance(one, LoggerDestination)
     }
-    model = build.make_model(config)
-    train, evaluation = build.make_data(config)
+    model = build.make_model(experiment)
+    train, evaluation = build.make_data(experiment)
     return build.assemble(
-        {**config, "trainer": section},
+        experiment.changed(trainer=section.plain),
         folder,
         "trial",
         **{

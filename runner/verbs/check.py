@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from runner.config.composed import targets
+from runner.config.experiment import Experiment
 from runner.records.job import Job
 from runner.terminal.answer import give, plain
 from runner.terminal.console import print_block
@@ -27,16 +27,16 @@ def run(job: Job) -> None:
     """
     from runner.trials.dry_run import try_out
 
-    findings = try_out(job.config, job.choices, job.resume)
+    findings = try_out(job.experiment, job.choices, job.resume)
     give(result={"overrides": job.overrides, **plain(asdict(findings))})
-    print_block(job.title, report(job.config, findings))
+    print_block(job.title, report(job.experiment, findings))
 
 
-def report(config: dict[str, Any], findings: Findings) -> Iterator[tuple[str, str]]:
+def report(experiment: Experiment, findings: Findings) -> Iterator[tuple[str, str]]:
     """Yield the lines of the report, as labels and texts."""
     sizes = findings.sizes
     trainable = "all" if sizes.trainable == sizes.parameters else f"{sizes.trainable:,}"
-    yield "ok config", f"{len([*targets(config)])} targets bound; every key is used"
+    yield "ok config", f"{len([*experiment.sections()])} targets bound; every key is used"
     yield "ok model", f"{findings.model}, {sizes.parameters:,} parameters, {trainable} trainable"
     if len(findings.groups) > 1:
         for group in findings.groups:

@@ -7,7 +7,7 @@ differ.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from runner.checkpoints.digest import FILE as DIGESTS
 from runner.checkpoints.digest import first_difference, read_digests
 from runner.comparing.side_by_side import short_names, side_by_side
 from runner.config import build
-from runner.config.composed import check_keys
 from runner.config.errors import config_errors
+from runner.config.experiment import Experiment
 from runner.failures.checks import refuse_if
 from runner.files.names import RESULT
 from runner.files.printable import printable
@@ -98,8 +98,7 @@ def run(job: Job) -> None:
         WrongConfig: one of the runs does not exist.
     """
     with config_errors():
-        check_keys(job.config)
-        folders = [_folder_of(str(one), job.config) for one in job.command.words]
+        folders = [_folder_of(str(one), job.experiment) for one in job.command.words]
     lines = side_by_side(folders)
     results = [one for one in map(read_result, folders) if one is not None]
     if (unequal := describe_inequality(one.load for one in results)) is not None:
@@ -139,11 +138,12 @@ def _compare_digests(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], bo
     return rows, agree
 
 
-def _folder_of(given: str, config: Mapping[str, Any]) -> Path:
-    """Return the folder of a run, asking destinations for one that is named by an id."""
+def _folder_of(given: str, experiment: Experiment) -> Path:
+    """Return the folder of a run, asking the destinations of an experiment for one that is named by an id."""
     path = require_latest_run() if given == "latest" else Path(given)
     if not path.exists() and is_id(given):
-        found = [run for one in build.make_destinations(config) if (run := one.find_run(given, None)) is not None]
+        asked = (one.find_run(given, None) for one in build.make_destinations(experiment.callbacks))
+        found = [run for run in asked if run is not None]
         path = found[0] if found else path
     refuse_if(not path.exists(), "RUN", given, "no such folder; runner runs lists those in outputs/")
     if not any((path / name).exists() for name in (RESULT, CONFIG, DIGESTS)):

@@ -32,13 +32,13 @@ def run(job: Job) -> Objective:
     with recording(job) as result:
         with trainer_with_weights(job) as trainer:
             with config_errors():
-                check_objective(trainer.state, job.config["objective"])
-                evaluators = _to_evaluate(trainer.state, job.config["test"])
+                check_objective(trainer.state, job.experiment.objective)
+                evaluators = _to_evaluate(trainer.state, job.experiment.test)
             trainer.noting = partial(timing, result, trainer.noting)
             values = trainer.eval(evaluators)
-        result.measure(trainer.state, job.config["objective"])
+        result.measure(trainer.state, job.experiment.objective)
     rows = [(f"{label}/{name}", value) for label, metrics in values.items() for name, value in metrics.items()]
-    print_results(trainer, rows)
+    print_results(job, trainer, rows)
     return result.answer
 
 
@@ -60,18 +60,18 @@ def trainer_with_weights(job: Job) -> Iterator[Trainer]:
     from runner.trials.diagnosis import noting_faults
 
     with config_errors():
-        trainer = build.build(job.config, Path(job.run_dir), job.run_name)
+        trainer = build.build(job.experiment, Path(job.run_dir), job.run_name)
     with trainer:
         # Metrics are then logged at the batch at which the other run logged its own.
-        if (path := Path(job.config["trainer"]["load_path"])).is_dir():
+        if (path := Path(job.experiment.trainer.get("load_path"))).is_dir():
             trainer.state.timestamp = trainer.state.previous_timestamp = read_timestamp(path)
         with config_errors():
             log_record(trainer.logger, job)
-        trainer.noting = partial(noting_faults, job.config, job.choices)
+        trainer.noting = partial(noting_faults, job.experiment, job.choices)
         yield trainer
 
 
-def print_results(trainer: Trainer, rows: Sequence[tuple[str, Any]]) -> None:
+def print_results(job: Job, trainer: Trainer, rows: Sequence[tuple[str, Any]]) -> None:
     """Print results, then the folder of the run and the commands that show it. All ranks; rank 0 prints."""
     from runner.distributed.ranks import get_global_rank
     from runner.training.metrics import scalars
@@ -79,7 +79,7 @@ def print_results(trainer: Trainer, rows: Sequence[tuple[str, Any]]) -> None:
     if get_global_rank() != 0:
         return
     state = trainer.state
-    load_path = Path(state.config["trainer"]["load_path"])
+    load_path = Path(job.experiment.trainer.get("load_path"))
     when = f", after {state.timestamp.batch} batches" if load_path.is_dir() else ""
     lines = [("weights", f"{show_path(load_path)}{when}")]
     for label, value in rows:

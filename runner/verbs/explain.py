@@ -20,8 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runner.config import build
-from runner.config.composed import targets
-from runner.config.signatures import taken_as_options
+from runner.config.experiment import Experiment
 from runner.core.destination import LoggerDestination
 from runner.core.hooks import Algorithm, Hooks
 from runner.files.printable import printable
@@ -71,15 +70,15 @@ def run(job: Job) -> None:
     """Print what runs when and why. Rank 0 only."""
     from runner.trials.diagnosis import naming_fault
 
-    with naming_fault(job.config, job.choices), redirect_stdout(sys.stderr):  # constructors may print
-        explained = timeline(job.config)
+    with naming_fault(job.experiment, job.choices), redirect_stdout(sys.stderr):  # constructors may print
+        explained = timeline(job.experiment)
     give(result=explained)
     print_tables(job.title, explained)
 
 
-def timeline(config: Mapping[str, Any]) -> dict[str, Any]:
+def timeline(experiment: Experiment) -> dict[str, Any]:
     """Return the result for `--json`; the module docstring lists its keys."""
-    engine, conflicts = make_engine(config)
+    engine, conflicts = make_engine(experiment)
     state = engine.state
     everyone: list[Hooks] = [*state.algorithms, *state.callbacks, *state.loggers]
     return {
@@ -91,18 +90,18 @@ def timeline(config: Mapping[str, Any]) -> dict[str, Any]:
             {"event": str(event), "when": WHEN.get(event, "once"), "runs": [*_runs(engine, event)]} for event in Event
         ],
         "conflicts": conflicts,
-        "unchecked": [f"{path}.{key}" for path, section in targets(config) for key in taken_as_options(path, section)],
+        "unchecked": [f"{one.path}.{key}" for one in experiment.sections() for key in one.unchecked()],
     }
 
 
-def make_engine(config: Mapping[str, Any]) -> tuple[Engine, list[str]]:
+def make_engine(experiment: Experiment) -> tuple[Engine, list[str]]:
     """Return the engine of a run, and the conflicts in it. Callbacks and algorithms are made, and none is called."""
     from runner.core.engine import Engine
     from runner.core.ordering import conflicts_among, sort_algorithms
     from runner.training.arguments import split_schedulers
     from runner.trials.dry_run import make_idle_trainer
 
-    parts = build.make_parts(config)
+    parts = build.make_parts(experiment)
     for key, one in (*parts["callbacks"].items(), *parts["algorithms"].items()):
         one.config_key = one.config_key or key
     callbacks = [one for one in parts["callbacks"].values() if not isinstance(one, LoggerDestination)]
@@ -113,7 +112,7 @@ def make_engine(config: Mapping[str, Any]) -> tuple[Engine, list[str]]:
         algorithms = sort_algorithms(algorithms)
     except ValueError as error:
         conflicts.append(str(error))
-    with make_idle_trainer(config, logs=bool(destinations)) as trainer:
+    with make_idle_trainer(experiment, logs=bool(destinations)) as trainer:
         state = replace(
             trainer.state,
             algorithms=tuple(algorithms),

@@ -8,12 +8,13 @@ the peak of a schedule.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from runner.cli.command import Command
 from runner.config.errors import config_errors
+from runner.config.experiment import Experiment
 from runner.distributed.environment import is_rank_zero
 from runner.failures.errors import WrongKey
 from runner.files.whole import write_whole
@@ -29,8 +30,8 @@ LEAST = 20
 FORMATS = (".png", ".svg", ".pdf")
 
 
-def check(command: Command, config: Mapping[str, Any]) -> None:
-    """Check that the test is possible with a config."""
+def check(command: Command, experiment: Experiment) -> None:
+    """Check that the test is possible with an experiment."""
     asked = command.options
     for key in ("start", "end"):
         if not 0 < asked[key] < math.inf:
@@ -41,11 +42,10 @@ def check(command: Command, config: Mapping[str, Any]) -> None:
         raise WrongKey("--batches", f"too few to see a slope; give at least {LEAST}", repr(asked["batches"]))
     if Path(asked["picture"]).suffix not in FORMATS:
         raise WrongKey("--picture", f"must end in {', '.join(FORMATS)}", repr(asked["picture"]))
-    optimizer = config["optimizer"] or {}
-    if "_target_" not in optimizer:
-        several = f", not {', '.join(map(str, optimizer))}" if optimizer else ""
-        raise WrongKey("optimizer", f"lr-range varies the rate of one optimizer{several}")
-    rate = optimizer.get("lr")
+    if "" not in experiment.optimizers:
+        several = ", ".join(experiment.optimizers)
+        raise WrongKey("optimizer", f"lr-range varies the rate of one optimizer, not {several}")
+    rate = experiment.optimizers[""].get("lr")
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
         reason = "lr-range varies it, and keeps the ratios of parameter groups to it; give a number above 0"
         raise WrongKey("optimizer.lr", reason, repr(rate))
@@ -60,11 +60,11 @@ def run(job: Job) -> None:
     from runner.trials.trial import trial
 
     asked = job.command.options
-    rising = RisingRate(asked["start"], asked["end"], asked["batches"], float(job.config["optimizer"]["lr"]))
+    rising = RisingRate(asked["start"], asked["end"], asked["batches"], float(job.experiment.optimizers[""].get("lr")))
     length = {"max_duration": f"{asked['batches']}ba", "scale_schedule_ratio": 1.0}
-    config = {**job.config, "scheduler": None}
+    experiment = job.experiment.changed(scheduler=None)
     with config_errors():
-        with trial(config, {"trial": rising}, watched=False, schedulers=rising.multiplier, **length) as trainer:
+        with trial(experiment, {"trial": rising}, watched=False, schedulers=rising.multiplier, **length) as trainer:
             trainer.fit()
         if is_rank_zero():
             picture = Path(asked["picture"])

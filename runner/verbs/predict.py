@@ -40,4 +40,4 @@ def run(job: Job) -> None:
             files.append({"split": label, "path": str(path), "samples": samples})
             written.append((label, f"{samples:,} samples in {order}: {show_path(path)}"))
     give(result={"folder": job.run_dir, "files": files})
-    print_results(trainer, written)
+    print_results(job, trainer, written)

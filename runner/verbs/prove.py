@@ -24,7 +24,7 @@ from runner.checkpoints.digest import read_digests
 from runner.cli.catalogue import CONF
 from runner.cli.command import Command
 from runner.cli.nearest import nearest
-from runner.config import build
+from runner.config.experiment import Experiment
 from runner.failures.errors import SessionFailed, WrongConfig, WrongKey
 from runner.files.addresses import hidden_everywhere
 from runner.files.whole import write_whole
@@ -67,7 +67,7 @@ class Verdict:
         return self.outcome == "equal"
 
 
-def check(command: Command, config: Mapping[str, Any]) -> None:
+def check(command: Command, experiment: Experiment) -> None:
     """Raise an error if an experiment cannot be proved as the command asks."""
     asked = command.options
     if "RANK" in os.environ:
@@ -75,7 +75,7 @@ def check(command: Command, config: Mapping[str, Any]) -> None:
     for key, least in (("batches", 2), ("kills", 1), ("seed", 0), ("patience", 1)):
         if asked[key] < least:
             raise WrongKey(f"--{key}", f"must be a whole number of at least {least}", repr(asked[key]))
-    known = {*(config["callbacks"] or {}), *(path.stem for path in (CONF / "callbacks").glob("*.yaml"))}
+    known = {*experiment.callbacks, *(path.stem for path in (CONF / "callbacks").glob("*.yaml"))}
     for name in asked["without"]:
         if name not in known:
             reason = "no such callback; " + nearest(str(name), known).knowing(meant="")
@@ -115,7 +115,7 @@ class Proof:
     """The runs of a proof in one folder: the experiment's record, and a folder and a log for each run.
 
     Args:
-        job: the job to prove; its config is trained as `to_prove` changes it.
+        job: the job to prove; its experiment is trained as `to_prove` changes it.
     """
 
     def __init__(self, job: Job) -> None:
@@ -123,9 +123,10 @@ class Proof:
         self.asked = job.command.options
         self._command = job.command
         self.kills: list[CompletedKill] = []
-        self._ranks = build.make_launch(job.config).processes()
-        self._deterministic = bool(job.config["trainer"].get("deterministic"))
-        write_record(self.folder / "experiment", to_prove(job.config, self.asked), job.arguments, job.run_name)
+        self._ranks = job.experiment.launch.processes()
+        self._deterministic = bool(job.experiment.trainer.get("deterministic"))
+        proved = to_prove(job.experiment, self.asked)
+        write_record(self.folder / "experiment", proved.plain, job.arguments, job.run_name)
 
     def run(self) -> Verdict:
         """Train, kill, resume and compare, print the progress, and return the verdict."""
@@ -246,17 +247,16 @@ class Proof:
         return self.folder / f"{name}.log"
 
 
-def to_prove(config: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config that is trained: shorter, with digests and checkpoints, without callbacks that only display."""
-    callbacks = {key: one for key, one in (config["callbacks"] or {}).items() if key not in asked["without"]}
+def to_prove(experiment: Experiment, asked: Mapping[str, Any]) -> Experiment:
+    """Return the experiment to train: shorter, with digests and checkpoints, without callbacks that only display."""
+    callbacks = {key: one.plain for key, one in experiment.callbacks.items() if key not in asked["without"]}
     for key, changes in (
         ("checkpoint_saver", {"save_interval": asked["save_interval"], "mirror": None}),
         ("state_digest", {"interval": "1ba"}),
     ):
         shipped = yaml.safe_load((CONF / "callbacks" / f"{key}.yaml").read_text())[key]
         callbacks[key] = {**shipped, **callbacks.get(key, {}), **changes}
-    trainer = {**config["trainer"], "max_duration": f"{asked['batches']}ba"}
-    return {**config, "budget": None, "callbacks": callbacks, "trainer": trainer}
+    return experiment.changed(budget=None, callbacks=callbacks).training(max_duration=f"{asked['batches']}ba")
 
 
 def _last_saved(run_dir: Path) -> int:

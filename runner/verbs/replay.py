@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli.command import Command, batch_of
 from runner.config.errors import config_errors
+from runner.config.experiment import Experiment
+from runner.config.section import Section
 from runner.distributed.environment import is_rank_zero
 from runner.failures.crash import FACTS, describe_crash
 from runner.failures.errors import WrongKey
@@ -34,7 +36,7 @@ SHOWN = 6  # layers whose norms are printed
 _MORE = 8  # samples in a line
 
 
-def check(command: Command, config: Mapping[str, Any]) -> None:
+def check(command: Command, experiment: Experiment) -> None:
     """Check the words and options of a replay."""
     asked = command.options
     if command.batch is not None and not batch_of(command.batch):
@@ -71,15 +73,14 @@ def run(job: Job) -> None:
         if asked["debug"] and get_world_size() > 1:
             raise WrongKey("--debug", "stops one process; add launch.nproc_per_node=1")
     without = {*asked["without"]} - {crash.get("by")}  # the callback that failed
-    kept = {key: one for key, one in (job.config["callbacks"] or {}).items() if key not in without}
-    config = {**job.config, "callbacks": kept}
+    experiment = job.experiment.without_callbacks(without)
     key = "" if crash else "BATCH"  # a run may fail after its last batch
     with ExitStack() as stack:
         stack.enter_context(_failing_as(crash, noted))
         with config_errors():
-            standing = standing_before(config, source, batch, {"replay": noted}, key=key, until=batch)
+            standing = standing_before(experiment, source, batch, {"replay": noted}, key=key, until=batch)
             trainer = stack.enter_context(standing)
-        stack.enter_context(noting_faults(config, job.choices))
+        stack.enter_context(noting_faults(experiment, job.choices))
         begun = trainer.state.timestamp.batch
         if is_rank_zero():
             start = trainer.state.resumed_from
@@ -133,7 +134,7 @@ def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, begun: int) -> Non
     equal, digests = compare_digests(run, trainer.state.run_dir, begun, batch)
     inputs = _joined(noted.microbatches)
     places = worst_samples(noted.losses, asked["worst"]).tolist()
-    worst, captions = _describe(noted, inputs, places, _decoder(job.config["data"]))
+    worst, captions = _describe(noted, inputs, places, _decoder(job.experiment.data))
     picture = _draw(inputs, places, captions, _picture_file(job, batch), f"batch {batch} of {run.name}")
     if asked["to"]:
         _write(Path(asked["to"]), noted)
@@ -216,11 +217,11 @@ def _largest(norms: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {norms[name]:.4g}" for name in largest) + more
 
 
-def _decoder(data: Mapping[str, Any]) -> Callable[[list[int]], str] | None:
+def _decoder(data: Section) -> Callable[[list[int]], str] | None:
     """Return a function from tokens to text, if a Hugging Face tokenizer produced them."""
     from runner.data.text.tokenizer import load_pretrained_tokenizer
 
-    name = data.get("tokenizer") if str(data.get("_target_")).startswith("runner.data.") else None
+    name = data.get("tokenizer") if data.target.startswith("runner.data.") else None
     return load_pretrained_tokenizer(name).decode if isinstance(name, str) else None
 
 

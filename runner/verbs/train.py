@@ -11,10 +11,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from runner.config import build
 from runner.config.errors import config_errors
+from runner.config.experiment import Experiment
+from runner.config.length import check_length
 from runner.distributed.environment import is_rank_zero
 from runner.failures.errors import Pruned, SessionOver
 from runner.failures.exits import exits_as_failures
@@ -25,7 +27,6 @@ from runner.records.record import log_record
 from runner.records.recording import check_converged, check_objective, check_unfinished, diverging, recording, timing
 from runner.records.result import Objective, objectives_of
 from runner.timing.event import Event
-from runner.training.budget import check_length
 from runner.training.final_test import check_test, evaluate_test_data
 
 if TYPE_CHECKING:
@@ -50,39 +51,39 @@ def train(job: Job, begin: Callable[[Job], str] | None = None) -> Objective:
     """
     with suppress(Pruned), diverging(), recording(job) as result, exits_as_failures(), restarting(job):
         with config_errors():
-            job = replace(job, config=settled(job.config, job.resume))
+            job = replace(job, experiment=settled(job.experiment, job.resume))
             if begin is not None:
                 job = replace(job, resume=begin(job))
-            trainer = build.build(job.config, Path(job.run_dir), job.run_name, job.resume)
+            trainer = build.build(job.experiment, Path(job.run_dir), job.run_name, job.resume)
         # Imports torch, which `build` has imported by now.
         from runner.trials.diagnosis import noting_first_batch, refusing_first_batch
 
         with trainer:
             with config_errors():
-                change_optimizers(trainer.state, job.config)
+                change_optimizers(trainer.state, job.experiment.plain)
                 record(trainer, job)
             trainer.noting = partial(timing, result, partial(noting_first_batch, job, trainer.state))
             with config_errors(Event.FIT_START), refusing_first_batch(), pausing(trainer.state):
                 try:
                     trainer.fit(may_be_over=job.may_be_over)
                 except Pruned:
-                    result.measure(trainer.state, job.config["objective"])
+                    result.measure(trainer.state, job.experiment.objective)
                     result.told = [*result.objectives.values()]
                     raise
-            result.tested = evaluate_test_data(trainer, job.config["test"])
-            result.measure(trainer.state, job.config["objective"])
+            result.tested = evaluate_test_data(trainer, job.experiment.test)
+            result.measure(trainer.state, job.experiment.objective)
             if not job.command.options["allow_divergence"]:
                 check_converged(trainer.state, result)
     return result.answer
 
 
-def settled(config: dict[str, Any], resume: str | None) -> dict[str, Any]:
-    """Return a config whose budget, if any, is converted to a number of batches. All ranks."""
-    if config["budget"] is None:
-        return config
+def settled(experiment: Experiment, resume: str | None) -> Experiment:
+    """Return an experiment whose budget, if any, is converted to a number of batches. All ranks."""
+    if experiment.budget is None:
+        return experiment
     from runner.trials.measure import settle_budget  # imports torch
 
-    return settle_budget(config, resume)
+    return settle_budget(experiment, resume)
 
 
 @contextmanager
@@ -115,7 +116,8 @@ def record(trainer: Trainer, job: Job) -> None:
     if not job.may_be_over:
         check_unfinished(state)
     check_trainable(state, job.may_be_over)
-    check_length(job.config, end, state.train_dataloader_len)
-    check_objective(state, job.config["objective"])
-    check_test(state, job.config["test"], objectives_of(job.config["objective"]))
+    experiment = job.experiment
+    check_length(experiment, end, state.train_dataloader_len)
+    check_objective(state, experiment.objective)
+    check_test(state, experiment.test, objectives_of(experiment.objective))
     log_record(trainer.logger, job, state.resumed_from)

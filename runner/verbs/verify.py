@@ -20,8 +20,9 @@ from runner.cli.command import Command
 from runner.cli.command_line import key_of
 from runner.comparing.changes import find_changes
 from runner.comparing.side_by_side import ENVIRONMENT, PATCH
-from runner.config import build
 from runner.config.errors import config_errors
+from runner.config.experiment import Experiment
+from runner.config.section import Section
 from runner.distributed.environment import is_rank_zero
 from runner.failures.errors import WrongConfig, WrongKey
 from runner.files.printable import printable
@@ -68,7 +69,7 @@ class Finding(NamedTuple):
     """How many batches were compared."""
 
 
-def check(command: Command, config: Mapping[str, Any]) -> None:
+def check(command: Command, experiment: Experiment) -> None:
     """Check the options of a verification."""
     asked = command.options
     for key in ("batch", "batches"):
@@ -107,15 +108,15 @@ def run(job: Job) -> None:
                 "compare; to record them, add +callbacks=state_digest callbacks.state_digest.interval=10ba",
                 at="RUN",
             )
-        key, digests = _make_digests(job.config)
+        key, digests = _make_digests(job.experiment)
     until = kept[-1]["batch"] if kept else last
     with ExitStack() as stack:
         with config_errors():
             standing = standing_before(
-                job.config, source, first, {key: digests}, key="--batch", until=until, watched=False
+                job.experiment, source, first, {key: digests}, key="--batch", until=until, watched=False
             )
             trainer = stack.enter_context(standing)
-        stack.enter_context(noting_faults(job.config, job.choices))
+        stack.enter_context(noting_faults(job.experiment, job.choices))
         begun = trainer.state.timestamp.batch  # after a checkpoint, so maybe some batches before the first
         trainer.fit()
         if is_rank_zero():
@@ -203,14 +204,13 @@ def _lines(run: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _make_digests(config: Mapping[str, Any]) -> tuple[str, Callback]:
+def _make_digests(experiment: Experiment) -> tuple[str, Callback]:
     """Return a callback that writes digests where the run did, and the key under which checkpoints hold its state."""
-    found = {key: one for key, one in (config["callbacks"] or {}).items() if one.get("_target_") == TARGET}
-    if not found:
-        found = yaml.safe_load((CONF / "callbacks" / "state_digest.yaml").read_text())
-        found["state_digest"]["interval"] = "1ba"
-    key, section = next(iter(found.items()))
-    return key, build.make(f"callbacks.{key}", section)
+    section = next((one for one in experiment.callbacks.values() if one.target == TARGET), None)
+    if section is None:
+        shipped = yaml.safe_load((CONF / "callbacks" / "state_digest.yaml").read_text())["state_digest"]
+        section = Section("callbacks.state_digest", shipped).changed(interval="1ba")
+    return section.key, section.make()
 
 
 def _changed_since(record: Path) -> Iterator[str]:
@@ -232,12 +232,9 @@ def _pin(job: Job, digests: Sequence[Mapping[str, Any]]) -> None:
     from runner.core.engine import overrides
 
     source = Path(job.source)
-    sections = job.config["callbacks"] or {}
-    loading = [key for key, one in sections.items() if overrides(build.make(f"callbacks.{key}", one), "before_load")]
-    config = {**job.config, "callbacks": {key: sections[key] for key in loading}}
+    loading = [key for key, one in job.experiment.callbacks.items() if overrides(one.make(), "before_load")]
+    config = job.experiment.with_hooks("callbacks", loading).plain
     typed = [one for one in job.overrides if key_of(one).partition(".")[0] not in ("callbacks", "hydra")]
-    then = (
-        read_object(record_of(source, 1) / ENVIRONMENT_FILE) if _lines(source) else environment(packages_of(job.config))
-    )
+    then = read_object(record_of(source, 1) / ENVIRONMENT_FILE) if _lines(source) else environment(packages_of(config))
     kept = {key: then[key] for key in ("run_name", *ENVIRONMENT) if key in then}
     write_pin(Path(job.command.options["pin"]), config, [*typed, "callbacks=none"], kept, digests)

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from runner.config import build
+from runner.config.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ("model=mlp", "algorithms=none", "data.batch_size=400", "trainer.max_duration=1ep")
@@ -76,7 +77,7 @@ def test_each_algorithm_has_a_row_or_a_reason(board: ModuleType):
 def test_each_change_composes_and_binds(board: ModuleType, runs: ModuleType):
     for task in board.TASKS.values():
         for change in task.changes:
-            build.check(runs.compose([f"experiment={task.recipe}", *change.split()]))
+            build.check(Experiment(runs.compose([f"experiment={task.recipe}", *change.split()])))
 
 
 def test_a_table_sorts_by_the_larger_budget_and_counts_time(board: ModuleType, runs: ModuleType):

@@ -30,7 +30,7 @@ def test_a_verb_runs_a_documented_function(verb: Verb):
     assert module.run.__doc__ and module.__doc__
     assert [*inspect.signature(module.run).parameters] == ["job" if verb.composes else "command"]
     if hasattr(module, "check"):
-        assert [*inspect.signature(module.check).parameters] == ["command", "config"] and module.check.__doc__
+        assert [*inspect.signature(module.check).parameters] == ["command", "experiment"] and module.check.__doc__
 
 
 def test_every_file_is_that_of_a_verb():

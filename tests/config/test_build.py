@@ -17,6 +17,8 @@ from runner import Callback
 from runner.config import build
 from runner.config.composed import targets
 from runner.config.composing import initialized
+from runner.config.experiment import Experiment
+from runner.config.section import Section
 from runner.failures.errors import ConstructorFailed
 from runner.failures.facts import facts_of
 
@@ -86,13 +88,13 @@ def config(default: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_checking_makes_nothing(config: Any):
     before = copy.deepcopy(config)
-    build.check(config)
+    build.check(Experiment(config))
     assert MADE == []
     assert config == before
 
 
 def test_a_trainer_is_what_the_config_says(config: Any, tmp_path: Path):
-    with build.build(config, tmp_path / "run", "a run") as trainer:
+    with build.build(Experiment(config), tmp_path / "run", "a run") as trainer:
         state = trainer.state
         assert [one.config_key for one in state.callbacks if isinstance(one, Witness)] == ["first", "second"]
         assert (state.run_name, state.run_dir, state.config) == ("a run", tmp_path / "run", config)
@@ -111,7 +113,7 @@ def test_the_weights_depend_on_the_seed_alone(config: Any, tmp_path: Path):
         for key in without:
             del changed["callbacks"][key]
         torch.rand(seed + 3)  # what was drawn before changes nothing
-        with build.build(changed, tmp_path, "") as trainer:
+        with build.build(Experiment(changed), tmp_path, "") as trainer:
             return torch.cat([one.detach().flatten() for one in trainer.state.unwrapped_model.parameters()])
 
     assert torch.equal(weights(1), weights(1, "first"))
@@ -130,7 +132,7 @@ def test_a_constructor_s_error_names_its_section_before_data_is_read(
     config: Any, tmp_path: Path, group: str, section: Any, note: str
 ):
     with pytest.raises(ValueError) as raised:
-        build.build(config | {group: section}, tmp_path, "")
+        build.build(Experiment(config | {group: section}), tmp_path, "")
     assert raised.value.__notes__[0].startswith(note)
     assert "data" not in MADE
 
@@ -138,7 +140,7 @@ def test_a_constructor_s_error_names_its_section_before_data_is_read(
 def test_a_text_for_a_learning_rate_is_refused_where_the_optimizer_takes_it(config: Any, tmp_path: Path):
     config["optimizer"] = {"_target_": "built_here.Careless", "_partial_": True, "lr": "abc"}
     with pytest.raises(TypeError, match="lr='abc': must be a number") as raised:
-        build.build(config, tmp_path, "")
+        build.build(Experiment(config), tmp_path, "")
     assert raised.value.__notes__ == ["in optimizer.lr (built_here.Careless)"]
     assert "data" not in MADE
 
@@ -146,7 +148,7 @@ def test_a_text_for_a_learning_rate_is_refused_where_the_optimizer_takes_it(conf
 def test_an_argument_inside_a_section_is_named_in_full(config: Any, tmp_path: Path):
     config["model"]["module"]["dropout"] = 2
     with pytest.raises(ValueError) as raised:
-        build.build(config, tmp_path, "")
+        build.build(Experiment(config), tmp_path, "")
     assert raised.value.__notes__ == ["in model.module.dropout (runner.models.MLP)"]
     facts = facts_of(raised.value)
     assert (facts.section, facts.argument, facts.key) == ("model.module", "dropout", "model.module.dropout")
@@ -157,7 +159,7 @@ def test_what_a_constructor_seldom_raises_names_its_section_too(config: Any, tmp
     """A message without the name of an argument: of the section inside, where that is at fault."""
     config["model"]["module"] = {"_target_": "torch.nn.Linear", "in_features": -3, "out_features": 4}
     with pytest.raises(ConstructorFailed, match="RuntimeError: .*negative dimension -3") as raised:
-        build.build(config, tmp_path, "")
+        build.build(Experiment(config), tmp_path, "")
     assert raised.value.__notes__ == ["in model.module (torch.nn.Linear)"]
     facts = facts_of(raised.value)
     assert (facts.section, facts.argument, facts.key) == ("model.module", "", "")
@@ -166,9 +168,9 @@ def test_what_a_constructor_seldom_raises_names_its_section_too(config: Any, tmp
 
 def test_what_only_the_trainer_can_see_is_named_where_it_stands(config: Any, tmp_path: Path):
     config["scheduler"] = {"_target_": "runner.optim.schedulers.cosine_annealing", "t_warmup": "2ba"}
-    build.check(config)
+    build.check(Experiment(config))
     with pytest.raises(ValueError) as raised:
-        build.build(config, tmp_path, "")
+        build.build(Experiment(config), tmp_path, "")
     assert "in scheduler.t_warmup (runner.Trainer)" in raised.value.__notes__
 
 
@@ -178,19 +180,19 @@ def test_data_that_are_no_pair_are_refused(kind: str, config: Any, tmp_path: Pat
     with pytest.raises(
         TypeError, match=rf"data: builtins.{kind} must return .* eval_loader, test_loader\), not a {kind}"
     ):
-        build.build(config, tmp_path, "")
+        build.build(Experiment(config), tmp_path, "")
 
 
 def test_a_config_says_what_ranks_read():
     loader = {"_target_": "torch.utils.data.DataLoader", "dataset": [1, 2, 3]}
-    made = build.make("data.eval", {"_target_": "runner.data.Replicated", "loader": loader})
+    made = Section("data.eval", {"_target_": "runner.data.Replicated", "loader": loader}).make()
     assert made.ranks_read == "everything" and len(made) == 3
 
 
 def test_a_hook_that_refuses_is_named(config: Any, tmp_path: Path):
     config["callbacks"]["second"]["name"] = "refuses"
-    trainer = build.build(config, tmp_path, "")
-    with pytest.raises(ValueError) as raised, build.naming_hooks(config), trainer:
+    trainer = build.build(Experiment(config), tmp_path, "")
+    with pytest.raises(ValueError) as raised, build.naming_hooks(Experiment(config)), trainer:
         trainer.fit()
     assert "in callbacks.second.name (built_here.Witness)" in raised.value.__notes__
     facts = facts_of(raised.value)
@@ -203,7 +205,7 @@ def test_a_hook_that_refuses_while_the_trainer_is_made_is_named(name: str, key: 
     config["callbacks"]["first"]["size"] = config["callbacks"]["second"]["size"] = 1  # of the second it is told
     config["callbacks"]["second"]["name"] = name
     with pytest.raises(ValueError) as raised:
-        build.build(config, tmp_path, "")
+        build.build(Experiment(config), tmp_path, "")
     assert f"in callbacks.{key} (built_here.Witness)" in raised.value.__notes__
 
 
@@ -233,7 +235,7 @@ def test_a_config_that_cannot_be_built_is_refused(config: Any, change: Any, mess
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         with pytest.raises(ValueError, match=message):
-            build.check(config | change)
+            build.check(Experiment(config | change))
     assert MADE == []
 
 
@@ -247,20 +249,21 @@ def test_a_run_without_a_checkpoint_is_refused(path: str, reason: str, tmp_path:
 def test_a_checkpoint_to_load_is_looked_for_before_anything_is_made(config: Any):
     config["trainer"]["load_path"] = "nowhere"
     with pytest.raises(ValueError, match="trainer.load_path='nowhere': no such folder"):
-        build.check(config)
+        build.check(Experiment(config))
 
 
 def test_a_run_needs_a_device_with_values(config: Any):
     config["trainer"]["device"] = "meta"
     with pytest.raises(ValueError, match="trainer.device='meta': holds no values to train on; runner check"):
-        build.check(config)
+        build.check(Experiment(config))
 
 
 def test_helpers_start_early_and_what_is_wrong_waits_for_the_check(config: Any):
-    config["callbacks"] |= {"x": {"_target_": "nowhere.X"}, "y": None, "z": {}}
-    build.warm_up(config)
+    config["callbacks"] |= {"x": {"_target_": "nowhere.X"}}
+    build.warm_up(Experiment(config).callbacks)
     assert MADE == ["warm", "warm"]
-    build.warm_up({"callbacks": None})
+    build.warm_up(Experiment(config | {"callbacks": None}).callbacks)
+    assert MADE == ["warm", "warm"]
 
 
 def test_targets_are_found_in_lists_and_inside_one_another():
@@ -271,7 +274,7 @@ def test_targets_are_found_in_lists_and_inside_one_another():
 def test_what_runs_commands_is_no_target_however_it_is_reached(config: Any, tmp_path: Path):
     config["callbacks"]["first"] = {"_target_": "logging.os.system", "_args_": [f"touch {tmp_path}/ran"]}
     with pytest.raises(InstantiationException, match=r"'os\.system' \(resolved from 'logging\.os\.system'\)"):
-        build.make_parts(config)
+        build.make_parts(Experiment(config))
     assert not list(tmp_path.iterdir())
 
 

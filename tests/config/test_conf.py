@@ -18,6 +18,7 @@ from runner.cli.command_line import merge_repeated
 from runner.config import build
 from runner.config.composed import KEYS, targets
 from runner.config.composing import initialized
+from runner.config.experiment import Experiment
 from runner.records.folder import register_resolver
 from runner.training.trainer import Trainer as TrainerClass
 
@@ -65,7 +66,7 @@ def shipped(group: str) -> list[str]:
 @pytest.mark.parametrize("group", LISTS)
 def test_all_of_a_list_compose_together_and_their_targets_bind(group: str):
     config = composed(f"+{group}=[{','.join(shipped(group))}]", *(one for one in REQUIRED.values() if group in one))
-    build.check(config)
+    build.check(Experiment(config))
     assert {f"{group}.{name}" for name in shipped(group)} <= {path for path, _ in targets(config)}
 
 
@@ -74,7 +75,7 @@ def test_all_of_a_list_compose_together_and_their_targets_bind(group: str):
 )
 def test_every_file_composes_and_its_targets_bind(choice: str):
     config = composed(choice, *([REQUIRED[choice]] if choice in REQUIRED else []))
-    build.check(config)
+    build.check(Experiment(config))
     paths = [path for path, _ in targets(config)]
     assert {"model", "data", "optimizer", "trainer"} <= {*paths}
     group, _, name = choice.lstrip("+").partition("=")
@@ -147,7 +148,7 @@ class TestLists:
     def test_none_empties(self, group: str):
         config = composed(f"{group}=none")
         assert not config.get(group)
-        build.check(config)
+        build.check(Experiment(config))
 
     def test_none_and_plus_leave_what_is_added(self, group: str):
         first, _ = self.others(group)
@@ -176,6 +177,6 @@ class TestLists:
 @pytest.mark.parametrize("name", shipped("experiment"))
 def test_an_experiment_can_be_changed_and_extended(name: str):
     config = composed(f"experiment={name}", "optimizer.lr=0.123", "+callbacks=lr_monitor", "~callbacks.progress_bar")
-    build.check(config)
+    build.check(Experiment(config))
     assert config["optimizer"]["lr"] == 0.123
     assert [key for key in [*BUILT_IN, "lr_monitor"] if key != "progress_bar"] == list(config["callbacks"])

@@ -18,6 +18,7 @@ from runner import Model
 from runner.algorithms import ReduceOnPlateau
 from runner.checkpoints.snapshot import save_checkpoint
 from runner.config import build
+from runner.config.experiment import Experiment
 from runner.data import TensorLoader
 from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.history.optimizer_changes import change_optimizers
@@ -87,8 +88,8 @@ def plain(*overrides: str) -> dict[str, Any]:
 
 
 def made(config: dict[str, Any], tmp_path: Path, resume: str | None = None) -> Any:
-    build.check(config)
-    return build.build(config, tmp_path / "run", "run", resume)
+    build.check(Experiment(config))
+    return build.build(Experiment(config), tmp_path / "run", "run", resume)
 
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "muon", "schedule_free")
@@ -188,7 +189,7 @@ def test_a_function_of_the_model(tmp_path: Path):
     with pytest.raises(
         ValueError, match=r"optimizer: optimized_here.* gets model only during training: add '_partial_: true'"
     ):
-        build.check(config)
+        build.check(Experiment(config))
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_alternating_steps_with_an_optimizer_for_each_submodule(tmp_path: Path):
 )
 def test_a_section_without_a_target_is_named(optimizer: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
-        build.check({**plain(), "optimizer": optimizer})
+        build.check(Experiment({**plain(), "optimizer": optimizer}))
 
 
 def test_a_name_that_is_no_submodule_is_refused_before_data_is_read(tmp_path: Path):
@@ -269,6 +270,6 @@ def test_a_schedule_that_watches_a_metric(tmp_path: Path):
     with (
         made(config, tmp_path) as trainer,
         pytest.raises(ValueError, match="monitor='los'"),
-        build.naming_hooks(config),
+        build.naming_hooks(Experiment(config)),
     ):
         trainer.fit()

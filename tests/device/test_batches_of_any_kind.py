@@ -13,6 +13,7 @@ from tiny_runs import tiny_trainer
 
 from runner import Callback, Trainer
 from runner.config import build
+from runner.config.experiment import Experiment
 from runner.failures.errors import WrongConfig
 from runner.training.precision import Precision
 from runner.trials import dry_run
@@ -143,8 +144,8 @@ def test_an_object_is_not_cast_silently():
 def test_check_sends_any_kind_of_batch_through_all_events(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     config = config_of(*KINDS[kind])
-    build.check(config)
-    findings = dry_run.try_out(config)
+    build.check(Experiment(config))
+    findings = dry_run.try_out(Experiment(config))
     assert findings.device == "cpu" and findings.batch
     if kind == "graphs":
         assert findings.batch == "GraphBatch of 4"
@@ -155,15 +156,15 @@ def test_check_gives_a_loader_what_training_gives_it(load: str, tmp_path: Path, 
     monkeypatch.chdir(tmp_path)
     config = config_of(load, "Plain", max_duration="20ba", eval_interval="10ba")
     config["callbacks"] = {"policy": {"_target_": "batch_kinds.GivePolicy"}}
-    build.check(config)
-    assert dry_run.try_out(config).batch == "float32 (4, 3)"
-    with build.build(config, tmp_path / "run", "run") as trainer:
+    build.check(Experiment(config))
+    assert dry_run.try_out(Experiment(config)).batch == "float32 (4, 3)"
+    with build.build(Experiment(config), tmp_path / "run", "run") as trainer:
         trainer.fit()
     assert trainer.state.timestamp.batch == 20
     if load == "load_rollouts":
         del config["callbacks"]["policy"]
         with pytest.raises(WrongConfig, match="'NoneType' object is not callable"):
-            dry_run.try_out(config)
+            dry_run.try_out(Experiment(config))
 
 
 def test_an_endless_loader_resumes_where_it_stopped(tmp_path: Path):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from composed_configs import small_experiment
 from omegaconf import OmegaConf
 from python_process import start_python, wait_until
 
@@ -141,8 +142,10 @@ def test_jobs_lease_where_several_run_and_take_what_there_is(
     jobs: int, device: str, seen: str, here: None, tmp_path: Path
 ):
     launcher = {"_target_": "hydra_plugins.JoblibLauncher", "n_jobs": jobs}
-    config = {"launch": {"_target_": "runner.distributed.launch.Launch"}, "trainer": {"device": device}}
-    start_ranks(config, OmegaConf.create({"launcher": launcher, "sweep": {"dir": str(tmp_path)}}))
+    start_ranks(
+        small_experiment().training(device=device),
+        OmegaConf.create({"launcher": launcher, "sweep": {"dir": str(tmp_path)}}),
+    )
     assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from composed_configs import small_experiment
 from tiny_runs import tiny_trainer
 
 from runner.cli.command import Command
@@ -14,8 +15,8 @@ def test_callbacks_that_are_for_training_are_left_out(tmp_path):
         trainer.save_checkpoint(checkpoint)
     names = {"load_checkpoint": "LoadCheckpoint", "crash_bundle": "CrashBundle", "speed_monitor": "SpeedMonitor"}
     sections = {key: {"_target_": f"runner.callbacks.{name}"} for key, name in names.items()}
-    config = {"trainer": {}, "test": None, "callbacks": sections}
+    experiment = small_experiment(callbacks=sections)
     command = Command.of("eval", str(checkpoint))
-    found, tags = with_saved_weights(command, config, str(checkpoint), None)
-    assert [*found["callbacks"]] == ["speed_monitor"]
-    assert found["trainer"]["load_path"] == tags["runner.evaluates"] == str(checkpoint)
+    found, tags = with_saved_weights(command, experiment, str(checkpoint), None)
+    assert [*found.callbacks] == ["speed_monitor"]
+    assert found.trainer.get("load_path") == tags["runner.evaluates"] == str(checkpoint)

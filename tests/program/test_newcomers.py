@@ -22,6 +22,7 @@ from runner.config import build
 from runner.config.composed import to_plain
 from runner.config.composing import initialized
 from runner.config.errors import config_errors
+from runner.config.experiment import Experiment
 from runner.failures.errors import WrongConfig
 from runner.records.folder import register_resolver
 from runner.sweeps.sweep import register_resolver as register_resolver_of_sweeps
@@ -229,9 +230,9 @@ def check(typed: list[str], folder: Path) -> None:
         check_options(command.overrides)
         keys = [one for one in merge_repeated(command.overrides) if not one.startswith("-")]
         config = to_plain(compose("config", [*keys, *search_path([f"--config-dir={folder / 'conf'}"])]))
-        build.check(config)
+        build.check(Experiment(config))
         if config["model"]["_target_"].startswith("newcomer"):
-            build.make_model(config)
+            build.make_model(Experiment(config))
 
 
 @pytest.mark.parametrize("command", one_in(2, MISTAKES))

@@ -27,6 +27,7 @@ from runner.checkpoints.files import find_checkpoint
 from runner.config.build import build
 from runner.config.composed import to_plain
 from runner.config.composing import initialized
+from runner.config.experiment import Experiment
 from runner.data import TensorLoader
 from runner.data.images.digits import load_digits
 from runner.optim.schedulers import cosine_annealing
@@ -172,9 +173,9 @@ def train_config(run_dir: Path, overrides: list[str]) -> None:
     os.chdir(run_dir.parent)
     warnings.simplefilter("ignore")  # of libraries that some hooks use
     with initialized(CONF):
-        config = to_plain(compose("config", overrides))
+        experiment = Experiment(to_plain(compose("config", overrides)))
     checkpoint = newest(run_dir)
-    with build(config, run_dir, "run", None if checkpoint is None else str(checkpoint)) as trainer:
+    with build(experiment, run_dir, "run", None if checkpoint is None else str(checkpoint)) as trainer:
         trainer.fit(may_be_over=True)
     state = trainer.state
     left = {"weights": dict(state.unwrapped_model.state_dict()), "optimizer": state.optimizers[0].state_dict()}

@@ -18,6 +18,7 @@ from runner import Callback, ClassificationModel, Evaluator, Trainer
 from runner.algorithms import EMA
 from runner.callbacks import CheckpointSaver, InMemoryLogger
 from runner.config import build
+from runner.config.experiment import Experiment
 from runner.data import TensorLoader
 from runner.failures.errors import WrongConfig
 from runner.records.result import objectives_of
@@ -158,8 +159,8 @@ def test_test_data_with_an_interval_is_refused():
 
 def try_out(*overrides: str) -> dry_run.Findings:
     config = composed(*overrides)
-    build.check(config)
-    return dry_run.try_out(config)
+    build.check(Experiment(config))
+    return dry_run.try_out(Experiment(config))
 
 
 def test_check_tries_the_test_data_and_refuses_what_training_would():

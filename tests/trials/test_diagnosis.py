@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from composed_configs import small_experiment
 
 from runner.failures.errors import RankFailed, WrongConfig
 from runner.trials.diagnosis import naming_fault, noting_batch
@@ -138,17 +139,16 @@ def test_an_evaluation_says_so_too(run_here: Any):
 
 
 def test_what_a_gpu_does_not_name_is_a_hint():
-    with pytest.raises(RuntimeError) as raised, noting_batch({}):
+    with pytest.raises(RuntimeError) as raised, noting_batch(small_experiment()):
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
     assert [note for note in raised.value.__notes__ if "runner check" in note] == raised.value.__notes__
 
 
 def test_device_assert_in_the_first_batch_adds_a_hint():
-    config = {"trainer": {}, "model": {"_target_": "own.Own"}, "data": {"_target_": "own.Data"}}
     expected = (
         "^AcceleratorError: CUDA error: device-side assert triggered\n  mostly a label .* runner check tries a few"
     )
-    with pytest.raises(WrongConfig, match=expected), naming_fault(config):
+    with pytest.raises(WrongConfig, match=expected), naming_fault(small_experiment()):
         raise torch.AcceleratorError("CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in")
 
 
@@ -228,14 +228,11 @@ class Unreadable(dict[str, Any]):
         raise KeyError("no items")
 
 
-SECTIONS = {"model": {"_target_": "own.Model"}, "data": {"_target_": "own.load"}}
-
-
 def note_of(batch: Any) -> str:
     def forward(state: Any) -> None:
         raise ValueError("the original")
 
-    with pytest.raises(ValueError, match="the original") as raised, noting_batch(SECTIONS):
+    with pytest.raises(ValueError, match="the original") as raised, noting_batch(small_experiment()):
         forward(SimpleNamespace(batch=batch))
     return "\n".join(getattr(raised.value, "__notes__", []))
 
@@ -253,7 +250,7 @@ def test_a_batch_that_cannot_be_looked_at_hides_no_error():
 
 def test_of_many_tensors_some_are_described_and_of_none_it_says_so():
     assert note_of([torch.ones(2)] * 1000).endswith(
-        "float32 (2,), 984 more: model._target_=own.Model, data._target_=own.load"
+        "float32 (2,), 984 more: model._target_=mine.model, data._target_=mine.data"
     )
     assert "with a batch of list of 1 str: " in note_of(["text"])
     assert "with a batch of no tensors: " in note_of([])
@@ -263,6 +260,6 @@ def test_a_rank_that_another_one_ends_has_no_fault_of_its_own():
     def forward(state: Any) -> None:
         raise RankFailed(1, "it was killed")
 
-    with pytest.raises(RankFailed) as raised, noting_batch(SECTIONS):
+    with pytest.raises(RankFailed) as raised, noting_batch(small_experiment()):
         forward(SimpleNamespace(batch=torch.ones(2)))
     assert not hasattr(raised.value, "__notes__")

@@ -13,6 +13,7 @@ import yaml
 from composed_configs import composed
 
 from runner.config import build
+from runner.config.experiment import Experiment
 from runner.failures.errors import WrongKey
 from runner.training.budget import Budget
 from runner.trials import measure
@@ -43,8 +44,8 @@ def test_a_budget_that_no_number_of_batches_fits_is_refused(budget: Budget, pace
         pace.fill(budget)
 
 
-def train(config: dict[str, Any], folder: Path) -> Any:
-    with build.build(config, folder, "run") as trainer:
+def train(experiment: Experiment, folder: Path) -> Any:
+    with build.build(experiment, folder, "run") as trainer:
         trainer.fit()
     return trainer.state
 
@@ -53,13 +54,13 @@ def test_measuring_leaves_nothing_and_changes_no_number(tmp_path: Path, monkeypa
     monkeypatch.setattr(measure, "LEAST", 0.05)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    config = settle_budget(composed(*TINY, "budget=0.1s of all"), None)
+    settled = settle_budget(Experiment(composed(*TINY, "budget=0.1s of all")), None)
     assert os.listdir(tmp_path) == []
-    (batches,) = re.findall("0.1s of all = ([0-9]+)ba", config["budget"])
-    assert settle_budget(config, None) is config
-    measured = train(config, tmp_path / "measured")
-    ratio = config["trainer"]["scale_schedule_ratio"]
-    plain = train(composed(*TINY, f"trainer.scale_schedule_ratio={ratio}"), tmp_path / "plain")
+    (batches,) = re.findall("0.1s of all = ([0-9]+)ba", str(settled.budget))
+    assert settle_budget(settled, None) is settled
+    measured = train(settled, tmp_path / "measured")
+    ratio = settled.trainer.get("scale_schedule_ratio")
+    plain = train(Experiment(composed(*TINY, f"trainer.scale_schedule_ratio={ratio}")), tmp_path / "plain")
     assert measured.timestamp.batch == plain.timestamp.batch == int(batches)
     digests = [next((tmp_path / name).glob("*digest*")).read_bytes() for name in ("measured", "plain")]
     assert digests[0] == digests[1]
@@ -79,16 +80,18 @@ def test_operations_are_what_the_model_says():
     config = composed(
         *TINY, "model=gpt", "data=synthetic_tokens", "data.batch_size=4", "algorithms=none", "budget=1e9flop"
     )
-    with build.build({**config, "budget": None}, Path("unused"), "run") as trainer:
+    with build.build(Experiment({**config, "budget": None}), Path("unused"), "run") as trainer:
         model = trainer.state.unwrapped_model
         loader: Any = trainer.state.train_dataloader
         each = model.flops_per_batch(next(iter(loader)))
-    assert each is not None and settle_budget(config, None)["budget"] == f"1e+09flop = {int(1e9 / each)}ba"
+    assert (
+        each is not None and str(settle_budget(Experiment(config), None).budget) == f"1e+09flop = {int(1e9 / each)}ba"
+    )
 
 
 def test_a_budget_without_room_for_one_batch_is_refused():
     with pytest.raises(WrongKey, match="budget='10flop': one batch already takes .* floating-point operations"):
-        settle_budget(composed(*TINY, "budget=10flop"), None)
+        settle_budget(Experiment(composed(*TINY, "budget=10flop")), None)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from runner import Callback, Model, get_global_rank
 from runner.config import build
+from runner.config.experiment import Experiment
 from runner.trials import dry_run
 from runner.trials.peak_memory import _drop_values
 from runner.verbs.check import report
@@ -37,19 +38,21 @@ class TwoBatches(Callback):
 
 def predicted(*overrides: str) -> dry_run.Findings:
     config = composed(*overrides)
-    build.check(config)
-    return dry_run.try_out(config)
+    build.check(Experiment(config))
+    return dry_run.try_out(Experiment(config))
 
 
 def allocated(folder: Path, *overrides: str) -> int:
     """The most bytes that torch's allocator had given at once when two batches were trained; data come before."""
     config = composed(*overrides)
-    train, _ = build.make_data(config)
-    parts = build.make_parts(config) | {"callbacks": [TwoBatches()], "schedulers": None}
+    train, _ = build.make_data(Experiment(config))
+    parts = build.make_parts(Experiment(config)) | {"callbacks": [TwoBatches()], "schedulers": None}
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
-        model = build.make_model(config)
+        model = build.make_model(Experiment(config))
         model.metrics = lambda train: {}
-        with build.assemble(config, folder / "run", "run", model=model, train_dataloader=train, **parts) as trainer:
+        with build.assemble(
+            Experiment(config), folder / "run", "run", model=model, train_dataloader=train, **parts
+        ) as trainer:
             trainer.fit()
     watched.export_chrome_trace(str(folder / "trace.json"))
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
@@ -137,7 +140,8 @@ def test_a_rank_has_its_share():
     assert replica.activations == shard.activations == pytest.approx(alone.activations / 2, rel=0.01)
     assert shard.peak < replica.peak < alone.peak
     blocks = [
-        4 * sum(one.numel() for one in block.parameters()) for block in build.make_model(composed(*DEEP)).module.blocks
+        4 * sum(one.numel() for one in block.parameters())
+        for block in build.make_model(Experiment(composed(*DEEP))).module.blocks
     ]
     assert shard.gathered == replica.weights - sum(blocks[2:])
 
@@ -210,9 +214,9 @@ def test_a_model_that_reads_values_is_tried_all_the_same(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "peaks_here", sys.modules[__name__])
     own = ("algorithms=none", "~model.num_classes", "~model.module", "model._target_=peaks_here.Reading")
     config = composed("model=mlp", *own)
-    findings = dry_run.try_out(config)
+    findings = dry_run.try_out(Experiment(config))
     assert findings.sizes.peak == 0 and "DataDependent" in findings.unpredicted
-    rows = dict(report(config, findings))
+    rows = dict(report(Experiment(config), findings))
     assert "without activations" in rows["memory"] and "DataDependent" in rows["no figure"]
 
 

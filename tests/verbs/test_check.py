@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from runner import Callback, ClassificationModel, Model
 from runner.config import build
+from runner.config.experiment import Experiment
 from runner.data import faked_by
 from runner.failures.errors import WrongConfig
 from runner.timing.event import Event
@@ -127,8 +128,8 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 def try_out(*overrides: str, resume: Path | None = None) -> dry_run.Findings:
     config = composed(*overrides)
-    build.check(config)
-    return dry_run.try_out(config, resume=None if resume is None else str(resume))
+    build.check(Experiment(config))
+    return dry_run.try_out(Experiment(config), resume=None if resume is None else str(resume))
 
 
 TOKENS = ("model=gpt", "data=synthetic_tokens", "algorithms=none", "data.num_samples=64", "data.batch_size=32")
@@ -170,7 +171,7 @@ def test_the_size_of_a_checkpoint_is_foretold(
     overrides = (*overrides, "trainer.max_duration=2ep", "callbacks=[checkpoint_saver,learning_curves]")
     findings = try_out(*overrides)
     assert findings.device == device
-    with build.build(composed(*overrides), tmp_path / "run", "run") as trainer:
+    with build.build(Experiment(composed(*overrides)), tmp_path / "run", "run") as trainer:
         trainer.fit()
         state = trainer.state
         (last,) = (tmp_path / "run" / "checkpoints" / "latest").resolve().parent.glob(f"ep2-ba{state.timestamp.batch}")
@@ -374,7 +375,7 @@ def test_data_that_ranks_would_not_share_are_refused():
 
 def test_a_run_to_resume_stays_as_it_is(tmp_path: Path):
     small = ("model=mlp", "data.batch_size=400", "callbacks=checkpoint_saver")
-    with build.build(composed(*small, "trainer.max_duration=4ba"), tmp_path / "run", "run") as trainer:
+    with build.build(Experiment(composed(*small, "trainer.max_duration=4ba")), tmp_path / "run", "run") as trainer:
         trainer.fit()
 
     def files() -> dict[Path, int]:
@@ -402,12 +403,12 @@ def test_a_run_to_resume_stays_as_it_is(tmp_path: Path):
 )
 def test_a_key_that_nobody_reads_is_refused(change: Any, message: str):
     with pytest.raises(ValueError, match=message):
-        build.check(composed("model=mlp", "scheduler=none") | change)
+        build.check(Experiment(composed("model=mlp", "scheduler=none") | change))
 
 
 def test_the_report_is_short_and_says_what_was_found():
     config = composed(*EVERYTHING, "model=mlp")
-    rows = dict(report(config, dry_run.try_out(config)))
+    rows = dict(report(Experiment(config), dry_run.try_out(Experiment(config))))
     assert rows["ok model"] == "ClassificationModel(MLP), 26,122 parameters, all trainable"
     assert rows["ok batch"].endswith("through 40 events, on the CPU")
     assert rows["memory"].startswith("585 kB per process at the peak of a step: weights 104 kB, gradients 104 kB")

@@ -14,6 +14,7 @@ from python_process import run_python
 
 from runner import Algorithm, Callback, ClassificationModel
 from runner.config import build
+from runner.config.experiment import Experiment
 from runner.core.destination import LoggerDestination
 from runner.timing.event import Event
 from runner.verbs.explain import print_tables, timeline
@@ -113,9 +114,9 @@ def why(explained: dict[str, Any], event: Event, name: str) -> list[str]:
 )
 def test_the_timeline_is_that_of_the_real_run(tmp_path: Path, overrides: tuple[str, ...]):
     config = composed(f"+algorithms.wrapper._target_={OWN}.Wrapper", *overrides)
-    explained = timeline(config)
+    explained = timeline(Experiment(config))
     assert [one["event"] for one in explained["events"]] == [*Event]
-    with build.build(config, tmp_path / "run", "") as trainer:
+    with build.build(Experiment(config), tmp_path / "run", "") as trainer:
         for event in Event:
             assert runs(explained, event) == [one.config_key for one in trainer.engine.listeners(event)], event
         everyone = [*trainer.state.algorithms, *trainer.state.callbacks, *trainer.state.loggers]
@@ -124,7 +125,7 @@ def test_the_timeline_is_that_of_the_real_run(tmp_path: Path, overrides: tuple[s
 
 
 def test_each_place_has_its_reason():
-    explained = timeline(composed("+algorithms=mixup", f"+callbacks.all._target_={OWN}.Everywhere"))
+    explained = timeline(Experiment(composed("+algorithms=mixup", f"+callbacks.all._target_={OWN}.Everywhere")))
     assert runs(explained, Event.BEFORE_LOSS) == ["mixup", "label_smoothing", "all"]
     place = "algorithms come first"
     assert why(explained, Event.BEFORE_LOSS, "mixup") == [place, "before label_smoothing, by LabelSmoothing.runs_after"]
@@ -141,10 +142,12 @@ def test_each_place_has_its_reason():
 
 def test_what_each_does_is_what_its_own_documentation_says():
     explained = timeline(
-        composed(
-            *("model=mlp", f"+algorithms.wrapper._target_={OWN}.Wrapper", "callbacks=none"),
-            *(f"+callbacks.all._target_={OWN}.Everywhere", "+callbacks.all.color=red"),
-            f"+algorithms.asked._target_={OWN}.Asked",
+        Experiment(
+            composed(
+                *("model=mlp", f"+algorithms.wrapper._target_={OWN}.Wrapper", "callbacks=none"),
+                *(f"+callbacks.all._target_={OWN}.Everywhere", "+callbacks.all.color=red"),
+                f"+algorithms.asked._target_={OWN}.Asked",
+            )
         )
     )
     hooks = {one["name"]: one for one in explained["hooks"]}
@@ -167,21 +170,27 @@ def test_what_each_does_is_what_its_own_documentation_says():
 
 def test_all_conflicts_are_told_and_nobody_is_called():
     explained = timeline(
-        composed(
-            *("+algorithms=[ema,mixup]", f"+algorithms.wrapper._target_={OWN}.Wrapper"),
-            *(f"+callbacks.all._target_={OWN}.Everywhere", f"+callbacks.to._target_={OWN}.Destination"),
+        Experiment(
+            composed(
+                *("+algorithms=[ema,mixup]", f"+algorithms.wrapper._target_={OWN}.Wrapper"),
+                *(f"+callbacks.all._target_={OWN}.Everywhere", f"+callbacks.to._target_={OWN}.Destination"),
+            )
         )
     )
     assert explained["conflicts"] == ["Wrapper.conflicts_with names EMA", "Wrapper.conflicts_with names MixUp"]
     assert {"ema", "mixup", "wrapper"} <= {one["name"] for one in explained["hooks"]}
     explained = timeline(
-        composed(
-            *(f"+algorithms.{name.lower()}._target_={OWN}.{name}" for name in ("First", "Second")), "callbacks=none"
+        Experiment(
+            composed(
+                *(f"+algorithms.{name.lower()}._target_={OWN}.{name}" for name in ("First", "Second")), "callbacks=none"
+            )
         )
     )
     assert "form a cycle in runs_before/runs_after" in explained["conflicts"][0]
     assert runs(explained, Event.BATCH_START) == ["first", "second"]
-    explained = timeline(composed(f"model._target_={OWN}.Stepping", "callbacks=none", "algorithms=label_smoothing"))
+    explained = timeline(
+        Experiment(composed(f"model._target_={OWN}.Stepping", "callbacks=none", "algorithms=label_smoothing"))
+    )
     assert "Stepping" in explained["conflicts"][0]
 
 
@@ -189,7 +198,9 @@ def test_the_table_shows_who_listens_and_how_to_see_the_rest(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "120")
-    print_tables("a run", timeline(composed("+algorithms=mixup", f"+algorithms.wrapper._target_={OWN}.Wrapper")))
+    print_tables(
+        "a run", timeline(Experiment(composed("+algorithms=mixup", f"+algorithms.wrapper._target_={OWN}.Wrapper")))
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "a run"
     (place,) = (index for index, line in enumerate(lines) if line.startswith("BEFORE_LOSS"))

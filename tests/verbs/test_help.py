@@ -20,6 +20,7 @@ from runner.cli.command_line import merge_repeated
 from runner.cli.verb import Verb
 from runner.cli.verbs import VERBS
 from runner.config import build
+from runner.config.experiment import Experiment
 from runner.verbs.help import explain, overview
 
 CHOICES = choices(CONF)
@@ -127,7 +128,7 @@ ALONE = [one for one in CHOICES if one.group not in NEEDS_MORE]
 def test_the_example_of_a_choice_composes_and_binds(choice: Any):
     lines = [*explain(f"{choice.group}.{choice.name}", CONF)]
     arguments = merge_repeated(lines[lines.index("Example") + 1].split()[1:])
-    build.check(composed(*arguments))
+    build.check(Experiment(composed(*arguments)))
 
 
 def first(name: str) -> str:

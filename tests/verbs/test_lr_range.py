@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from composed_configs import small_experiment
 
 from runner.cli.command import Command
 from runner.failures.errors import WrongKey
 from runner.verbs.lr_range import check
 
-CONFIG: dict[str, Any] = {"optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1}}
+WITH_SGD = small_experiment(optimizer={"_target_": "torch.optim.SGD", "lr": 0.1})
 SHORT = ("lr-range", "model=mlp", "--batches=40")
 
 
@@ -27,17 +28,18 @@ SHORT = ("lr-range", "model=mlp", "--batches=40")
         ({"end": 1e-6}, ..., "--end=1e-06: must be larger than --start 1e-05"),
         ({"batches": 19}, ..., "--batches=19: too few to see a slope; give at least 20"),
         ({"picture": "x.jpg"}, ..., "--picture='x.jpg': must end in .png"),
-        ({}, None, "optimizer: lr-range varies the rate of one optimizer"),
-        ({}, {}, "optimizer: lr-range varies the rate of one optimizer"),
-        ({}, {"generator": {}, "critic": {}}, "of one optimizer, not generator, critic"),
+        ({}, None, "optimizer=None: needs a `_target_`"),
+        ({}, {}, "optimizer={}: needs a `_target_`"),
+        ({}, {"generator": {"_target_": "a"}, "critic": {"_target_": "b"}}, "of one optimizer, not generator, critic"),
         ({}, {"_target_": "mine"}, "optimizer.lr=None: lr-range varies it"),
         ({}, {"_target_": "mine", "lr": 0.0}, "optimizer.lr=0.0: "),
     ],
 )
 def test_what_cannot_be_tested_is_one_message(options: dict[str, Any], optimizer: Any, message: str):
-    check(Command.of("lr-range"), CONFIG)
+    check(Command.of("lr-range"), WITH_SGD)
     with pytest.raises(WrongKey, match=re.escape(message)):
-        check(Command.of("lr-range", **options), CONFIG if optimizer is ... else {"optimizer": optimizer})
+        experiment = WITH_SGD if optimizer is ... else small_experiment(optimizer=optimizer)
+        check(Command.of("lr-range", **options), experiment)
 
 
 def test_only_the_picture_is_left(tmp_path: Path, run_here: Any, monkeypatch: pytest.MonkeyPatch):

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from composed_configs import small_experiment
 from python_process import PATIENCE, start_python
 from tiers import one_in
 
@@ -221,18 +222,17 @@ def test_a_folder_that_holds_something_stays_as_it_is(tmp_path: Path, run_app: A
     ids=str,
 )
 def test_what_is_asked_must_be_in_range(options: dict[str, Any], message: str):
-    config = {"callbacks": {}}
-    check(Command.of("prove"), config)
+    check(Command.of("prove"), small_experiment())
     with pytest.raises(ValueError) as raised:
-        check(Command.of("prove", **options), config)
+        check(Command.of("prove", **options), small_experiment())
     assert str(raised.value).startswith(message)
 
 
 def test_a_callback_of_the_users_own_may_be_omitted():
-    check(Command.of("prove", without=("mine",)), {"callbacks": {"mine": {"_target_": "own.Mine"}}})
+    check(Command.of("prove", without=("mine",)), small_experiment(callbacks={"mine": {"_target_": "own.Mine"}}))
 
 
 def test_it_starts_its_own_processes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ValueError, match="without torchrun"):
-        check(Command.of("prove"), {"callbacks": {}})
+        check(Command.of("prove"), small_experiment())

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from composed_configs import small_experiment
 
 from runner.checkpoints.digest import read_digests
 from runner.cli.command import Command
@@ -266,7 +267,7 @@ def test_lines_are_compared_in_the_order_of_causes():
     ids=str,
 )
 def test_the_options_are_checked(options: dict[str, Any], message: str):
-    check(Command.of("verify", "run"), {})
+    check(Command.of("verify", "run"), small_experiment())
     with pytest.raises(WrongKey) as raised:
-        check(Command.of("verify", "run", **options), {})
+        check(Command.of("verify", "run", **options), small_experiment())
     assert str(raised.value).startswith(message)

@@ -1,0 +1,150 @@
+"""The experiment of a command: what Hydra composed, checked when it is made, as typed sections and values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from runner.config.composed import check_keys, optimizer_sections
+from runner.config.section import Section, sections_in
+from runner.training.budget import Budget
+
+if TYPE_CHECKING:
+    from runner.distributed.launch import Launch
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is to be trained, and how: never changed once it is made.
+
+    What belongs to it and can be known without importing a target is checked when it is made; `runner.config.build`
+    checks the targets and their arguments, and makes the objects.
+
+    Attributes:
+        plain: the composed config, resolved, as plain containers: what a run records.
+
+    Raises:
+        WrongKey: a key is unknown, a section has no target, or a value is not allowed.
+    """
+
+    plain: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        check_keys(self.plain)
+        self.budget  # noqa: B018 (a wrong one is an error)
+
+    def changed(self, **values: Any) -> Experiment:
+        """Return this experiment with other values of some keys."""
+        return Experiment({**self.plain, **values})
+
+    def training(self, **arguments: Any) -> Experiment:
+        """Return this experiment with other arguments of the Trainer."""
+        return self.changed(trainer=self.trainer.changed(**arguments).plain)
+
+    def with_hooks(self, group: str, keys: Collection[str]) -> Experiment:
+        """Return this experiment with those of its callbacks, or of its algorithms, whose keys are given."""
+        return self.changed(**{group: {key: one.plain for key, one in getattr(self, group).items() if key in keys}})
+
+    def without_callbacks(self, keys: Collection[str]) -> Experiment:
+        """Return this experiment without some callbacks."""
+        return self.with_hooks("callbacks", [key for key in self.callbacks if key not in keys])
+
+    def on_devices_of(self, other: Experiment) -> Experiment:
+        """Return this experiment on the processes and the device of another one."""
+        device = other.trainer.get("device", "auto")
+        return self.changed(launch=other._section("launch").plain).training(device=device)
+
+    def _section(self, key: str) -> Section:
+        return Section(key, self.plain[key])
+
+    @cached_property
+    def model(self) -> Section:
+        """The section of the model."""
+        return self._section("model")
+
+    @cached_property
+    def data(self) -> Section:
+        """The section of the data."""
+        return self._section("data")
+
+    @cached_property
+    def trainer(self) -> Section:
+        """The section of the Trainer."""
+        return self._section("trainer")
+
+    @cached_property
+    def launch(self) -> Launch:
+        """How many processes train, and how. Its section is checked first, because the processes start early."""
+        section = self._section("launch")
+        section.check()
+        return section.make()
+
+    @cached_property
+    def optimizers(self) -> Mapping[str, Section]:
+        """The sections of optimizers by the submodule that each one trains; '' for the whole model."""
+        found = optimizer_sections(self.plain)
+        return {path.partition(".")[2]: Section(path, one) for path, one in found.items()}
+
+    @cached_property
+    def scheduler(self) -> Section | None:
+        """The section of the scheduler."""
+        return self._section("scheduler") if self.plain.get("scheduler") else None
+
+    @cached_property
+    def folds(self) -> Section | None:
+        """The section of the part of the data that cross-validation leaves out."""
+        return self._section("folds") if self.plain["folds"] else None
+
+    @cached_property
+    def callbacks(self) -> Mapping[str, Section]:
+        """The sections of the callbacks, by key."""
+        return sections_in("callbacks", self.plain.get("callbacks"))
+
+    @cached_property
+    def algorithms(self) -> Mapping[str, Section]:
+        """The sections of the algorithms, by key."""
+        return sections_in("algorithms", self.plain.get("algorithms"))
+
+    @cached_property
+    def budget(self) -> Budget | None:
+        """The time or compute that decides how long it trains."""
+        return None if self.plain["budget"] is None else Budget.parse(self.plain["budget"])
+
+    @property
+    def seed(self) -> int:
+        """The seed of all random streams."""
+        return self.plain["seed"]
+
+    @property
+    def init_weights(self) -> str:
+        """How initial weights are drawn: 'in_order', or 'by_name'."""
+        return self.plain["init_weights"]
+
+    @property
+    def run_name(self) -> str | int | None:
+        """The name that was given to the run; None: it gets one."""
+        return self.plain["run_name"]
+
+    @property
+    def objective(self) -> Any:
+        """The metric by which jobs of a sweep are compared, or a list of them; None: the first one there is."""
+        return self.plain["objective"]
+
+    @property
+    def test(self) -> str | None:
+        """The weights to evaluate on the test data after training: 'best' or 'last'."""
+        return self.plain["test"]
+
+    def sections(self) -> Iterator[Section]:
+        """Yield the sections of all objects, outer ones first."""
+        return Section("", self.plain).nested()
+
+    def section_at(self, path: str) -> Section:
+        """Return the section at a path.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return {one.path: one for one in self.sections()}[path]

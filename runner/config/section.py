@@ -1,0 +1,152 @@
+"""One section of a config: the object that it describes, which it can check and make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import hydra.utils
+from hydra.errors import InstantiationException
+
+from runner.config.composed import targets
+from runner.config.errors import CONFIG_ERRORS
+from runner.config.signatures import check_signature, locate, taken_as_options
+from runner.failures.errors import ConstructorFailed, WrongConfig
+from runner.failures.exits import as_failure
+from runner.failures.facts import annotate, argument_of, facts_of
+from runner.libraries.targets import find_in_working_directory, prepare_import
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a config that describes one object.
+
+    Attributes:
+        path: its place in the config, such as `callbacks.progress_bar`.
+        plain: its `_target_` and the arguments, as plain containers.
+    """
+
+    path: str
+    plain: Mapping[str, Any]
+
+    @property
+    def target(self) -> str:
+        """The dotted path of the class or function that is called."""
+        return str(self.plain["_target_"])
+
+    @property
+    def key(self) -> str:
+        """Its name in its group, such as `progress_bar`."""
+        return self.path.partition(".")[2]
+
+    def get(self, argument: str, default: Any = None) -> Any:
+        """Return the value of an argument; `default` if it is not given."""
+        return self.plain.get(argument, default)
+
+    def __contains__(self, argument: str) -> bool:
+        return argument in self.plain
+
+    def changed(self, **arguments: Any) -> Section:
+        """Return this section with other values of some arguments."""
+        return Section(self.path, {**self.plain, **arguments})
+
+    def without(self, *arguments: str) -> Section:
+        """Return this section without some arguments."""
+        return Section(self.path, {key: one for key, one in self.plain.items() if key not in arguments})
+
+    def nested(self) -> Iterator[Section]:
+        """Yield this section and those of the objects among its arguments, outer ones first."""
+        return (Section(path, one) for path, one in targets(self.plain, self.path))
+
+    def find_target(self) -> Any:
+        """Return the class or function that is called."""
+        return locate(self.path, self.plain["_target_"])
+
+    def check(self, supplied: Iterable[str] = ()) -> None:
+        """Check that the target exists and takes the arguments. `supplied` are those that code adds."""
+        check_signature(self.path, self.plain, supplied)
+
+    def unchecked(self) -> list[str]:
+        """Return the arguments that the target takes as `**options`, so that it is unknown whether they are used."""
+        return taken_as_options(self.path, self.plain)
+
+    def make(self, among: Sequence[Section] = (), **supplied: Any) -> Any:
+        """Return the object, made with the arguments of the section and those `supplied` by code.
+
+        Args:
+            among: further sections that may be at fault if it fails: those of the objects that are supplied.
+            supplied: arguments that code adds to those of the section.
+
+        Raises:
+            Exception: the constructor fails; the facts of the exception name the section.
+        """
+        find_in_working_directory(self.plain)
+        with self.named(among):
+            for inner in self.nested():  # on other ranks than 0 nothing has been checked, and so imported, before
+                prepare_import(inner.target)
+            if supplied:
+                return hydra.utils.instantiate({**self.plain, "_partial_": True}, _convert_="all")(**supplied)
+            return hydra.utils.instantiate(self.plain, _convert_="all")
+
+    @contextmanager
+    def named(self, among: Sequence[Section] = ()) -> Iterator[None]:
+        """Add the section at fault to any exception, as facts and as a note: this one, or one `among` others."""
+        try:
+            yield
+        except SystemExit as exit:
+            if not isinstance(exit.code, str):
+                failure = as_failure(exit)  # the exit itself, if a signal asked for the end of the process
+                raise failure from failure.__cause__
+            raise WrongConfig(f"{self.path}: {exit.code} ({self.target})", at=self.path) from exit
+        except Exception as error:
+            cause = error
+            failed = self.path
+            if isinstance(error, InstantiationException):
+                cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+                inner = re.search(r"^full_key: (.+)$", str(error), re.MULTILINE)  # that of the target, inside of it
+                failed = f"{self.path}.{inner[1]}" if inner else self.path
+            if not isinstance(cause, CONFIG_ERRORS) and self.path != "trainer":  # it runs hooks; its bugs stay bugs
+                failure = ConstructorFailed(f"{type(cause).__name__}: {cause}".removesuffix(": "))
+                failure.__cause__ = cause
+                cause = failure
+            if not note_section_of_hook(cause, among):
+                _note_section(cause, self, among, failed)
+            raise cause from cause.__cause__
+
+
+def sections_in(group: str, plain: Mapping[str, Any] | None) -> dict[str, Section]:
+    """Return the sections of a group by key; those without a target are left out."""
+    found = {str(key): one for key, one in (plain or {}).items() if isinstance(one, Mapping) and "_target_" in one}
+    return {key: Section(f"{group}.{key}", one) for key, one in found.items()}
+
+
+def note_section_of_hook(error: BaseException, sections: Sequence[Section]) -> bool:
+    """Add to an exception the section of the callback or algorithm that raised it; return whether there is one."""
+    raised_by = facts_of(error).raised_by
+    paths = (f"callbacks.{raised_by}", f"algorithms.{raised_by}", *(["scheduler"] if raised_by == "scheduler" else []))
+    for path in paths:
+        for section in sections:
+            if section.path == path:
+                _note_section(error, section, sections)
+                return True
+    return False
+
+
+def _note_section(error: BaseException, section: Section, among: Sequence[Section], failed: str = "") -> None:
+    """Add to an exception the section of the config that caused it, both as facts and as a note.
+
+    The section at fault is the one that sets the argument which the exception refuses; it may be in another part of the
+    config. If the exception names no argument, it is the section of the target that failed. `failed` is the path of the
+    target that failed, if that is inside the section.
+    """
+    argument = argument_of(error)
+    inside = {one.path: one for one in section.nested()}
+    place = failed if failed in inside else section.path
+    owners = [one.path for one in [*inside.values(), *among] if argument.partition(".")[0] in one]
+    annotate(error, argument=argument, section=owners[0] if owners else place, target=inside[place].target)
+    if owners:
+        annotate(error, key=f"{owners[0]}.{argument}")
+    error.add_note(f"in {facts_of(error).key or place} ({inside[place].target})")

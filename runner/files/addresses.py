@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 
 HIDDEN = "***"
 
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(\S*)")
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*\\?://)(\S*)")  # Hydra escapes the colon in a value of a sweep
 
 
 def without_credentials(text: str) -> str:

@@ -10,6 +10,7 @@ from runner.files.addresses import has_hidden, hidden_everywhere, without_creden
     [
         ("http://bob:pw@host:5000/a", "http://***@host:5000/a"),
         ("http://bob@host", "http://***@host"),
+        (r"https\://me\:pw@host/a", r"https\://***@host/a"),
         ("http://bob:p@w@host", "http://***@host"),
         ("postgresql+psycopg://bob:p/w?x#y@host/db", "postgresql+psycopg://***@host/db"),
         ("http://host/?token=abc&user=bob", "http://host/?token=***&user=***"),

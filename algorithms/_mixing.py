@@ -12,6 +12,7 @@ from runner import Algorithm, Logger, State, stream_seed
 from runner.algorithms._batch import Key, class_probabilities, get_item, with_item
 from runner.distributed.ranks import get_data_parallel_size
 from runner.failures.checks import check_number
+from runner.failures.errors import wrong_argument
 from runner.models.target_mean import TargetMean, read_loss
 
 
@@ -58,9 +59,11 @@ class Mixing(Algorithm, ABC):
         splits = get_data_parallel_size() > 1 or state.grad_accum > 1 or state.microbatch_size is not None
         mean = read_loss(getattr(state.unwrapped_model, "loss_fn", None))
         if isinstance(mean, TargetMean) and mean.weighs and splits:
-            raise ValueError(
-                f"loss_fn={mean.loss_fn!r}: with {type(self).__name__}, class weights or an ignore_index give another "
-                "gradient for each split of the batch; train with one rank and without microbatches, or without them"
+            raise wrong_argument(
+                "loss_fn",
+                mean.loss_fn,
+                f"with {type(self).__name__}, class weights or an ignore_index give another gradient for each "
+                "split of the batch; train with one rank and without microbatches, or without them",
             )
 
     def before_train_batch(self, state: State, logger: Logger) -> None:

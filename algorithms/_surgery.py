@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from runner import Algorithm, Model, State, get_global_rank, replace_modules, stream_seed
+from runner.failures.errors import wrong_argument
 from runner.models.surgery import Policy, Selector
 
 log = logging.getLogger("runner")
@@ -77,5 +78,5 @@ def report(algorithm: Algorithm, state: State, names: list[str], wanted: str, al
 def resolve_width(name: str, value: float, whole: int) -> int:
     """Return a width, at least 1, from a number or from a fraction of another width."""
     if isinstance(value, bool) or not value > 0 or (value >= 1 and value != int(value)):
-        raise ValueError(f"{name}={value!r}: must be a whole number, at least 1, or a fraction above 0 and below 1")
+        raise wrong_argument(name, value, "must be a whole number, at least 1, or a fraction above 0 and below 1")
     return max(1, round(value * whole)) if value < 1 else int(value)

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import LAYER_SURGERY, report
 from runner.distributed.blocks import find_repeated
+from runner.failures.errors import wrong_argument
 
 
 def find_modules(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
@@ -93,7 +94,9 @@ class ActivationCheckpointing(Algorithm):
         found = find_repeated(model) if self.modules is None else find_modules(model, self.modules)
         idle = [one for one in self.modules or () if not find_modules(model, [one])]
         if found and idle and not self.allow_no_match:
-            raise ValueError(f"modules={self.modules!r}: {', '.join(map(repr, idle))} matches no module; leave it out")
+            raise wrong_argument(
+                "modules", self.modules, f"{', '.join(map(repr, idle))} matches no module; leave it out"
+            )
         for module in set(found.values()):
             forget_activations(module)
         what = "repeated block" if self.modules is None else f"module like {' or '.join(map(repr, self.modules))}"

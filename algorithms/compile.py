@@ -19,6 +19,7 @@ from runner.algorithms._surgery import report
 from runner.algorithms._whole_step import join_loss, refuse_what_needs_parts
 from runner.distributed.blocks import find_repeated
 from runner.failures.checks import check_one_of
+from runner.failures.errors import wrong_argument
 
 SCOPES = ("block", "model", "step")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -113,9 +114,11 @@ class Compile(Algorithm):
             )
         self._replays = state.device.type == "cuda" and self.mode in WITH_GRAPHS
         if self._replays and (state.grad_accum > 1 or state.microbatch_size):
-            raise ValueError(
-                f"mode={self.mode!r}: CUDA graphs cannot accumulate gradients; use mode='default', or train whole "
-                "batches, with grad_accum=1 and microbatch_size=None"
+            raise wrong_argument(
+                "mode",
+                self.mode,
+                "CUDA graphs cannot accumulate gradients; use mode='default', or train whole batches, with "
+                "grad_accum=1 and microbatch_size=None",
             )
         model = state.unwrapped_model
         found = find_repeated(model) if self.scope == "block" else {"": model}

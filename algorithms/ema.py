@@ -14,6 +14,7 @@ from runner.algorithms._averaging import TimedAverage, copy_all, count_updates, 
 from runner.checkpoints.weights import names_of_observers
 from runner.distributed.sharding import like
 from runner.failures.checks import check_number
+from runner.failures.errors import wrong_argument
 
 
 def smoothing_of(half_life: float, interval: float = 1.0) -> float:
@@ -83,7 +84,7 @@ class EMA(TimedAverage):
             update_interval = Time(1, TimeUnit.BATCH if life is None else life.unit)
         interval = _parse("update_interval", update_interval)
         if life is not None and life.unit is not interval.unit:
-            raise ValueError(f"update_interval={str(interval)!r}: must be in the unit of half_life={str(life)!r}")
+            raise wrong_argument("update_interval", str(interval), f"must be in the unit of half_life={str(life)!r}")
         self.half_life = half_life
         self._life = life
         self.start = Time.parse(start, "start")
@@ -165,7 +166,7 @@ class EMA(TimedAverage):
 def _parse(name: str, value: str | Time) -> Time:
     time = Time.parse(value, name)
     if time.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH) or not time.value:
-        raise ValueError(
-            f"{name}={str(time)!r}: must be a number of batches or epochs above 0, such as '1000ba' or '2ep'"
+        raise wrong_argument(
+            name, str(time), "must be a number of batches or epochs above 0, such as '1000ba' or '2ep'"
         )
     return time

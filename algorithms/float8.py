@@ -12,6 +12,7 @@ from torch import nn
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import LAYER_SURGERY, report
 from runner.failures.checks import check_list, check_one_of
+from runner.failures.errors import wrong_argument
 from runner.libraries.extras import require
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
@@ -71,16 +72,18 @@ class Float8(Algorithm):
             where = f"a CUDA device of capability {'.'.join(map(str, CAPABILITY))} or more, not {device}"
             raise ValueError(f"Float8 needs {where}: leave it out, or try it with emulate=True")
         if self.recipe == "rowwise_with_gw_hp" and device.type != "cuda" and state.precision.startswith("amp"):
-            raise ValueError(f"recipe={self.recipe!r}: torchao ignores autocast on {device}: set precision='fp32'")
+            raise wrong_argument("recipe", self.recipe, f"torchao ignores autocast on {device}: set precision='fp32'")
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # pyright: ignore[reportMissingImports]
 
         model = state.unwrapped_model
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         idle = [pattern for pattern in self.exclude if pattern != HEAD and not fnmatch.filter(linear, pattern)]
         if idle:
-            raise ValueError(
-                f"exclude={self.exclude!r}: {', '.join(map(repr, idle))} matches no linear layer; there are "
-                f"{', '.join(linear[:8])}{', ...' * (len(linear) > 8)}"
+            raise wrong_argument(
+                "exclude",
+                self.exclude,
+                f"{', '.join(map(repr, idle))} matches no linear layer; there are {', '.join(linear[:8])}"
+                f"{', ...' * (len(linear) > 8)}",
             )
         names = find_linear(model, self.exclude)
         report(self, state, names, f"linear layer with sizes that are multiples of {MULTIPLE}")

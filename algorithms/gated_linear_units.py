@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import operate
+from runner.failures.errors import wrong_argument
 from runner.models.surgery import Policy, Selector
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -106,9 +107,11 @@ class GatedLinearUnits(Algorithm):
         allow_no_match: bool = False,
     ) -> None:
         if not (act_fn is None or callable(act_fn) or act_fn in ACTIVATIONS):
-            raise ValueError(
-                f"act_fn={act_fn!r}: must be one of {', '.join(map(repr, ACTIVATIONS))}, a function, or null for the "
-                "blocks' own activation"
+            raise wrong_argument(
+                "act_fn",
+                act_fn,
+                f"must be one of {', '.join(map(repr, ACTIVATIONS))}, a function, or null for the blocks' own "
+                "activation",
             )
         self.act_fn = act_fn
         self.gated_layer_bias = gated_layer_bias

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from runner import Algorithm, Logger, State, TimeUnit, stream_seed
 from runner.algorithms._surgery import operate
 from runner.failures.checks import check_counts, check_number, refuse_if
+from runner.failures.errors import wrong_argument
 
 
 def draw_masks(sigma: int, units: int, p: float, seed: int) -> Tensor:
@@ -134,9 +135,10 @@ class GyroDropout(Algorithm):
         try:
             batches = state.progress.convert(state.max_duration, TimeUnit.BATCH)
         except ValueError:
-            raise ValueError(
-                f"max_duration={str(state.max_duration)!r}: GyroDropout needs to know the number of batches; "
-                "give max_duration in epochs ('ep') or batches ('ba')"
+            raise wrong_argument(
+                "max_duration",
+                str(state.max_duration),
+                "GyroDropout needs to know the number of batches; give max_duration in epochs ('ep') or batches ('ba')",
             ) from None
         self._batches_each = max(1, int(batches * self.tau / self.sigma))
         self._planned_for = str(state.max_duration)

@@ -9,6 +9,7 @@ from typing import Any
 from runner import Algorithm, Logger, State, Time, Timestamp, TimeUnit, get_global_rank
 from runner.algorithms._averaging import keep_base_rates, set_rates
 from runner.failures.checks import check_number, check_numbers, check_one_of
+from runner.failures.errors import wrong_argument
 from runner.optim.schedulers import time_axis
 from runner.training.metric_choice import MetricChoice, choose_metric
 
@@ -112,7 +113,7 @@ class ReduceOnPlateau(Algorithm):
     def fit_start(self, state: State, logger: Logger) -> None:
         self._metric = choose_metric(state, self.monitor)
         if self._metric.label == "train":
-            raise ValueError(f"monitor={self.monitor!r}: must be a metric of an evaluator, such as 'eval/loss'")
+            raise wrong_argument("monitor", self.monitor, "must be a metric of an evaluator, such as 'eval/loss'")
         self._lower = self._metric.lower_is_better(state) if self.mode is None else self.mode == "min"
         for length in (self.patience, self.cooldown):
             self._has_passed(state, Timestamp(), length)  # raises if the unit cannot be converted
@@ -182,5 +183,5 @@ class ReduceOnPlateau(Algorithm):
 def _length(name: str, value: str | int | Time) -> Time:
     time = Time.parse_or_epochs(value, name)
     if time.unit not in UNITS:
-        raise ValueError(f"{name}={str(time)!r}: must be in ep, ba, sp, tok or dur, such as '3ep'")
+        raise wrong_argument(name, str(time), "must be in ep, ba, sp, tok or dur, such as '3ep'")
     return time

@@ -17,7 +17,7 @@ from runner.algorithms._snapshot import roll_back, take_snapshot
 from runner.device.numbers import numbers_of
 from runner.distributed.sharding import is_sharded, like, whole
 from runner.failures.checks import check_counts, check_number, check_whole
-from runner.failures.errors import divergence
+from runner.failures.errors import divergence, wrong_argument
 
 COLUMNS = ("first_batch", "last_batch", "worst_batch", "loss", "gradient_norm", "deviations", "back_to_batch")
 NORMAL = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
@@ -140,8 +140,8 @@ class SpikeGuard(Algorithm):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["recent"].shape[1] != self.interval:
-            raise ValueError(
-                f"interval={self.interval!r}: the checkpoint has interval={state['recent'].shape[1]}; resume with that"
+            raise wrong_argument(
+                "interval", self.interval, f"the checkpoint has interval={state['recent'].shape[1]}; resume with that"
             )
         self._history = state["history"]
         self._recent = state["recent"] if get_global_rank() == 0 else torch.zeros_like(state["recent"])

@@ -14,6 +14,7 @@ from runner.algorithms._averaging import (
     wide_copy,
 )
 from runner.failures.checks import check_number, check_whole, parse_interval
+from runner.failures.errors import wrong_argument
 
 
 def annealed(rate: float, swa_lr: float, progress: float) -> float:
@@ -70,7 +71,7 @@ class SWA(TimedAverage, WeightAverage):
         self.start = Time.parse(start, "start")
         self.end = Time.parse(end, "end")
         if self.start.unit is self.end.unit and self.end.value < self.start.value:
-            raise ValueError(f"end={str(self.end)!r}: must not be before start={str(self.start)!r}")
+            raise wrong_argument("end", str(self.end), f"must not be before start={str(self.start)!r}")
         self.update_interval = parse_interval("update_interval", update_interval, "1ep")
         check_number("swa_lr", swa_lr, "[0, inf]", none="the scheduled rates")
         check_whole("anneal_steps", anneal_steps, 0)

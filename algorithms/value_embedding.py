@@ -9,6 +9,7 @@ from torch import nn
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import operate
+from runner.failures.errors import wrong_argument
 from runner.models import GPT
 from runner.models.gpt import Attention
 
@@ -35,7 +36,7 @@ class ValueEmbedding(Algorithm):
     def __init__(self, layers: Sequence[int] | None = None, allow_no_match: bool = False) -> None:
         given = isinstance(layers, Sequence) and layers and all(type(one) is int for one in layers)
         if layers is not None and not given:
-            raise ValueError(f"layers={layers!r}: must be a list of whole numbers, or null for all layers")
+            raise wrong_argument("layers", layers, "must be a list of whole numbers, or null for all layers")
         self.layers = layers
         self.allow_no_match = allow_no_match
 
@@ -45,8 +46,8 @@ class ValueEmbedding(Algorithm):
             attentions = [one for one in gpt.blocks.modules() if isinstance(one, Attention)]
             for layer in range(len(attentions)) if self.layers is None else self.layers:
                 if not -len(attentions) <= layer < len(attentions):
-                    raise ValueError(
-                        f"layers={self.layers!r}: the model has {len(attentions)} layers, no layer {layer}"
+                    raise wrong_argument(
+                        "layers", self.layers, f"the model has {len(attentions)} layers, no layer {layer}"
                     )
                 sizes[attentions[layer]] = gpt.token_embedding.num_embeddings, gpt.d_model
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from runner import Timestamp
 from runner.checkpoints.manifest import is_name
 from runner.failures.checks import check_inner_path
+from runner.failures.errors import wrong_argument
 from runner.files.addresses import without_credentials
 
 if TYPE_CHECKING:
@@ -145,11 +146,13 @@ def check_names(folder: str, filename: str) -> None:
         name = filename.format(**Timestamp()._asdict())
     except (KeyError, IndexError, ValueError):
         fields = ", ".join(f"{{{field}}}" for field in Timestamp._fields)
-        raise ValueError(f"filename={filename!r}: may hold {fields} and nothing else in braces") from None
+        raise wrong_argument("filename", filename, f"may hold {fields} and nothing else in braces") from None
     if not is_name(name) or name == filename:
-        raise ValueError(
-            f"filename={filename!r}: must be the name of a folder that tells checkpoints apart, such as "
-            "'ep{epoch}-ba{batch}'; not hidden, and without '/'"
+        raise wrong_argument(
+            "filename",
+            filename,
+            "must be the name of a folder that tells checkpoints apart, such as 'ep{epoch}-ba{batch}'; not "
+            "hidden, and without '/'",
         )
 
 
@@ -160,6 +163,6 @@ def check_alone(savers: Sequence[Any]) -> None:
         for name, place in (("folder", str(Path(one.folder))), ("mirror", one.mirror)):
             if place is not None and (other := owners.setdefault(place, one.config_key)) != one.config_key:
                 shown = without_credentials(place)
-                raise ValueError(
-                    f"{name}={shown!r}: {other} and {one.config_key} both save there; give each a different {name}"
+                raise wrong_argument(
+                    name, shown, f"{other} and {one.config_key} both save there; give each a different {name}"
                 )

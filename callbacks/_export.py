@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from runner import State
 from runner.device.batch import count_samples, map_tensors, tensors
 from runner.distributed.sharding import copy_whole, is_sharded
+from runner.failures.errors import wrong_argument
 
 Run = Callable[[Any], Any]
 
@@ -30,7 +31,7 @@ def check_sample(sample_input: Any) -> None:
         works = False
     if not works:
         allowed = "a tensor, or a tuple, list or mapping of tensors, with at least one sample along dimension 0"
-        raise ValueError(f"sample_input={sample_input!r}: must be {allowed}")
+        raise wrong_argument("sample_input", sample_input, f"must be {allowed}")
 
 
 def last_or_first_batch(state: State) -> Any:

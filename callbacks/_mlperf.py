@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import runner
 from runner.callbacks._disk import disk_errors_reported
 from runner.failures.checks import check_inner_path, refuse_if
+from runner.failures.errors import wrong_argument
 
 if TYPE_CHECKING:
     from runner import State
@@ -45,9 +46,9 @@ def check_names(root_folder: str, submitter: str, system_name: str | None, cache
     check_inner_path("root_folder", root_folder, "mlperf")
     refuse_if(not submitter, "submitter", submitter, "must be a name")
     if system_name is not None and not re.fullmatch(r"[\w.+-]+", system_name):
-        raise ValueError(f"system_name={system_name!r}: must be the name of a file, of letters, digits and . + - _")
+        raise wrong_argument("system_name", system_name, "must be the name of a file, of letters, digits and . + - _")
     if cache_clear_cmd is not None and not cache_clear_cmd.strip():
-        raise ValueError(f"cache_clear_cmd={cache_clear_cmd!r}: must be a command, or None to clear nothing")
+        raise wrong_argument("cache_clear_cmd", cache_clear_cmd, "must be a command, or None to clear nothing")
 
 
 def run_command(name: str, command: str) -> None:
@@ -55,10 +56,10 @@ def run_command(name: str, command: str) -> None:
     try:
         done = subprocess.run(shlex.split(command), stdin=subprocess.DEVNULL, capture_output=True, text=True)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{name}={command!r}: cannot be run ({error})") from None
+        raise wrong_argument(name, command, f"cannot be run ({error})") from None
     if done.returncode:
         said = (done.stderr or done.stdout).strip().rpartition("\n")[2]
-        raise ValueError(f"{name}={command!r}: failed with {done.returncode}: {said}")
+        raise wrong_argument(name, command, f"failed with {done.returncode}: {said}")
 
 
 class Result(logging.Handler):

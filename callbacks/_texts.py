@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from runner.failures.errors import wrong_argument
+
 
 class Bytes:
     """A tokenizer whose tokens are the bytes of the text."""
@@ -21,4 +23,4 @@ class Bytes:
 def check_tokenizer(tokenizer: Any) -> None:
     """Raise ValueError for an object, other than None, that is no tokenizer."""
     if tokenizer is not None and not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):
-        raise ValueError(f"tokenizer={tokenizer!r}: must have encode(text) and decode(tokens), or be None for bytes")
+        raise wrong_argument("tokenizer", tokenizer, "must have encode(text) and decode(tokens), or be None for bytes")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from runner import Callback, Time, TimeUnit
 from runner.callbacks._thinning import next_measurement
 from runner.failures.checks import check_list
+from runner.failures.errors import wrong_argument
 from runner.timing.time import convert
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
 def _parse(interval: str | int | Time) -> Time:
     time = Time.parse_or_epochs(interval, "interval")
     if time.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH, TimeUnit.DURATION) or not time.value:
-        raise ValueError(f"interval={str(time)!r}: must be above 0 and in ba, ep or dur, such as '25ba'")
+        raise wrong_argument("interval", str(time), "must be above 0 and in ba, ep or dur, such as '25ba'")
     return time
 
 

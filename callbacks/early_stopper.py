@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from runner import Time, TimeUnit
 from runner.callbacks._metric_stopper import MetricStopper
 from runner.failures.checks import check_number
+from runner.failures.errors import wrong_argument
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -50,7 +51,7 @@ class EarlyStopper(MetricStopper):
         self.min_delta = abs(min_delta)
         self.patience = Time.parse_or_epochs(patience, "patience")
         if self.patience.unit not in UNITS:
-            raise ValueError(f"patience={str(self.patience)!r}: must be in ep, ba, sp or tok, such as '3ep'")
+            raise wrong_argument("patience", str(self.patience), "must be in ep, ba, sp or tok, such as '3ep'")
         self._evaluated = False
         self._best: float | None = None
         # Counts in every unit, because a resumed run may have its patience in another one.

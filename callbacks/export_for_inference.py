@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback
 from runner.failures.checks import check_one_of
+from runner.failures.errors import wrong_argument
 from runner.files.values import InnerPath
 from runner.libraries.extras import require
 
@@ -65,11 +66,13 @@ class ExportForInference(Callback):
         check_one_of("save_format", save_format, SUFFIXES)
         suffix = SUFFIXES[save_format]
         if save_path is not None and Path(save_path).suffix != suffix:
-            raise ValueError(f"save_path={str(save_path)!r}: must end in {suffix!r} with save_format={save_format!r}")
+            raise wrong_argument(
+                "save_path", str(save_path), f"must end in {suffix!r} with save_format={save_format!r}"
+            )
         if save_format == "onnx":
             require("save_format='onnx'", "export", "onnx", "onnxscript", "onnxruntime")
         if transforms is not None and not all(callable(one) for one in transforms):
-            raise ValueError(f"transforms={transforms!r}: must be functions from a module to a module")
+            raise wrong_argument("transforms", transforms, "must be functions from a module to a module")
         if sample_input is not None:
             from runner.callbacks._export import check_sample
 
@@ -96,7 +99,7 @@ class ExportForInference(Callback):
         except OSError as error:
             reason = error.strerror
         if reason is not None:
-            raise ValueError(f"save_path={str(self.save_path)!r}: cannot be written ({reason}); give another path")
+            raise wrong_argument("save_path", str(self.save_path), f"cannot be written ({reason}); give another path")
         if copied is not None:
             module, inputs = copied
             try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from runner import Callback, Interval, Time
 from runner.callbacks._texts import Bytes, check_tokenizer
 from runner.failures.checks import check_number, check_whole
+from runner.failures.errors import wrong_argument
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -54,7 +55,7 @@ class Generate(Callback):
         tokenizer: Any = None,
     ) -> None:
         if isinstance(prompts, str) or not prompts or not all(isinstance(one, str) and one for one in prompts):
-            raise ValueError(f"prompts={prompts!r}: must be a list of texts, at least one and none of them empty")
+            raise wrong_argument("prompts", prompts, "must be a list of texts, at least one and none of them empty")
         check_whole("max_new_tokens", max_new_tokens, 1)
         check_whole("top_k", top_k, 1, none="all tokens")
         check_number("temperature", temperature, "[0, inf]")
@@ -85,7 +86,7 @@ class Generate(Callback):
             known = _forward(state)(tokens).shape[-1]
         for prompt in self.prompts:
             if (largest := max(self.tokenizer.encode(prompt))) >= known:
-                raise ValueError(f"prompts={prompt!r}: has token {largest}, but the model has only {known} tokens")
+                raise wrong_argument("prompts", prompt, f"has token {largest}, but the model has only {known} tokens")
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if not self._works:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time
 from runner.failures.checks import check_one_of, check_whole
+from runner.failures.errors import wrong_argument
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -115,4 +116,4 @@ def _pick(batch: Any, key: int | str, name: str) -> Any:
         return batch[key]
     except (LookupError, TypeError):
         keys = [*batch] if isinstance(batch, Mapping) else [*range(len(batch))]
-        raise ValueError(f"{name}={key!r}: a batch has {', '.join(map(repr, keys))}") from None
+        raise wrong_argument(name, key, f"a batch has {', '.join(map(repr, keys))}") from None

@@ -10,6 +10,7 @@ from runner import LoggerDestination, Record
 from runner.callbacks._curves_picture import draw, panels
 from runner.callbacks._disk import disk_errors_reported
 from runner.callbacks._rates import copy_rates, make_keys
+from runner.failures.errors import wrong_argument
 from runner.files.values import InnerPath
 from runner.files.whole import write_whole
 from runner.pictures.curves import Curve, write_curves
@@ -44,7 +45,7 @@ class LearningCurves(LoggerDestination):
 
     def __init__(self, filename: InnerPath = "learning_curves.png") -> None:
         if "/" in filename or not filename.endswith((".png", ".svg", ".pdf")):
-            raise ValueError(f"filename={filename!r}: must be the name of a file that ends in .png, .svg or .pdf")
+            raise wrong_argument("filename", filename, "must be the name of a file that ends in .png, .svg or .pdf")
         self.filename = filename
         self._curves: dict[str, Curve] = {}
         self._ignored: set[str] = set()  # keys that are not drawn

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from runner import Callback
 from runner.failures.checks import check_list, check_one_of
+from runner.failures.errors import wrong_argument
 from runner.files.values import LocalPath
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class LoadCheckpoint(Callback):
         event: str = "before_load",
     ) -> None:
         if not isinstance(checkpoint, str | Path):
-            raise ValueError(f"checkpoint={checkpoint!r}: must be a run's folder, or a checkpoint's")
+            raise wrong_argument("checkpoint", checkpoint, "must be a run's folder, or a checkpoint's")
         check_list("ignore_keys", ignore_keys, "patterns")
         check_one_of("event", event, EVENTS)
         self.checkpoint = checkpoint
@@ -76,17 +77,19 @@ class LoadCheckpoint(Callback):
         try:
             found = read_weights(self.checkpoint, model)
         except FileNotFoundError:
-            raise ValueError(
-                f"checkpoint={str(self.checkpoint)!r}: no complete checkpoint; give a run's folder or a checkpoint's"
+            raise wrong_argument(
+                "checkpoint", str(self.checkpoint), "no complete checkpoint; give a run's folder or a checkpoint's"
             ) from None
         own = model.state_dict()
         ignored = _matching([*dict.fromkeys([*found, *own])], self.ignore_keys)
         found = {key: one for key, one in found.items() if key not in ignored}
         wrong = differences(found, model, ignored)
         if OTHER_SHAPE in wrong or (self.strict and wrong) or not found.keys() & own:
-            raise ValueError(
-                f"checkpoint={str(self.checkpoint)!r}: its weights do not fit the model: "
-                f"{describe_differences(wrong) or 'none is left to load'}. ignore_keys leaves some out"
+            raise wrong_argument(
+                "checkpoint",
+                str(self.checkpoint),
+                f"its weights do not fit the model: {describe_differences(wrong) or 'none is left to load'}. "
+                "ignore_keys leaves some out",
             )
         loaded = {key: one for key, one in found.items() if key in own}
         load_into(model, loaded)
@@ -101,6 +104,6 @@ def _matching(names: Sequence[str], patterns: Iterable[str]) -> set[str]:
         matched = {name for name in names if fnmatchcase(name, pattern)}
         if not matched:
             near = get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
-            raise ValueError(f"ignore_keys={pattern!r}: no weight has this name; near: {', '.join(near)}")
+            raise wrong_argument("ignore_keys", pattern, f"no weight has this name; near: {', '.join(near)}")
         matching |= matched
     return matching

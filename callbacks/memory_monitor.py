@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from runner import Callback
 from runner.callbacks._clock import SAMPLING
 from runner.failures.checks import check_whole
+from runner.failures.errors import wrong_argument
 
 if TYPE_CHECKING:
     import torch
@@ -65,8 +66,8 @@ class MemoryMonitor(Callback):
     ) -> None:
         if memory_keys is not None and not (isinstance(memory_keys, Mapping) and memory_keys):
             example = dict([*CUDA_STATISTICS.items()][:1])
-            raise ValueError(
-                f"memory_keys={memory_keys!r}: must map statistics to names, such as {example}, or be None"
+            raise wrong_argument(
+                "memory_keys", memory_keys, f"must map statistics to names, such as {example}, or be None"
             )
         interval = dist_aggregate_batch_interval
         check_whole("dist_aggregate_batch_interval", interval, 1, "a number of batches", none="no comparison")
@@ -114,7 +115,9 @@ def _check(names: Mapping[str, str], device: torch.device) -> None:
     for name in names:
         if name not in known:
             near = ", ".join(get_close_matches(name, known, n=3) or CUDA_STATISTICS)
-            raise ValueError(f"memory_keys={dict(names)!r}: {name!r} is none of torch.cuda.memory_stats; near: {near}")
+            raise wrong_argument(
+                "memory_keys", dict(names), f"{name!r} is none of torch.cuda.memory_stats; near: {near}"
+            )
 
 
 def _read_allocator(names: Mapping[str, str], device: torch.device) -> dict[str, float]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from runner import Callback, Time
 from runner.callbacks import _memory_history
 from runner.failures.checks import check_whole, parse_interval
+from runner.failures.errors import wrong_argument
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -33,7 +34,7 @@ class MemorySnapshot(Callback):
     def __init__(self, interval: str | int | Time = "100ba", max_entries: int = 100_000, keep: int = 3) -> None:
         self.interval = parse_interval("interval", interval, "100ba")
         if isinstance(keep, bool) or not isinstance(keep, int) or (keep < 1 and keep != -1):
-            raise ValueError(f"keep={keep!r}: must be a number of files, at least 1, or -1 for all")
+            raise wrong_argument("keep", keep, "must be a number of files, at least 1, or -1 for all")
         check_whole("max_entries", max_entries, 1)
         self.max_entries = max_entries
         self.keep = keep

@@ -24,6 +24,7 @@ from runner.callbacks._mlflow.spool import read_sent
 from runner.callbacks._mlflow.target import check_address, resolve_uri, set_environment, ui_command, uri_of_run
 from runner.callbacks._mlflow.writer_process import shared_writer
 from runner.failures.checks import check_number, check_one_of
+from runner.failures.errors import wrong_argument
 from runner.files.values import Address
 from runner.libraries.extras import require
 from runner.training.metric_choice import name_metric
@@ -96,9 +97,9 @@ class MLflowLogger(LoggerDestination):
         check_number("max_values_per_second", max_values_per_second, "(0, inf)", none="no limit")
         check_one_of("log_model", log_model, (None, "last", "best"))
         if register_model is not None and log_model is None:
-            raise ValueError(f"register_model={register_model!r}: no model is logged; add log_model=last or best")
+            raise wrong_argument("register_model", register_model, "no model is logged; add log_model=last or best")
         if register_model is not None and (not register_model.strip() or re.search("[/:]", register_model)):
-            raise ValueError(f"register_model={register_model!r}: must be a name without '/' and ':'")
+            raise wrong_argument("register_model", register_model, "must be a name without '/' and ':'")
         self.tracking_uri = resolve_uri(tracking_uri)
         check_address(self.tracking_uri)
         self._by_key = tracking_uri is not None

@@ -10,6 +10,7 @@ from runner import Callback, TimeUnit
 from runner.callbacks import _mlperf
 from runner.callbacks._disk import disk_errors_reported
 from runner.failures.checks import check_number, check_one_of, check_whole
+from runner.failures.errors import wrong_argument
 from runner.files.values import Command, InnerPath
 from runner.files.whole import write_whole
 from runner.libraries.extras import require
@@ -79,7 +80,7 @@ class MLPerfCallback(Callback):
         _mlperf.check_names(root_folder, submitter, system_name, cache_clear_cmd)
         check_number("target", target, "(-inf, inf)")
         if metric_label == "train":
-            raise ValueError(f"metric_label={metric_label!r}: must be the label of an evaluator, such as 'eval'")
+            raise wrong_argument("metric_label", metric_label, "must be the label of an evaluator, such as 'eval'")
         require("MLPerfCallback", "mlperf", "mlperf_logging")
         self.folder = Path(root_folder)
         self.index = index

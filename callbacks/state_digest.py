@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time, TimeUnit
 from runner.checkpoints.digest import FILE, append_digests, digest_state, measure_state, truncate_digests
+from runner.failures.errors import wrong_argument
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -57,8 +58,8 @@ class StateDigest(Callback):
     def __init__(self, interval: str | int | Time = "1000ba") -> None:
         self.interval = Interval(interval)
         if self.interval.time.value and self.interval.time.unit is not TimeUnit.BATCH:
-            raise ValueError(
-                f"interval={str(self.interval.time)!r}: must be in batches, such as '100ba', or 0 for never"
+            raise wrong_argument(
+                "interval", str(self.interval.time), "must be in batches, such as '100ba', or 0 for never"
             )
         self._works = False  # whether this rank computes digests
         self._path: Path | None = None  # on rank 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback
 from runner.failures.checks import check_one_of, refuse_if
-from runner.failures.errors import Pruned
+from runner.failures.errors import Pruned, wrong_argument
 from runner.files.names import RESULT, SWEEP
 from runner.files.whole import read_object
 from runner.libraries.extras import require
@@ -115,7 +115,7 @@ class SweepPruner(Callback):
             chosen = f"{label}/{next(iter(state.eval_metrics[label]), 'loss')}"
         metric = choose_metric(state, chosen or "loss", "monitor" if self.monitor else "objective")
         if metric.label == "train":
-            raise ValueError(f"monitor={chosen!r}: must be a metric of an evaluator, measured with the same weights")
+            raise wrong_argument("monitor", chosen, "must be a metric of an evaluator, measured with the same weights")
         return metric
 
     def _begins_worse(self, state: State, fixed: list[str]) -> bool:
@@ -166,4 +166,4 @@ def _make(pruner: Any, options: Mapping[str, Any]) -> Any:
     try:
         return make_pruner(pruner, options)
     except ValueError as error:
-        raise ValueError(f"options={dict(options)!r}: {error}") from error
+        raise wrong_argument("options", dict(options), str(error)) from error

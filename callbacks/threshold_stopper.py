@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from runner.callbacks._metric_stopper import MetricStopper
 from runner.failures.checks import check_number
+from runner.failures.errors import wrong_argument
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -45,9 +46,11 @@ class ThresholdStopper(MetricStopper):
         super().__init__(monitor, dataloader_label, comp)
         check_number("threshold", threshold, "(-inf, inf)")
         if stop_on_batch and dataloader_label != "train":
-            raise ValueError(
-                f"stop_on_batch={stop_on_batch!r}: only metrics of training are known after each batch; "
-                "give dataloader_label='train', or evaluate more often (eval_interval)"
+            raise wrong_argument(
+                "stop_on_batch",
+                stop_on_batch,
+                "only metrics of training are known after each batch; give dataloader_label='train', or evaluate "
+                "more often (eval_interval)",
             )
         self.threshold = threshold
         self.stop_on_batch = stop_on_batch

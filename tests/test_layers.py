@@ -336,6 +336,24 @@ def test_the_lowest_rooms_need_the_standard_library_only(name: str):
     report([f"{one.where}: imports {one.target}" for file in found for one in imports(file) if one.top not in allowed])
 
 
+def test_a_wrong_argument_is_raised_with_its_name_and_value():
+    """`wrong_argument` and the checks keep them as facts, which callers and programs read."""
+    problems = []
+    for source in all_sources():
+        for node in ast.walk(source.tree):
+            if not isinstance(node, ast.Raise) or not isinstance(raised := node.exc, ast.Call):
+                continue
+            is_plain = ast.unparse(raised.func) in ("ValueError", "TypeError")
+            if (
+                is_plain
+                and raised.args
+                and re.match(r"""f["'](\{?)[\w.]+\1=\{[^{}]*!r\}: """, ast.unparse(raised.args[0]))
+            ):
+                problems.append(f"{source.at(node)}: raise wrong_argument(name, value, reason)")
+    rooms_below = ("runner/files/", "runner/timing/")
+    report([one for one in problems if not one.startswith(rooms_below)])
+
+
 def test_all_exceptions_stand_in_one_file():
     (file,) = (source for source in sources("runner") if source.module == "runner.failures.errors")
     ours = tuple(node.name for node in file.tree.body if isinstance(node, ast.ClassDef))

@@ -22,6 +22,7 @@ from runner.callbacks._mlflow.spool import EXAMPLE, FILES, MODEL
 from runner.checkpoints.snapshot import weights_of
 from runner.data.content import digest
 from runner.distributed.sharding import is_sharded
+from runner.failures.errors import wrong_argument
 from runner.models.model import in_eval_mode
 
 log = logging.getLogger("runner")
@@ -33,7 +34,7 @@ def check_loggable(state: State, log_model: str) -> None:
     """Check that the model can be logged, with the weights that are asked for."""
     if is_sharded(state.unwrapped_model):
         reason = "rank 0, which logs, has only a part of the weights; use +callbacks=export_for_inference"
-        raise ValueError(f"log_model={log_model!r}: not with a sharded model: {reason}")
+        raise wrong_argument("log_model", log_model, f"not with a sharded model: {reason}")
     if log_model != "best":
         return
     savers = [one for one in state.callbacks if hasattr(one, "best_checkpoint")]

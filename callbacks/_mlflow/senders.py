@@ -34,6 +34,7 @@ from runner.callbacks._mlflow.target import (
     write_target,
 )
 from runner.distributed.signals import HANDLED
+from runner.failures.errors import wrong_argument
 from runner.files.addresses import without_credentials
 from runner.files.whole import read_object
 from runner.libraries.importing import importing
@@ -183,7 +184,7 @@ def sync(fields: Mapping[str, Any], run_dir: Path | None) -> bool:
         run_dir: folder of a run; None means all runs of this working directory that have unsent data.
     """
     if run_dir is not None and not (run_dir / "mlflow" / SPOOL).is_file():
-        raise ValueError(f"RUN={str(run_dir)!r}: nothing was logged to MLflow there; give a run's folder")
+        raise wrong_argument("RUN", str(run_dir), "nothing was logged to MLflow there; give a run's folder")
     set_environment()
     if run_dir is not None:
         return _send(run_dir, _target_of(run_dir, fields), wanted=True)

@@ -24,6 +24,7 @@ from mlflow.store.artifact.artifact_repo import verify_artifact_path
 
 from runner.callbacks._mlflow.spool import FILES, IMAGES, METRICS_PER_CALL, is_id, now_ms
 from runner.callbacks._mlflow.store import TAG_LENGTH, refuse_deleted
+from runner.failures.errors import wrong_argument
 from runner.libraries.mlflow_rows import log_metrics
 from runner.terminal.text import shortened
 
@@ -152,7 +153,7 @@ class RunSink:
 
     def _end(self, entry: dict[str, Any]) -> None:
         if entry["status"] not in ("FINISHED", "FAILED", "KILLED"):
-            raise ValueError(f"status={entry['status']!r}: must be FINISHED, FAILED or KILLED")
+            raise wrong_argument("status", entry["status"], "must be FINISHED, FAILED or KILLED")
         self._client.set_terminated(self.run_id, entry["status"], entry["t"])
 
     def _log_params(self, entry: dict[str, Any]) -> None:
@@ -213,7 +214,7 @@ class RunSink:
         from runner.callbacks._mlflow.logged_model import log_model, register
 
         if not is_id(entry["model"]):
-            raise ValueError(f"model={entry['model']!r}: must be the name of a folder in {FILES}")
+            raise wrong_argument("model", entry["model"], f"must be the name of a folder in {FILES}")
         folder = self._own_file(f"mlflow/{FILES}/{entry['model']}")
         model = log_model(self._client, self.run, entry, folder)
         if entry.get("register"):
@@ -223,7 +224,7 @@ class RunSink:
     def _log_text(self, entry: dict[str, Any]) -> None:
         file = artifact_path(entry["file"])
         if file is None:
-            raise ValueError(f"file={entry['file']!r}: must be the name of a file")
+            raise wrong_argument("file", entry["file"], "must be the name of a file")
         self._client.log_text(self.run_id, entry["text"], file)
 
     def _log_table(self, entry: dict[str, Any]) -> None:

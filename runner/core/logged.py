@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from runner.failures.checks import refuse_if
+from runner.failures.errors import wrong_argument
 
 
 def as_step(step: Any) -> int:
@@ -17,7 +18,7 @@ def as_step(step: Any) -> int:
     try:
         return operator.index(step)
     except TypeError:
-        raise TypeError(f"step={step!r}: must be a whole number of batches") from None
+        raise wrong_argument("step", step, "must be a whole number of batches", TypeError) from None
 
 
 def check_images(images: Any, name: str, captions: Sequence[str] | None) -> np.ndarray:
@@ -35,7 +36,7 @@ def check_images(images: Any, name: str, captions: Sequence[str] | None) -> np.n
         example = "floats from 0 to 1 of shape (N, C, H, W) become (images * 255).round().byte().permute(0, 2, 3, 1)"
         raise ValueError(f"images={value}: {allowed}; {example}")
     if captions is not None and (isinstance(captions, str) or len(captions) != len(array)):
-        raise ValueError(f"captions={captions!r}: must be a list with one text for each of {len(array)} images")
+        raise wrong_argument("captions", captions, f"must be a list with one text for each of {len(array)} images")
     return array
 
 
@@ -43,9 +44,9 @@ def check_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str
     """Return the columns and rows of a table that is logged; values of one element are plain numbers."""
     _check_text(name)
     if not isinstance(columns, list | tuple) or not all(isinstance(name, str) for name in columns):
-        raise ValueError(f"columns={columns!r}: must be a list of names, such as ['image', 'score']")
+        raise wrong_argument("columns", columns, "must be a list of names, such as ['image', 'score']")
     if not isinstance(rows, list | tuple) or not all(isinstance(row, list | tuple) for row in rows):
-        raise ValueError(f"rows={rows!r}: must be a list with a list of values for each row; arrays have tolist()")
+        raise wrong_argument("rows", rows, "must be a list with a list of values for each row; arrays have tolist()")
     for row in rows:
         if len(row) != len(columns) or any(getattr(value, "shape", ()) for value in row):
             raise ValueError(f"rows=[..., {row!r}, ...]: a row must have a plain value for each of {list(columns)}")
@@ -59,13 +60,13 @@ def _check_text(name: Any) -> None:
 def check_named(name: str, values: Mapping[str, Any]) -> None:
     """Check that what is logged is a dict with names as keys."""
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-        raise TypeError(f"{name}={values!r}: must be a dict of values by name, such as {{'width': 64}}")
+        raise wrong_argument(name, values, "must be a dict of values by name, such as {'width': 64}", TypeError)
 
 
 def check_file(path: str | Path, folder: str | None) -> Path:
     """Return the path of a file that is logged into a folder of the destination."""
     if not isinstance(path, str | PurePath) or not Path(path).is_file():
-        raise ValueError(f"path={str(path)!r}: must be a complete file; a folder is logged file by file")
+        raise wrong_argument("path", str(path), "must be a complete file; a folder is logged file by file")
     if folder is not None and (PurePath(folder).is_absolute() or ".." in PurePath(folder).parts):
-        raise ValueError(f"name={folder!r}: must be a folder in the destination, without '..'")
+        raise wrong_argument("name", folder, "must be a folder in the destination, without '..'")
     return Path(path)

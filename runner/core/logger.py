@@ -16,6 +16,7 @@ from torch import Tensor
 
 from runner.core.destination import LoggerDestination, Record
 from runner.core.logged import as_step, check_file, check_images, check_named, check_table
+from runner.failures.errors import wrong_argument
 from runner.failures.facts import add_raiser
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Logger:
         """
         if self.destinations:
             if not hasattr(metrics, "items"):
-                raise TypeError(f"metrics={metrics!r}: must be a dict of numbers by key, such as {{'my/key': 0.5}}")
+                raise wrong_argument("metrics", metrics, "must be a dict of numbers, such as {'key': 0.5}", TypeError)
             kept = {key: value if type(value) is float else _keep(key, value) for key, value in metrics.items()}
             self.log_uncopied(kept, step)
 

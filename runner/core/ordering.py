@@ -8,6 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TypeVar
 
 from runner.core.hooks import Algorithm, Hooks
+from runner.failures.errors import wrong_argument
 
 H = TypeVar("H", bound=Hooks)
 
@@ -61,7 +62,7 @@ def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:
     taken = {one.config_key: 1 for one in hooks if one.config_key}  # and the last number tried with each
     if len({id(one) for one in hooks}) < len(hooks) or len(taken) < sum(bool(one.config_key) for one in hooks):
         name = "algorithms" if isinstance(hooks[0], Algorithm) else "callbacks"
-        raise ValueError(f"{name}={hooks!r}: the same object or config_key twice; each needs its own")
+        raise wrong_argument(name, hooks, "the same object or config_key twice; each needs its own")
     for one in hooks:
         if not one.config_key:
             one.config_key = stem = snake_case(type(one).__name__)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.failures.checks import refuse_if
+from runner.failures.errors import wrong_argument
 from runner.files.lock import PATIENCE, alone, size_of
 from runner.files.tar import PlainTarInfo
 from runner.files.whole import sync_file
@@ -47,9 +48,9 @@ def check_source(url: str | None, md5: str | None) -> None:
             hexadecimal digits.
     """
     if url is not None and not url.startswith(SCHEMES):
-        raise ValueError(f"url={url!r}: must begin with {', '.join(SCHEMES)}, or be null to never download")
+        raise wrong_argument("url", url, f"must begin with {', '.join(SCHEMES)}, or be null to never download")
     if md5 is not None and not re.fullmatch("[0-9a-fA-F]{32}", md5):
-        raise ValueError(f"md5={md5!r}: must have 32 hexadecimal digits, or be null to skip the check")
+        raise wrong_argument("md5", md5, "must have 32 hexadecimal digits, or be null to skip the check")
 
 
 def find_missing(path: str, members: Sequence[str]) -> list[str]:
@@ -106,9 +107,11 @@ def _fetch(url: str, md5: str | None, folder: Path, members: Sequence[str], by_h
         try:
             files = _unpack(archive, scratch, members)
         except BROKEN as error:
-            raise ValueError(f"url={url!r}: did not return a complete .tar.gz archive ({error}); {by_hand}") from error
+            raise wrong_argument(
+                "url", url, f"did not return a complete .tar.gz archive ({error}); {by_hand}"
+            ) from error
         if absent := [member for member in members if member not in files]:
-            raise ValueError(f"url={url!r}: the archive lacks {absent[0]}; {by_hand}")
+            raise wrong_argument("url", url, f"the archive lacks {absent[0]}; {by_hand}")
         for member in find_missing(str(folder), members):
             (folder / member).parent.mkdir(parents=True, exist_ok=True)
             files[member].replace(folder / member)

@@ -13,6 +13,7 @@ from runner.core.randomness import stream_seed
 from runner.data.fake import FakeLoader
 from runner.data.loaders import DatasetLoader, OrderedLoader, TensorLoader
 from runner.failures.checks import check_whole
+from runner.failures.errors import wrong_argument
 
 
 class Folds:
@@ -55,7 +56,7 @@ class Folds:
                 raise TypeError(f"folds need data from two TensorLoaders or two DatasetLoaders, not {kinds}")
         sizes = train.order.num_samples, evaluation.order.num_samples
         if sum(sizes) < self.count:
-            raise ValueError(f"count={self.count!r}: there are only {sum(sizes)} samples")
+            raise wrong_argument("count", self.count, f"there are only {sum(sizes)} samples")
         is_held_out = self.assign(sum(sizes), _labels(train, evaluation) if self.stratified else None) == self.held_out
         pools = _pool(train, evaluation)
         for loader, pool, chosen in zip((train, evaluation), pools, (~is_held_out, is_held_out), strict=True):

@@ -22,6 +22,7 @@ from runner.data.seeded_batches import SeededBatches, Transform
 from runner.data.workers import BatchKeys, BatchReader, WorkerPool
 from runner.device.memory import free_bytes
 from runner.failures.checks import check_whole
+from runner.failures.errors import wrong_argument
 
 log = logging.getLogger("runner")
 
@@ -146,7 +147,7 @@ class TensorLoader(OrderedLoader):
         world_size: int | None = None,
     ) -> None:
         if not tensors or any(tensor.dim() == 0 for tensor in tensors):
-            raise ValueError(f"tensors={tensors!r}: give at least one tensor, with the samples along dimension 0")
+            raise wrong_argument("tensors", tensors, "give at least one tensor, with the samples along dimension 0")
         lengths = [len(tensor) for tensor in tensors]
         if len(set(lengths)) > 1:
             raise ValueError(f"the tensors have {lengths!r} samples: they must all have the same number")
@@ -228,7 +229,9 @@ class DatasetLoader(OrderedLoader):
         if isinstance(dataset, IterableDataset) or not (
             hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         ):
-            raise TypeError(f"dataset={dataset!r}: must have a length and be indexed by sample: dataset[i]")
+            raise wrong_argument(
+                "dataset", dataset, "must have a length and be indexed by sample: dataset[i]", TypeError
+            )
         check_whole("num_workers", num_workers, 0, "a number of processes")
         decided = {"sampler", "batch_sampler", "generator", "in_order"} & loader_options.keys()
         if decided:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runner.core.randomness import stream_seed
 from runner.failures.checks import refuse_if
+from runner.failures.errors import wrong_argument
 
 
 class SampleOrder:
@@ -183,6 +184,6 @@ def _from_environment(name: str, default: int) -> int:
 
 def _require_int(name: str, value: int, minimum: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r}: must be an integer, not {type(value).__name__}")
+        raise wrong_argument(name, value, f"must be an integer, not {type(value).__name__}", TypeError)
     if value < minimum:
-        raise ValueError(f"{name}={value!r}: must be at least {minimum}")
+        raise wrong_argument(name, value, f"must be at least {minimum}")

@@ -22,6 +22,7 @@ from runner.distributed.ranks import (
     share_samples,
 )
 from runner.distributed.store import TIMEOUT, group_store
+from runner.failures.errors import wrong_argument
 
 T = TypeVar("T")
 
@@ -67,18 +68,18 @@ def pick_device(device: str | torch.device) -> torch.device:
     try:
         picked = torch.device(device)
     except RuntimeError:
-        raise ValueError(f"device={device!r}: must be 'auto', 'cpu', 'mps', 'cuda' or 'cuda:0' and so on") from None
+        raise wrong_argument("device", device, "must be 'auto', 'cpu', 'mps', 'cuda' or 'cuda:0' and so on") from None
     if picked.type == "cuda":
         count = torch.cuda.device_count()
         index = get_local_rank() if picked.index is None else picked.index
         if index >= count:
             wants = f"this rank would use GPU {index}, but torch finds {count or 'none'} here"
-            raise ValueError(f"device={str(device)!r}: {wants}; give auto or cpu, or start fewer ranks")
+            raise wrong_argument("device", str(device), f"{wants}; give auto or cpu, or start fewer ranks")
         return torch.device("cuda", index)
     try:
         torch.empty(0, device=picked)
     except (RuntimeError, AssertionError, ImportError):  # its backends raise one of them
-        raise ValueError(f"device={str(device)!r}: torch finds none here; give auto or cpu") from None
+        raise wrong_argument("device", str(device), "torch finds none here; give auto or cpu") from None
     return picked
 
 

@@ -15,7 +15,7 @@ from runner.distributed import slurm
 from runner.distributed.environment import PARENT
 from runner.distributed.launch_secret import VARIABLE, signed, use_secret, verified
 from runner.failures.checks import check_flag, check_number, check_whole, refuse_if
-from runner.failures.errors import RankFailed
+from runner.failures.errors import RankFailed, wrong_argument
 from runner.timing.time import Time, TimeUnit
 
 if TYPE_CHECKING:
@@ -59,11 +59,13 @@ class Launch:
         check_whole("threads", self.threads, 1, none="a share of the cores")
         check_number("grace", self.grace, "(0, inf]", "a number of seconds")
         if not self.patience_seconds > 0:
-            raise ValueError(f"patience={self.patience!r}: must be a time above 0, such as '10m', or null for no limit")
+            raise wrong_argument(
+                "patience", self.patience, "must be a time above 0, such as '10m', or null for no limit"
+            )
         check_flag("requeue", self.requeue, "requeues submitit's jobs")
 
         if type(self.restarts) is not int or self.restarts < 0:
-            raise ValueError(f"restarts={self.restarts!r}: must be a whole number, 0 or more")
+            raise wrong_argument("restarts", self.restarts, "must be a whole number, 0 or more")
 
     @property
     def patience_seconds(self) -> float:
@@ -94,9 +96,11 @@ class Launch:
             return max(1, torch.cuda.device_count())
         most = MOST_PER_CORE * (os.cpu_count() or 1)
         if int(asked) > most:
-            raise ValueError(
-                f"launch.nproc_per_node={asked!r}: at most {most} here, {MOST_PER_CORE} for each CPU core; "
-                "the usual choice is one per GPU, or two or four in total"
+            raise wrong_argument(
+                "launch.nproc_per_node",
+                asked,
+                f"at most {most} here, {MOST_PER_CORE} for each CPU core; the usual choice is one per GPU, or two "
+                "or four in total",
             )
         return int(asked)
 
@@ -119,9 +123,11 @@ def check_gpus(processes: int, device: str) -> None:
 
         gpus = torch.cuda.device_count()
         if torch.cuda.is_available() and processes > gpus:
-            raise ValueError(
-                f"launch.nproc_per_node={processes!r}: each process needs its own GPU, and there are {gpus}; "
-                f"give at most {gpus}, 'auto', or trainer.device=cpu"
+            raise wrong_argument(
+                "launch.nproc_per_node",
+                processes,
+                f"each process needs its own GPU, and there are {gpus}; give at most {gpus}, 'auto', or "
+                "trainer.device=cpu",
             )
 
 

@@ -31,6 +31,7 @@ from runner.distributed.deferred import Draw, deferred, fill, free
 from runner.distributed.ranks import get_data_parallel_size, get_world_size, share_samples
 from runner.distributed.saved_tensor import SavedTensor, place_of, unsaved
 from runner.failures.checks import check_one_of, check_whole, refuse_if
+from runner.failures.errors import wrong_argument
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -72,7 +73,7 @@ class Layout:
         check_whole("tensor_parallel", self.tensor_parallel, 1, "a number of ranks")
         for name in ("shard_size", "gather_dtype"):
             if self.parallel == "ddp" and getattr(self, name) is not None:
-                raise ValueError(f"{name}={getattr(self, name)!r}: does nothing with parallel='ddp'; set 'fsdp'")
+                raise wrong_argument(name, getattr(self, name), "does nothing with parallel='ddp'; set 'fsdp'")
 
     def check_ranks(self, ranks: int) -> None:
         """Check that this number of ranks can share copies of the weights."""
@@ -82,7 +83,7 @@ class Layout:
         refuse_if(rest, "tensor_parallel", self.tensor_parallel, f"must divide the {ranks} ranks")
         if self.shard_size is not None and rows % self.shard_size:
             those = f"{ranks} ranks" if rows == ranks else f"{rows} ranks that see different samples"
-            raise ValueError(f"shard_size={self.shard_size!r}: must divide the {those}, or be None for all")
+            raise wrong_argument("shard_size", self.shard_size, f"must divide the {those}, or be None for all")
 
     @property
     def shards(self) -> bool:

@@ -22,7 +22,7 @@ from runner.config import build
 from runner.config.section import sections_in
 from runner.distributed.environment import kept_over_restarts
 from runner.failures.crash import BUNDLE
-from runner.failures.errors import WrongKey
+from runner.failures.errors import WrongKey, wrong_argument
 from runner.files.addresses import without_credentials
 from runner.files.printable import printable
 from runner.files.whole import read_bounded, read_object
@@ -90,7 +90,7 @@ def find_saved_run(command: Command) -> SavedRun | None:
         return None
     arguments = command.overrides
     if (typed := config_dir(arguments)) is not None and not typed.is_dir():
-        raise ValueError(f"{CONFIG_DIR}={str(typed)!r}: no such directory")
+        raise wrong_argument(CONFIG_DIR, str(typed), "no such directory")
     if is_address(given):
         folder = download_run(given, keep=command.row.trains and command.row.uses_run != "rerun")
         return _read(command, without_credentials(given), str(folder), folder, mirror_of(given))
@@ -98,7 +98,7 @@ def find_saved_run(command: Command) -> SavedRun | None:
         if is_id(given):
             return _find_by_id(command, given)
         if "," in given:
-            raise ValueError(f"RUN={given!r}: takes one run at a time")
+            raise wrong_argument("RUN", given, "takes one run at a time")
     file = _file_of(command)
     if file is not None:
         folder = unpacked(file)
@@ -110,11 +110,11 @@ def find_saved_run(command: Command) -> SavedRun | None:
         return _read(command, given, str(path), folder)
     if command.row.uses_run != "resume":
         reason = "no record (config.yaml) there" if path.exists() else "no such folder"
-        raise ValueError(f"RUN={given!r}: {reason}; give a run's folder or its MLflow id")
+        raise wrong_argument("RUN", given, f"{reason}; give a run's folder or its MLflow id")
     if (run_dir := run_folder_of(given)) is not None and run_dir.is_dir():
         if command.row.needs_experiment and not _has_checkpoint(run_dir):
             reason = "holds no run, neither a record (config.yaml) nor a checkpoint"
-            raise ValueError(f"RUN={given!r}: {reason}; give a run's folder or its MLflow id")
+            raise wrong_argument("RUN", given, f"{reason}; give a run's folder or its MLflow id")
         check_links(run_dir)
     return None
 
@@ -172,12 +172,12 @@ def _find_by_id(command: Command, run_id: str) -> SavedRun:
         wanted = Path(downloads) if command.row.uses_run == "rerun" else None
         found = {str(path) for one in build.make_destinations(callbacks) if (path := one.find_run(run_id, wanted))}
         if not found:
-            raise ValueError(f"RUN={run_id!r}: neither a folder, nor a run in the MLflow store of this config")
+            raise wrong_argument("RUN", run_id, "neither a folder, nor a run in the MLflow store of this config")
         if len(found) > 1:
-            raise ValueError(f"RUN={run_id!r}: matches several runs: {', '.join(sorted(found))}; give a folder")
+            raise wrong_argument("RUN", run_id, f"matches several runs: {', '.join(sorted(found))}; give a folder")
         folder = Path(found.pop())
         if not (folder / "config.yaml").is_file():
-            raise ValueError(f"RUN={run_id!r}: this run has no record (config.yaml), as it was not made by a command")
+            raise wrong_argument("RUN", run_id, "this run has no record (config.yaml), as it was not made by a command")
         return _read(command, run_id, None if folder == wanted else str(folder), folder)
 
 
@@ -192,9 +192,11 @@ def _read(command: Command, given: str, path: str | None, folder: Path, mirror: 
     if environment.get(VERB, "train") not in TRAINING and command.row.needs_experiment:
         trainer = config.get("trainer")
         used = trainer.get("load_path") if isinstance(trainer, dict) else None
-        raise ValueError(
-            f"RUN={given!r}: this run was made by runner {printable(environment[VERB])} ({ENVIRONMENT}) and trained "
-            f"nothing; give the run that it used: {used}"
+        raise wrong_argument(
+            "RUN",
+            given,
+            f"this run was made by runner {printable(environment[VERB])} ({ENVIRONMENT}) and trained nothing; "
+            f"give the run that it used: {used}",
         )
     recorded = [*map(str, overrides)]
     plain = [one for one in recorded if _is_plain(one)]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from runner.failures.checks import check_counts
+from runner.failures.errors import wrong_argument
 from runner.libraries.extras import how_to_install
 from runner.libraries.torchvision import import_torchvision
 
@@ -68,9 +69,9 @@ def _check_name(timm: Any, name: str, pretrained: bool) -> None:
     if architecture not in known:
         near = difflib.get_close_matches(architecture, known, n=5, cutoff=0.5)
         meant = f"did you mean {', '.join(near)}?" if near else "timm.list_models() has all names"
-        raise ValueError(f"name={name!r}: timm has no such model; {meant}")
+        raise wrong_argument("name", name, f"timm has no such model; {meant}")
     tagged = [one for one in timm.list_pretrained(f"{architecture}.*") if one.partition(".")[0] == architecture]
     if tag and name not in tagged:
-        raise ValueError(f"name={name!r}: timm has no such weights; choose among {', '.join(tagged) or 'none'}")
+        raise wrong_argument("name", name, f"timm has no such weights; choose among {', '.join(tagged) or 'none'}")
     if pretrained and not timm.models.is_model_pretrained(name):
         raise ValueError(f"pretrained=True: timm has no weights for {name}; use pretrained=false")

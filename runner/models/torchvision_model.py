@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from runner.failures.errors import wrong_argument
 from runner.libraries.torchvision import import_torchvision
 
 
@@ -20,5 +21,5 @@ def torchvision_model(name: str = "resnet50", num_classes: int = 1000) -> nn.Mod
     """
     models = import_torchvision().models
     if name not in (known := models.list_models(module=models)):
-        raise ValueError(f"name={name!r}: torchvision has no such model; it has {', '.join(known)}")
+        raise wrong_argument("name", name, f"torchvision has no such model; it has {', '.join(known)}")
     return models.get_model(name, weights=None, num_classes=num_classes)

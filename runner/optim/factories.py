@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 from torch import nn
 from torch.optim import Optimizer
 
+from runner.failures.checks import refuse_if
 from runner.optim.closures import check_closure
 from runner.optim.fused import fuse
 from runner.optim.param_groups import OptimizerFactory, call_factory
@@ -67,10 +68,8 @@ def make_optimizers(optimizers: Any, model: nn.Module) -> list[Optimizer]:
 def _make(source: Any, module: nn.Module, name: str) -> Optimizer:
     if isinstance(source, Optimizer):
         return source
-    if not callable(source):
-        raise TypeError(
-            f"{name}={source!r}: must be an optimizer, or a factory such as `lambda params: AdamW(params, lr=1e-3)`"
-        )
+    needed = "must be an optimizer, or a factory such as `lambda params: AdamW(params, lr=1e-3)`"
+    refuse_if(not callable(source), name, source, needed, TypeError)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError(f"{name}: the model has no trainable parameter to optimize")
     optimizer = call_factory(source, module)
@@ -82,9 +81,8 @@ def _make(source: Any, module: nn.Module, name: str) -> Optimizer:
 def submodule(model: nn.Module, name: str) -> nn.Module:
     """Return the module with a name such as 'generator' or 'module.head'; raise ValueError if there is none."""
     modules = dict(model.named_modules())
-    if name not in modules:
-        children = [child for child, _ in model.named_children()]
-        raise ValueError(f"optimizers={name!r}: the keys must name submodules of the model, which are {children}")
+    needed = f"the keys must name submodules of the model, which are {[child for child, _ in model.named_children()]}"
+    refuse_if(name not in modules, "optimizers", name, needed)
     return modules[name]
 
 
@@ -139,8 +137,6 @@ def make_schedulers(
             stepped += torch_schedulers(one, optimizers)
     for schedule in schedules:
         schedule(progress)  # raises if it does not fit into the run
-    if schedules and stepped:
-        raise ValueError(
-            f"schedulers={given!r}: schedules of runner.optim.schedulers and torch's would undo each other"
-        )
+    mixed = "schedules of runner.optim.schedulers and torch's would undo each other"
+    refuse_if(schedules and stepped, "schedulers", given, mixed)
     return Schedulers([ScheduledRates(one, schedules) for one in optimizers] if schedules else [], stepped)

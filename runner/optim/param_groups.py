@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.failures.checks import check_whole
+from runner.failures.errors import wrong_argument
 from runner.libraries.optimizers import spare_compiler
 
 OptimizerFactory = Callable[[Any], Optimizer]
@@ -83,7 +84,7 @@ class ParamGroups:
     def __init__(self, optimizer: OptimizerFactory, rules: Mapping[str, Mapping[str, Any]]) -> None:
         if not isinstance(rules, Mapping) or not rules:
             example = "{'no_decay': {'max_ndim': 1, 'weight_decay': 0.0}}"
-            raise TypeError(f"param_groups={rules!r}: must be rules by name, such as {example}")
+            raise wrong_argument("param_groups", rules, f"must be rules by name, such as {example}", TypeError)
         self.optimizer = optimizer
         self.rules = [_Rule.parse(f"param_groups.{name}", rule) for name, rule in rules.items()]
 
@@ -164,7 +165,7 @@ class _Rule:
     def parse(cls, key: str, rule: Any) -> _Rule:
         """Return the rule that a mapping describes, after all checks that need no model."""
         if not isinstance(rule, Mapping):
-            raise TypeError(f"{key}={rule!r}: must be a rule, such as {{'names': '*head*', 'lr_scale': 10}}")
+            raise wrong_argument(key, rule, "must be a rule, such as {'names': '*head*', 'lr_scale': 10}", TypeError)
         settings = {str(name): value for name, value in rule.items()}
         names = _listed(f"{key}.names", settings.pop("names", None))
         modules = _listed(f"{key}.modules", settings.pop("modules", None))
@@ -172,7 +173,7 @@ class _Rule:
         if max_ndim is not None:
             check_whole(f"{key}.max_ndim", max_ndim, 0)
         if not settings:
-            raise ValueError(f"{key}={dict(rule)!r}: changes nothing; add a setting, such as weight_decay or lr_scale")
+            raise wrong_argument(key, dict(rule), "changes nothing; add a setting, such as weight_decay or lr_scale")
         lr_scale = settings.pop("lr_scale", 1.0)
         layer_decay = settings.pop("layer_decay", None)
         _check_number(f"{key}.lr_scale", lr_scale)
@@ -291,7 +292,7 @@ def _listed(key: str, value: Any) -> Sequence[str] | None:
         return None
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list | tuple) or not listed or not all(isinstance(one, str) for one in listed):
-        raise TypeError(f"{key}={value!r}: must be a name or a list of names")
+        raise wrong_argument(key, value, "must be a name or a list of names", TypeError)
     return listed
 
 
@@ -307,11 +308,13 @@ def _check_like(key: str, value: Any, current: Any) -> None:
     else:
         fits = True
     if not fits:
-        raise TypeError(f"{key}={value!r}: must be of the same kind as {current!r}, the setting of other parameters")
+        raise wrong_argument(
+            key, value, f"must be of the same kind as {current!r}, the setting of other parameters", TypeError
+        )
 
 
 def _check_number(key: str, value: Any) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{key}={value!r}: must be a number of at least 0")
+        raise wrong_argument(key, value, "must be a number of at least 0", TypeError)
     if not 0 <= value < math.inf:
-        raise ValueError(f"{key}={value!r}: must be a finite number of at least 0")
+        raise wrong_argument(key, value, "must be a finite number of at least 0")

@@ -8,6 +8,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from runner.failures.errors import wrong_argument
+
 
 def torch_schedulers(one: Any, optimizers: Sequence[Optimizer]) -> list[Any]:
     """Return a given scheduler, or the schedulers that a factory makes for each optimizer.
@@ -27,10 +29,12 @@ def torch_schedulers(one: Any, optimizers: Sequence[Optimizer]) -> list[Any]:
     elif callable(one):
         made = [one(optimizer) for optimizer in optimizers]
     else:
-        raise TypeError(
-            f"schedulers={one!r}: must be a schedule of runner.optim.schedulers, a function `def schedule(timestamp)` "
-            "that returns a multiplier,"
-            " or a torch scheduler, or a factory of one, `lambda optimizer: StepLR(optimizer, 10)`"
+        raise wrong_argument(
+            "schedulers",
+            one,
+            "must be a schedule of runner.optim.schedulers, a function `def schedule(timestamp)` that returns a "
+            "multiplier, or a torch scheduler, or a factory of one, `lambda optimizer: StepLR(optimizer, 10)`",
+            TypeError,
         )
     for scheduler in made:
         if isinstance(scheduler, int | float):

@@ -28,7 +28,7 @@ from runner.config.sources import check_encoding
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.launch_secret import signed, verified
 from runner.failures.checks import check_whole
-from runner.failures.errors import WrongKey
+from runner.failures.errors import WrongKey, wrong_argument
 from runner.history.recompose import composing
 from runner.history.saved_run import find_saved_run, with_latest
 from runner.program.job import chosen_names, name_run
@@ -151,7 +151,7 @@ def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
 
     saved = find_saved_run(with_latest(Command.of("eval", str(run), allow_targets=tuple(allow_targets))))
     if saved is None or saved.path is None:
-        raise ValueError(f"run={str(run)!r}: has no record (config.yaml); give the folder of a run made by a command")
+        raise wrong_argument("run", str(run), "has no record (config.yaml); give the folder of a run made by a command")
     checkpoint = build.checkpoint_of("run", saved.path)
     experiment = Experiment(saved.config)
     layout = Layout("ddp", None, None, 1)
@@ -200,5 +200,5 @@ def replay(run: str | Path, batch: int, allow_targets: Sequence[str] = ()) -> Tr
     command = Command.of("replay", str(run), str(batch), allow_targets=tuple(allow_targets))
     saved = find_saved_run(with_latest(command))
     if saved is None or saved.run_dir is None:
-        raise ValueError(f"run={str(run)!r}: its folder is not here; give the folder of a run made by a command")
+        raise wrong_argument("run", str(run), "its folder is not here; give the folder of a run made by a command")
     return stand_before(Experiment(saved.config), Path(saved.run_dir), batch)

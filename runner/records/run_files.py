@@ -22,6 +22,7 @@ import yaml
 from runner.checkpoints.digest import FILE as DIGESTS
 from runner.failures.checks import refuse_if
 from runner.failures.crash import BATCH, BUNDLE, FACTS
+from runner.failures.errors import wrong_argument
 from runner.files.signing import sign
 from runner.files.whole import read_bounded, write_whole
 from runner.records.listing import load_plain
@@ -53,7 +54,7 @@ def unpacked(path: Path) -> Path:
         try:
             _unpack_bundle(path, folder)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-            raise ValueError(f"RUN={str(path)!r}: is not a complete crash.zip: {error}") from error
+            raise wrong_argument("RUN", str(path), f"is not a complete crash.zip: {error}") from error
     else:
         _unpack_pin(path, folder)
     return folder
@@ -81,11 +82,11 @@ def _unpack_bundle(path: Path, folder: Path) -> None:
         names = [one.filename for one in entries]
         most = min(LARGEST, LARGEST_RATIO * path.stat().st_size + LARGEST_PIN)
         if len(entries) > MOST_FILES or sum(one.file_size for one in entries) > most:
-            raise ValueError(f"RUN={str(path)!r}: would unpack to more than {most:,} bytes or {MOST_FILES:,} files")
+            raise wrong_argument("RUN", str(path), f"would unpack to more than {most:,} bytes or {MOST_FILES:,} files")
         for one in entries:
             is_plain = stat.S_IFMT(one.external_attr >> 16) in (0, stat.S_IFREG) and not one.flag_bits & 1
             if not is_plain or not _NAMES.fullmatch(one.filename) or names.count(one.filename) > 1:
-                raise ValueError(f"RUN={str(path)!r}: holds {one.filename!r}, which does not belong in a crash.zip")
+                raise wrong_argument("RUN", str(path), f"holds {one.filename!r}, which does not belong in a crash.zip")
         refuse_if("config.yaml" not in names, "RUN", str(path), f"contains no run; a run that fails leaves a {BUNDLE}")
         for one in entries:
             target = folder / one.filename
@@ -98,10 +99,10 @@ def _unpack_pin(path: Path, folder: Path) -> None:
     try:
         content = load_plain(read_bounded(path, LARGEST_PIN).decode())
     except (OSError, ValueError) as error:
-        raise ValueError(f"RUN={str(path)!r}: contains no run: {error}") from error
+        raise wrong_argument("RUN", str(path), f"contains no run: {error}") from error
     kinds = {"config": dict, "overrides": list, "environment": dict, "digests": list}
     if not isinstance(content, dict) or not all(isinstance(content.get(key), kind) for key, kind in kinds.items()):
-        raise ValueError(f"RUN={str(path)!r}: contains no run; runner verify RUN --pin FILE writes such a file")
+        raise wrong_argument("RUN", str(path), "contains no run; runner verify RUN --pin FILE writes such a file")
     (folder / "config.yaml").write_bytes(_text(content["config"]))
     (folder / "overrides.yaml").write_bytes(_text(content["overrides"]))
     (folder / ENVIRONMENT).write_text(json.dumps(content["environment"], default=str))

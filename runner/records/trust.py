@@ -20,6 +20,7 @@ from runner.cli.catalogue import CONF
 from runner.cli.nearest import Advice
 from runner.config.composed import targets
 from runner.config.signatures import locate
+from runner.failures.errors import wrong_argument
 from runner.files.addresses import has_hidden
 from runner.files.signing import is_signed
 from runner.files.values import Kind
@@ -146,7 +147,7 @@ def check_credentials(folder: Path, config: Any, typed: Sequence[str]) -> None:
     for path, value in _leaves(config):
         if isinstance(value, str) and has_hidden(value) and not _is_typed(path, typed):
             file = folder / "config.yaml"
-            raise ValueError(f"{path}={value!r}: {file} does not contain credentials; type the full address again")
+            raise wrong_argument(path, value, f"{file} does not contain credentials; type the full address again")
 
 
 def check_links(folder: Path) -> None:

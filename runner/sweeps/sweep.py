@@ -31,7 +31,7 @@ from runner.core.destination import SweepSummary
 from runner.distributed.launch import check_launcher
 from runner.distributed.session import ending
 from runner.distributed.signals import asking_to_end
-from runner.failures.errors import SweepRefused, WrongConfig, WrongKey
+from runner.failures.errors import SweepRefused, WrongConfig, WrongKey, wrong_argument
 from runner.files.lock import lock_file
 from runner.files.names import RESULT, SWEEP
 from runner.files.whole import read_object, write_whole
@@ -110,8 +110,8 @@ class Sweep:
         found = read_object(file)  # empty if it is damaged, and then written again
         if found.get("identity", self.identity) != self.identity:
             name = found.get("name")
-            raise ValueError(
-                f"hydra.sweep.dir={str(self.folder)!r}: contains another sweep, {name}; choose another folder"
+            raise wrong_argument(
+                "hydra.sweep.dir", str(self.folder), f"contains another sweep, {name}; choose another folder"
             )
         known = ("id", "name", "identity", "fixed", "launcher", "directions", "revived", "number", "pid")
         write_whole(file, json.dumps({key: getattr(self, key) for key in known}, indent=1))

@@ -22,7 +22,7 @@ from runner.device.memory import collect_garbage
 from runner.distributed.collectives import pick_device
 from runner.distributed.ranks import get_global_rank, get_world_size
 from runner.distributed.sharding import Layout
-from runner.failures.checks import check_session, check_subset, check_whole, refuse_one_shot
+from runner.failures.checks import check_session, check_subset, check_whole, refuse_if, refuse_one_shot
 from runner.models.model import Model
 from runner.terminal.console import in_notebook
 from runner.timing.event import Event
@@ -105,8 +105,8 @@ def make_state(
 def check_duration(value: str | int | Time, name: str = "max_duration") -> Time:
     """Return a valid length of training; an int counts epochs."""
     duration = Time.parse_or_epochs(value, name)
-    if duration.unit in (TimeUnit.DURATION, TimeUnit.ITERATION) or duration.value <= 0:
-        raise ValueError(f"{name}={value!r}: must be more than 0, in ep, ba, sp, tok or seconds, such as '10ep', '1h'")
+    is_wrong = duration.unit in (TimeUnit.DURATION, TimeUnit.ITERATION) or duration.value <= 0
+    refuse_if(is_wrong, name, value, "must be more than 0, in ep, ba, sp, tok or seconds, such as '10ep', '1h'")
     return duration
 
 
@@ -152,8 +152,8 @@ def check_iteration_length(value: str | int | Time | None) -> Time | None:
     if value is None:
         return None
     length = Time.parse_or_epochs(value, "iteration_length")
-    if length.unit is not TimeUnit.EPOCH or length.value <= 0:
-        raise ValueError(f"iteration_length={value!r}: must be in epochs and more than 0, such as '2ep'")
+    is_wrong = length.unit is not TimeUnit.EPOCH or length.value <= 0
+    refuse_if(is_wrong, "iteration_length", value, "must be in epochs and more than 0, such as '2ep'")
     return length
 
 

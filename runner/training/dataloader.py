@@ -13,7 +13,7 @@ from runner.device.batch import count_samples
 from runner.device.prefetch import open_loader
 from runner.distributed import shares
 from runner.distributed.ranks import get_data_parallel_size, get_world_size
-from runner.failures.checks import name_of_loader, warn_if_endless
+from runner.failures.checks import name_of_loader, refuse_if, warn_if_endless
 from runner.models.model import Model
 from runner.training.precision import Precision
 
@@ -57,8 +57,8 @@ class BatchStream:
         seed: int = 0,
         subset_num_batches: int | None = None,
     ) -> None:
-        if not hasattr(loader, "__iter__"):
-            raise TypeError(f"{name_of_loader(label)}={loader!r}: must be iterable, yielding batches")
+        is_wrong = not hasattr(loader, "__iter__")
+        refuse_if(is_wrong, name_of_loader(label), loader, "must be iterable, yielding batches", TypeError)
         self._world_size = get_data_parallel_size()
         group = get_world_size() // self._world_size
         shares.refuse_unsharded(loader, label, self._world_size, group)

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.failures.checks import check_function, check_list, check_subset
+from runner.failures.checks import check_function, check_list, check_subset, refuse_if
 from runner.timing.time import Interval, Time
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class Evaluator:
         eval_interval: str | int | Time | Rule | None = None,
         subset_num_batches: int | None = None,
     ) -> None:
-        if not label or label in ("train", "predict") or "/" in label:
-            raise ValueError(f"label={label!r}: must be a name without '/', other than 'train' and 'predict'")
+        is_wrong = not label or label in ("train", "predict") or "/" in label
+        refuse_if(is_wrong, "label", label, "must be a name without '/', other than 'train' and 'predict'")
         check_subset("subset_num_batches", subset_num_batches)
         check_list("metric_names", metric_names)
         self.label = label

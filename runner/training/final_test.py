@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("runner")
 
 
+NO_TEST_DATA = (
+    "this run has no test data; let data return (train_loader, eval_loader, test_loader), or an Evaluator with "
+    "eval_interval=0; most choices of data have a key for it, such as data.test_samples, data.test_split or "
+    "data.test_path"
+)
+
+
 def check_test(state: State, test: str | None, objectives: Iterable[str]) -> None:
     """Check, before training, that there is something to test, and that every objective on test data is measured."""
     untested = {one.label for one in _tests(state)} if test is None else ()
@@ -46,12 +53,7 @@ def check_test(state: State, test: str | None, objectives: Iterable[str]) -> Non
 
 def check_test_data(state: State, test: str) -> None:
     """Check that a run has test data."""
-    if not _tests(state):
-        raise ValueError(
-            f"test={test!r}: this run has no test data; let data return (train_loader, eval_loader, test_loader), or "
-            "an Evaluator with eval_interval=0; most choices of data have a "
-            "key for it, such as data.test_samples, data.test_split or data.test_path"
-        )
+    refuse_if(not _tests(state), "test", test, NO_TEST_DATA)
 
 
 def evaluate_test_data(trainer: Trainer, weights: str | None) -> str | None:

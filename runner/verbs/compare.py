@@ -19,6 +19,7 @@ from runner.config import build
 from runner.config.errors import config_errors
 from runner.config.experiment import Experiment
 from runner.failures.checks import refuse_if
+from runner.failures.errors import wrong_argument
 from runner.files.names import RESULT
 from runner.files.printable import printable
 from runner.history.saved_run import is_id
@@ -147,7 +148,7 @@ def _folder_of(given: str, experiment: Experiment) -> Path:
         path = found[0] if found else path
     refuse_if(not path.exists(), "RUN", given, "no such folder; runner runs lists those in outputs/")
     if not any((path / name).exists() for name in (RESULT, CONFIG, DIGESTS)):
-        raise ValueError(f"RUN={given!r}: has no {RESULT}, {CONFIG} or {DIGESTS}, so it is not the folder of a run")
+        raise wrong_argument("RUN", given, f"has no {RESULT}, {CONFIG} or {DIGESTS}, so it is not the folder of a run")
     return path.absolute()
 
 

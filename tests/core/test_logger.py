@@ -87,7 +87,7 @@ def test_a_value_that_is_no_number_is_an_error_of_who_logs_it(value):
 
 @pytest.mark.parametrize("metrics", [("mine", 1.0), 1.0, "mine"])
 def test_metrics_that_are_no_dict_are_an_error_that_shows_one(metrics):
-    message = re.escape(f"metrics={metrics!r}: must be a dict of numbers by key, such as {{'my/key': 0.5}}")
+    message = re.escape(f"metrics={metrics!r}: must be a dict of numbers, such as {{'key': 0.5}}")
     with make_trainer(InMemoryLogger()) as trainer, pytest.raises(TypeError, match=message):
         trainer.logger.log_metrics(metrics)
 

@@ -10,6 +10,7 @@ from types import GenericAlias
 from typing import Any
 
 from runner.compat.composer import absent
+from runner.failures.errors import wrong_argument
 from runner.timing import time as ours
 from runner.timing.time import TimeUnit
 
@@ -93,7 +94,9 @@ class Time(ours.Time):
         if isinstance(i, str):
             return cls.from_timestring(i)
         if default_int_unit is None:
-            raise ValueError(f"time={i!r}: a number needs a unit; give default_int_unit, or write '{i}ba' or '{i}ep'")
+            raise wrong_argument(
+                "time", i, f"a number needs a unit; give default_int_unit, or write '{i}ba' or '{i}ep'"
+            )
         return cls(i, default_int_unit)
 
     def to_timestring(self) -> str:

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from runner.data.images.decoding import open_image
 from runner.data.images.imagefolder import normalized
 from runner.failures.checks import refuse_if
+from runner.failures.errors import wrong_argument
 from runner.files.printable import printable
 from runner.libraries.hugging_face import import_hf
 
@@ -72,7 +73,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
             if len(shapes) > 1:
                 is_image = self._dtypes[column] is None
                 advice = "give image_size=<pixels>" if is_image else "a batch needs equal ones"
-                raise ValueError(f"{key}={column!r}: samples have the shapes {shapes[0]} and {shapes[1]}; {advice}")
+                raise wrong_argument(key, column, f"samples have the shapes {shapes[0]} and {shapes[1]}; {advice}")
         return tuple(torch.stack(one) for one in parts)
 
     def normalize(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -83,13 +84,13 @@ class Columns(Dataset[tuple[Tensor, ...]]):
     def _tensor(self, key: str, column: str, value: Any, index: int) -> Tensor:
         dtype = self._dtypes[column]
         if value is None:
-            raise ValueError(f"{key}={column!r}: row {index} has no value; fill it in, or leave the row out")
+            raise wrong_argument(key, column, f"row {index} has no value; fill it in, or leave the row out")
         if isinstance(value, str) and self._numbers is not None:
             return torch.tensor(self._numbers[value])
         try:
             return image_tensor(value, self._image_size) if dtype is None else torch.tensor(value, dtype=dtype)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise ValueError(f"{key}={column!r}: row {index} does not become a tensor: {error}") from error
+            raise wrong_argument(key, column, f"row {index} does not become a tensor: {error}") from error
 
 
 def undecoded(rows: Any) -> Any:
@@ -155,7 +156,7 @@ def class_names(parts: Sequence[Any], targets: str, classes: Sequence[str] | Non
     if classes is None:
         return sorted(found)
     if unknown := sorted(found - {*classes}):
-        raise ValueError(f"classes={list(classes)!r}: the column {targets!r} also has {unknown[0]!r}; add it")
+        raise wrong_argument("classes", list(classes), f"the column {targets!r} also has {unknown[0]!r}; add it")
     return [*classes]
 
 
@@ -182,13 +183,13 @@ def check_column(features: Mapping[str, Any], key: str, column: str) -> None:
     Only targets may be texts, which become numbers of classes.
     """
     if column not in features:
-        raise ValueError(f"{key}={column!r}: no such column; the columns are {', '.join(map(printable, features))}")
+        raise wrong_argument(key, column, f"no such column; the columns are {', '.join(map(printable, features))}")
     feature = features[column]
     if key == "targets" and is_text(feature):
         return
     if not _is_image(feature) and _leaf(feature) not in WHOLE + FRACTIONS:
-        raise ValueError(
-            f"{key}={column!r}: this column holds {feature}; must be numbers, lists of them, labels or images"
+        raise wrong_argument(
+            key, column, f"this column holds {feature}; must be numbers, lists of them, labels or images"
         )
 
 
@@ -270,8 +271,8 @@ def _check_values(rows: Any, key: str, column: str) -> None:
     if hasattr(feature, "feature"):
         ends = compute.min_max(compute.list_value_length(values)).as_py()
         if ends["min"] != ends["max"]:
-            raise ValueError(
-                f"{key}={column!r}: its lists have {ends['min']} to {ends['max']} entries; must be equal in a batch"
+            raise wrong_argument(
+                key, column, f"its lists have {ends['min']} to {ends['max']} entries; must be equal in a batch"
             )
     if hasattr(feature, "num_classes") and (compute.min(values).as_py() or 0) < 0:
-        raise ValueError(f"{key}={column!r}: some rows have no label (-1); choose another split")
+        raise wrong_argument(key, column, "some rows have no label (-1); choose another split")

@@ -13,6 +13,7 @@ import torch
 from runner.core.randomness import stream_seed
 from runner.data.text.token_cache import state_of
 from runner.failures.checks import refuse_if
+from runner.failures.errors import wrong_argument
 from runner.libraries.hugging_face import import_hf
 
 FROM_FILES = frozenset({"csv", "json", "parquet", "arrow", "text", "xml", "webdataset", "hdf5"})
@@ -84,11 +85,11 @@ def load_split(source: Source, key: str, split: str) -> Any:
         saved = datasets.load_from_disk(source.name)
         if isinstance(saved, datasets.DatasetDict):
             if split not in saved:
-                raise ValueError(f"{key}={split!r}: name={source.name!r} has the splits {', '.join(saved)}")
+                raise wrong_argument(key, split, f"name={source.name!r} has the splits {', '.join(saved)}")
             return saved[split].with_format(None)
         if key != "split":
             remedy = "eval_split=null takes a part of it" if key == "eval_split" else "leave test_split out"
-            raise ValueError(f"{key}={split!r}: name={source.name!r} has only one split; {remedy}")
+            raise wrong_argument(key, split, f"name={source.name!r} has only one split; {remedy}")
         return saved.with_format(None)
     _check_files(source)
     with _naming(source, key, split):
@@ -115,7 +116,7 @@ def _naming(source: Source, key: str, split: str) -> Iterator[None]:
         cause = error.__cause__ if type(error).__name__ == "DatasetGenerationError" and error.__cause__ else error
         reason = " ".join(str(cause).split()) or type(cause).__name__
         if isinstance(error, ValueError) and "nknown split" in reason:
-            raise ValueError(f"{key}={split!r}: {reason.rstrip('.')}") from error
+            raise wrong_argument(key, split, reason.rstrip(".")) from error
         kind = OSError if isinstance(cause, OSError) else ValueError
         raise kind(f"name={source.name!r}: datasets cannot load it: {reason[:400].rstrip('.')}") from error
 
@@ -167,4 +168,4 @@ def check_text(features: Mapping[str, Any], text: str) -> None:
     """Raise ValueError if the column `text` does not exist or holds no texts."""
     refuse_if(text not in features, "text", text, f"no such column; the columns are {', '.join(features)}")
     if getattr(features[text], "dtype", None) not in ("string", "large_string"):
-        raise ValueError(f"text={text!r}: must be a column of texts; this one holds {features[text]}")
+        raise wrong_argument("text", text, f"must be a column of texts; this one holds {features[text]}")

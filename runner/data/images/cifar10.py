@@ -14,6 +14,7 @@ from runner.data.archive import check_source, fetch_archive, find_missing
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.loaders import TensorLoader
 from runner.failures.checks import check_counts, check_whole, refuse_if
+from runner.failures.errors import wrong_argument
 from runner.files.values import Address, LocalPath
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -139,9 +140,11 @@ def _count(path: str, name: str) -> int:
     file = Path(path, name)
     size = file.stat().st_size
     if size == 0 or size % RECORD:
-        raise ValueError(
-            f"path={path!r}: {file} has {size} bytes, but must hold one or more records of {RECORD} bytes; "
-            f"remove it, and unpack {URL} again"
+        raise wrong_argument(
+            "path",
+            path,
+            f"{file} has {size} bytes, but must hold one or more records of {RECORD} bytes; remove it, and unpack "
+            f"{URL} again",
         )
     return size // RECORD
 
@@ -155,9 +158,11 @@ def _read(path: str, names: Sequence[str]) -> tuple[Tensor, Tensor]:
     for name, count in zip(names, counts, strict=True):
         records = numpy.fromfile(Path(path, name), dtype=numpy.uint8).reshape(count, RECORD)
         if (largest := records[:, 0].max()) >= NUM_CLASSES:
-            raise ValueError(
-                f"path={path!r}: {Path(path, name)} has label {largest}, but CIFAR-10 has only 0 to 9; remove it, "
-                f"and unpack {URL} again"
+            raise wrong_argument(
+                "path",
+                path,
+                f"{Path(path, name)} has label {largest}, but CIFAR-10 has only 0 to 9; remove it, and unpack "
+                f"{URL} again",
             )
         labels[start : start + count] = records[:, 0]
         images[start : start + count] = records[:, 1:]

@@ -15,6 +15,7 @@ from runner.data.fake import FakeLoader, faked_by
 from runner.data.images.decoding import SUFFIXES, find_images, is_hidden, open_image
 from runner.data.loaders import DatasetLoader
 from runner.failures.checks import check_counts
+from runner.failures.errors import wrong_argument
 from runner.files.printable import printable
 from runner.files.values import InnerPath, LocalPath
 from runner.libraries.torchvision import import_torchvision
@@ -94,7 +95,7 @@ def load_imagefolder(
     for folder, other in zip(other_folders, others, strict=True):
         if differing := sorted({*train.classes} ^ {*other.classes}):
             reason = f"must have the same classes, but only one of them has {differing[0]!r}"
-            raise ValueError(f"path={path!r}: train and {folder.name} {reason}")
+            raise wrong_argument("path", path, f"train and {folder.name} {reason}")
     options: dict[str, Any] = {"num_workers": num_workers, "transform": normalize}
     return (
         DatasetLoader(train, batch_size, shuffle=True, seed=seed, **options),
@@ -180,7 +181,9 @@ def _folders(path: str, test_folder: str | None) -> list[Path]:
     """Return the folders of the images for training, evaluation and, if there is one, testing."""
     folders = [Path(path, one) for one in ("train", "val", test_folder) if one is not None]
     if test_folder in ("train", "val"):
-        raise ValueError(f"test_folder={test_folder!r}: must hold other images than those for training and evaluation")
+        raise wrong_argument(
+            "test_folder", test_folder, "must hold other images than those for training and evaluation"
+        )
     for folder in folders:
         if not folder.is_dir():
             raise FileNotFoundError(

@@ -151,7 +151,7 @@ def _list_files(path: str, pattern: str, eval_path: str | None, test_path: str |
     found = {key: _find(key, one, pattern) for key, one in given.items() if one is not None}
     for one, other in combinations(found, 2):
         if both := sorted({*found[one]} & {*found[other]}):
-            raise ValueError(f"{other}={given[other]!r}: {str(both[0])!r} is also in {one}; give different texts")
+            raise wrong_argument(other, given[other], f"{str(both[0])!r} is also in {one}; give different texts")
     return [*found.values()]
 
 
@@ -164,7 +164,7 @@ def _find(name: str, path: str, pattern: str) -> list[Path]:
     try:
         found = [file for file in root.glob(pattern) if file.is_file()]
     except (ValueError, NotImplementedError, IndexError) as error:
-        raise ValueError(f"pattern={pattern!r}: {error}; give a pattern such as '**/*.txt'") from error
+        raise wrong_argument("pattern", pattern, f"{error}; give a pattern such as '**/*.txt'") from error
     if not found:
         raise FileNotFoundError(
             f"{name}={path!r}: no file in this folder matches pattern={pattern!r}; change the pattern"

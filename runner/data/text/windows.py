@@ -12,6 +12,7 @@ from torch import Tensor
 from runner.data.fake import FakeLoader
 from runner.data.loaders import OrderedLoader, TensorLoader
 from runner.failures.checks import check_counts, check_number, refuse_if
+from runner.failures.errors import wrong_argument
 
 RESIDENT_BYTES = 1 << 30  # of tokens that are moved to the device as a whole, at most
 
@@ -47,13 +48,13 @@ def check_eval_share(eval_share: float, test_share: float = 0.0) -> None:
     """Raise ValueError for shares of the training data that leave nothing to train or to evaluate on."""
     check_number("eval_share", eval_share, "(0, 1)")
     if not 0 <= test_share < 1 - eval_share:
-        raise ValueError(f"test_share={test_share!r}: must be at least 0, and below 1 together with eval_share")
+        raise wrong_argument("test_share", test_share, "must be at least 0, and below 1 together with eval_share")
 
 
 def check_eval_limit(name: str, limit: int | None, context: int, unit: str) -> None:
     """Raise ValueError if `limit`, the argument `name`, is less than one window."""
     if limit is not None and limit < context:
-        raise ValueError(f"{name}={limit!r}: must be at least one window of context={context!r} {unit}")
+        raise wrong_argument(name, limit, f"must be at least one window of context={context!r} {unit}")
 
 
 def count_windows(size: int, context: int, unit: str = "tokens") -> int:

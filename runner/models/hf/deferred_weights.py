@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from runner.distributed.deferred import defer
 from runner.distributed.saved_tensor import Piece, SavedTensor
+from runner.failures.errors import wrong_argument
 from runner.libraries.hugging_face import import_hf
 
 WEIGHTS = "model.safetensors"
@@ -79,7 +80,7 @@ def _saved_weights(name: str, revision: str | None) -> Iterator[tuple[str, tuple
                 for key in opened.keys():  # noqa: SIM118 - not a dict
                     yield key, (file, tuple(opened.get_slice(key).get_shape()))
         except SafetensorError as error:
-            raise ValueError(f"name={name!r}: {file.name} is not a safetensors file ({error})") from None
+            raise wrong_argument("name", name, f"{file.name} is not a safetensors file ({error})") from None
 
 
 def _files(name: str, revision: str | None) -> list[Path]:
@@ -97,6 +98,6 @@ def _files(name: str, revision: str | None) -> list[Path]:
         return [Path(whole)]
     if index := find(INDEX):
         return [*map(Path, hub.get_checkpoint_shard_files(name, index, **options)[0])]
-    raise ValueError(
-        f"name={name!r}: has no {WEIGHTS}, which init_weights='by_name' reads; convert it, or set in_order"
+    raise wrong_argument(
+        "name", name, f"has no {WEIGHTS}, which init_weights='by_name' reads; convert it, or set in_order"
     )

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from runner.distributed.ranks import get_global_rank
+from runner.failures.errors import wrong_argument
 from runner.failures.facts import argument_of
 from runner.libraries.hugging_face import bars_on_terminals, draws_bars, import_hf
 from runner.libraries.targets import prepare_import
@@ -88,7 +89,9 @@ def find_config(name: str, revision: str | None, task: str, pretrained: bool) ->
         raise type(config)(*config.args)
     if type(config) not in getattr(transformers, TASKS[task].mapping):
         kind = config.model_type
-        raise ValueError(f"name={name!r}: transformers has no {kind!r} model for task={task!r}; choose another model")
+        raise wrong_argument(
+            "name", name, f"transformers has no {kind!r} model for task={task!r}; choose another model"
+        )
     return config
 
 
@@ -114,8 +117,8 @@ def override(config: Any, name: str, overrides: Mapping[str, Any]) -> Any:
     for key in overrides:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
-            raise ValueError(
-                f"overrides={dict(overrides)!r}: the config of {name!r} has no {key!r}; did you mean {near[0]!r}?"
+            raise wrong_argument(
+                "overrides", dict(overrides), f"the config of {name!r} has no {key!r}; did you mean {near[0]!r}?"
             )
     if not overrides:
         return config
@@ -124,7 +127,7 @@ def override(config: Any, name: str, overrides: Mapping[str, Any]) -> Any:
         return type(config).from_dict(_merge(config.to_dict(), named))
     except Exception as error:  # of the library that validates, and of each config's own checks
         reason = " ".join(str(error).split())
-        raise ValueError(f"overrides={dict(overrides)!r}: the config of {name!r} rejects them: {reason}") from error
+        raise wrong_argument("overrides", dict(overrides), f"the config of {name!r} rejects them: {reason}") from error
 
 
 def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +147,7 @@ def check_attention(attention: str | None) -> None:
     known = ["eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
     if attention is not None and attention not in known and "/" not in attention:  # a kernel of the Hub has an owner
         near = difflib.get_close_matches(attention, known, n=1, cutoff=0.0)[0]
-        raise ValueError(f"attention={attention!r}: unknown attention implementation; did you mean {near!r}?")
+        raise wrong_argument("attention", attention, f"unknown attention implementation; did you mean {near!r}?")
 
 
 def load_network(
@@ -166,12 +169,14 @@ def load_network(
     except (ImportError, ValueError) as error:
         if attention is None or argument_of(error) in ("name", "overrides"):
             raise
-        raise ValueError(f"attention={attention!r}: does not work with {name!r}: {_first_sentence(error)}") from error
+        raise wrong_argument(
+            "attention", attention, f"does not work with {name!r}: {_first_sentence(error)}"
+        ) from error
     if task == "causal_lm" and getattr(network, "loss_type", "") is None:
         network.loss_type = "ForCausalLM"  # what transformers falls back to, with a warning
     two_sided = any(getattr(one, "is_causal", None) is False for one in network.modules())
     if task == "causal_lm" and two_sided and getattr(config, "is_decoder", None) is False:
-        raise ValueError(f"name={name!r}: also sees later tokens; overrides={{is_decoder: true}} makes it causal")
+        raise wrong_argument("name", name, "also sees later tokens; overrides={is_decoder: true} makes it causal")
     return network
 
 
@@ -196,10 +201,12 @@ def _load_weights(
     new = [key for key in lacking if task != "causal_lm" and _may_be_new(key, network.base_model_prefix)]
     lacking = [key for key in lacking if key not in new]
     if lacking:
-        raise ValueError(
-            f"name={name!r}: {len(lacking)} of the model's weights are missing or have another shape, such as "
+        raise wrong_argument(
+            "name",
+            name,
+            f"{len(lacking)} of the model's weights are missing or have another shape, such as "
             f"{lacking[0]!r}; change overrides, give pretrained=false for new weights"
-            + (", or set init_weights=in_order, which also converts weights" if is_making_by_name() else "")
+            + (", or set init_weights=in_order, which also converts weights" if is_making_by_name() else ""),
         )
     if get_global_rank() == 0:
         if new:
@@ -230,10 +237,10 @@ def _asked(kind: Any, name: str, **options: Any) -> Any:
     except ValueError as error:
         if "trust_remote_code" in str(error):
             message = "needs its own code, which is not run; choose a model that is part of transformers"
-            raise ValueError(f"name={name!r}: {message}") from error
+            raise wrong_argument("name", name, message) from error
         if kind.__name__ == "AutoConfig":
             message = "transformers does not know this model; a newer version may"
-            raise ValueError(f"name={name!r}: {message} ({_first_sentence(error)})") from error
+            raise wrong_argument("name", name, f"{message} ({_first_sentence(error)})") from error
         raise
 
 

@@ -135,6 +135,21 @@ def test_an_error_has_facts(command: str, key: str | None, fix: str | None, allo
     assert allowed is None or allowed in error["allowed"]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "resume https://me:secret@host/a b",
+        "mode=eval resume=https://me:secret@host/a",
+        "--data.path=https://me:secret@host/a",
+        "optimizer.lr=https://me:secret@host/a",
+    ],
+)
+def test_an_error_hides_credentials(command: str, run_here: Any):
+    ended = run_here(*command.split(), "--json", code=2)
+    assert "secret" not in ended.out + ended.err
+    assert "https://***@host/" in ended.err and read(ended)["error"]["fix"] is None
+
+
 def test_another_form_of_output_is_refused(run_here: Any):
     assert "--json='yaml': takes no value" in run_here("--json=yaml", code=2).err
     assert "write runner runs --json" in run_here("runs", "output=json", code=2).err

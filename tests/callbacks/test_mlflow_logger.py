@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import main_runs
 import numpy as np
 import pytest
 import torch
@@ -274,8 +276,18 @@ def test_the_command_of_a_job_is_its_sweeps(monkeypatch: pytest.MonkeyPatch) -> 
     assert typed_command() == typed
     worker = [typed[0], "-m", "joblib.externals.loky.backend.popen_loky_posix", "--process-name", "LokyProcess-1"]
     monkeypatch.setattr(sys, "orig_argv", worker)
-    monkeypatch.setattr(description, "typed", ["-m", "seed=0,1"])  # what a launcher's process is told
-    assert typed_command() == typed
+    monkeypatch.setattr(description, "typed", ["train", "seed=0,1", "-m"])
+    assert typed_command() == [*typed[:3], "train", "seed=0,1", "-m"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [("joblib", "hydra.launcher.n_jobs=2"), ("submitit_local",)], ids=" ".join)
+def test_the_store_has_a_sweeps_command_in_each_job(launcher: tuple[str, ...], folder: Path, run_app: Any) -> None:
+    sweep = ("seed=0,1", *main_runs.SHORT, "callbacks=mlflow_logger", f"hydra/launcher={launcher[0]}", *launcher[1:])
+    run_app("-m", *sweep)
+    commands = main_runs.query(folder, "select value from tags where key = 'mlflow.source.name'")
+    spelled = [("-m", *sweep), *[("train", *sweep, "-m")] * 2]  # the sweep has a run of its own
+    assert sorted(commands) == [(shlex.join(("python", "-m", "runner", *one)),) for one in spelled]
 
 
 def test_the_ui_command_shows_the_run_and_no_password() -> None:

@@ -61,6 +61,8 @@ def test_words_follow_a_verb_and_overrides_are_for_hydra(line: str, found: objec
         ("runs --limit 0", {"limit": 0}),
         ("resume RUN --allow-changes a,b", {"allow_changes": ("a", "b")}),
         ("resume RUN --allow-changes '[a,b]' --allow-changes=c", {"allow_changes": ("a", "b", "c")}),
+        ("resume RUN --allow-changes 'a[0],b' --allow-changes '[c'", {"allow_changes": ("a[0]", "b", "[c")}),
+        ("resume RUN --allow-changes 'a,b[0]'", {"allow_changes": ("a", "b[0]")}),
         ("eval RUN --allow-code --allow-targets a.B", {"allow_code": True, "allow_targets": ("a.B",)}),
         ("prove --without a --without b,c", {"without": ("a", "b", "c")}),  # in place of those by default
         ("prove --without=", {"without": ()}),
@@ -88,6 +90,9 @@ def test_an_option_has_a_value_of_its_kind(line: str, found: dict[str, Any]):
         ("prove --info all-x --hydra-help", "prove", ("--info", "all-x", "--hydra-help")),
         ("-m fork RUN ba5,ba9 optimizer.lr=1", "fork", ("optimizer.lr=1", "+at=ba5,ba9", "-m")),
         ("fork RUN ba5,ba9 --multi", "fork", ("+at=ba5,ba9", "--multirun")),
+        ("--config-d mine eval RUN", "eval", ("--config-dir", "mine")),
+        ("--config-d=mine eval RUN", "eval", ("--config-dir=mine",)),
+        ("--multi seed=0,1 --res", "train", ("seed=0,1", "--multirun", "--resolve")),
     ],
 )
 def test_options_of_hydra_may_stand_anywhere(line: str, verb: str, overrides: tuple[str, ...]):
@@ -140,6 +145,7 @@ def test_a_path_with_an_equals_sign_is_a_word_if_it_exists_or_is_like_no_key(
         ("help --lr", "--lr: help has no such option; allowed: none", "--lr"),
         ("-lr", "-lr: no such option. Keys are written without dashes; write optimizer.lr=...", ""),
         ("-x=3", "-x=3: no such option. Keys are written without dashes: x=3", ""),
+        ("--config-=mine", "--config-=mine: no such option. ", ""),  # cuts two options short
         ("model=mlp --confg", "--confg: no such option. Did you mean --cfg? Keys are written without dashes: ", ""),
         ("-m resume R seed=1,2", "-m: resume takes one experiment at a time; leave out -m", "-m"),
         ("prove --multirun", "-m: prove takes one experiment at a time; leave out -m", "-m"),

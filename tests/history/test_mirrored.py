@@ -59,6 +59,13 @@ def test_a_checkpoint_in_shards_goes_on_from_its_mirror(tmp_path: Path, run_app:
     assert (run / "checkpoints" / "ep2-ba6" / "manifest.json").is_file()
 
 
+def test_a_rerun_leaves_nothing_but_itself(tmp_path: Path, run_here: Any):
+    run_here(*SHORT, *QUIET, mirror_to(tmp_path), "run_name=one", "hydra.run.dir=run", code=0)
+    run_here("rerun", f"file://{tmp_path}/mirror/one", "callbacks.checkpoint_saver.mirror=null", code=0)
+    (run,) = tmp_path.glob("outputs/*/*")
+    assert weights(run) == weights(tmp_path / "run")
+
+
 def test_the_run_in_mlflow_is_the_same(tmp_path: Path, run_app: Any):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()

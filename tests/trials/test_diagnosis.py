@@ -10,7 +10,7 @@ import pytest
 import torch
 from composed_configs import small_experiment
 
-from runner.failures.errors import RankFailed, WrongConfig
+from runner.failures.errors import RankFailed, WrongConfig, wrong_argument
 from runner.trials.diagnosis import naming_fault, noting_batch
 
 DIGITS = ("trainer.max_duration=2ba", "callbacks=none")
@@ -254,6 +254,14 @@ def test_of_many_tensors_some_are_described_and_of_none_it_says_so():
     )
     assert "with a batch of list of 1 str: " in note_of(["text"])
     assert "with a batch of no tensors: " in note_of([])
+
+
+def test_a_wrong_argument_in_a_step_is_shown_without_its_class():
+    def forward(state: Any) -> None:
+        raise wrong_argument("context", 4, "must be at least 8")
+
+    with pytest.raises(WrongConfig, match=r"In its forward pass, .*:\n  context=4: must"), naming_fault(SECTIONS):
+        forward(SimpleNamespace(batch=torch.ones(2)))
 
 
 def test_a_rank_that_another_one_ends_has_no_fault_of_its_own():

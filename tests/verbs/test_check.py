@@ -391,6 +391,25 @@ def test_a_run_to_resume_stays_as_it_is(tmp_path: Path):
     assert files() == before
 
 
+GONE = ("model=mlp", "callbacks=[load_checkpoint]", "callbacks.load_checkpoint.checkpoint=gone")
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_run_to_resume_needs_no_checkpoint_that_it_began_with(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(dry_run, "MAX_WEIGHTS", 0 if device == "meta" else 2**30)
+    begun = composed("model=mlp", "callbacks=checkpoint_saver", "trainer.max_duration=1ba")
+    with build.build(begun, tmp_path / "run", "run") as trainer:
+        trainer.fit()
+    assert try_out(*GONE, resume=tmp_path / "run").device == device
+
+
+def test_a_new_run_needs_the_checkpoint_that_it_begins_with():
+    with pytest.raises(WrongConfig, match="callbacks.load_checkpoint.checkpoint='gone': no complete checkpoint"):
+        try_out(*GONE)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

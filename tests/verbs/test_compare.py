@@ -129,6 +129,14 @@ def test_final_metrics_are_compared_of_runs_that_end_together(tmp_path: Path):
     assert difference(tmp_path / "a", tmp_path / "d").is_none
 
 
+def test_the_latest_run_is_compared_by_that_name(run_here: Any):
+    folders = [f"outputs/2026-01-01/{time}-00-00" for time in ("09", "10")]
+    for folder in folders:
+        run_here("model=mlp", "trainer.max_duration=1ba", "callbacks=[checkpoint_saver]", f"hydra.run.dir={folder}")
+    found = json.loads(run_here("compare", "latest", folders[0], "--json", code=0).out)["result"]["runs"]
+    assert [Path(one["folder"]).name for one in found] == ["10-00-00", "09-00-00"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

@@ -42,6 +42,17 @@ class Reads(ClassificationModel):
 '''
 
 
+FAILS = """
+from runner import Callback
+
+
+class Fails(Callback):
+    def batch_start(self, state, logger):
+        if state.timestamp.batch == 2:
+            raise RuntimeError("on purpose")
+"""
+
+
 def tree(run: Path) -> dict[str, int]:
     """Everything in a folder, with the time of its last change."""
     return {str(path): path.stat().st_mtime_ns for path in run.rglob("*")}
@@ -105,6 +116,17 @@ def test_what_a_batch_shows(tmp_path: Path, run_here: Any):
     acts = {(one["algorithm"], one["event"]) for one in found["algorithms"]}
     assert acts >= {("batch_augment", "AFTER_DATALOADER"), ("gradient_clipping", "AFTER_TRAIN_BATCH")}
     assert kept["batch.0"].shape[1:] == (1, 8, 8)
+
+
+def test_without_a_name_there_is_no_picture_and_that_of_a_crash_is_in_the_run(tmp_path: Path, run_here: Any):
+    (tmp_path / "own.py").write_text(FAILS)
+    own = ("callbacks=[checkpoint_saver,crash_bundle]", "+callbacks.own._target_=own.Fails", RUN)
+    run_here(*SMALL, *own, code=1)
+    assert replayed(run_here, "run", 2, "--picture=")["picture"] is None
+    assert not (tmp_path / "run" / "replay").exists()
+    run_here("replay", "run", "~callbacks.own", code=0)
+    assert [one.name for one in tmp_path.rglob("*.png")] == ["worst.png"]
+    assert (tmp_path / "run" / "replay" / "ba3" / "worst.png").is_file()
 
 
 def test_the_samples_that_an_algorithm_leaves_out_are_not_named(tmp_path: Path, run_here: Any):

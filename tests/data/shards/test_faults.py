@@ -15,6 +15,7 @@ from shard_files import write_parquet, write_tar, write_tars
 from runner.data.hf.columns import Columns
 from runner.data.shards.parquet_shards import load_parquet_shards
 from runner.data.shards.tar_shards import load_tar_shards
+from runner.failures.errors import wrong_argument
 
 LARGE = 2**63 + 1
 
@@ -81,6 +82,17 @@ def test_a_bad_row_is_named_with_its_shard_and_column(tmp_path: Path):
     assert str(raised.value) == (
         f"path='{paths[1]}': row 3: targets='large': it holds {LARGE}, which is more than int64 can"
     )
+
+
+def test_a_wrong_argument_of_a_sample_is_named_with_its_shard(tmp_path: Path):
+    def decode(row: Any) -> None:
+        raise wrong_argument("size", 3, "must be 4")
+
+    write_tars(tmp_path)
+    dataset = load_tars(tmp_path)[0].dataset
+    dataset.decode = decode
+    with pytest.raises(ValueError, match=rf"^path='{tmp_path}/\d+.tar': size=3: must be 4$"):
+        dataset[0]
 
 
 def test_large_numbers_of_a_column_do_not_wrap():

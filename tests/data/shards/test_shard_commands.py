@@ -50,7 +50,7 @@ def test_a_run_that_is_resumed_within_an_epoch_is_equal(command: tuple[str, ...]
     torch.testing.assert_close(weights(tmp_path, 1), weights(tmp_path, 0), atol=0, rtol=0)
 
 
-def test_mode_check_needs_no_training(command: tuple[str, ...], run_here: Any):
+def test_a_check_needs_no_training(command: tuple[str, ...], run_here: Any):
     assert "ok batch" in run_here("check", *command, code=0).out
 
 

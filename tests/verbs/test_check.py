@@ -399,7 +399,7 @@ def test_a_run_to_resume_needs_no_checkpoint_that_it_began_with(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(dry_run, "MAX_WEIGHTS", 0 if device == "meta" else 2**30)
-    begun = composed("model=mlp", "callbacks=checkpoint_saver", "trainer.max_duration=1ba")
+    begun = Experiment(composed("model=mlp", "callbacks=checkpoint_saver", "trainer.max_duration=1ba"))
     with build.build(begun, tmp_path / "run", "run") as trainer:
         trainer.fit()
     assert try_out(*GONE, resume=tmp_path / "run").device == device

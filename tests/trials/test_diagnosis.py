@@ -260,7 +260,10 @@ def test_a_wrong_argument_in_a_step_is_shown_without_its_class():
     def forward(state: Any) -> None:
         raise wrong_argument("context", 4, "must be at least 8")
 
-    with pytest.raises(WrongConfig, match=r"In its forward pass, .*:\n  context=4: must"), naming_fault(small_experiment()):
+    with (
+        pytest.raises(WrongConfig, match=r"In its forward pass, .*:\n  context=4: must"),
+        naming_fault(small_experiment()),
+    ):
         forward(SimpleNamespace(batch=torch.ones(2)))
 
 

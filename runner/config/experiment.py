@@ -39,22 +39,22 @@ class Experiment:
         """Return this experiment with other values of some keys."""
         return Experiment({**self.plain, **values})
 
-    def training(self, **arguments: Any) -> Experiment:
+    def with_trainer(self, **arguments: Any) -> Experiment:
         """Return this experiment with other arguments of the Trainer."""
         return self.changed(trainer=self.trainer.changed(**arguments).plain)
 
-    def with_hooks(self, group: str, keys: Collection[str]) -> Experiment:
-        """Return this experiment with those of its callbacks, or of its algorithms, whose keys are given."""
-        return self.changed(**{group: {key: one.plain for key, one in getattr(self, group).items() if key in keys}})
+    def with_callbacks(self, keys: Collection[str]) -> Experiment:
+        """Return this experiment with no other callbacks than those with these keys."""
+        return self.changed(callbacks={key: one.plain for key, one in self.callbacks.items() if key in keys})
 
     def without_callbacks(self, keys: Collection[str]) -> Experiment:
         """Return this experiment without some callbacks."""
-        return self.with_hooks("callbacks", [key for key in self.callbacks if key not in keys])
+        return self.with_callbacks([key for key in self.callbacks if key not in keys])
 
     def on_devices_of(self, other: Experiment) -> Experiment:
         """Return this experiment on the processes and the device of another one."""
         device = other.trainer.get("device", "auto")
-        return self.changed(launch=other._section("launch").plain).training(device=device)
+        return self.changed(launch=other._section("launch").plain).with_trainer(device=device)
 
     def _section(self, key: str) -> Section:
         return Section(key, self.plain[key])

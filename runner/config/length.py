@@ -59,7 +59,7 @@ def fitted(experiment: Experiment, batches: int, batches_per_epoch: int | None) 
         reason = "the data does not define the length of an epoch; with a budget, give batches, such as 1000ba"
         raise WrongKey("trainer.max_duration", reason, repr(str(duration))) from None
     ratio = (batches + 0.5) / float(length)  # the Trainer drops the half
-    return experiment.changed(budget=str(replace(experiment.budget, batches=batches))).training(
+    return experiment.changed(budget=str(replace(experiment.budget, batches=batches))).with_trainer(
         scale_schedule_ratio=ratio
     )
 

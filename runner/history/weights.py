@@ -39,7 +39,7 @@ def with_saved_weights(
     by_id = saved is not None and not Path(saved.given).exists()
     tags = {"runner.evaluates": saved.given if saved is not None and by_id else checkpoint}
     trains_only = build.classes_with("only_in_training", experiment.callbacks)
-    return experiment.without_callbacks(trains_only).training(load_path=checkpoint), tags
+    return experiment.without_callbacks(trains_only).with_trainer(load_path=checkpoint), tags
 
 
 def _best_of(path: str) -> str:

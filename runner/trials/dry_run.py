@@ -154,7 +154,7 @@ def make_idle_trainer(experiment: Experiment, logs: bool) -> Iterator[Trainer]:
     with (
         tempfile.TemporaryDirectory(prefix="runner-check-") as folder,
         build.assemble(
-            experiment.training(**changed),
+            experiment.with_trainer(**changed),
             Path(folder, "run"),
             "check",
             model=build.make_model(experiment) if model is None else model,
@@ -217,7 +217,7 @@ def _try_batch(experiment: Experiment, data: TrialData, findings: Findings, resu
         loader.read_for(model)
     with tempfile.TemporaryDirectory(prefix="runner-check-") as folder:
         trainer = build.assemble(
-            experiment.training(**changed),
+            experiment.with_trainer(**changed),
             Path(folder, "run"),
             "check",
             model=model,

@@ -155,7 +155,7 @@ def settle_budget(experiment: Experiment, resume: str | None) -> Experiment:
         saved = read_config(find_checkpoint(resume)) or {}
         if saved.get("budget") and Budget.parse(saved["budget"]).limit == budget.limit:
             ratio = saved["trainer"]["scale_schedule_ratio"]
-            return experiment.changed(budget=saved["budget"]).training(scale_schedule_ratio=ratio)
+            return experiment.changed(budget=saved["budget"]).with_trainer(scale_schedule_ratio=ratio)
     return measure(experiment, budget) if budget.flop is None else count(experiment, budget)
 
 

@@ -66,7 +66,7 @@ def predict_peak(
             _drop_values(model, Precision(precision).weight_dtype)
             batch = map_tensors(batch, torch.empty_like, objects=lambda one: None if isinstance(one, Mapping) else one)
         trainer = build.assemble(
-            experiment.training(**changed),
+            experiment.with_trainer(**changed),
             Path(folder, "run"),
             "check",
             model=model,

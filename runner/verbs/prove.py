@@ -256,7 +256,7 @@ def to_prove(experiment: Experiment, asked: Mapping[str, Any]) -> Experiment:
     ):
         shipped = yaml.safe_load((CONF / "callbacks" / f"{key}.yaml").read_text())[key]
         callbacks[key] = {**shipped, **callbacks.get(key, {}), **changes}
-    return experiment.changed(budget=None, callbacks=callbacks).training(max_duration=f"{asked['batches']}ba")
+    return experiment.changed(budget=None, callbacks=callbacks).with_trainer(max_duration=f"{asked['batches']}ba")
 
 
 def _last_saved(run_dir: Path) -> int:

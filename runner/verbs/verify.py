@@ -233,7 +233,7 @@ def _pin(job: Job, digests: Sequence[Mapping[str, Any]]) -> None:
 
     source = Path(job.source)
     loading = [key for key, one in job.experiment.callbacks.items() if overrides(one.make(), "before_load")]
-    config = job.experiment.with_hooks("callbacks", loading).plain
+    config = job.experiment.with_callbacks(loading).plain
     typed = [one for one in job.overrides if key_of(one).partition(".")[0] not in ("callbacks", "hydra")]
     then = read_object(record_of(source, 1) / ENVIRONMENT_FILE) if _lines(source) else environment(packages_of(config))
     kept = {key: then[key] for key in ("run_name", *ENVIRONMENT) if key in then}

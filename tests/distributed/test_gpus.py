@@ -143,7 +143,7 @@ def test_jobs_lease_where_several_run_and_take_what_there_is(
 ):
     launcher = {"_target_": "hydra_plugins.JoblibLauncher", "n_jobs": jobs}
     start_ranks(
-        small_experiment().training(device=device),
+        small_experiment().with_trainer(device=device),
         OmegaConf.create({"launcher": launcher, "sweep": {"dir": str(tmp_path)}}),
     )
     assert os.environ["CUDA_VISIBLE_DEVICES"] == seen

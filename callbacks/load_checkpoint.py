@@ -69,7 +69,7 @@ class LoadCheckpoint(Callback):
             self._load(state)
 
     def _load(self, state: State) -> None:
-        if state.resumed_from is not None or state.device.type == "meta":  # there are no values on the meta device
+        if state.resumed_from is not None:
             return
         from runner.checkpoints.weights import OTHER_SHAPE, describe_differences, differences, load_into, read_weights
 

@@ -103,6 +103,9 @@ def try_out(experiment: Experiment, choices: Choices = NO_CHOICES, resume: str |
         data = _make_data(experiment, findings)
         if model is not None and size_of([one for one in model.parameters() if not is_lazy(one)]) > MAX_WEIGHTS:
             findings.device = "meta"
+            if resume is not None:  # it is not read there, and LoadCheckpoint would look for its own
+                left_out = build.classes_with("only_in_training", experiment.callbacks)
+                experiment = experiment.without_callbacks(left_out)
             while (hook := _find_refused_on_meta(experiment, data, findings)) is not None:
                 findings.refused.append(hook)
         else:

@@ -395,7 +395,7 @@ GONE = ("model=mlp", "callbacks=[load_checkpoint]", "callbacks.load_checkpoint.c
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_run_to_resume_needs_no_checkpoint_that_it_began_with(
+def test_a_checkpoint_to_begin_with_is_needed_by_a_new_run_only(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(dry_run, "MAX_WEIGHTS", 0 if device == "meta" else 2**30)
@@ -403,9 +403,15 @@ def test_a_run_to_resume_needs_no_checkpoint_that_it_began_with(
     with build.build(begun, tmp_path / "run", "run") as trainer:
         trainer.fit()
     assert try_out(*GONE, resume=tmp_path / "run").device == device
+    there = (*GONE[:2], f"callbacks.load_checkpoint.checkpoint={tmp_path}/run")
+    assert try_out(*there).device == device
+    with pytest.raises(WrongConfig, match="callbacks.load_checkpoint.checkpoint=.*: its weights do not fit"):
+        try_out(*there, "model.module.hidden=[3]")
 
 
-def test_a_new_run_needs_the_checkpoint_that_it_begins_with():
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_checkpoint_to_begin_with_that_is_gone_is_refused(device: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dry_run, "MAX_WEIGHTS", 0 if device == "meta" else 2**30)
     with pytest.raises(WrongConfig, match="callbacks.load_checkpoint.checkpoint='gone': no complete checkpoint"):
         try_out(*GONE)
 

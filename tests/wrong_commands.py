@@ -92,7 +92,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "resume missing": ("RUN='missing'", "no such folder"),
     "resume outputs": ("RUN='outputs'", "holds no run"),
     "resume latest": ("RUN='latest'", "no run in outputs/ has written a checkpoint"),
-    "fork outputs ba3": ("RUN='outputs'", "holds no run"),
+    "fork outputs ba3": ("RUN='outputs'", "no record (config.yaml) there; give a run's folder"),
     "trainer.load_path=missing": ("trainer.load_path='missing'", "no such folder"),
     "hydra.run.dir=/proc/none": ("cannot use '/proc/none'",),
     "hydra.run.dir=own.py/run": ("cannot use", "own.py"),
@@ -135,7 +135,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "-m optimizer.lr=0.1,x": ("optimizer.lr='x'", "takes a number"),
     "-m ~data +data._target_=own.load_lost data.batch_size=3 seed=0,1": ("data.batch_size", "+data.batch_size=..."),
     "-m optimizer.momentum=0.9,0 seed=0,1": ("optimizer: Nesterov", "in the job optimizer.momentum=0 seed=0"),
-    "-m fork outputs ba3,ba4": ("RUN='outputs'", "holds no run"),
+    "-m fork outputs ba3,ba4": ("RUN='outputs'", "no record (config.yaml) there; give a run's folder"),
     "-m resume outputs seed=0,1": ("-m", "resume takes one experiment at a time"),
     # grammar
     "nonsense": ("nonsense", "key=value"),

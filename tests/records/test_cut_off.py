@@ -87,7 +87,7 @@ def test_where_there_are_checkpoints_nothing_begins_from_the_start(tmp_path: Pat
     assert "complete: run/checkpoints/ep1-ba3, run/checkpoints/ep2-ba6" in refused.stderr
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     refused = run_app("resume", "run", exit_code=2)
-    assert "has finished without a checkpoint; runner rerun run" in refused.stderr
+    assert "has finished without a checkpoint; python -m runner rerun run trains it again" in refused.stderr
     assert {*tree(tmp_path / "run")} < {*before}
     (tmp_path / "never").mkdir()
     for folder in ("never", "outputs"):

@@ -32,7 +32,7 @@ SHORT = "trainer.max_duration=2ep"
 
 @dataclass(frozen=True)
 class Case:
-    """Commands that run one after the other in one folder, and what is compared of what they leave there.
+    """Commands that run one after another in one folder, and the results to compare.
 
     Attributes:
         commands: their arguments; the first also keeps digests and metrics, in the folder `run`.

@@ -337,7 +337,7 @@ def test_the_lowest_rooms_need_the_standard_library_only(name: str):
 
 
 def test_a_wrong_argument_is_raised_with_its_name_and_value():
-    """`wrong_argument` and the checks keep them as facts, which callers and programs read."""
+    """`wrong_argument` and `refuse_if` keep both as facts, for callers and for `--json`."""
     problems = []
     for source in all_sources():
         for node in ast.walk(source.tree):

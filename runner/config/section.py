@@ -93,7 +93,7 @@ class Section:
 
     @contextmanager
     def named(self, among: Sequence[Section] = ()) -> Iterator[None]:
-        """Add the section at fault to any exception, as facts and as a note: this one, or one `among` others."""
+        """Add the section at fault to any exception, as facts and as a note: this one, or one of `among`."""
         try:
             yield
         except SystemExit as exit:
@@ -106,7 +106,7 @@ class Section:
             failed = self.path
             if isinstance(error, InstantiationException):
                 cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-                inner = re.search(r"^full_key: (.+)$", str(error), re.MULTILINE)  # that of the target, inside of it
+                inner = re.search(r"^full_key: (.+)$", str(error), re.MULTILINE)  # of a target inside the section
                 failed = f"{self.path}.{inner[1]}" if inner else self.path
             if not isinstance(cause, CONFIG_ERRORS) and self.path != "trainer":  # it runs hooks; its bugs stay bugs
                 failure = ConstructorFailed(f"{type(cause).__name__}: {cause}".removesuffix(": "))

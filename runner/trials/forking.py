@@ -85,8 +85,8 @@ def _train_trunk(job: Job, parent: Path, batch: int, path: Path) -> Path:
     ) as trainer:
         begun = trainer.state.timestamp.batch
         if is_rank_zero():
-            rows = [("parent", f"{show_path(parent)}; its batches {begun + 1} to {batch} are retrained")]
-            print_block("", rows)
+            again = f"batch {batch} is" if batch == begun + 1 else f"batches {begun + 1} to {batch} are"
+            print_block("", [("parent", f"{show_path(parent)}; its {again} retrained")])
         trainer.fit()
         check_reached(trainer.state, batch, "BATCH")
         if is_rank_zero():

@@ -213,7 +213,7 @@ def _rows(noted: ReplayedBatch, worst: list[str]) -> Iterator[tuple[str, str]]:
 
 def _largest(norms: Mapping[str, float]) -> str:
     largest = sorted(norms, key=lambda name: -norms[name])[:SHOWN]
-    more = f", and {len(norms) - SHOWN} smaller ones" if len(norms) > SHOWN else ""
+    more = f", and {rest} smaller one{'s' * (rest > 1)}" if (rest := len(norms) - SHOWN) > 0 else ""
     return ", ".join(f"{name} {norms[name]:.4g}" for name in largest) + more
 
 

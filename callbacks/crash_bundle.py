@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Event
 from runner.callbacks._disk import disk_errors_reported
+from runner.checkpoints.digest import FILE as DIGESTS
 from runner.failures.checks import check_number
 from runner.failures.crash import BATCH, BUNDLE, FACTS, describe_crash
 from runner.failures.errors import RankFailed
 from runner.failures.facts import facts_of, is_of_environment
-from runner.files.names import RESULT
+from runner.files.names import CONFIG, RECORD, RESULT
 from runner.terminal.commands import show_command
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("runner")
 
-RECORD = ("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature", "digests.jsonl")
 MOST_CODE = 12_000_000  # bytes of modules
 MEGABYTE = 1_000_000
 SAVING = (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT)
@@ -81,7 +81,7 @@ class CrashBundle(Callback):
         if facts_of(error).refusal or is_of_environment(error):
             return False
         if self.has_trained:
-            return (state.run_dir / "config.yaml").is_file()
+            return (state.run_dir / CONFIG).is_file()
         is_refused = isinstance(error, ValueError | TypeError | OSError | ImportError)
         return bool(state.config) and (state.run_dir / RESULT).is_file() and not is_refused
 
@@ -137,7 +137,7 @@ def _record(folder: Path) -> list[Path]:
     code = [one for one in modules if _is_inside(one, folder)]
     if sum(one.stat().st_size for one in code) > MOST_CODE:
         code = []
-    return [*(folder / name for name in RECORD if _is_inside(folder / name, folder)), *code]
+    return [*(folder / name for name in (*RECORD, DIGESTS) if _is_inside(folder / name, folder)), *code]
 
 
 def _checkpoint(folder: Path, batch: int) -> list[Path]:

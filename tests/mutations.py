@@ -1501,7 +1501,7 @@ FAULTS = (
     # what a run leaves, and who shares a machine with it
     Fault(
         "record: the modules kept with a run are not signed",
-        "runner/records/trust.py",
+        "runner/records/record.py",
         "return [part for name in sorted(modules)",
         "return [] and [part for name in sorted(modules)",
         "records/test_kept_code.py",
@@ -1729,8 +1729,8 @@ FAULTS = (
     ),
     Fault(
         "replay: the record of the last session stands for all of them",
-        "runner/records/past.py",
-        "if began_after(one) < batch]",
+        "runner/records/record.py",
+        "if record.began_after < batch]",
         "]",
         "verbs/test_replay.py",
     ),
@@ -1793,13 +1793,13 @@ FAULTS = (
     Fault(
         "crash: modules of somebody else's bundle are imported unasked",
         "runner/history/saved_run.py",
-        'may_run = is_own(folder) or command.options["allow_code"]',
+        'may_run = record.is_own or command.options["allow_code"]',
         "may_run = True",
         "callbacks/test_crash_bundle.py",
     ),
     Fault(
         "verify: versions of a user's own dependencies are not recorded",
-        "runner/records/record.py",
+        "runner/records/environment.py",
         'sorted(own - {"runner"})',
         "()",
         "verbs/test_verify.py",

@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from runner.checkpoints.manifest import is_name, number, read_manifest
+from runner.files.names import CODE, RECORD
 from runner.files.whole import link_or_copy, open_regular
 from runner.libraries.remote_files import open_address
 
@@ -30,10 +31,7 @@ LARGEST_INDEX = 4_000_000  # bytes
 LARGEST_RECORD = 100_000_000  # bytes of a file outside of the checkpoint
 BLOCK = 1 << 20  # bytes read at a time
 OWNER = "mirror.json"
-RECORD = (
-    *("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature", "code"),
-    *("mlflow/run.json", OWNER),  # identify its MLflow run and its mirror
-)
+UPLOADED = (*RECORD, CODE, "mlflow/run.json", OWNER)  # the last two identify its MLflow run and its mirror
 """Files and folders of a run that are uploaded with each checkpoint."""
 
 
@@ -257,7 +255,7 @@ def stage(run_dir: Path, checkpoint: str, into: Path) -> None:
         OSError: the folder cannot be made.
     """
     shutil.rmtree(into, ignore_errors=True)
-    for name in (checkpoint, *RECORD):
+    for name in (checkpoint, *UPLOADED):
         source = run_dir / name
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,14 @@ from typing import Any
 from runner.comparing.changes import find_changes
 from runner.comparing.conditions import to_text
 from runner.files.addresses import hidden_everywhere
-from runner.files.names import RESULT
+from runner.files.names import CODE, PATCH, RESULT
 from runner.files.printable import printable
-from runner.files.whole import read_bounded
-from runner.records.kept_code import read_code
-from runner.records.listing import LARGEST, SavedFolder, read_config
+from runner.records.environment import affecting
+from runner.records.listing import SavedFolder
+from runner.records.record import Record
 from runner.records.result import read_result
 from runner.terminal.text import heading, shortened, show_seconds, table_width
 
-ENVIRONMENT = ("ranks", "threads", "gpus", "git_commit", "packages", "python", "platform", "host", "cpus")
-"""Facts about where a run was made that may change its numbers, the most likely one first."""
-PATCH = "git.patch"
 LABEL = 36  # characters of a row's name
 NARROW = 8  # and of a run's column, at least
 WIDE = 24  # and at most
@@ -30,9 +26,13 @@ Row = tuple[str, list[str]]
 
 def side_by_side(folders: Sequence[Path]) -> list[str]:
     """Return the lines of tables in which each run has a column; a wide table is divided into several."""
+    configs = [hidden_everywhere(Record(folder).config_if_readable) for folder in folders]
     sections = {
         "": [*_outcomes(folders)],
-        "Config": [*_choices(folders), *_differences([hidden_everywhere(read_config(one)) for one in folders])],
+        "Config": [
+            *_choices(folders),
+            *_differences(configs),
+        ],
         "Environment": [*_surroundings(folders)],
     }
     rows = [row for listed in sections.values() for row in listed]
@@ -84,14 +84,14 @@ def _choices(folders: Sequence[Path]) -> Iterator[Row]:
 
 def _surroundings(folders: Sequence[Path]) -> Iterator[Row]:
     """Yield differences in the machines and the code of the runs."""
-    known = [_read_environment(one) for one in folders]
-    yield from _differences([{key: one[key] for key in ENVIRONMENT if key in one} for one in known])
-    patches = [_read(one / PATCH) for one in folders]
-    if any(one != patches[0] for one in patches):
-        yield PATCH, [f"{len(one.splitlines()):,} lines" if one else "none" for one in patches]
-    codes = [read_code(one) for one in folders]
-    if any(one != codes[0] for one in codes):
-        yield "code/", [f"{len(one)} file{'s' * (len(one) > 1)}" if one else "none" for one in codes]
+    records = [Record(folder) for folder in folders]
+    yield from _differences([affecting(record.environment) for record in records])
+    patches = [record.patch for record in records]
+    if any(patch != patches[0] for patch in patches):
+        yield PATCH, [f"{len(patch.splitlines()):,} lines" if patch else "none" for patch in patches]
+    codes = [record.code for record in records]
+    if any(modules != codes[0] for modules in codes):
+        yield f"{CODE}/", [f"{len(code)} file{'s' * (len(code) > 1)}" if code else "none" for code in codes]
 
 
 def _differences(records: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
@@ -115,19 +115,3 @@ def _value(record: Any, parts: Sequence[str]) -> str:
 def _line(label: str, cells: Sequence[str], size: int, width: int) -> str:
     shown = [f"{shortened(cell, width):<{width}}" for cell in cells]
     return "  ".join([f"{shortened(label, size):<{size}}", *shown]).rstrip()
-
-
-def _read_environment(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(_read(folder / "environment.json"))
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _read(path: Path) -> bytes:
-    """Return the content of a file; nothing if it is missing or too large."""
-    try:
-        return read_bounded(path, 16 * LARGEST)
-    except (OSError, ValueError):
-        return b""

@@ -1,7 +1,23 @@
-"""Names of files that are read in several places."""
+"""Names of the files that a run or a sweep leaves in its folder, as far as several places read them."""
 
 from __future__ import annotations
 
+CONFIG = "config.yaml"
+"""Every value of a run's config, resolved."""
+OVERRIDES = "overrides.yaml"
+"""The overrides that were typed for a run."""
+ENVIRONMENT = "environment.json"
+"""The command of a run, where it began, and versions, hardware and commit."""
+PATCH = "git.patch"
+"""The uncommitted changes to the code of a run."""
+SIGNATURE = "signature"
+"""Proves which user made a record."""
+CODE = "code"
+"""The folder of the uncommitted modules of a run, laid out like an entry of `sys.path`."""
+RECORD = (CONFIG, OVERRIDES, ENVIRONMENT, PATCH, SIGNATURE)
+"""The files of a run's record, which is described in `runner.records.record`."""
+SESSIONS = "sessions"
+"""The folder of the records of earlier sessions of a resumed run."""
 RESULT = "result.json"
 """In a run's folder: its result, see `runner.records.result`."""
 SWEEP = "sweep.json"

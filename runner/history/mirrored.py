@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from runner.checkpoints.mirror import Index, Mirror
 from runner.failures.errors import WrongKey
 from runner.files.addresses import without_credentials, without_those_of
+from runner.files.names import CONFIG
 from runner.libraries.remote_files import check_address
 from runner.records.folder import make_run_folder, remove_unused
 from runner.records.listing import OUTPUTS
@@ -50,7 +51,7 @@ def download_run(address: str, keep: bool) -> Path:
         allowed = f"give a run in it, such as {shown.rstrip('/')}/{inside[0]}" if inside else "give a run's address"
         raise WrongKey("RUN", f"no checkpoint of a run there; {allowed}", repr(shown))
     folder = _make_folder(address, keep)
-    if (folder / "config.yaml").exists():
+    if (folder / CONFIG).exists():
         return folder
     reasons = []
     for name, index in found.items():
@@ -97,7 +98,7 @@ def _download(mirror: Mirror, name: str, index: Index, folder: Path) -> None:
         ValueError: the run has no record, or a file does not match its index.
         OSError: the disk is full, or a file is missing there.
     """
-    if "config.yaml" not in index.files:
+    if CONFIG not in index.files:
         raise ValueError("it was made in Python and has no record (config.yaml), so no command can continue it")
     partial = folder / PARTIAL
     partial.mkdir()
@@ -109,7 +110,7 @@ def _download(mirror: Mirror, name: str, index: Index, folder: Path) -> None:
             _download_best(mirror, one, partial)
     if index.best and (place / index.best[0]).is_dir():
         (place / "best").symlink_to(index.best[0])
-    for path in sorted(partial.iterdir(), key=lambda one: one.name == "config.yaml"):  # the record appears last
+    for path in sorted(partial.iterdir(), key=lambda one: one.name == CONFIG):  # the record appears last
         path.rename(folder / path.name)
 
 

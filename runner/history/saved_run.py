@@ -24,8 +24,9 @@ from runner.distributed.environment import kept_over_restarts
 from runner.failures.crash import BUNDLE
 from runner.failures.errors import WrongKey, wrong_argument
 from runner.files.addresses import without_credentials
+from runner.files.names import CONFIG, ENVIRONMENT
 from runner.files.printable import printable
-from runner.files.whole import read_bounded, read_object
+from runner.files.whole import read_object
 from runner.history.mirrored import download_run, is_address, mirror_of
 from runner.history.recompose import (
     CONFIG_DIR,
@@ -37,14 +38,13 @@ from runner.history.recompose import (
     resolved,
 )
 from runner.libraries.targets import find_in_working_directory
+from runner.records.environment import differences
 from runner.records.folder import MANIFEST, checkpoints_in, is_in_sweep, require_latest_run, run_folder_of
 from runner.records.kept_code import code_to_import, import_from
-from runner.records.listing import LARGEST, load_plain
-from runner.records.past import ENVIRONMENT, VERB, record_of
-from runner.records.record import differences
+from runner.records.record import Record
 from runner.records.result import read_result
 from runner.records.run_files import unpacked
-from runner.records.trust import check_arguments, check_credentials, check_links, check_targets, is_own
+from runner.records.trust import check_arguments, check_credentials, check_links, check_targets
 from runner.terminal.commands import show_command
 from runner.terminal.console import show_path
 from runner.terminal.text import print_to_stderr
@@ -105,7 +105,7 @@ def find_saved_run(command: Command) -> SavedRun | None:
         return _read(command, given, str(folder), folder)
     # The path is a run's folder, its folder of checkpoints, or a checkpoint.
     path = Path(given).absolute()
-    folder = next((up for up in (path, *path.parents[:2]) if (up / "config.yaml").is_file()), None)
+    folder = next((up for up in (path, *path.parents[:2]) if Record(up).exists), None)
     if folder is not None:
         return _read(command, given, str(path), folder)
     if command.row.uses_run != "resume":
@@ -115,7 +115,7 @@ def find_saved_run(command: Command) -> SavedRun | None:
         if command.row.needs_experiment and not _has_checkpoint(run_dir):
             reason = "holds no run, neither a record (config.yaml) nor a checkpoint"
             raise wrong_argument("RUN", given, f"{reason}; give a run's folder or its MLflow id")
-        check_links(run_dir)
+        check_links(Record(run_dir))
     return None
 
 
@@ -176,42 +176,44 @@ def _find_by_id(command: Command, run_id: str) -> SavedRun:
         if len(found) > 1:
             raise wrong_argument("RUN", run_id, f"matches several runs: {', '.join(sorted(found))}; give a folder")
         folder = Path(found.pop())
-        if not (folder / "config.yaml").is_file():
+        if not Record(folder).exists:
             raise wrong_argument("RUN", run_id, "this run has no record (config.yaml), as it was not made by a command")
         return _read(command, run_id, None if folder == wanted else str(folder), folder)
 
 
-def _read(command: Command, given: str, path: str | None, folder: Path, mirror: str = "") -> SavedRun:
+def _read(command: Command, given: str, path: str | None, run_dir: Path, mirror: str = "") -> SavedRun:
     """Return the run whose record is in a folder, after checking that it may be used, and print what has changed."""
-    check_links(folder)
-    run_dir = folder
+    record = Record(run_dir)
+    check_links(record)
     arguments = command.overrides
     if (batch := first_batch(command)) is not None:
-        folder = record_of(run_dir, batch)
-    config, overrides, environment = _read_record(folder, f"RUN={given!r}")
-    if environment.get(VERB, "train") not in TRAINING and command.row.needs_experiment:
+        record = Record.of_batch(run_dir, batch)
+    try:
+        config = record.config
+        recorded = record.overrides
+    except ValueError as error:
+        raise wrong_argument("RUN", given, str(error)) from error
+    if record.verb not in TRAINING and command.row.needs_experiment:
         trainer = config.get("trainer")
         used = trainer.get("load_path") if isinstance(trainer, dict) else None
         raise wrong_argument(
             "RUN",
             given,
-            f"this run was made by runner {printable(environment[VERB])} ({ENVIRONMENT}) and trained nothing; "
+            f"this run was made by runner {printable(record.verb)} ({ENVIRONMENT}) and trained nothing; "
             f"give the run that it used: {used}",
         )
-    recorded = [*map(str, overrides)]
     plain = [one for one in recorded if _is_plain(one)]
-    is_trusted = is_own(folder)
-    directory, has_all = config_dir_of(recorded, arguments, is_trusted)
+    directory, has_all = config_dir_of(recorded, arguments, record.is_own)
     options = [*arguments, *([] if directory is None else [f"{CONFIG_DIR}={directory}"])]
     with composing():
         kept = composable(plain, options)
         composed = compose_conf(kept, options)
-        code = _check(command, folder, [config, OmegaConf.to_container(composed)], mirror)
+        code = _check(command, record, [config, OmegaConf.to_container(composed)], mirror)
         base = resolved(composed, config)
     for group in ("experiment", "sweep"):
         base.pop(group, None)
     changes = changes_since(config, base, options) if has_all else []
-    for line in [*changes, *differences(environment)]:
+    for line in [*changes, *differences(record.environment)]:
         print_to_stderr(f"INFO: {line}")
     return SavedRun(
         given=given,
@@ -220,35 +222,35 @@ def _read(command: Command, given: str, path: str | None, folder: Path, mirror: 
         config=config,
         overrides=kept,
         base=base,
-        run_name=str(environment.get("run_name", "")),
+        run_name=record.run_name,
         config_dir=directory,
         is_whole=has_all and kept == plain,
         # This user signs the next record, so nothing that someone else wrote may get into it unseen.
-        unused=[one for one in recorded if one not in kept] if is_trusted else [],
-        is_own=is_trusted,
+        unused=[one for one in recorded if one not in kept] if record.is_own else [],
+        is_own=record.is_own,
         code=code,
     )
 
 
-def _check(command: Command, folder: Path, configs: Sequence[Any], mirror: str) -> dict[str, str]:
+def _check(command: Command, record: Record, configs: Sequence[Any], mirror: str) -> dict[str, str]:
     """Check that a record may be used, and return the modules to import that are kept with it; they can be imported.
 
     `configs` are the recorded config and the one that is composed now; `mirror` is the address that it comes from.
     """
     allowed = command.options["allow_targets"]
-    check_targets(folder, configs, allowed)
+    check_targets(record, configs, allowed)
     find_in_working_directory(configs[0])
-    may_run = is_own(folder) or command.options["allow_code"]
-    code = code_to_import(folder, command.row.imports_kept_code, may_run)
+    may_run = record.is_own or command.options["allow_code"]
+    code = code_to_import(record.folder, command.row.imports_kept_code, may_run)
     import_from(code)
     typed = [key_of(one) for one in command.overrides if not re.match(r"\+(callbacks|algorithms)=", one)]
     try:
-        check_arguments(folder, configs, allowed, [mirror, *command.options["allow_addresses"]], typed)
+        check_arguments(record, configs, allowed, [mirror, *command.options["allow_addresses"]], typed)
     except WrongKey as error:  # a target that there is not
         if error.key in typed:
             raise
-        raise ValueError(f"{show_path(folder / 'config.yaml')}: {error}") from error
-    check_credentials(folder, configs[0], typed)
+        raise ValueError(f"{show_path(record.folder / CONFIG)}: {error}") from error
+    check_credentials(record, typed)
     return code
 
 
@@ -282,24 +284,3 @@ def _is_plain(override: str) -> bool:
     is_choice = "." not in group  # of files in a group; the key of a value contains its section
     leads_out = ".." in key or (is_choice and ".." in re.split(r"[^\w.]+", value))
     return not (override.startswith("-") or is_hydras or leads_out or "${" in override)
-
-
-def _read_record(folder: Path, named: str) -> tuple[dict[str, Any], list[Any], dict[str, Any]]:
-    """Return the config, the overrides and the environment that a run has recorded in a folder."""
-    names = ("config.yaml", "overrides.yaml", "environment.json")
-    config, overrides, environment = (_read_yaml(folder / name, named) for name in names)
-    overrides = overrides or []
-    environment = environment or {}
-    if not (isinstance(config, dict) and isinstance(overrides, list) and isinstance(environment, dict)):
-        raise ValueError(f"{named}: {folder / 'config.yaml'} is not the record of a run")
-    return config, overrides, environment
-
-
-def _read_yaml(path: Path, named: str) -> Any:
-    """Return the content of a file of a record, None if there is no such file; foreign files must be small."""
-    if not path.is_file():
-        return None
-    try:
-        return load_plain(read_bounded(path, LARGEST).decode())
-    except ValueError as error:
-        raise ValueError(f"{named}: its {path.name} cannot be read: {error}") from error

@@ -11,6 +11,7 @@ from runner.config import build
 from runner.config.experiment import Experiment
 from runner.history.saved_run import SavedRun
 from runner.records.folder import MANIFEST
+from runner.records.record import Record
 from runner.terminal.console import show_path
 
 
@@ -44,7 +45,7 @@ def with_saved_weights(
 
 def _best_of(path: str) -> str:
     """Return the best checkpoint of a run, given its folder; a path inside of that folder is returned as it is."""
-    if not (Path(path) / "config.yaml").is_file():
+    if not Record(Path(path)).exists:
         return path
     found = sorted(Path(path).glob(f"*/best/{MANIFEST}"))
     if not found:

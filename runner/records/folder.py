@@ -19,7 +19,7 @@ from runner.cli.verb import Verb
 from runner.distributed.environment import is_rank_zero, kept_over_restarts
 from runner.failures.errors import UnreadableCheckpoint, WrongConfig, WrongKey
 from runner.files.lock import PATIENCE, lock_file
-from runner.files.names import RESULT, SWEEP
+from runner.files.names import CODE, CONFIG, RECORD, RESULT, SESSIONS, SWEEP
 from runner.files.whole import read_object, write_whole
 from runner.records.listing import LOCK, OUTPUTS, RUNS
 from runner.terminal.console import show_path
@@ -30,7 +30,7 @@ ATTEMPTS = "attempts"  # folders in it: what earlier attempts printed, by number
 INDEX = ".index.json"  # beside the folders of sweeps: the folder of each sweep, by its identity
 INDEX_LOCK = ".index.lock"  # locked while the index changes
 
-REPLACED = ("config.yaml", "overrides.yaml", "environment.json", "git.patch", "signature", "code", "sessions")
+REPLACED = (*RECORD, CODE, SESSIONS)
 """What a run replaces in its folder."""
 
 _made: list[Path] = []  # folders that this process has made since the last clean-up
@@ -216,7 +216,7 @@ def run_folder_of(path: str) -> Path | None:
     if not (folder / MANIFEST).exists():
         return folder
     run_dir = folder.parent.parent
-    return run_dir if folder.parent.name == "checkpoints" or (run_dir / "config.yaml").is_file() else None
+    return run_dir if folder.parent.name == "checkpoints" or (run_dir / CONFIG).is_file() else None
 
 
 def checkpoints_in(run_dir: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from typing import Any
 from runner.cli.command import Command
 from runner.config.experiment import Experiment
 from runner.distributed.threads import LEFT_TO_US, Threads
+from runner.files.addresses import without_credentials
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,11 @@ class Job:
             "parent": None if parent is None else Experiment(**parent),
         }
         return cls(**{**message, **made})
+
+    @property
+    def typed_run(self) -> str:
+        """The run that its command names, as it was typed but without credentials."""
+        return without_credentials(str(self.command.run))
 
     @property
     def title(self) -> str:

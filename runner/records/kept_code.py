@@ -11,12 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from runner.files.names import CODE
 from runner.records.uncommitted import OURS
 from runner.terminal.console import show_path
 from runner.terminal.text import print_to_stderr
-
-CODE = "code"
-"""The subfolder of a run's folder that holds them, laid out like an entry of `sys.path`."""
 
 _copies: list[TemporaryDirectory[str]] = []
 """Temporary copies that modules are imported from; removed when this process ends."""
@@ -77,9 +75,9 @@ def _top(name: str) -> str:
     return name.partition("/")[0].removesuffix(".py")
 
 
-def changed_modules(run_dir: Path) -> list[str]:
-    """Return the modules kept in a run's folder that would now be imported with a different content, or not at all."""
-    return _changed(_as_text(read_code(run_dir)))
+def changed_modules(modules: Mapping[str, bytes]) -> list[str]:
+    """Return the kept modules that would now be imported with a different content, or not at all."""
+    return _changed(_as_text(modules))
 
 
 def import_from(code: Mapping[str, str]) -> None:

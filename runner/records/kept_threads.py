@@ -7,10 +7,9 @@ import logging
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.launch import MOST_PER_CORE
 from runner.distributed.threads import Threads, cores, threads_now
-from runner.files.whole import read_object
 from runner.records.folder import run_folder_of
 from runner.records.job import Job
-from runner.records.past import ENVIRONMENT
+from runner.records.record import Record
 
 log = logging.getLogger("runner")
 
@@ -21,9 +20,8 @@ def keep_threads(job: Job) -> Threads:
     A warning says where the run is continued with another number, which is not exact. All ranks; rank 0 warns.
     """
     folder = None if job.resume is None else run_folder_of(job.resume)
-    recorded = {} if folder is None else read_object(folder / ENVIRONMENT)
-    before = recorded.get("threads")
-    if type(before) is not int or before < 1:
+    before = None if folder is None else Record(folder).threads
+    if before is None:
         return job.threads
     now = threads_now(job.threads.number)
     if job.threads.is_asked or before > MOST_PER_CORE * cores():

@@ -14,22 +14,18 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from runner.files.lock import take_lock
-from runner.files.names import RESULT
-from runner.files.whole import read_bounded, read_object
-from runner.records.past import ENVIRONMENT, VERB
+from runner.files.names import CONFIG, RESULT
+from runner.files.whole import read_bounded
+from runner.records.plain_yaml import load_plain
+from runner.records.record import LARGEST, Record
 from runner.records.result import Result, read_result
 from runner.training.metric_choice import metrics_named
 
 OUTPUTS = "outputs"  # in the working directory: where `hydra.run.dir` and `hydra.sweep.dir` make folders
 RUNS = ("*", "*/*", "sweeps/*/*/*")  # folders in it: of runs from Python, of commands, of the jobs of sweeps
 LOCK = ".lock"  # in a run's folder, locked while the run trains
-CONFIG = "config.yaml"
-LARGEST = 1_000_000  # bytes of a config that is read
 SMALL = 16_000  # characters of a section that is kept parsed
-MOST_NODES = 100_000  # values of a config, where an alias counts as everything it refers to
 _SECTION = re.compile(r"^(\w+):.*\n(?:[ -].*\n)*", re.MULTILINE)
 FIELDS = ("status", "name", "folder", "verb", "started", "seconds", "objective")
 """The fields for selecting a run, besides its metrics, its choices and the keys of its config."""
@@ -64,7 +60,7 @@ class SavedFolder:
     @property
     def verb(self) -> str:
         """The verb of the command that made the run; `train` if its record does not say."""
-        return str(read_object(self.folder / ENVIRONMENT, LARGEST).get(VERB, "train"))
+        return Record(self.folder).verb
 
     def value(self, name: str) -> Any:
         """Return a field, a metric, a choice or a value of the config by its name; None if the run has none of it.
@@ -143,15 +139,6 @@ def find_runs(outputs: Path) -> Iterator[SavedFolder]:
                 yield SavedFolder(folder, read_result(folder))
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the config of the run in a folder; an empty one if it cannot be read."""
-    try:
-        found = load_plain(read_bounded(folder / CONFIG, LARGEST).decode())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _parse(text: str) -> Any:
     """Return what YAML text holds. Many runs have the same sections, each of which is parsed once."""
     return _parse_once(text) if len(text) <= SMALL else load_plain(text)
@@ -160,34 +147,6 @@ def _parse(text: str) -> Any:
 @lru_cache(maxsize=4096)
 def _parse_once(text: str) -> Any:
     return load_plain(text)
-
-
-def load_plain(text: str) -> Any:
-    """Return what YAML text holds, in plain containers."""
-    loader = yaml.CSafeLoader(text)
-    try:
-        node = loader.get_single_node()
-        if _size(node, {}) > MOST_NODES:
-            raise ValueError(f"more than {MOST_NODES:,} values")
-        return None if node is None else loader.construct_document(node)
-    except (yaml.YAMLError, RecursionError, TypeError) as error:
-        raise ValueError(str(error)) from error
-    finally:
-        loader.dispose()
-
-
-def _size(node: Any, known: dict[int, float]) -> float:
-    """Return how many values a node expands to; infinity if it contains itself."""
-    if id(node) in known:
-        return known[id(node)]
-    known[id(node)] = float("inf")
-    size = 1.0
-    if isinstance(node, yaml.SequenceNode):
-        size += sum(_size(one, known) for one in node.value)
-    elif isinstance(node, yaml.MappingNode):
-        size += sum(_size(key, known) + _size(value, known) for key, value in node.value)
-    known[id(node)] = size
-    return size
 
 
 def _is_locked(path: Path) -> bool:

@@ -1,219 +1,188 @@
-"""A run's record: its config, overrides, versions, hardware, commit and uncommitted code.
+"""A run's record: what each of its sessions wrote into the run's folder before its first batch, read back as data.
 
-The newest record is in the run's folder; a resumed run keeps those of earlier sessions in `sessions/1` and so on. The
-`signature` proves that this user made the record. Records from others may name any class, and creating objects from
-them runs code.
+The newest record is in the run's folder; a resumed run keeps those of its earlier sessions in `sessions/1` and so on.
+docs/runs.md lists the files. Anyone may have written them: they have a size limit, and nothing in them is executed.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import platform
-import shlex
-import shutil
-import socket
-import sys
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
+from runner.files.names import CONFIG, ENVIRONMENT, OVERRIDES, PATCH, SESSIONS, SIGNATURE
+from runner.files.signing import is_signed
+from runner.files.whole import read_bounded, read_object
+from runner.records.kept_code import read_code
+from runner.records.plain_yaml import load_plain
 
-from runner.checkpoints.history import read_time
-from runner.cli.command import Command
-from runner.cli.command_line import key_of
-from runner.config.composed import targets
-from runner.files.addresses import hidden_everywhere
-from runner.files.printable import printable
-from runner.files.signing import sign
-from runner.files.whole import write_whole
-from runner.records.job import Job
-from runner.records.kept_code import CODE, write_code
-from runner.records.past import ENVIRONMENT, FROM_BATCH, FROM_CHECKPOINT, VERB
-from runner.records.patch import git_commit, patch
-from runner.records.secrets import is_secret, without_secrets
-from runner.records.trust import SIGNED, signed_code
-from runner.records.uncommitted import loose_modules
-from runner.terminal.console import show_path
-
-log = logging.getLogger("runner")
-
-TRAIN = Command.of("train")
-
-PACKAGES = ("torch", "hydra-core", "omegaconf", "torchmetrics", "mlflow", "numpy")
-IMPORTED = ("torchvision", "timm", "transformers", "tokenizers", "datasets", "peft")  # recorded where they are in use
-FILES = ("config.yaml", "overrides.yaml", ENVIRONMENT, "git.patch", "signature")
+LARGEST = 1_000_000  # bytes of a config, and of the other files except the patch
+LARGEST_PATCH = 16 * LARGEST
+MOST_RANKS = 10_000
+SIGNED = (CONFIG, OVERRIDES)
+"""The files that determine what is run; the modules kept with them are signed too."""
+VERB = "verb"
+"""In the environment: the verb of the session's command."""
+RUN_NAME = "run_name"
+"""In the environment: the name of the run."""
+FROM_CHECKPOINT = "from_checkpoint"
+"""In the environment: the checkpoint with which the session began; null at the beginning of a run."""
+FROM_BATCH = "from_batch"
+"""In the environment: the batch after which the session began."""
 
 
-def write_record(
-    run_dir: Path,
-    config: dict[str, Any],
-    arguments: list[str],
-    run_name: str = "",
-    command: Command = TRAIN,
-    goes_on_from: Path | None = None,
-) -> list[Path]:
-    """Write a run's record into its folder, and return the files. Rank 0.
+@dataclass(frozen=True)
+class Record:
+    """The record of one session of a run.
 
-    An existing record is kept as that of an earlier session; checkpoints later than `goes_on_from`, from which the run
-    is resumed, move to the folder of that session.
-
-    Raises:
-        OSError: the folder cannot be written to.
+    Attributes:
+        folder: the run's folder, or the folder of one of its earlier sessions.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
-    session = _keep_earlier(run_dir)
-    if session is not None and goes_on_from is not None and goes_on_from.is_relative_to(run_dir.resolve()):
-        from runner.records.set_aside import set_aside_later
 
-        aside = set_aside_later(goes_on_from, session / "checkpoints")
-        if aside:
-            names = ", ".join(aside)
-            folder = show_path(session / "checkpoints")
-            log.warning(
-                "checkpoints later than %s do not belong to the resumed run: moved to %s: %s",
-                goes_on_from.name,
-                folder,
-                names,
-            )
-    code = loose_modules(config)
-    files = {
-        "config.yaml": yaml.safe_dump(hidden_everywhere(config), sort_keys=False).encode(),
-        "overrides.yaml": yaml.safe_dump(hidden_everywhere(arguments)).encode(),
-        ENVIRONMENT: json.dumps(
-            {**_describe(command, run_name, goes_on_from), **environment(packages_of(config))}, indent=1
-        ).encode(),
-    }
-    changes, secrets = without_secrets(patch())
-    if secrets:
-        log.warning("git.patch omits files that may contain secrets: %s", ", ".join(secrets))
-    if changes:
-        files["git.patch"] = changes
-    if secrets := [name for name, content in code.items() if is_secret(name, content)]:
-        log.warning("code/ omits files that may contain secrets: %s", ", ".join(secrets))
-        code = {name: content for name, content in code.items() if name not in secrets}
-    signature = sign([*(files[name] for name in SIGNED), *signed_code(code)])
-    if signature is not None:
-        files["signature"] = signature.encode()
-    for name in FILES:
-        if name not in files:
-            (run_dir / name).unlink(missing_ok=True)
-        else:
-            write_whole(run_dir / name, files[name])
-    return [*(run_dir / name for name in files), *write_code(run_dir, code)]
+    folder: Path
 
+    @classmethod
+    def of_batch(cls, run_dir: Path, batch: int) -> Record:
+        """Return the record of the session that trained a batch of the run as it stands now.
 
-def log_record(logger: Any, job: Job, goes_on_from: Path | None = None) -> None:
-    """Write a job's record, and send it and the job's tags to the run's destinations. All ranks."""
-    from runner.distributed.ranks import get_global_rank
+        A run may be resumed from an earlier checkpoint; batches that were trained after it earlier no longer belong to
+        the run.
+        """
+        records = cls._all(run_dir)
+        begun = [record for record in records if record.began_after < batch]
+        return (begun or records[:1])[-1]
 
-    if get_global_rank() == 0:
-        if job.tags:
-            logger.log_tags(job.tags)
-        logger.log_hyperparameters(_chosen(job))
-        run_dir = Path(job.run_dir)
-        files = write_record(run_dir, job.experiment.plain, job.arguments, job.run_name, job.command, goes_on_from)
-        # Records of earlier sessions are sent too, but not the checkpoints that were moved there.
-        files += [*run_dir.glob("sessions/*/*"), *run_dir.glob(f"sessions/*/{CODE}/**/*")]
-        for path in files:
-            # Whoever made the earlier run may have left a link that leads elsewhere.
-            if path.is_file() and path.resolve().is_relative_to(run_dir.resolve()):
-                logger.log_artifact(path, str("record" / path.parent.relative_to(run_dir)))
+    @classmethod
+    def first(cls, run_dir: Path) -> Record:
+        """Return the record of a run's first session."""
+        return cls._all(run_dir)[0]
 
+    @classmethod
+    def _all(cls, run_dir: Path) -> list[Record]:
+        """Return the records of a run's sessions, in order; the run's own if none has a config."""
+        numbered = [folder for folder in run_dir.glob(f"{SESSIONS}/[0-9]*") if folder.name.isdigit()]
+        folders = [*sorted(numbered, key=lambda folder: int(folder.name)), run_dir]
+        return [record for record in map(cls, folders) if record.exists] or [cls(run_dir)]
 
-def _chosen(job: Job) -> dict[str, Any]:
-    """Return what was chosen for a run, by key: choices of config groups, and values that were typed."""
-    chosen: dict[str, Any] = {group: name for group, name in job.choices.items() if name != "default"}
-    for key in map(key_of, job.overrides):
-        section, *parts = key.split(".")
-        value: Any = hidden_everywhere(job.experiment.plain.get(section))
-        for part in parts:
-            value = value.get(part) if isinstance(value, Mapping) else None
-        is_choice = isinstance(value, Mapping) and not parts
-        if value is not None and not is_choice and section not in ("run_name", "experiment_name"):
-            chosen[key] = value
-    return {key: value for key, value in chosen.items() if not key.startswith("callbacks.mlflow_logger.")}
+    @property
+    def exists(self) -> bool:
+        """Whether there is a config."""
+        return (self.folder / CONFIG).is_file()
 
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved config.
 
-def differences(then: Mapping[str, Any]) -> list[str]:
-    """Return lines about differences from a record's environment that affect results: the commit and versions."""
-    lines = []
-    commit = git_commit()
-    before = printable(then.get("git_commit") or "")[:10]
-    if before and commit and before != commit[:10]:
-        lines.append(f"the run was made at git commit {before}, this is {commit[:10]}")
-    packages = then.get("packages")
-    versions = [
-        printable(f"{name} {version_then}, now {_version(name)}")
-        for name, version_then in (packages if isinstance(packages, dict) else {}).items()
-        if version_then != _version(name)
-    ]
-    if versions:
-        lines.append(f"the run was made with {'; '.join(versions)}: numbers may differ")
-    return lines
+        Raises:
+            ValueError: it is missing, damaged, too large, or no config.
+        """
+        config = self._read(CONFIG)
+        if not isinstance(config, dict):
+            raise ValueError(f"{self.folder / CONFIG} is not the record of a run")
+        return config
 
+    @property
+    def config_if_readable(self) -> dict[str, Any]:
+        """The resolved config; empty if it cannot be read."""
+        try:
+            return self.config
+        except (OSError, ValueError):
+            return {}
 
-def _keep_earlier(run_dir: Path) -> Path | None:
-    """Copy the record of the previous session to a separate folder and return that; None if there is no record."""
-    if not (run_dir / "config.yaml").exists():
-        return None
-    sessions = run_dir / "sessions"
-    folder = sessions / str(1 + sum(1 for _ in sessions.glob("[0-9]*")))
-    folder.mkdir(parents=True)
-    for name in FILES:
-        with suppress(FileNotFoundError):
-            shutil.copy2(run_dir / name, folder / name, follow_symlinks=False)
-    with suppress(FileNotFoundError):
-        shutil.copytree(run_dir / CODE, folder / CODE, symlinks=True)
-    return folder
+    @cached_property
+    def overrides(self) -> list[str]:
+        """The overrides and Hydra's options from which the config was composed.
 
+        Raises:
+            ValueError: they are damaged, or no list.
+        """
+        overrides = self._read(OVERRIDES) or []
+        if not isinstance(overrides, list):
+            raise ValueError(f"{self.folder / OVERRIDES} is not the record of a run")
+        return [*map(str, overrides)]
 
-def _describe(command: Command, run_name: str, goes_on_from: Path | None) -> dict[str, Any]:
-    """Return what was typed, and where the session began."""
-    return {
-        VERB: command.verb,
-        "command": shlex.join(["python", "-m", "runner", *hidden_everywhere(command.arguments)]),
-        "run_name": run_name,
-        FROM_CHECKPOINT: None if goes_on_from is None else str(goes_on_from),
-        FROM_BATCH: 0 if goes_on_from is None else read_time(goes_on_from).batch,
-    }
+    @cached_property
+    def environment(self) -> Mapping[str, Any]:
+        """The command, versions, hardware and commit; empty if they cannot be read."""
+        return read_object(self.folder / ENVIRONMENT, LARGEST)
 
+    @property
+    def verb(self) -> str:
+        """The verb of the command that made the run; `train` if it is not recorded."""
+        return str(self.environment.get(VERB, "train"))
 
-def packages_of(config: Mapping[str, Any]) -> list[str]:
-    """Return the packages on which the numbers of a run may depend, with those whose classes its config names."""
-    own = {str(section["_target_"]).partition(".")[0] for _, section in targets(config)}
-    return [*dict.fromkeys([*PACKAGES, *(one for one in IMPORTED if one in sys.modules), *sorted(own - {"runner"})])]
+    @property
+    def run_name(self) -> str:
+        """The name of the run; empty if it is not recorded."""
+        return str(self.environment.get(RUN_NAME, ""))
 
+    @property
+    def began_after(self) -> int:
+        """The batch after which the session began; 0 if it began the run."""
+        batch = self.environment.get(FROM_BATCH)
+        return batch if isinstance(batch, int) else 0
 
-def environment(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
-    """Return versions, hardware and commit, as plain values."""
-    import torch
+    @property
+    def ranks(self) -> int | None:
+        """The ranks that trained; None if they are not recorded."""
+        return self._count("ranks")
 
-    from runner.distributed.ranks import get_world_size
+    @property
+    def threads(self) -> int | None:
+        """The CPU threads of each rank, on which the last bits of numbers depend; None if they are not recorded."""
+        return self._count("threads")
 
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {
-        "folder": os.getcwd(),
-        "host": socket.gethostname(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpus": gpus,
-        "ranks": get_world_size(),
-        "packages": {name: found for name in packages if (found := _version(name))},
-        "git_commit": git_commit(),
-    }
+    def _count(self, name: str) -> int | None:
+        count = self.environment.get(name)
+        return count if type(count) is int and 0 < count < MOST_RANKS else None
+
+    @cached_property
+    def patch(self) -> bytes:
+        """The uncommitted changes to the code; empty if there are none, or if they cannot be read."""
+        try:
+            return read_bounded(self.folder / PATCH, LARGEST_PATCH)
+        except (OSError, ValueError):
+            return b""
+
+    @property
+    def code(self) -> dict[str, bytes]:
+        """The uncommitted modules that the run imported, by path."""
+        return read_code(self.folder)
+
+    @cached_property
+    def is_own(self) -> bool:
+        """Whether this user made the record, and nobody has changed it since."""
+        if not all((self.folder / name).is_file() for name in (*SIGNED, SIGNATURE)):  # reading a pipe would never end
+            return False
+        try:
+            signature = (self.folder / SIGNATURE).read_bytes()
+            signed = [(self.folder / name).read_bytes() for name in SIGNED]
+            return is_signed(signature, [*signed, *signed_code(self.code)])
+        except OSError:
+            return False
+
+    def _read(self, name: str) -> Any:
+        """Return the content of a file; None if there is no such file."""
+        path = self.folder / name
+        if not path.is_file():
+            return None
+        try:
+            return load_plain(read_bounded(path, LARGEST).decode())
+        except ValueError as error:
+            raise ValueError(f"its {name} cannot be read: {error}") from error
 
 
-@cache
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except (PackageNotFoundError, ValueError):  # no name at all
-        return None
+def forked_after(run_dir: Path) -> int:
+    """Return the batch of its parent after which a fork begins, 0 for any other run.
+
+    Earlier batches were trained with the parent's config, so a fork cannot be retrained from the start.
+    """
+    first = Record.first(run_dir)
+    return first.began_after if first.verb == "fork" else 0
+
+
+def signed_code(modules: Mapping[str, bytes]) -> list[bytes]:
+    """Return the parts of the kept modules that are signed, names and contents."""
+    return [part for name in sorted(modules) for part in (name.encode(), modules[name])]

@@ -19,10 +19,9 @@ from runner.failures.errors import Diverged, SessionOver, WrongConfig, WrongKey
 from runner.failures.facts import facts_of
 from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
-from runner.files.whole import read_bounded
 from runner.records.job import Job
-from runner.records.listing import LARGEST, load_plain
 from runner.records.load import LoadMeter
+from runner.records.record import Record
 from runner.records.result import TIME, Result, objectives_of, read_result
 from runner.terminal.answer import give
 from runner.training.metric_choice import metrics_named
@@ -96,7 +95,7 @@ def identity_in(folder: Path) -> str | None:
     if (found := read_result(folder)) is not None:
         return found.identity
     try:
-        return identify(load_plain(read_bounded(folder / "config.yaml", LARGEST).decode()))
+        return identify(Record(folder).config)
     except (OSError, ValueError, AttributeError):
         return None
 

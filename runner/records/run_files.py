@@ -23,10 +23,10 @@ from runner.checkpoints.digest import FILE as DIGESTS
 from runner.failures.checks import refuse_if
 from runner.failures.crash import BATCH, BUNDLE, FACTS
 from runner.failures.errors import wrong_argument
+from runner.files.names import CODE, CONFIG, ENVIRONMENT, OVERRIDES, RECORD, SIGNATURE
 from runner.files.signing import sign
 from runner.files.whole import read_bounded, write_whole
-from runner.records.listing import load_plain
-from runner.records.past import ENVIRONMENT
+from runner.records.plain_yaml import load_plain
 from runner.terminal.commands import show_command
 
 LARGEST_PIN = 4_000_000  # bytes; one of ours has a few thousand
@@ -36,8 +36,8 @@ MOST_FILES = 5_000
 _PART = r"[\w+=-][\w.+=-]*"  # neither hidden nor a way out
 _SHARD = r"shard-\d+-of-\d+\.safetensors"
 _NAMES = re.compile(
-    rf"config\.yaml|overrides\.yaml|environment\.json|git\.patch|signature|{DIGESTS}|{FACTS}|{BATCH}"
-    rf"|code(/{_PART})+|{_PART}/{_PART}/(model\.pt|state\.pt|config\.json|manifest\.json|{_SHARD})"
+    rf"{'|'.join(map(re.escape, RECORD))}|{DIGESTS}|{FACTS}|{BATCH}"
+    rf"|{CODE}(/{_PART})+|{_PART}/{_PART}/(model\.pt|state\.pt|config\.json|manifest\.json|{_SHARD})"
 )
 """Files that a bundle may contain: a record, modules, and a checkpoint."""
 _HEAD = "# A run to verify: {command}\n"
@@ -87,7 +87,7 @@ def _unpack_bundle(path: Path, folder: Path) -> None:
             is_plain = stat.S_IFMT(one.external_attr >> 16) in (0, stat.S_IFREG) and not one.flag_bits & 1
             if not is_plain or not _NAMES.fullmatch(one.filename) or names.count(one.filename) > 1:
                 raise wrong_argument("RUN", str(path), f"holds {one.filename!r}, which does not belong in a crash.zip")
-        refuse_if("config.yaml" not in names, "RUN", str(path), f"contains no run; a run that fails leaves a {BUNDLE}")
+        refuse_if(CONFIG not in names, "RUN", str(path), f"contains no run; a run that fails leaves a {BUNDLE}")
         for one in entries:
             target = folder / one.filename
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -103,12 +103,12 @@ def _unpack_pin(path: Path, folder: Path) -> None:
     kinds = {"config": dict, "overrides": list, "environment": dict, "digests": list}
     if not isinstance(content, dict) or not all(isinstance(content.get(key), kind) for key, kind in kinds.items()):
         raise wrong_argument("RUN", str(path), "contains no run; runner verify RUN --pin FILE writes such a file")
-    (folder / "config.yaml").write_bytes(_text(content["config"]))
-    (folder / "overrides.yaml").write_bytes(_text(content["overrides"]))
+    (folder / CONFIG).write_bytes(_text(content["config"]))
+    (folder / OVERRIDES).write_bytes(_text(content["overrides"]))
     (folder / ENVIRONMENT).write_text(json.dumps(content["environment"], default=str))
     (folder / DIGESTS).write_text("".join(json.dumps(one, default=str) + "\n" for one in content["digests"]))
     if isinstance(content.get("signature"), str):
-        (folder / "signature").write_text(content["signature"])
+        (folder / SIGNATURE).write_text(content["signature"])
 
 
 def _text(value: Any) -> bytes:

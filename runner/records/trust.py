@@ -22,13 +22,10 @@ from runner.config.composed import targets
 from runner.config.signatures import locate
 from runner.failures.errors import wrong_argument
 from runner.files.addresses import has_hidden
-from runner.files.signing import is_signed
+from runner.files.names import CONFIG
 from runner.files.values import Kind
 from runner.records.arguments import bind, texts
-from runner.records.kept_code import read_code
-
-SIGNED = ("config.yaml", "overrides.yaml")
-"""Files of a record that determine what is run; the modules kept with it are signed too."""
+from runner.records.record import Record
 
 HARMLESS = re.compile(
     r"(runner(\.callbacks|\.algorithms)?|torch\.(nn|optim|optim\.lr_scheduler)"
@@ -37,38 +34,22 @@ HARMLESS = re.compile(
 """Classes that a record may name besides those in `conf/`; some of torch and torchmetrics can load files or models."""
 
 
-def signed_code(modules: Mapping[str, bytes]) -> list[bytes]:
-    """Return the parts of the kept modules that are signed, names and contents."""
-    return [part for name in sorted(modules) for part in (name.encode(), modules[name])]
-
-
-def is_own(folder: Path) -> bool:
-    """Return whether this user made the record in a folder, and it is unchanged since."""
-    if not all((folder / name).is_file() for name in (*SIGNED, "signature")):  # reading a pipe would never end
-        return False
-    try:
-        given = (folder / "signature").read_bytes()
-        return is_signed(given, [*((folder / name).read_bytes() for name in SIGNED), *signed_code(read_code(folder))])
-    except OSError:
-        return False
-
-
-def check_targets(folder: Path, configs: Sequence[Any], allowed: Sequence[str]) -> None:
+def check_targets(record: Record, configs: Sequence[Any], allowed: Sequence[str]) -> None:
     """Check that another user's record names only classes of this project. Nothing is imported.
 
     `allowed` are names, or patterns with `*`.
     """
-    if is_own(folder):
+    if record.is_own:
         return
     names = {str(section["_target_"]) for config in configs for _, section in targets(config)}
     # Recorded configs are resolved; an interpolation could yield another target when objects are created.
     names |= {one for one in _strings(configs[0]) if "${" in one}
     shipped = {text for key, text in _shipped() if key == "_target_"}
-    _refuse_code(folder, {one: one for one in names - shipped if not HARMLESS.fullmatch(one)}, allowed)
+    _refuse_code(record, {one: one for one in names - shipped if not HARMLESS.fullmatch(one)}, allowed)
 
 
 def check_arguments(
-    folder: Path,
+    record: Record,
     configs: Sequence[Any],
     allowed_targets: Sequence[str],
     allowed_addresses: Sequence[str],
@@ -80,7 +61,7 @@ def check_arguments(
     only imported there. What a text stands for is declared by the parameter that it is bound to. Keys that were typed
     now replace the recorded values.
     """
-    if is_own(folder):
+    if record.is_own:
         return
     shipped = _shipped()
     code: dict[str, str] = {}
@@ -100,22 +81,22 @@ def check_arguments(
                     code[text] = text
                 elif kinds & {Kind.ADDRESS, Kind.PATH} or (Kind.HUB_NAME in kinds and "/" in text):
                     places.add(text)
-    _refuse_code(folder, code, allowed_targets)
+    _refuse_code(record, code, allowed_targets)
     places -= {text for _, text in shipped}
     if unknown := sorted(one for one in places if not _is_allowed(one, allowed_addresses)):
         text = (
-            f"{folder / 'config.yaml'}: this run was made by someone else, or on another machine, and would send to, "
+            f"{record.folder / CONFIG}: this run was made by someone else, or on another machine, and would send to, "
             f"read from or write to: {', '.join(unknown)}. If you trust that, add "
             f"{_allowing('--allow-addresses', unknown)}"
         )
         raise ValueError(Advice(text).knowing(key="--allow-addresses"))
 
 
-def _refuse_code(folder: Path, code: Mapping[str, str], allowed: Sequence[str]) -> None:
+def _refuse_code(record: Record, code: Mapping[str, str], allowed: Sequence[str]) -> None:
     """Refuse code that is not allowed; it is given by the name that allows it, with the text that describes it."""
     if unknown := sorted(one for one in code if not _is_allowed(one, allowed)):
         text = (
-            f"{folder / 'config.yaml'}: this run was made by someone else, or on another machine, and uses code that "
+            f"{record.folder / CONFIG}: this run was made by someone else, or on another machine, and uses code that "
             f"is not part of this project: {'; '.join(code[one] for one in unknown)}. It would run with your "
             f"permissions: read the file, and if you trust it, add {_allowing('--allow-targets', unknown)}"
         )
@@ -139,23 +120,23 @@ def _shipped() -> set[tuple[str, str]]:
     return {(path.rpartition(".")[2], text) for file in files for path, text in _leaves(file) if isinstance(text, str)}
 
 
-def check_credentials(folder: Path, config: Any, typed: Sequence[str]) -> None:
+def check_credentials(record: Record, typed: Sequence[str]) -> None:
     """Check that no address of a record lacks its credentials, which are removed when a record is written.
 
     Keys that were typed now replace the recorded values.
     """
-    for path, value in _leaves(config):
+    for path, value in _leaves(record.config):
         if isinstance(value, str) and has_hidden(value) and not _is_typed(path, typed):
-            file = folder / "config.yaml"
+            file = record.folder / CONFIG
             raise wrong_argument(path, value, f"{file} does not contain credentials; type the full address again")
 
 
-def check_links(folder: Path) -> None:
+def check_links(record: Record) -> None:
     """Check that the folder of another user's run holds only files, folders, and links that stay inside it."""
-    if is_own(folder):
+    if record.is_own:
         return
-    inside = folder.resolve()
-    for root, folders, files in os.walk(folder):
+    inside = record.folder.resolve()
+    for root, folders, files in os.walk(record.folder):
         for path in (Path(root, name) for name in (*folders, *files)):
             if path.is_symlink() and not path.resolve().is_relative_to(inside):
                 reason = f"is a link to {os.readlink(path)!r}, which is outside the run's folder"

@@ -20,9 +20,8 @@ from runner.core.logger import Logger
 from runner.core.state import State
 from runner.distributed.threads import use_threads, with_threads
 from runner.failures.errors import WrongKey
-from runner.files.whole import read_object
 from runner.history.optimizer_changes import change_optimizers
-from runner.records.past import ENVIRONMENT, forked_after, record_of
+from runner.records.record import Record, forked_after
 from runner.records.result import read_result
 from runner.timing.time import TimeUnit, convert
 from runner.training.trainer import Trainer
@@ -64,7 +63,7 @@ def standing_before(
     """
     stop = {"stop": Stop(until)}
     with (
-        with_threads(_threads_of(run, batch), is_asked=True),
+        with_threads(Record.of_batch(run, batch).threads, is_asked=True),
         trial(experiment, {**watchers, **stop}, watched=watched, **_start(run, batch, key)) as trainer,
     ):
         change_optimizers(trainer.state, experiment.plain)
@@ -78,7 +77,7 @@ def stand_before(experiment: Experiment, run: Path, batch: int) -> Trainer:
 
     From now on, torch uses the same number of CPU threads as in the run.
     """
-    if (threads := _threads_of(run, batch)) is not None:
+    if (threads := Record.of_batch(run, batch).threads) is not None:
         use_threads(threads)
     folder = tempfile.TemporaryDirectory(prefix="runner-replay-")
     with collecting_warnings([]):  # the run itself gave them
@@ -115,17 +114,7 @@ def check_reached(state: State, batch: int, key: str) -> None:
 
 def ranks_of(run: Path, batch: int) -> int:
     """Return how many ranks trained a batch of a run; 1 if that is not known."""
-    return _environment(run, batch).get("ranks") or 1
-
-
-def _threads_of(run: Path, batch: int) -> int | None:
-    """Return how many CPU threads a rank had for a batch of a run, on which the last bits depend; None if unknown."""
-    return _environment(run, batch).get("threads")
-
-
-def _environment(run: Path, batch: int) -> dict[str, int]:
-    found = read_object(record_of(run, batch) / ENVIRONMENT)
-    return {key: one for key, one in found.items() if type(one) is int and 0 < one < 10_000}
+    return Record.of_batch(run, batch).ranks or 1
 
 
 def _start(run: Path, batch: int, key: str) -> dict[str, Any]:

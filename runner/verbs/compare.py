@@ -20,12 +20,11 @@ from runner.config.errors import config_errors
 from runner.config.experiment import Experiment
 from runner.failures.checks import refuse_if
 from runner.failures.errors import wrong_argument
-from runner.files.names import RESULT
+from runner.files.names import CONFIG, RESULT
 from runner.files.printable import printable
 from runner.history.saved_run import is_id
 from runner.records.folder import require_latest_run
 from runner.records.job import Job
-from runner.records.listing import CONFIG
 from runner.records.load import describe_inequality
 from runner.records.result import TIME, read_result
 from runner.terminal.answer import give

@@ -21,6 +21,7 @@ from runner.cli.nearest import nearest
 from runner.cli.verb import Verb
 from runner.cli.verbs import VERBS
 from runner.failures.errors import WrongKey
+from runner.files.names import CONFIG
 from runner.files.printable import printable
 from runner.records.listing import OUTPUTS, RUNS
 
@@ -184,5 +185,5 @@ def _own_folder(arguments: Sequence[str]) -> Path | None:
 
 def _run_folders() -> list[str]:
     """Return the folders of the latest runs; only names are read."""
-    found = {str(path.parent) for runs in RUNS for path in Path(OUTPUTS).glob(f"{runs}/config.yaml")}
+    found = {str(path.parent) for runs in RUNS for path in Path(OUTPUTS).glob(f"{runs}/{CONFIG}")}
     return sorted(found, reverse=True)[:FOLDERS]

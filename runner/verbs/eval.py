@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from runner.config import build
 from runner.config.errors import config_errors
 from runner.records.job import Job
-from runner.records.record import log_record
 from runner.records.recording import check_objective, recording, timing
 from runner.records.result import Objective
+from runner.records.write import log_record
 from runner.terminal.console import print_block, show_path
 from runner.training.final_test import check_test_data
 

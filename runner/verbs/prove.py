@@ -29,8 +29,9 @@ from runner.failures.errors import SessionFailed, WrongConfig, WrongKey
 from runner.files.addresses import hidden_everywhere
 from runner.files.whole import write_whole
 from runner.records.job import Job
-from runner.records.record import write_record
+from runner.records.record import Record
 from runner.records.result import read_result
+from runner.records.write import write_record
 from runner.terminal.answer import give
 from runner.terminal.commands import quoted
 from runner.terminal.console import print_block, show_path
@@ -220,7 +221,7 @@ class Proof:
     def _session(self, name: str) -> Session:
         """Start a run, or resume it if it has begun."""
         run = self.folder / name
-        verb, source = ("resume", run) if (run / "config.yaml").exists() else ("rerun", self.folder / "experiment")
+        verb, source = ("resume", run) if Record(run).exists else ("rerun", self.folder / "experiment")
         arguments = [verb, str(source), f"hydra.run.dir={quoted(str(run))}"]
         arguments += [f"--allow-targets={','.join(self.asked['allow_targets'])}"]
         arguments += ["--allow-divergence"]  # runs that diverge alike are equal too

@@ -22,7 +22,6 @@ from runner.failures.errors import WrongKey
 from runner.files.printable import printable
 from runner.files.whole import read_object, write_whole
 from runner.records.job import Job
-from runner.records.past import given_run
 from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
 
@@ -85,7 +84,7 @@ def run(job: Job) -> None:
         if is_rank_zero():
             start = trainer.state.resumed_from
             where = "the beginning of the run" if start is None else _show_checkpoint(start, source)
-            print_block(f"batch {batch} of {given_run(job)}", [("from", f"{where}, after batch {begun}")])
+            print_block(f"batch {batch} of {job.typed_run}", [("from", f"{where}, after batch {begun}")])
         trainer.fit(may_be_over=bool(crash))
         with config_errors():
             check_reached(trainer.state, 0 if crash else batch, "BATCH")

@@ -23,9 +23,9 @@ from runner.failures.exits import exits_as_failures
 from runner.history.optimizer_changes import change_optimizers
 from runner.history.restarting import restarting
 from runner.records.job import Job
-from runner.records.record import log_record
 from runner.records.recording import check_converged, check_objective, check_unfinished, diverging, recording, timing
 from runner.records.result import Objective, objectives_of
+from runner.records.write import log_record
 from runner.timing.event import Event
 from runner.training.final_test import check_test, evaluate_test_data
 

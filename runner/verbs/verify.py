@@ -19,23 +19,20 @@ from runner.cli.catalogue import CONF
 from runner.cli.command import Command
 from runner.cli.command_line import key_of
 from runner.comparing.changes import find_changes
-from runner.comparing.side_by_side import ENVIRONMENT, PATCH
 from runner.config.errors import config_errors
 from runner.config.experiment import Experiment
 from runner.config.section import Section
 from runner.distributed.environment import is_rank_zero
 from runner.failures.errors import WrongConfig, WrongKey
+from runner.files.names import PATCH
 from runner.files.printable import printable
-from runner.files.whole import read_object
+from runner.records.environment import AFFECTING, affecting, environment, packages_of
 from runner.records.job import Job
 from runner.records.kept_code import changed_modules
-from runner.records.past import ENVIRONMENT as ENVIRONMENT_FILE
-from runner.records.past import forked_after, given_run, record_of
 from runner.records.patch import patch
-from runner.records.record import environment, packages_of
+from runner.records.record import RUN_NAME, Record, forked_after
 from runner.records.run_files import write_pin
 from runner.records.secrets import without_secrets
-from runner.records.trust import is_own
 from runner.terminal.answer import give
 from runner.terminal.console import print_block, show_path
 
@@ -104,7 +101,7 @@ def run(job: Job) -> None:
         kept = [one for one in _lines(source) if first <= one["batch"] <= last]
         if not kept and not asked["pin"]:
             raise WrongConfig(
-                f"RUN={given_run(job)!r}: has no digests of batches {first} to {last}, so there is nothing to "
+                f"RUN={job.typed_run!r}: has no digests of batches {first} to {last}, so there is nothing to "
                 "compare; to record them, add +callbacks=state_digest callbacks.state_digest.interval=10ba",
                 at="RUN",
             )
@@ -122,7 +119,7 @@ def run(job: Job) -> None:
         if is_rank_zero():
             kept = [one for one in _lines(source) if begun < one["batch"] <= until]
             again = read_digests(trainer.state.run_dir)
-            _report(job, kept, again, [*_changed_since(record_of(source, first))])
+            _report(job, kept, again, [*_changed_since(Record.of_batch(source, first))])
 
 
 def compare(
@@ -170,13 +167,13 @@ def _report(
         found = compare(kept, again, parts, asked["tolerance"])
         if kept and not found.count:
             raise WrongConfig(
-                f"RUN={given_run(job)!r}: no batch with digests was reached: the run ended earlier", at="RUN"
+                f"RUN={job.typed_run!r}: no batch with digests was reached: the run ended earlier", at="RUN"
             )
     how = f"up to {asked['tolerance']:g}" if asked["tolerance"] else "to the bit"
     only = "" if len(parts) > 1 else f", in the order of samples only: the run had {ranks} ranks"
     result = {"equal": found.batch is None, "batch": found.batch, "parts": [*found.parts], "agreed": found.agreed}
     give(result={**result, "compared": found.count, "changed": [*changed]})
-    rows = [("run", given_run(job)), *(("changed", one) for one in changed)]
+    rows = [("run", job.typed_run), *(("changed", one) for one in changed)]
     if found.batch is None:
         if kept:
             rows.append(("ok verify", f"equal {how} up to batch {found.agreed}; {found.count} digests compared{only}"))
@@ -187,7 +184,7 @@ def _report(
             rows.append(("pinned", show_path(Path(asked["pin"]))))
         print_block("", rows)
         return
-    if not is_own(record_of(source, asked["batch"])):
+    if not Record.of_batch(source, asked["batch"]).is_own:
         rows.append(("changed", "the record: you have not made it, or it was edited later"))
     known = f"equal {how} up to batch {found.agreed}" if found.agreed else "the first that was compared"
     rows.append(("different", f"at batch {found.batch}, in {', '.join(found.parts)}; {known}{only}"))
@@ -213,18 +210,16 @@ def _make_digests(experiment: Experiment) -> tuple[str, Callback]:
     return section.key, section.make()
 
 
-def _changed_since(record: Path) -> Iterator[str]:
+def _changed_since(record: Record) -> Iterator[str]:
     """Yield changes since a run was made that may affect its numbers."""
-    then = read_object(record / ENVIRONMENT_FILE)
-    packages = then.get("packages")
+    packages = record.environment.get("packages")
     now = environment(packages) if isinstance(packages, dict) else environment()
-    before, after = ({key: one[key] for key in ENVIRONMENT if key in one} for one in (then, now))
-    for change in find_changes(before, after):
+    for change in find_changes(affecting(record.environment), affecting(now)):
         yield printable(change)
-    if changed := changed_modules(record):
+    if changed := changed_modules(record.code):
         yield f"code: {', '.join(sorted(changed))}"
-    if (record / PATCH).is_file() and (record / PATCH).read_bytes() != without_secrets(patch())[0]:
-        yield "uncommitted changes, see git.patch of the run"
+    if record.patch and record.patch != without_secrets(patch())[0]:
+        yield f"uncommitted changes, see {PATCH} of the run"
 
 
 def _pin(job: Job, digests: Sequence[Mapping[str, Any]]) -> None:
@@ -235,6 +230,6 @@ def _pin(job: Job, digests: Sequence[Mapping[str, Any]]) -> None:
     loading = [key for key, one in job.experiment.callbacks.items() if overrides(one.make(), "before_load")]
     config = job.experiment.with_callbacks(loading).plain
     typed = [one for one in job.overrides if key_of(one).partition(".")[0] not in ("callbacks", "hydra")]
-    then = read_object(record_of(source, 1) / ENVIRONMENT_FILE) if _lines(source) else environment(packages_of(config))
-    kept = {key: then[key] for key in ("run_name", *ENVIRONMENT) if key in then}
+    made_in = Record.of_batch(source, 1).environment if _lines(source) else environment(packages_of(config))
+    kept = {key: made_in[key] for key in (RUN_NAME, *AFFECTING) if key in made_in}
     write_pin(Path(job.command.options["pin"]), config, [*typed, "callbacks=none"], kept, digests)

@@ -21,8 +21,9 @@ from runner.cli.command import parse
 from runner.cli.verbs import VERBS
 from runner.history.rerun import merge_config
 from runner.history.saved_run import SavedRun, _is_plain, find_saved_run
-from runner.records.record import write_record
+from runner.records.record import Record
 from runner.records.trust import check_arguments
+from runner.records.write import write_record
 
 # Somebody else's records: config and overrides, and the name that the refusal must contain.
 ATTACKS: dict[str, tuple[Any, list[str], str]] = {
@@ -169,15 +170,15 @@ def test_somebody_else_s_addresses_and_paths_need_consent(address: str, tmp_path
     config, shown = ADDRESSES[address]
     folder = foreign_run(tmp_path / "run", config, [])
     with pytest.raises(ValueError, match="made by someone else") as raised:
-        check_arguments(folder, [config], [], [], [])
+        check_arguments(Record(folder), [config], [], [], [])
     assert shown in str(raised.value)
     allowing = re.search(r"add (--allow-addresses .*)$", str(raised.value))
     assert allowing is not None
     typed = parse(["resume", "x", *shlex.split(allowing[1])])  # as the message says
-    check_arguments(folder, [config], [], typed.options["allow_addresses"], [])
-    check_arguments(folder, [config], [], ["*"], [])
+    check_arguments(Record(folder), [config], [], typed.options["allow_addresses"], [])
+    check_arguments(Record(folder), [config], [], ["*"], [])
     for key in config:
-        check_arguments(folder, [config], [], [], [key])
+        check_arguments(Record(folder), [config], [], [], [key])
 
 
 def test_an_address_that_is_typed_takes_the_place_of_somebody_else_s(tmp_path: Path):

@@ -12,7 +12,7 @@ import pytest
 from kept_runs import QUIET, SHORT, git
 
 from runner.records.kept_code import code_to_import, import_from, read_code, write_code
-from runner.records.trust import is_own
+from runner.records.record import Record
 
 MODEL = """
 from torch import nn
@@ -41,7 +41,7 @@ def project(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def test_a_run_is_made_again_with_the_modules_that_it_had(project: Path, run_here: Any):
     run_here(*COMMAND, "hydra.run.dir=run", code=0)
-    assert {*read_code(project / "run")} >= {"own.py", "widths.py"} and is_own(project / "run")
+    assert {*read_code(project / "run")} >= {"own.py", "widths.py"} and Record(project / "run").is_own
     (project / "own.py").unlink()
     (project / "widths.py").write_text("WIDTH = 9\n")
     for name in ("own", "widths"):

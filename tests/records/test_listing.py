@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from runner.records.listing import CONFIG, SavedFolder, read_config
+from runner.files.names import CONFIG
+from runner.records.listing import SavedFolder
+from runner.records.record import Record
 
 PLAIN = {"seed": 3, "model": {"sizes": [1, 2], "text": "a: b\n\nc"}, "data": None, "odd": "x" * 200, "list": [{"a": 1}]}
 
@@ -27,7 +29,7 @@ PLAIN = {"seed": 3, "model": {"sizes": [1, 2], "text": "a: b\n\nc"}, "data": Non
 def test_section_parsed_alone_equals_section_of_whole_config(text: str, tmp_path: Path):
     (tmp_path / CONFIG).write_text(text)
     folder = SavedFolder(tmp_path, None)
-    whole = read_config(tmp_path)
+    whole = Record(tmp_path).config
     assert whole and {name: folder.section(name) for name in whole} == whole
     assert folder.section("absent") is None and folder.setting("model.absent") is None
 

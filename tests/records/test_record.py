@@ -12,8 +12,9 @@ import yaml
 from kept_runs import git
 
 from runner.cli.command import parse
-from runner.records.record import differences, environment, write_record
-from runner.records.trust import is_own
+from runner.records.environment import differences, environment
+from runner.records.record import Record
+from runner.records.write import write_record
 
 CONFIG = {"seed": 3, "model": {"_target_": "x.Y", "sizes": [1, 2], "none": None}, "trainer": {"max_duration": "1ep"}}
 
@@ -83,11 +84,11 @@ def test_modules_that_no_commit_holds_are_kept_with_each_session(repository: Pat
         assert files[-1] == run_dir / "code" / "loose_module.py"
     assert (run_dir / "sessions" / "1" / "code" / "loose_module.py").read_text() == "width = 1\n"
     assert (run_dir / "code" / "loose_module.py").read_text() == "width = 2\n"
-    assert is_own(run_dir) and is_own(run_dir / "sessions" / "1")
+    assert Record(run_dir).is_own and Record(run_dir / "sessions" / "1").is_own
     git(repository, "add", "loose_module.py")
     git(repository, "commit", "-qm", "second")
     write_record(run_dir, config, [])
-    assert not (run_dir / "code").exists() and is_own(run_dir)
+    assert not (run_dir / "code").exists() and Record(run_dir).is_own
 
 
 def test_what_git_cannot_say_in_time_is_told(repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any):
@@ -117,7 +118,7 @@ def test_records_of_earlier_sessions_are_kept(repository: Path):
         assert yaml.safe_load((run_dir / folder / "config.yaml").read_text())["seed"] == seed
         assert yaml.safe_load((run_dir / folder / "overrides.yaml").read_text()) == [f"seed={seed}"]
         assert ("git.patch" in {path.name for path in (run_dir / folder).iterdir()}) == (seed != 1)
-        assert is_own(run_dir / folder)
+        assert Record(run_dir / folder).is_own
     git(repository, "checkout", "-q", "code.py")
     write_record(run_dir, CONFIG, [])
     assert not (run_dir / "git.patch").exists(), "an earlier session's patch is none of this one's"
@@ -139,3 +140,35 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         write_record(tmp_path / "file" / "run", CONFIG, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("config.yaml", "- 1", "config.yaml is not the record of a run"),
+        ("config.yaml", "a: [", "its config.yaml cannot be read"),
+        ("config.yaml", "a: " + "x" * 1_000_001, "its config.yaml cannot be read.*at most 1,000,000"),
+        ("overrides.yaml", "a: 1", "overrides.yaml is not the record of a run"),
+    ],
+)
+def test_a_damaged_record_is_an_error_that_names_the_file(name: str, text: str, reason: str, tmp_path: Path):
+    write_record(tmp_path, CONFIG, ["seed=3"])
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=reason):
+        _ = (Record(tmp_path).config, Record(tmp_path).overrides)
+    assert Record(tmp_path).config_if_readable == ({} if name == "config.yaml" else CONFIG)
+    assert not Record(tmp_path).is_own
+
+
+@pytest.mark.parametrize("environment", ["", "[1]", '{"threads": "2", "ranks": -1, "from_batch": "7", "packages": 3}'])
+def test_numbers_of_a_damaged_environment_are_not_used(environment: str, tmp_path: Path):
+    (tmp_path / "environment.json").write_text(environment)
+    record = Record(tmp_path)
+    assert (record.threads, record.ranks, record.began_after, record.verb, record.run_name) == (
+        None,
+        None,
+        0,
+        "train",
+        "",
+    )
+    assert differences(record.environment) == []

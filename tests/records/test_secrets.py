@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from runner.records.record import write_record
 from runner.records.secrets import is_secret, without_secrets
+from runner.records.write import write_record
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n"
 

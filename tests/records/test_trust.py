@@ -9,8 +9,8 @@ import pytest
 from python_process import PATIENCE
 
 from runner.files.signing import sign
-from runner.records.record import write_record
-from runner.records.trust import SIGNED, is_own
+from runner.records.record import SIGNED, Record
+from runner.records.write import write_record
 
 
 @pytest.fixture
@@ -39,17 +39,17 @@ def test_processes_that_start_together_agree_on_one_key(key: Path):
 def test_a_signature_is_of_this_user_and_of_this_content(key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run_dir = tmp_path / "run"
     write_record(run_dir, {"seed": 1}, ["seed=1"])
-    assert is_own(run_dir)
+    assert Record(run_dir).is_own
     for name in (*SIGNED, "signature"):
         before = (run_dir / name).read_bytes()
         (run_dir / name).write_bytes(before + b"x")
-        assert not is_own(run_dir), name
+        assert not Record(run_dir).is_own, name
         (run_dir / name).unlink()
-        assert not is_own(run_dir), name
+        assert not Record(run_dir).is_own, name
         (run_dir / name).write_bytes(before)
-    assert is_own(run_dir)
+    assert Record(run_dir).is_own
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another user"))
-    assert not is_own(run_dir)
+    assert not Record(run_dir).is_own
 
 
 def test_without_a_place_for_a_key_records_are_not_signed(
@@ -59,5 +59,5 @@ def test_without_a_place_for_a_key_records_are_not_signed(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
     names = {path.name for path in write_record(tmp_path / "run", {"seed": 1}, [])}
     assert "config.yaml" in names and "signature" not in names
-    assert not is_own(tmp_path / "run")
+    assert not Record(tmp_path / "run").is_own
     assert "not signed" in caplog.text

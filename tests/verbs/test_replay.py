@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import runner
 from runner.checkpoints.digest import read_digests
 from runner.checkpoints.history import checkpoint_before
-from runner.records.past import record_of
+from runner.records.record import Record
 
 QUIET = ("callbacks=[checkpoint_saver,state_digest]", "callbacks.state_digest.interval=1ba")
 SMALL = ("model=mlp", "data.batch_size=200", "trainer.max_duration=3ep", "callbacks.checkpoint_saver.keep=-1")  # 18
@@ -142,8 +142,8 @@ def test_the_samples_that_an_algorithm_leaves_out_are_not_named(tmp_path: Path, 
 def test_a_run_that_was_resumed_with_changes_is_replayed_as_each_session_trained_it(tmp_path: Path, run_here: Any):
     run_here(*SMALL, *QUIET, SAVES, RUN, code=0)
     run_here("resume", "run/checkpoints/ep1-ba12", "optimizer.lr=0.5", "--allow-changes", "optimizer.lr", code=0)
-    assert record_of(tmp_path / "run", 12) == tmp_path / "run/sessions/1"
-    assert record_of(tmp_path / "run", 13) == tmp_path / "run"
+    assert Record.of_batch(tmp_path / "run", 12) == Record(tmp_path / "run/sessions/1")
+    assert Record.of_batch(tmp_path / "run", 13) == Record(tmp_path / "run")
     for batch, before in ((11, 8), (12, 8), (13, 12), (18, 16)):
         found = replayed(run_here, "run", batch, "--picture=")
         assert (found["equal"], found["from_batch"]) == (True, before)

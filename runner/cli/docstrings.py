@@ -7,7 +7,7 @@ import inspect
 import os
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -22,13 +22,17 @@ MOST_LINKS = 8  # modules that import a name from one another
 class Definition:
     """A class or function in its source.
 
-    Defaults are as written. A default or docstring that is missing is an empty text.
+    Defaults and annotations are as written. A default, annotation or docstring that is missing is an empty text.
     """
 
     name: str
     file: Path
     text: str
     arguments: dict[str, str] = field(default_factory=dict)
+    """The default of each argument."""
+    annotations: dict[str, str] = field(default_factory=dict)
+    """The annotation of each argument."""
+    is_dataclass: bool = False
 
     @property
     def sections(self) -> dict[str, str]:
@@ -86,12 +90,33 @@ def _find_in(module: Path, parts: list[str], links: int) -> Definition | None:
     for file in (stub, module) if stub.exists() else (module,):
         for node in ast.walk(ast.parse(read_bounded(file, LARGEST))):
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name and len(parts) == 1:
-                return _define(node, file)
+                return _with_inherited(_define(node, file), node, module, links)
+            if isinstance(node, ast.Assign) and links and (made_from := _made_from(node, name)):
+                return _find_in(module, [made_from], links - 1)
             if isinstance(node, ast.ImportFrom) and links:
                 for alias in node.names:
                     if name == (alias.asname or alias.name) and (origin := _module_of(node, module)):
                         return _find_in(origin, [alias.name, *parts[1:]], links - 1)
     return None
+
+
+def _made_from(node: ast.Assign, name: str) -> str:
+    """Return the class that a function is made from, as in `load = data_function("load", Text)`; empty if none is."""
+    is_named = any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+    last = node.value.args[-1] if is_named and isinstance(node.value, ast.Call) and node.value.args else None
+    return last.id if isinstance(last, ast.Name) else ""
+
+
+def _with_inherited(found: Definition, node: ast.AST, module: Path, links: int) -> Definition:
+    """Return a definition with the arguments that a dataclass inherits, those first."""
+    if not (isinstance(node, ast.ClassDef) and found.is_dataclass and links):
+        return found
+    for base in node.bases:
+        above = _find_in(module, [base.id], links - 1) if isinstance(base, ast.Name) else None
+        if above is not None:
+            arguments = above.arguments | found.arguments
+            found = replace(found, arguments=arguments, annotations=above.annotations | found.annotations)
+    return found
 
 
 def _module_of(node: ast.ImportFrom, module: Path) -> Path | None:
@@ -127,19 +152,30 @@ def _define(node: ast.ClassDef | ast.FunctionDef, file: Path) -> Definition:
         methods = [one for one in node.body if isinstance(one, ast.FunctionDef)]
         function = next((one for one in methods if one.name == "__init__"), node)
     arguments = _fields(function) if isinstance(function, ast.ClassDef) else _parameters(function)
-    return Definition(node.name, file, ast.get_docstring(node) or "", arguments)
+    defaults = {name: _as_written(default) for name, (default, _) in arguments.items()}
+    annotations = {name: _as_written(annotation) for name, (_, annotation) in arguments.items()}
+    is_dataclass = isinstance(function, ast.ClassDef) and _is_dataclass(function)
+    return Definition(node.name, file, ast.get_docstring(node) or "", defaults, annotations, is_dataclass)
 
 
-def _fields(node: ast.ClassDef) -> dict[str, str]:
-    """Return the annotated fields of a class, which are the arguments of a dataclass."""
+def _is_dataclass(node: ast.ClassDef) -> bool:
+    return any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def _fields(node: ast.ClassDef) -> dict[str, tuple[ast.expr | None, ast.expr | None]]:
+    """Return default and annotation of the annotated fields of a class, which are the arguments of a dataclass."""
     fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
-    is_dataclass = any("dataclass" in ast.unparse(mark) for mark in node.decorator_list)
-    return {ast.unparse(one.target): ast.unparse(one.value) if one.value else "" for one in fields if is_dataclass}
+    return {ast.unparse(one.target): (one.value, one.annotation) for one in fields if _is_dataclass(node)}
 
 
-def _parameters(node: ast.FunctionDef) -> dict[str, str]:
-    given = node.args
-    positional = [*given.posonlyargs, *given.args]
-    defaults = [None] * (len(positional) - len(given.defaults)) + list(given.defaults)
-    pairs = [*zip(positional, defaults, strict=True), *zip(given.kwonlyargs, given.kw_defaults, strict=True)]
-    return {one.arg: ast.unparse(default) if default else "" for one, default in pairs if one.arg != "self"}
+def _parameters(node: ast.FunctionDef) -> dict[str, tuple[ast.expr | None, ast.expr | None]]:
+    """Return default and annotation of the parameters of a function."""
+    named = node.args
+    positional = [*named.posonlyargs, *named.args]
+    defaults = [None] * (len(positional) - len(named.defaults)) + list(named.defaults)
+    pairs = [*zip(positional, defaults, strict=True), *zip(named.kwonlyargs, named.kw_defaults, strict=True)]
+    return {one.arg: (default, one.annotation) for one, default in pairs if one.arg != "self"}
+
+
+def _as_written(node: ast.expr | None) -> str:
+    return "" if node is None else ast.unparse(node)

@@ -8,7 +8,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import hydra.utils
 import yaml
@@ -17,6 +17,8 @@ from runner.cli.foreign import about_foreign
 from runner.cli.nearest import Advice, nearest
 from runner.failures.errors import NoSuchArgument, WrongKey
 from runner.failures.tracebacks import is_of_user
+from runner.files.addresses import keep_secret
+from runner.files.values import Kind, kinds_in
 from runner.libraries.targets import find_in_working_directory, prepare_import
 
 # Hydra logs what it cannot find, before it raises; what is wrong is one message of ours.
@@ -156,11 +158,13 @@ def _check_types(
     path: str, section: Mapping[str, Any], target: Any, parameters: Mapping[str, inspect.Parameter]
 ) -> None:
     try:
-        hints = get_type_hints(target.__init__ if isinstance(target, type) else target)
+        hints = get_type_hints(target.__init__ if isinstance(target, type) else target, include_extras=True)
     except Exception:
         return  # annotations use names that are imported only for type checkers
     for key, parameter in parameters.items():
         value = section[key]
+        if isinstance(value, str) and key in hints and Kind.SECRET in kinds_in(hints[key]):
+            keep_secret(value)
         made = isinstance(value, Mapping) and "_target_" in value
         if key in hints and not made and value != parameter.default and not _fits(value, hints[key]):
             hint = parameter.annotation
@@ -174,7 +178,7 @@ def _check_types(
 
 def _listed(hint: Any) -> tuple[str, ...]:
     """Return all values that an annotation allows, if they can be listed."""
-    origin = get_origin(hint) or hint
+    origin, hint = _without_marks(hint)
     if origin in (Union, UnionType):
         parts = [_listed(one) for one in get_args(hint)]
         return tuple(value for part in parts for value in part) if all(parts) else ()
@@ -184,7 +188,7 @@ def _listed(hint: Any) -> tuple[str, ...]:
 
 def _in_words(hint: Any) -> Iterator[str]:
     """Yield the config types that match an annotation; nothing for types that a config cannot represent."""
-    origin = get_origin(hint) or hint
+    origin, hint = _without_marks(hint)
     if origin in (Union, UnionType):
         for one in get_args(hint):
             yield from _in_words(one)
@@ -196,7 +200,7 @@ def _in_words(hint: Any) -> Iterator[str]:
 
 def _fits(value: Any, hint: Any) -> bool:
     """Return whether a plain value may be of an annotated type; True if that cannot be determined."""
-    origin = get_origin(hint) or hint
+    origin, hint = _without_marks(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, one) for one in get_args(hint))
     if origin is Literal:
@@ -206,3 +210,10 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin in _COLLECTIONS:
         return isinstance(value, _COLLECTIONS[origin])
     return getattr(origin, "__name__", "") not in ("Tensor", "Module")  # no config can contain these
+
+
+def _without_marks(hint: Any) -> tuple[Any, Any]:
+    """Return the type that an annotation is of, such as `list` for `list[int]`, and the annotation without marks."""
+    while get_origin(hint) is Annotated:
+        hint = hint.__origin__
+    return get_origin(hint) or hint, hint

@@ -1,4 +1,4 @@
-"""Removes credentials from addresses before they are recorded or printed."""
+"""Removes credentials from texts before they are recorded or printed: those of addresses, and declared secrets."""
 
 from __future__ import annotations
 
@@ -9,17 +9,28 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 HIDDEN = "***"
+_SHORTEST = 4  # characters of a secret that is looked for: anything shorter occurs in ordinary words
+_secrets: set[str] = set()
+"""The secrets among the arguments of this process."""
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*\\?://)(\S*)")  # Hydra escapes the colon in a value of a sweep
 
 
 def without_credentials(text: str) -> str:
-    """Return a text with the user, the password and the values of the query of each address hidden.
+    """Return a text with secrets, and the user, the password and the query's values of each address hidden.
 
     Everything between `://` and the last `@` is hidden: a password that was typed without escapes may contain `/`, `?`
     or `@`, and parsers disagree about where it ends. Hiding too much only makes an address harder to read.
     """
+    for secret in _secrets:
+        text = text.replace(secret, HIDDEN)
     return _ADDRESS.sub(lambda found: found[1] + _hide(found[2]), text) if "://" in text else text
+
+
+def keep_secret(text: str) -> None:
+    """Hide a text from now on wherever credentials are hidden: it is an argument that is declared as a `Secret`."""
+    if len(text) >= _SHORTEST:
+        _secrets.add(text)
 
 
 def without_those_of(address: str, text: str) -> str:
@@ -30,7 +41,7 @@ def without_those_of(address: str, text: str) -> str:
     parts = [user, user.partition(":")[2], *re.split("[=&]", query)[1::2], query]
     spelled = {spell(part) for part in parts for spell in (str, quote, unquote, partial(quote, safe=""))}
     for one in sorted(spelled, key=len, reverse=True):
-        text = text.replace(one, HIDDEN) if len(one) > 3 else text  # anything shorter occurs in ordinary words
+        text = text.replace(one, HIDDEN) if len(one) >= _SHORTEST else text
     return without_credentials(text)
 
 
@@ -43,9 +54,9 @@ def hidden_everywhere(value: Any) -> Any:
     return without_credentials(value) if isinstance(value, str) else value
 
 
-def has_hidden(address: str) -> bool:
-    """Return whether the credentials of an address have been hidden."""
-    return "://" in address and HIDDEN in address
+def has_hidden(text: str) -> bool:
+    """Return whether a text is a hidden secret, or an address whose credentials have been hidden."""
+    return text == HIDDEN or ("://" in text and HIDDEN in text)
 
 
 def _hide(rest: str) -> str:

@@ -6,9 +6,9 @@ is given by name or by position. Text without a declaration is only text, such a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 
 class Kind(Enum):
@@ -20,6 +20,7 @@ class Kind(Enum):
     PATH = "path"
     INNER_PATH = "path inside a folder"
     HUB_NAME = "name on the Hub, or a folder"
+    SECRET = "password or token"
 
 
 Command = Annotated[str, Kind.COMMAND]
@@ -32,7 +33,18 @@ Address = Annotated[str, Kind.ADDRESS]
 """Where data is sent or fetched: a URL, a server, or an account, team or registered model there."""
 LocalPath = Annotated[str, Kind.PATH]
 """A file or folder that is read or written; relative to the working directory."""
+LocalPaths = LocalPath | Sequence[LocalPath]
+"""Files or folders, or patterns of them."""
 InnerPath = Annotated[str, Kind.INNER_PATH]
 """A file or folder inside another one, mostly the run's."""
 HubName = Annotated[str, Kind.HUB_NAME]
 """What is downloaded from the Hub, or read from a folder."""
+Secret = Annotated[str, Kind.SECRET]
+"""A password or a token: it is hidden in records, logs and messages, and typed again when a run is resumed."""
+
+
+def kinds_in(hint: Any) -> Iterator[Kind]:
+    """Yield what a text stands for as an argument with an annotation."""
+    yield from (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Kind))
+    for part in get_args(hint):
+        yield from kinds_in(part)

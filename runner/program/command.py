@@ -11,6 +11,7 @@ import hydra
 from runner.cli.catalogue import CONF
 from runner.cli.command import Command
 from runner.cli.command_line import check_options, merge_repeated, only_typed
+from runner.cli.declared import with_quotes
 from runner.config.composing import VERSION_BASE
 from runner.config.errors import config_errors
 from runner.config.one_job import is_one_job, run_one_job
@@ -53,9 +54,11 @@ def lead(command: Command) -> int:
         with config_errors():
             sys.argv[1:] = command.overrides  # which Hydra reads
             check_options(command.overrides)
-            command = with_latest(replace(command, overrides=tuple(merge_repeated(command.overrides))))
+            command = with_latest(replace(command, overrides=tuple(with_quotes(merge_repeated(command.overrides)))))
             saved = find_saved_run(command)
-            sys.argv[1:] = command.overrides if saved is None else with_saved_arguments(saved, command.overrides)
+            sys.argv[1:] = command.overrides
+            if saved is not None:
+                sys.argv[1:] = with_quotes(with_saved_arguments(saved, command.overrides))
             found = find_own_conf(sys.argv[1:], CONF)  # unless the saved run had its own folder
             sys.argv[1:] = [*sys.argv[1:], *found]
             check_encoding(sys.argv[1:], CONF)

@@ -17,6 +17,7 @@ from omegaconf import open_dict
 from runner.cli.catalogue import CONF
 from runner.cli.command import CONFIG_DIR, Command
 from runner.cli.command_line import merge_repeated, search_path
+from runner.cli.declared import with_quotes
 from runner.cli.spelling import check_spelling
 from runner.cli.verbs import VERBS
 from runner.config import build
@@ -53,7 +54,7 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
         WrongConfig: the config is wrong; the message names the key.
     """
     options = [] if config_dir is None else [f"{CONFIG_DIR}={config_dir}"]
-    arguments = merge_repeated(overrides)
+    arguments = with_quotes(merge_repeated(overrides))
     with config_errors():
         check_spelling(VERBS["train"], arguments)
         check_encoding([*arguments, *options], CONF)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from runner.config.composed import targets
 from runner.config.signatures import NO_ARGUMENTS, locate
-from runner.files.values import Kind
+from runner.files.values import Kind, kinds_in
 
 
 class Argument(NamedTuple):
@@ -52,13 +52,7 @@ def kinds_of(target: Any, parameter: inspect.Parameter) -> frozenset[Kind]:
         hint = get_type_hints(holder, getattr(code, "__globals__", {}), include_extras=True)["value"]
     except Exception:
         return frozenset()  # uses names that are imported only for type checkers: not of `runner.files.values`
-    return frozenset(_kinds_in(hint))
-
-
-def _kinds_in(hint: Any) -> Iterator[Kind]:
-    yield from (one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Kind))
-    for part in get_args(hint):
-        yield from _kinds_in(part)
+    return frozenset(kinds_in(hint))
 
 
 def texts(value: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -121,14 +121,14 @@ def _shipped() -> set[tuple[str, str]]:
 
 
 def check_credentials(record: Record, typed: Sequence[str]) -> None:
-    """Check that no address of a record lacks its credentials, which are removed when a record is written.
+    """Check that no value of a record lacks its credentials, which are removed when a record is written.
 
     Keys that were typed now replace the recorded values.
     """
     for path, value in _leaves(record.config):
         if isinstance(value, str) and has_hidden(value) and not _is_typed(path, typed):
             file = record.folder / CONFIG
-            raise wrong_argument(path, value, f"{file} does not contain credentials; type the full address again")
+            raise wrong_argument(path, value, f"{file} does not contain credentials; type the full value again")
 
 
 def check_links(record: Record) -> None:

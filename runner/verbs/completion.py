@@ -10,19 +10,23 @@ The script asks for candidates by running the command again, which takes a tenth
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from runner.cli.catalogue import GROUPS, Choice, Key, choices, chosen_in, default_choices, top_keys
+from runner.cli.catalogue import GROUPS, Choice, Key, choices, top_keys
 from runner.cli.command import Command, place_of_verb, split_verb
-from runner.cli.command_line import LISTS, TAKE_VALUES, is_word, key_of, typed_value
+from runner.cli.command_line import LISTS, TAKE_VALUES, is_word
+from runner.cli.declared import chosen, kinds_at
 from runner.cli.nearest import nearest
 from runner.cli.verb import Verb
 from runner.cli.verbs import VERBS
 from runner.failures.errors import WrongKey
 from runner.files.names import CONFIG
 from runner.files.printable import printable
+from runner.files.values import Kind
 from runner.records.listing import OUTPUTS, RUNS
 
 SHELLS = Path(__file__).parent / "shells"
@@ -94,12 +98,12 @@ def _candidates(arguments: Sequence[str], current: str) -> Candidates:
         always = ("--help", "--json", "--config-dir")
         others = {name: says for name, says in OPTIONS.items() if name in always or _takes(verb, name)}
         return (own | others).items()
-    chosen = _chosen(arguments, known)
+    of_run = chosen(arguments, known)
     if equals:
-        return ((f"{key}={one}", text) for one, text in _values(key.lstrip("+~"), value, known, chosen))
+        return ((f"{key}={one}", text) for one, text in _values(key.lstrip("+~"), value, arguments, known))
     verbs = [(one.name, one.says) for one in VERBS.values()] if place_of_verb(arguments) == len(arguments) else []
     words = [*_words_of(verb, rest, known)]
-    return words if not verb.composes else [*verbs, *words, *_names(current, known, chosen)]
+    return words if not verb.composes else [*verbs, *words, *_names(current, known, of_run)]
 
 
 def _takes(verb: Verb, option: str) -> bool:
@@ -127,50 +131,50 @@ def _words_of(verb: Verb, typed: Sequence[str], known: Sequence[Choice]) -> Cand
     return [*latest, *((folder, "") for folder in _run_folders())]
 
 
-def _names(current: str, known: Sequence[Choice], chosen: Sequence[Choice]) -> Candidates:
+def _names(current: str, known: Sequence[Choice], of_run: Sequence[Choice]) -> Candidates:
     """Yield groups and keys; of a long key, the part up to its next dot."""
     if current.startswith("~"):
-        yield from ((f"~{one.group}.{one.name}", one.summary) for one in chosen if one.group in LISTS)
+        yield from ((f"~{one.group}.{one.name}", one.summary) for one in of_run if one.group in LISTS)
         return
     for group, says in GROUPS.items():
         if any(one.group == group for one in known):
             yield f"{'+' if group in LISTS else ''}{group}=", says
             yield f"{group}=", says
-    for key in (*top_keys(), *_keys(chosen)):
+    for key in (*top_keys(), *_keys(of_run)):
         end = key.name.find(".", len(current))
         yield (f"{key.name}=", f"{key.comment} [{key.value}]") if end < 0 else (key.name[: end + 1], "")
 
 
-def _values(key: str, value: str, known: Sequence[Choice], chosen: Sequence[Choice]) -> Candidates:
+def _values(key: str, value: str, arguments: Sequence[str], known: Sequence[Choice]) -> Candidates:
     """Return the values that a key may have; for a list, what is typed so far with each possible next name."""
     if key in GROUPS:
         start = value[: max(value.rfind(","), value.rfind("[")) + 1]
         taken = start.strip("[").split(",")
         return [(f"{start}{one.name}", one.summary) for one in known if one.group == key and one.name not in taken]
-    found = next((one for one in (*top_keys(), *_keys(chosen)) if one.name == key), None)
+    of_run = chosen(arguments, known)
+    found = next((one for one in (*top_keys(), *_keys(of_run)) if one.name == key), None)
     if found is not None and found.value in ("true", "false"):
         return [("true", found.comment), ("false", found.comment)]
+    return _files(value) if {Kind.PATH, Kind.HUB_NAME} & kinds_at(key, arguments, of_run) else []
+
+
+def _files(start: str) -> Candidates:
+    """Return the files in the folder of a text, folders with a slash at the end; none that a shell has to quote."""
+    folder = start.rpartition("/")[0]
+    root = Path(f"{folder}/" if "/" in start else ".").expanduser()
+    with suppress(OSError):
+        inside = sorted(root.iterdir(), key=lambda path: path.name)
+        is_hidden = start.rpartition("/")[2].startswith(".")
+        plain = [path for path in inside if re.fullmatch(r"[\w.@%+-]+", path.name)]
+        shown = [path for path in plain if is_hidden or not path.name.startswith(".")]
+        before = f"{folder}/" if "/" in start else ""
+        return [(f"{before}{path.name}{'/' * path.is_dir()}", "") for path in shown]
     return []
 
 
-def _chosen(arguments: Sequence[str], known: Sequence[Choice]) -> list[Choice]:
-    """Return the choices of a command: the defaults, those of its recipe, and those that are typed."""
-    names = default_choices()
-    recipe = typed_value(arguments, "experiment")
-    for one in known:
-        if one.group == "experiment" and one.name == recipe:
-            names |= chosen_in(one.text)
-    for argument in arguments:
-        group = key_of(argument)
-        if group in GROUPS and "=" in argument:
-            typed = argument.partition("=")[2].strip("[]'\"").split(",")
-            names[group] = [*names.get(group, []), *typed] if argument.startswith("+") else typed
-    return [one for one in known if one.name in names.get(one.group, ())]
-
-
-def _keys(chosen: Sequence[Choice]) -> Iterator[Key]:
+def _keys(of_run: Sequence[Choice]) -> Iterator[Key]:
     """Yield the keys of choices. A recipe has none: it sets keys of other choices."""
-    for one in chosen:
+    for one in of_run:
         yield from one.keys if one.package else ()
 
 

@@ -39,6 +39,13 @@ class Data:
     x: float = 0.5
     y: str = ""
 
+@dataclass(frozen=True)
+class More(Data):
+    y: str = "b"
+    z: int = 2
+
+load_more = function_of("load_more", More)
+
 raise RuntimeError("imported")
 '''
 
@@ -68,9 +75,16 @@ def test_an_import_is_followed_and_nothing_is_imported(package: Path):
 
 
 def test_fields_of_a_dataclass_are_its_arguments(package: Path):
-    assert [one.name for one in classes_in(package / "main.py")] == ["Plain", "Data"]
+    assert [one.name for one in classes_in(package / "main.py")] == ["Plain", "Data", "More"]
     data = find_definition("mine.main.Data")
     assert data is not None and data.arguments == {"x": "0.5", "y": "''"}
+    assert data.annotations == {"x": "float", "y": "str"}
+
+
+@pytest.mark.parametrize("name", ["More", "load_more"])
+def test_arguments_may_be_inherited_or_those_of_a_class_behind_a_function(name: str):
+    more = find_definition(f"mine.main.{name}")
+    assert more is not None and more.arguments == {"x": "0.5", "y": "'b'", "z": "2"}
 
 
 @pytest.mark.parametrize("target", ["mine", "mine.absent", "mine.loop.It", "nowhere.X", "", ".", "sys.exit", "mine..x"])

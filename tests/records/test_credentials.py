@@ -21,7 +21,7 @@ def test_a_password_stands_nowhere(tmp_path: Path, run_here: Any):
     for command in (("resume", "run", LONGER), ("sync", "run")):
         said.append(run_here(*command, code=2))
         assert f"error: {KEY}='http://***@{host}/?token=***': " in said[-1].err
-        assert "type the full address again" in said[-1].err
+        assert "type the full value again" in said[-1].err
     said.append(run_here("resume", "run", LONGER, address, code=0))
     assert "tracking_uri" not in said[-1].err  # not a change
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "FINISHED"

@@ -51,7 +51,8 @@ def words(line: str) -> list[str]:
         ("runner runs --", ["--config-dir", "--format", "--help", "--json", "--limit", "--sort"]),
         ("runner --config-dir ", []),  # the shell offers files
         ("runner --ver", ["--version"]),
-        ("runner data.path=", []),  # the shell offers files
+        ("runner data=imagefolder data.path=", []),  # there is no file
+        ("runner optimizer.lr=", []),
         ("python train.py mod", []),
         ("runner", []),
         ("", []),
@@ -83,6 +84,20 @@ def test_files_and_runs_of_the_user_are_offered(tmp_path: Path, monkeypatch: pyt
     assert words("runner compare lat") == ["latest"]
     assert words("runner resume lat") == words("runner check --allow-changes a lat") == ["latest"]
     assert words("runner resume latest out") == words("runner fork latest out") == words("runner init out") == []
+
+
+def test_the_value_of_a_path_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for file in ("data/train/a.png", "data/tiny.txt", ".hidden/x", "da ta/x"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    typed = "runner data=imagefolder data.path="
+    assert words(typed) == ["data.path=data/"]  # neither hidden files, nor those that a shell has to quote
+    assert words(f"{typed}.h") == ["data.path=.hidden/"]
+    assert words(f"{typed}data/t") == ["data.path=data/tiny.txt", "data.path=data/train/"]
+    assert words(f"{typed}{tmp_path}/dat") == [f"data.path={tmp_path}/data/"]
+    assert words("runner trainer.load_path=dat") == ["trainer.load_path=data/"]
+    assert words("runner optimizer.lr=d") == words(f"{typed}nowhere/") == []
 
 
 def test_descriptions_hold_nothing_that_a_terminal_acts_on(tmp_path: Path, run_here: Any, monkeypatch: Any):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -19,11 +19,10 @@ from runner.data.shards.formats import Format
 from runner.device.batch import map_tensors
 from runner.failures.checks import check_whole
 from runner.failures.errors import wrong_argument
-from runner.files.values import LocalPath
+from runner.files.values import LocalPath, LocalPaths
 
 SHOWN = 16  # samples that a stand-in looks at
 
-Paths = LocalPath | Sequence[LocalPath]
 MakeDataset = Callable[..., ShardedDataset]
 """`make(files, form, cache, mixed, key=...)` -> the samples of some shards."""
 
@@ -54,10 +53,10 @@ class ShardArguments(ABC):
         ValueError: an argument is out of range; a shard is torn, empty, or unlike the others.
     """
 
-    path: Paths
-    eval_path: Paths | None = None
+    path: LocalPaths
+    eval_path: LocalPaths | None = None
     eval_shards: int = 1
-    test_path: Paths | None = None
+    test_path: LocalPaths | None = None
     _: KW_ONLY
     shuffle_shards: int = 8
     cache_dir: LocalPath = "~/.cache/exactrun/shards"

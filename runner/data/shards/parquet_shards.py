@@ -17,9 +17,10 @@ from runner.data.images.imagefolder import normalized
 from runner.data.seeded_batches import Transform
 from runner.data.shards.dataset import BatchedShards, ShardedDataset
 from runner.data.shards.formats import Tables
-from runner.data.shards.loading import Paths, ShardArguments
+from runner.data.shards.loading import ShardArguments
 from runner.failures.checks import check_whole
 from runner.failures.errors import wrong_argument
+from runner.files.values import LocalPaths
 from runner.libraries.hugging_face import import_hf
 
 
@@ -43,7 +44,7 @@ class ParquetShards(ShardArguments):
     become tensors.
     """
 
-    path: Paths = "data/shards/*.parquet"
+    path: LocalPaths = "data/shards/*.parquet"
     _: KW_ONLY
     inputs: str = "inputs"
     targets: str = "targets"

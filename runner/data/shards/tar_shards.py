@@ -20,9 +20,10 @@ from runner.data.images.imagefolder import check_image_sizes, image_transforms, 
 from runner.data.seeded_batches import Transform
 from runner.data.shards.dataset import ShardedDataset
 from runner.data.shards.formats import Tars
-from runner.data.shards.loading import Paths, ShardArguments
+from runner.data.shards.loading import ShardArguments
 from runner.failures.errors import wrong_argument
 from runner.files.printable import printable
+from runner.files.values import LocalPaths
 
 NUMBERS = (".cls", ".index", ".json")
 
@@ -49,7 +50,7 @@ class TarShards(ShardArguments):
     or a field cannot be decoded.
     """
 
-    path: Paths = "data/shards/*.tar"
+    path: LocalPaths = "data/shards/*.tar"
     _: KW_ONLY
     inputs: str = "jpg"
     targets: str = "cls"

@@ -11,9 +11,10 @@ from runner.data.fake import data_function
 from runner.data.seeded_batches import Transform
 from runner.data.shards.dataset import BatchedShards, ShardedDataset
 from runner.data.shards.formats import Tokens
-from runner.data.shards.loading import Paths, ShardArguments
+from runner.data.shards.loading import ShardArguments
 from runner.data.text.windows import next_token
 from runner.failures.checks import check_whole
+from runner.files.values import LocalPaths
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class TokenShards(ShardArguments):
     For the other arguments and the exceptions see `ShardArguments`.
     """
 
-    path: Paths = "data/tokens"
+    path: LocalPaths = "data/tokens"
     _: KW_ONLY
     context: int = 128
     batch_size: int = 8

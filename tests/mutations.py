@@ -536,8 +536,8 @@ FAULTS = (
     Fault(
         "growing pool: the length of the first epoch is kept",
         "runner/training/loop.py",
-        "    state.train_dataloader_len = stream.length\n    evaluators",
-        "    evaluators",
+        "    state.train_dataloader_len = stream.length\n    evaluates",
+        "    evaluates",
         "training/test_loop_lengths.py shapes/test_growing_pool.py",
     ),
     Fault(
@@ -1624,7 +1624,7 @@ FAULTS = (
     Fault(
         "pruning: the last batch of an epoch is not the end",
         "runner/training/loop.py",
-        "        run.end_where_interrupted()  # at FIT_START",
+        "        run.end_if_interrupted()  # at FIT_START",
         "        # at FIT_START",
         "sweeps/test_pruning.py training/test_loop_stops.py",
     ),

@@ -12,7 +12,7 @@ from runner.timing.time import Timestamp
 
 
 class Record(NamedTuple):
-    """Metrics that were logged together; once read back from the device, all values are floats."""
+    """Metrics that were logged together; after they are read back from the device, all values are floats."""
 
     metrics: dict[str, Any]
     step: int
@@ -28,8 +28,8 @@ class SweepSummary:
 
     Attributes:
         folder: the sweep's folder.
-        sweep: the sweep's id, which its jobs carry as the tag `runner.sweep`.
-        name: the sweep's name, built from the keys that are swept.
+        sweep: the sweep's id, with which its jobs are tagged as `runner.sweep`.
+        name: the sweep's name, made of the swept keys.
         status: RUNNING before the first job, then FINISHED, FAILED, or KILLED by a signal.
         tables: columns and rows by table name: the jobs, best first, and means over jobs that differ only in the seed.
         best: facts about the best job, by name.
@@ -77,15 +77,15 @@ class LoggerDestination(Callback):
         """Record images: a uint8 array of shape (N, H, W, C) with N at least 1, and C 1 or 3."""
 
     def log_sweep(self, summary: SweepSummary) -> None:
-        """Record a sweep's summary, in the process that leads it: before its first job, and when it has ended."""
+        """Record a sweep's summary, in the process that leads the sweep: before its first job, and after its end."""
 
     def find_run(self, run_id: str, downloads: Path | None) -> Path | None:
-        """Return the folder of the run with an id in this destination; None if it has no such run, or no ids.
+        """Return the folder of the run with a given id; None if this destination has no such run, or no ids.
 
         Args:
             run_id: the id as the destination displays it.
-            downloads: an empty folder. If the run's own folder is no longer on this machine, the destination downloads
-                the run's record into this folder and returns it. None: only the run's own folder will do.
+            downloads: an empty folder, into which the destination downloads the run's record if the run's own folder is
+                no longer on this machine; it then returns this folder. None: nothing is downloaded.
 
         Raises:
             ValueError: the run exists, but neither its folder nor the requested download is available.
@@ -93,7 +93,7 @@ class LoggerDestination(Callback):
         return None
 
     def sync(self, run_dir: Path | None) -> bool | None:
-        """Send what earlier runs could not send, and print the outcome for each run.
+        """Send everything that earlier runs could not send, and print the outcome for each run.
 
         Args:
             run_dir: the folder of one run; None: all runs that this destination knows of.

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from runner.core.state import State
 
 
-# Once algorithms have handled one of these events, weights are final. The remaining hooks only observe that time has
-# passed, so a resumed run can still call those that a failure left out.
-_TOLD_LATER = (Event.EPOCH_END, Event.ITERATION_END)
+# Once algorithms have handled one of these events, weights are final. Callbacks and destinations only observe, so a
+# resumed run can still call those that a failure left out.
+_RESUMABLE_EVENTS = (Event.EPOCH_END, Event.ITERATION_END)
 
 
 class Engine:
@@ -41,10 +41,10 @@ class Engine:
         self._closed = False
         self._table = self._make_table()
         self.on: Any = type("on", (), {})
-        """A function for each event that fires it: `on.batch_start()` is `run_event(Event.BATCH_START)` without the
-        lookup. They stand on a class, where Python finds them faster than on an object."""
+        """A function for each event: `on.batch_start()` is `run_event(Event.BATCH_START)` without the lookup. The
+        functions are attributes of a class, because Python finds these faster than attributes of an object."""
         for event, handlers in self._table.items():
-            setattr(self.on, str(event), self._firing(Event(event), handlers))
+            setattr(self.on, str(event), self._make_fire(Event(event), handlers))
 
     def run_event(self, event: Event | str, hooks: Sequence[str] | None = None) -> None:
         """Call every handler of an event.
@@ -55,15 +55,15 @@ class Engine:
 
         Raises:
             RuntimeError: the engine is closed.
-            ValueError: there is no event of that name.
+            ValueError: no event has that name.
         """
         handlers = self._table[Event(event)]
         if hooks is not None:
-            handlers = tuple(one for one in handlers if _owner(one).config_key in hooks)
-        self._firing(Event(event), handlers)()
+            handlers = tuple(handler for handler in handlers if _owner(handler).config_key in hooks)
+        self._make_fire(Event(event), handlers)()
 
     def fire_unhandled(self) -> None:
-        """Fire the event in which a resumed run failed, for the hooks that have not handled it yet."""
+        """Fire the event at which the run failed before it was resumed, for the hooks that have not handled it yet."""
         unheard, self.state.unheard = self.state.unheard, {}
         for event, hooks in unheard.items():
             self.run_event(event, hooks)
@@ -83,12 +83,13 @@ class Engine:
         self._closed = True
         state = self.state
         first = state.error
-        watching: list[Hooks] = [*state.callbacks, *state.algorithms]
+        destinations = self.logger.destinations
+        hooks: list[Hooks] = [*state.callbacks, *state.algorithms]
         steps: list[tuple[str, str, Callable[[], None]]] = [
-            *((one.config_key, "close", partial(one.close, state, self.logger)) for one in watching),
+            *((hook.config_key, "close", partial(hook.close, state, self.logger)) for hook in hooks),
             ("logger", "flush", self.logger.flush),
-            *((one.config_key, "close", partial(one.close, state, self.logger)) for one in self.logger.destinations),
-            *((one.config_key, "post_close", one.post_close) for one in (*watching, *self.logger.destinations)),
+            *((hook.config_key, "close", partial(hook.close, state, self.logger)) for hook in destinations),
+            *((hook.config_key, "post_close", hook.post_close) for hook in (*hooks, *destinations)),
             ("logger", "close", self.logger.close),
         ]
         for owner, method, step in steps:
@@ -98,7 +99,7 @@ class Engine:
                 if first is None:
                     first = error
                     add_raiser(error, owner)
-                    error.add_note(f"raised by {owner}.{method} while closing; everything else was closed all the same")
+                    error.add_note(f"raised by {owner}.{method} while closing; everything else was closed")
                 else:
                     first.add_note(f"while closing, {owner}.{method} raised {type(error).__name__}: {error}")
         self._table = _ClosedTable()
@@ -109,21 +110,21 @@ class Engine:
 
     def _make_table(self) -> dict[str, tuple[Handler, ...]]:
         kinds = (self.state.algorithms, self.state.callbacks, self.logger.destinations)
-        own = {id(one): _own_handlers(one) for one in chain(*kinds)}
-        watchers = [one for one in kinds[1] if overrides(one, "wrap_handler", Callback)]
+        handlers_of = {id(hook): _find_handlers(hook) for hook in chain(*kinds)}
+        watchers = [callback for callback in kinds[1] if overrides(callback, "wrap_handler", Callback)]
 
         def handlers(event: Event) -> Iterator[Handler]:
             ordered = (kinds[0][::-1] if event.closes_bracket else kinds[0], *kinds[1:])
-            for one in chain(*(ordered[::-1] if event is Event.INIT else ordered)):
-                if (handler := own[id(one)].get(event)) is not None:
+            for hook in chain(*(ordered[::-1] if event is Event.INIT else ordered)):
+                if (handler := handlers_of[id(hook)].get(event)) is not None:
                     for watcher in watchers:
-                        handler = watcher.wrap_handler(handler, one, event)
+                        handler = watcher.wrap_handler(handler, hook, event)
                     yield handler
 
         return {event: tuple(handlers(event)) for event in Event}
 
-    def _firing(self, event: Event, handlers: Sequence[Handler]) -> Callable[[], None]:
-        """Return a function that calls the handlers of an event."""
+    def _make_fire(self, event: Event, handlers: Sequence[Handler]) -> Callable[[], None]:
+        """Return the function that calls the handlers of an event."""
         state = self.state
         logger = self.logger
 
@@ -139,14 +140,14 @@ class Engine:
         return fire if handlers else lambda: None
 
     def _note(self, error: BaseException, event: Event, handlers: Sequence[Handler], at: Handler | None) -> None:
-        """Add to an exception the hook that raised it, the event and the time, both as facts and as a note."""
+        """Add the hook that raised an exception, the event and the time to it, both as facts and as a note."""
         name = "?" if at is None else _owner(at).config_key or type(_owner(at)).__name__
         now = self.state.timestamp
         add_raiser(error, name, event, now)
         error.add_note(f"raised by {name!r} at {event.name}, {describe_time(now)}")
-        if event in _TOLD_LATER and at is not None and not isinstance(_owner(at), Algorithm):
-            rest = handlers[handlers.index(at) :]
-            self.state.unheard = {str(event): [_owner(one).config_key for one in rest]}
+        if event in _RESUMABLE_EVENTS and at is not None and not isinstance(_owner(at), Algorithm):
+            unfinished = handlers[handlers.index(at) :]
+            self.state.unheard = {str(event): [_owner(handler).config_key for handler in unfinished]}
 
 
 class _ClosedTable(dict[str, tuple[Handler, ...]]):
@@ -154,27 +155,27 @@ class _ClosedTable(dict[str, tuple[Handler, ...]]):
         raise RuntimeError(f"event={str(event)!r} came after close(); make a new Trainer (an error closes it too)")
 
 
-def overrides(one: Hooks, name: str, base: type[Hooks] = Hooks) -> bool:
+def overrides(hook: Hooks, name: str, base: type[Hooks] = Hooks) -> bool:
     """Return whether an object overrides a method of a base class, in its class or on the object itself."""
-    return name in vars(one) or getattr(type(one), name) is not getattr(base, name)
+    return name in vars(hook) or getattr(type(hook), name) is not getattr(base, name)
 
 
-def _own_handlers(one: Hooks) -> dict[Event, Handler]:
-    """Return the methods that an object runs, by event."""
-    if any(overrides(one, name) for name in ("run_event", "match", "apply")):
-        return {event: partial(one.run_event, event) for event in Event}
-    return {event: getattr(one, event.value) for event in Event if overrides(one, event)}
+def _find_handlers(hook: Hooks) -> dict[Event, Handler]:
+    """Return an object's handlers by event."""
+    if any(overrides(hook, name) for name in ("run_event", "match", "apply")):
+        return {event: partial(hook.run_event, event) for event in Event}
+    return {event: getattr(hook, event.value) for event in Event if overrides(hook, event)}
 
 
 def _owner(handler: Handler) -> Hooks:
-    # A bound method may carry its decorator's `__wrapped__`, a plain function without `__self__`: leave that alone.
+    # Bound methods are not unwrapped: `__wrapped__` of a decorated method is a plain function without `__self__`.
     while not hasattr(handler, "__self__") and hasattr(handler, "__wrapped__"):
         handler = handler.__wrapped__  # type: ignore[attr-defined]
     return getattr(handler.func if isinstance(handler, partial) else handler, "__self__", Hooks())
 
 
 def evaluation_weights(state: State) -> AbstractContextManager[Any]:
-    """Put the weights to evaluate and export into the model: an algorithm's average of them, if one keeps it."""
+    """Put the weights to evaluate and export, such as an algorithm's average, into the model until the context ends."""
     with ExitStack() as stack:
         for algorithm in state.algorithms:
             stack.enter_context(algorithm.evaluation_weights(state))

@@ -1,4 +1,4 @@
-"""Checks of hooks: finds methods with the wrong signature, and methods that would never be called."""
+"""Checks of hooks: methods with the wrong signature, and methods that would never be called."""
 
 from __future__ import annotations
 
@@ -12,46 +12,48 @@ from runner.libraries.foreign_hooks import HOOKS_HERE
 _BASES = (Hooks, Callback, Algorithm, LoggerDestination)
 
 
-def check_hooks(one: Hooks) -> None:
-    """Raise if a method of an object has the wrong signature, or would never be called."""
-    own = {
+def check_hooks(hook: Hooks) -> None:
+    """Raise TypeError if a method of an object has the wrong signature, or would never be called."""
+    kind = type(hook)
+    overridden = {
         name: [*inspect.signature(method).parameters][1:]
-        for kind in _BASES
-        for name, method in (vars(kind).items() if isinstance(one, kind) else ())
-        if inspect.isfunction(method) and (getattr(type(one), name) is not method or name in vars(one))
+        for base in _BASES
+        for name, method in (vars(base).items() if isinstance(hook, base) else ())
+        if inspect.isfunction(method) and (getattr(kind, name) is not method or name in vars(hook))
     }
-    for name, given in own.items():
-        check_call(one, name, given, ", or rename it if it is not a hook")
-    kind = type(one)
-    if len(own.keys() & {"match", "apply"}) == 1:
+    for name, arguments in overridden.items():
+        check_call(hook, name, arguments, ", or rename it if it is not a hook")
+    if len(overridden.keys() & {"match", "apply"}) == 1:
         raise TypeError(
             f"{kind.__name__}: apply(event, state, logger) is called when match(event, state) returns True: define both"
         )
     defined = (name for base in kind.__mro__ if issubclass(base, Hooks) for name in vars(base))
     for name in defined:
-        if name in HOOKS_HERE and (here := HOOKS_HERE[name]) not in own:
+        if name in HOOKS_HERE and (here := HOOKS_HERE[name]) not in overridden:
             define = f"{here}({', '.join(inspect.signature(getattr(Hooks, here)).parameters)})"
             raise TypeError(
                 f"{kind.__name__}.{name} would never be called: define {define}, or rename it if it is not a hook"
             )
-    # An object without events has no state to save. The bases themselves may be used as objects that do nothing.
-    if not own.keys() - {"state_dict", "load_state_dict"} and kind not in _BASES:
+    # Without events, there is no state to save. The bases themselves may serve as objects that do nothing.
+    if not overridden.keys() - {"state_dict", "load_state_dict"} and kind not in _BASES:
         raise TypeError(
             f"{kind.__name__} would never be called: it has no method named after an event, such as "
             "batch_end(self, state, logger); runner.Event has them all"
         )
 
 
-def check_call(one: object, name: str, given: Sequence[str], remedy: str = "") -> None:
-    """Raise if a method of an object cannot be called with the given arguments."""
-    method = getattr(one, name)
+def check_call(owner: object, name: str, arguments: Sequence[str], remedy: str = "") -> None:
+    """Raise TypeError if a method of an object cannot be called with the given arguments."""
+    method = getattr(owner, name)
     if inspect.isgeneratorfunction(method) or inspect.iscoroutinefunction(method):
-        raise TypeError(f"{type(one).__name__}.{name} would do nothing when called: define it without yield or async")
+        raise TypeError(f"{type(owner).__name__}.{name} would do nothing when called: define it without yield or async")
     try:
-        # The method itself, not the function that a decorator wraps, which may take other arguments.
-        inspect.signature(method, follow_wrapped=False).bind(*given)
+        # The signature of a decorated method itself: the function that it wraps may take other arguments.
+        inspect.signature(method, follow_wrapped=False).bind(*arguments)
     except ValueError:
         return  # built in C, without a signature
     except TypeError:
-        called, defined = (f"{name}({', '.join(names)})" for names in (given, ["self", *given]))
-        raise TypeError(f"{type(one).__name__}.{name} cannot be called as {called}: define {defined}{remedy}") from None
+        called, defined = (f"{name}({', '.join(names)})" for names in (arguments, ["self", *arguments]))
+        raise TypeError(
+            f"{type(owner).__name__}.{name} cannot be called as {called}: define {defined}{remedy}"
+        ) from None

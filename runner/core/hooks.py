@@ -23,30 +23,30 @@ class Hooks:
     """One no-op method per event: override the ones you need, the others cost nothing.
 
     Hooks run on all ranks. A hook that reads a value from the device or writes a file should do so at an interval, and
-    on rank 0 alone if one copy is enough. A public method `(self, state, logger)` whose name is almost that of an event
-    is refused when the class is defined, so that a misspelt hook is never silently ignored; a hook that takes other
-    arguments is refused when the Trainer is made. Subclasses need not call `super().__init__()`.
+    on rank 0 alone if one copy is enough. A public method `(self, state, logger)` with nearly the name of an event is
+    refused when the class is defined, so that a misspelled hook is never silently ignored. A hook with other parameters
+    is refused when the Trainer is made. Subclasses need not call `super().__init__()`.
     """
 
     config_key: str = ""
-    """Its name in the config, by which its state is saved; the Trainer fills it in where it is empty."""
+    """Its name in the config, under which its state is saved; the Trainer fills it in if it is empty."""
     has_trained: bool = False
-    """Whether a Trainer's `fit` has called it: it may hold state of that run."""
+    """Whether it took part in a `fit`, so that it may hold state of that run."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name, method in vars(cls).items():
             if name.startswith("_") or not inspect.isfunction(method) or name in _EVENT_METHODS:
                 continue
-            given = [*inspect.signature(method).parameters][1:]
-            foreign = name.startswith("on_") and name[3:] in _EVENT_METHODS  # as other libraries call them
-            if (given != ["state", "logger"] and not foreign) or hasattr(Hooks, name):
+            parameters = [*inspect.signature(method).parameters][1:]
+            is_foreign = name.startswith("on_") and name[3:] in _EVENT_METHODS  # the names of other libraries
+            if (parameters != ["state", "logger"] and not is_foreign) or hasattr(Hooks, name):
                 continue
-            near = [name[3:]] if foreign else difflib.get_close_matches(name, _EVENT_METHODS, n=1, cutoff=0.75)
+            near = [name[3:]] if is_foreign else difflib.get_close_matches(name, _EVENT_METHODS, n=1, cutoff=0.75)
             if near:
-                remedy = "give it another name" if foreign else "give it other arguments"
+                remedy = "give it another name" if is_foreign else "give it other arguments"
                 raise TypeError(
-                    f"{cls.__name__}.{name}({', '.join(given)}) would never be called: unknown event {name!r}; "
+                    f"{cls.__name__}.{name}({', '.join(parameters)}) would never be called: unknown event {name!r}; "
                     f"did you mean {near[0]!r}? If it is not a hook, {remedy}."
                 )
         for alias, name in ALIASES.items():
@@ -66,14 +66,14 @@ class Hooks:
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         """Handle any event. If overridden, it is called at every event, instead of the methods named after events.
 
-        By default it calls the method named by the event, then `apply` where `match` says so.
+        By default it calls the method named after the event, then `apply` if `match` returns true.
         """
         getattr(self, event.value)(state, logger)
         if self.match(event, state):
             self.apply(event, state, logger)
 
     def match(self, event: Event, state: State) -> bool:
-        """Return whether `apply` is to be called. An object that defines both is asked at every event."""
+        """Return whether to call `apply` at an event. It is called at every event if both are defined."""
         return False
 
     def apply(self, event: Event, state: State, logger: Logger) -> Any:
@@ -89,10 +89,10 @@ class Hooks:
         """Gather the state of other ranks on rank 0, before a checkpoint takes rank 0's `state_dict`. All ranks."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what must survive a resume: tensors, numbers, strings, lists and dicts. Default: nothing.
+        """Return the state that a resumed run needs: tensors, numbers, strings, lists and dicts. Default: nothing.
 
-        After an error within a batch, the run may be resumed from before that batch: what a hook does between
-        BATCH_START and AFTER_TRAIN_BATCH must be safe to repeat.
+        After an error within a batch, the run may be resumed from before that batch, so everything that a hook does
+        between BATCH_START and AFTER_TRAIN_BATCH must be safe to repeat.
         """
         return {}
 
@@ -109,16 +109,16 @@ class Hooks:
         """AFTER_LOAD: the checkpoint is loaded; the model is about to be wrapped and compiled."""
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """FIT_START: `fit` begins, also for the second time."""
+        """FIT_START: `fit` begins; a second `fit` fires it again."""
 
     def iteration_start(self, state: State, logger: Logger) -> None:
         """ITERATION_START: an iteration of `iteration_length` begins."""
 
     def epoch_start(self, state: State, logger: Logger) -> None:
-        """EPOCH_START: no batch of this epoch was trained yet."""
+        """EPOCH_START: an epoch begins; none of its batches is trained yet."""
 
     def before_dataloader(self, state: State, logger: Logger) -> None:
-        """BEFORE_DATALOADER: before `next(dataloader)`, also before the one that finds the end."""
+        """BEFORE_DATALOADER: before each `next(dataloader)`, including the call that finds the end."""
 
     def after_dataloader(self, state: State, logger: Logger) -> None:
         """AFTER_DATALOADER: `state.batch` is on the device. Change the batch here."""
@@ -145,7 +145,7 @@ class Hooks:
         """BEFORE_BACKWARD: the loss is final."""
 
     def after_backward(self, state: State, logger: Logger) -> None:
-        """AFTER_BACKWARD: gradients hold this microbatch's share. Algorithms run in reverse."""
+        """AFTER_BACKWARD: this microbatch's gradients are added to `.grad`. Algorithms run in reverse."""
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         """AFTER_TRAIN_BATCH: gradients are final and unscaled, the optimizers step next. Algorithms run in reverse."""
@@ -227,21 +227,21 @@ class Callback(Hooks):
     """An observer: reads the state and never writes to it, so that adding one changes no numbers."""
 
     only_in_training: ClassVar[bool] = False
-    """Whether evaluations and predictions of a run by the command line go without it."""
+    """Whether commands that only evaluate or predict leave it out."""
     only_in_sweeps: ClassVar[bool] = False
-    """Whether a run that is no job of a sweep is refused."""
+    """Whether a run outside of sweeps is refused."""
 
     def wrap_handler(self, handler: Handler, owner: Hooks, event: Event) -> Handler:
         """Return what an engine should call instead of a callback's, algorithm's or destination's handler.
 
-        For callbacks that measure others. Each callback is asked once per handler, when an engine is made, so a run
-        without wrappers pays nothing. Wrappers must use `functools.wraps(handler)`. Default: the handler itself.
+        For callbacks that measure other hooks. It is called once per handler, when the engine is made, so a run without
+        wrappers pays nothing. Wrappers must use `functools.wraps(handler)`. Default: the handler itself.
         """
         return handler
 
 
 class Algorithm(Hooks):
-    """A change of training: may write to the state, and says how it composes with others.
+    """A change of training: it may write to the state, and declares how it combines with other algorithms.
 
     `runs_before`, `runs_after` and `conflicts_with` hold class names of other algorithms.
     """
@@ -250,7 +250,7 @@ class Algorithm(Hooks):
     runs_after: ClassVar[Iterable[str]] = ()
     conflicts_with: ClassVar[Iterable[str]] = ()
     picks_samples: ClassVar[bool] = False
-    """Whether it leaves out samples of a batch: then ranks of unequal shares must add up the tokens that they train."""
+    """Whether it leaves out samples of a batch. Ranks then train different numbers of tokens, and must sum them."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -1,4 +1,4 @@
-"""Checks of what is logged, in the call that logs it: a destination would fail later, on another thread."""
+"""Checks of logged values in the call that logs them; otherwise a destination would fail later, on another thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runner.failures.errors import wrong_argument
 
 
 def as_step(step: Any) -> int:
-    """Return a number of batches, at which something is logged, as an int."""
+    """Return the step of a logged value, a number of batches, as an int."""
     try:
         return operator.index(step)
     except TypeError:
@@ -22,14 +22,14 @@ def as_step(step: Any) -> int:
 
 
 def check_images(images: Any, name: str, captions: Sequence[str] | None) -> np.ndarray:
-    """Return images that are logged as an array."""
+    """Return logged images as an array of uint8 of shape (N, H, W, C)."""
     _check_text(name)
     shape = getattr(images, "shape", None)
     dtype = getattr(images, "dtype", None)
     value = repr(images) if shape is None or dtype is None else f"{dtype} of shape {tuple(shape)}"
     try:
         array = np.asarray(images)
-    except (TypeError, ValueError) as error:  # on another device, or of several sizes
+    except (TypeError, ValueError) as error:  # on another device, or of different sizes
         raise ValueError(f"images={value}: must be one array on the CPU ({error})") from None
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] not in (1, 3) or not array.size:
         allowed = "must be uint8 of shape (N, H, W, C), with C 1 or 3"
@@ -41,7 +41,7 @@ def check_images(images: Any, name: str, captions: Sequence[str] | None) -> np.n
 
 
 def check_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str) -> tuple[list[str], list[list[Any]]]:
-    """Return the columns and rows of a table that is logged; values of one element are plain numbers."""
+    """Return the columns and rows of a logged table; tensors and arrays of one element become plain numbers."""
     _check_text(name)
     if not isinstance(columns, list | tuple) or not all(isinstance(name, str) for name in columns):
         raise wrong_argument("columns", columns, "must be a list of names, such as ['image', 'score']")
@@ -58,13 +58,13 @@ def _check_text(name: Any) -> None:
 
 
 def check_named(name: str, values: Mapping[str, Any]) -> None:
-    """Check that what is logged is a dict with names as keys."""
+    """Check that a logged value is a dict with names as keys."""
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
         raise wrong_argument(name, values, "must be a dict of values by name, such as {'width': 64}", TypeError)
 
 
 def check_file(path: str | Path, folder: str | None) -> Path:
-    """Return the path of a file that is logged into a folder of the destination."""
+    """Return the path of a file that is logged; `folder` is its folder in the destination."""
     if not isinstance(path, str | PurePath) or not Path(path).is_file():
         raise wrong_argument("path", str(path), "must be a complete file; a folder is logged file by file")
     if folder is not None and (PurePath(folder).is_absolute() or ".." in PurePath(folder).parts):

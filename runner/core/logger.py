@@ -1,4 +1,4 @@
-"""The logger: carries values from training to the logger destinations without holding up the training loop."""
+"""The logger: carries values from training to the logger destinations without delaying the training loop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Logger:
     """Passes everything that is logged to each destination.
 
     `log_metrics` queues values and returns at once, without waiting for a device or a disk. A background thread reads
-    queued values back from the device in one transfer per group of records, and passes them on.
+    the queued values back from the device, many in one transfer, and passes them on.
 
     Args:
         state: the state that supplies the step and the timestamp.
@@ -44,8 +44,8 @@ class Logger:
         self._state = state
         self._interval = interval
         self._pending: deque[Record] = deque()
-        self._draining = threading.RLock()
-        self._delivering = False
+        self._drain_lock = threading.RLock()
+        self._is_delivering = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -55,25 +55,25 @@ class Logger:
         """Log the run's hyperparameters: a nested mapping of plain values.
 
         Raises:
-            TypeError: it is not a mapping by text.
+            TypeError: it is not a mapping with text as keys.
         """
         check_named("hyperparameters", hyperparameters)
-        self._give(lambda one: one.log_hyperparameters(hyperparameters))
+        self._deliver(lambda destination: destination.log_hyperparameters(hyperparameters))
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
         """Log tags by which the run can be found later.
 
         Raises:
-            TypeError: it is not a mapping by text.
+            TypeError: it is not a mapping with text as keys.
         """
         check_named("tags", tags)
-        self._give(lambda one: one.log_tags(tags))
+        self._deliver(lambda destination: destination.log_tags(tags))
 
     def log_metrics(self, metrics: Mapping[str, Tensor | Number], step: int | None = None) -> None:
         """Log numbers or zero-dimensional tensors on any device, without a host-device sync.
 
         Args:
-            metrics: values by key; a `/` groups keys in the MLflow UI. Tensors are copied, so they may change later.
+            metrics: values by key; a `/` groups keys in the MLflow UI. Tensors are copied, and may change later.
             step: the batch to log at, by default `state.timestamp.batch`.
 
         Raises:
@@ -83,8 +83,8 @@ class Logger:
         if self.destinations:
             if not hasattr(metrics, "items"):
                 raise wrong_argument("metrics", metrics, "must be a dict of numbers, such as {'key': 0.5}", TypeError)
-            kept = {key: value if type(value) is float else _keep(key, value) for key, value in metrics.items()}
-            self.log_uncopied(kept, step)
+            copies = {key: value if type(value) is float else _copy(key, value) for key, value in metrics.items()}
+            self.log_uncopied(copies, step)
 
     def log_uncopied(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Log floats and zero-dimensional tensors without copying them; the tensors must not change afterwards.
@@ -115,7 +115,7 @@ class Logger:
         """
         columns, rows = check_table(columns, rows, name)
         at = self._state.timestamp.batch if step is None else as_step(step)
-        self._give(lambda one: one.log_table(columns, rows, name, at))
+        self._deliver(lambda destination: destination.log_table(columns, rows, name, at))
 
     def log_images(
         self, images: Any, name: str, step: int | None = None, captions: Sequence[str] | None = None
@@ -124,31 +124,31 @@ class Logger:
 
         Args:
             images: at least one image; destinations get an array.
-            name: what the images show; they are listed under this name.
+            name: the name under which the images are listed.
             step: the batch to log at, by default `state.timestamp.batch`.
             captions: a text for each image.
 
         Raises:
-            ValueError: the images have another type or shape, or the captions another number.
+            ValueError: the images have another dtype or shape, or the number of captions is another.
         """
         array = check_images(images, name, captions)
         at = self._state.timestamp.batch if step is None else as_step(step)
-        self._give(lambda one: one.log_images(array, name, at, captions))
+        self._deliver(lambda destination: destination.log_images(array, name, at, captions))
 
     def log_artifact(self, path: str | Path, name: str | None = None) -> None:
         """Log the file at `path`, which must be complete; `name` is a folder in the destination.
 
-        On a rank without a destination nothing happens: the file may be rank 0's, and not be there yet.
+        On a rank without destinations nothing happens, not even a check: rank 0 may still be writing the file.
 
         Raises:
             ValueError: there is no such file, or the folder leads out of the destination.
         """
         if self.destinations:
             file = check_file(path, name)
-            self._give(lambda one: one.log_artifact(file, name))
+            self._deliver(lambda destination: destination.log_artifact(file, name))
 
     def flush(self) -> None:
-        """Wait until everything logged so far has reached the destinations; a destination's own call returns at once.
+        """Wait until everything logged so far has reached the destinations; called by a destination, return at once.
 
         Raises:
             Exception: reading values back or a destination failed in the background. A destination's OSError is only
@@ -160,7 +160,7 @@ class Logger:
             raise error
 
     def close(self) -> None:
-        """Deliver everything still pending, and stop the background thread."""
+        """Deliver everything that is pending, and stop the background thread."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -177,24 +177,24 @@ class Logger:
             self._drain()
 
     def _drain(self) -> None:
-        with self._draining:
-            if self._delivering:  # a destination called flush() while receiving records; later ones have to wait
+        with self._drain_lock:
+            if self._is_delivering:  # a destination called flush() while it receives records; new ones have to wait
                 return
             records = join([self._pending.popleft() for _ in range(len(self._pending))])
             if not records:
                 return
-            self._delivering = True
+            self._is_delivering = True
             try:
                 read_back(records)
-                self._give(lambda one: one.log_records(records))
+                self._deliver(lambda destination: destination.log_records(records))
             except Exception as error:
                 self._error = self._error or error
             finally:
-                self._delivering = False
+                self._is_delivering = False
 
-    def _give(self, log_to: Callable[[LoggerDestination], None]) -> None:
-        """Log to every destination even if another one fails; warn once about a destination that cannot write."""
-        raised: Exception | None = None
+    def _deliver(self, log_to: Callable[[LoggerDestination], None]) -> None:
+        """Log to every destination, even if some fail; warn once about each destination that cannot write."""
+        first: Exception | None = None
         for destination in self.destinations:
             try:
                 log_to(destination)
@@ -205,12 +205,13 @@ class Logger:
             except Exception as error:
                 add_raiser(error, destination.config_key)
                 error.add_note(f"raised by {destination.config_key!r}, to which this was logged")
-                raised = raised or error
-        if raised is not None:
-            raise raised
+                first = first or error
+        if first is not None:
+            raise first
 
 
-def _keep(key: str, value: Tensor | Number) -> Tensor | float:
+def _copy(key: str, value: Tensor | Number) -> Tensor | float:
+    """Return a detached copy of a tensor without dimensions, or a number as a float."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(f"metric {key!r} has shape {tuple(value.shape)}; log one number, or one key for each")
@@ -225,7 +226,7 @@ def _keep(key: str, value: Tensor | Number) -> Tensor | float:
 
 
 def join(records: Sequence[Record]) -> list[Record]:
-    """Return records with adjacent ones of the same moment merged, since several callbacks log metrics of a batch.
+    """Return records, with adjacent ones of the same moment merged: several callbacks log metrics of one batch.
 
     Metrics are merged into the dict of the first record. A record that repeats a key stays separate.
     """
@@ -253,8 +254,8 @@ def read_back(records: Sequence[Record]) -> None:
                     metrics[key] = float(value.item())
                 else:
                     groups.setdefault((value.device, value.dtype), []).append((metrics, key))
-    for places in groups.values():
+    for entries in groups.values():
         # The intended host-device sync, on the logger's own thread.
-        values = torch.stack([metrics[key] for metrics, key in places])
-        for (metrics, key), value in zip(places, values.tolist(), strict=True):
+        values = torch.stack([metrics[key] for metrics, key in entries])
+        for (metrics, key), value in zip(entries, values.tolist(), strict=True):
             metrics[key] = float(value)

@@ -1,4 +1,4 @@
-"""The order in which algorithms run, from what their classes declare, and the names of hooks."""
+"""The order in which algorithms run, as their classes declare it, and the names of hooks."""
 
 from __future__ import annotations
 
@@ -14,32 +14,36 @@ H = TypeVar("H", bound=Hooks)
 
 
 def order_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
-    """Return algorithms in the order in which they run: as given, except where they declare otherwise."""
-    for one, other in conflicts_among(algorithms):
-        raise ValueError(f"algorithms {one!r} and {other!r} cannot be combined: remove one of them")
+    """Return algorithms in the order in which they run: as given, unless they declare another order.
+
+    Raises:
+        ValueError: two algorithms conflict, or the declared orders form a cycle.
+    """
+    for first, second in conflicts_among(algorithms):
+        raise ValueError(f"algorithms {first!r} and {second!r} cannot be combined: remove one of them")
     return sort_algorithms(algorithms)
 
 
 def conflicts_among(algorithms: Sequence[Algorithm]) -> list[tuple[str, str]]:
     """Return the pairs of classes that cannot be combined: the class that declares the conflict, and the other one."""
-    names = [type(one).__name__ for one in algorithms]
+    names = [type(algorithm).__name__ for algorithm in algorithms]
     return [
-        (type(one).__name__, other)
-        for one in algorithms
-        for other in one.conflicts_with
-        if other in names and (other != type(one).__name__ or names.count(other) > 1)
+        (name, other)
+        for name, algorithm in zip(names, algorithms, strict=True)
+        for other in algorithm.conflicts_with
+        if other in names and (other != name or names.count(other) > 1)
     ]
 
 
 def sort_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
-    """Do what `order_algorithms` does, but without checking for conflicts."""
-    names = [type(one).__name__ for one in algorithms]
+    """Return algorithms in the order in which they run, without a check for conflicts."""
+    names = [type(algorithm).__name__ for algorithm in algorithms]
     before: dict[int, set[int]] = {index: set() for index in range(len(algorithms))}
-    for index, one in enumerate(algorithms):
+    for index, algorithm in enumerate(algorithms):
         for other, name in enumerate(names):
-            if name in one.runs_before and other != index:
+            if name in algorithm.runs_before and other != index:
                 before[other].add(index)
-            if name in one.runs_after and other != index:
+            if name in algorithm.runs_after and other != index:
                 before[index].add(other)
     try:
         sorter = TopologicalSorter(before)
@@ -58,18 +62,18 @@ def sort_algorithms(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
 
 
 def name_hooks(hooks: Sequence[H]) -> tuple[H, ...]:
-    """Give each hook without a `config_key` its class name in snake case, with a number if that is taken."""
-    taken = {one.config_key: 1 for one in hooks if one.config_key}  # and the last number tried with each
-    if len({id(one) for one in hooks}) < len(hooks) or len(taken) < sum(bool(one.config_key) for one in hooks):
+    """Set the `config_key` of each hook without one to its class name in snake case, with a number if that is taken."""
+    taken = {hook.config_key: 1 for hook in hooks if hook.config_key}  # the last number tried with each key
+    if len({id(hook) for hook in hooks}) < len(hooks) or len(taken) < sum(bool(hook.config_key) for hook in hooks):
         name = "algorithms" if isinstance(hooks[0], Algorithm) else "callbacks"
         raise wrong_argument(name, hooks, "the same object or config_key twice; each needs its own")
-    for one in hooks:
-        if not one.config_key:
-            one.config_key = stem = snake_case(type(one).__name__)
-            while one.config_key in taken:
+    for hook in hooks:
+        if not hook.config_key:
+            hook.config_key = stem = snake_case(type(hook).__name__)
+            while hook.config_key in taken:
                 taken[stem] += 1
-                one.config_key = f"{stem}_{taken[stem]}"
-            taken[one.config_key] = 1
+                hook.config_key = f"{stem}_{taken[stem]}"
+            taken[hook.config_key] = 1
     return tuple(hooks)
 
 

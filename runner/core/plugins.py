@@ -1,4 +1,4 @@
-"""Packages with one class per file, such as `runner.callbacks`: new files are found without any list."""
+"""Packages with one class per file, such as `runner.callbacks`; new files need no registration."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ CLASS = re.compile(r"^class ([A-Z]\w*)", re.MULTILINE)
 class Plugins:
     """The classes of a package, each imported on first access.
 
-    Its methods serve as the package's `__getattr__` and `__dir__`. The class of `speed_monitor.py` is the one whose
-    name is that of the file without underscores, in capitals or not: `SpeedMonitor`. Files whose names begin with an
-    underscore are shared by others, and hold no such class.
+    Its methods serve as the package's `__getattr__` and `__dir__`. The class of `speed_monitor.py` has the name of the
+    file without underscores and regardless of case: `SpeedMonitor`. Files whose names begin with an underscore hold
+    shared code, and no such class.
 
     Raises:
         ImportError: the package is imported from the top of a checkout, where its classes would exist twice.
@@ -45,13 +45,13 @@ class Plugins:
         return getattr(importlib.import_module(f"{self._package}.{file}"), name)
 
     def names(self) -> list[str]:
-        """Return the names of all classes, sorted; files are read for them, and none is imported."""
+        """Return the names of all classes, sorted. Files are read, but not imported."""
         return sorted(name for file in self.files.values() for name in self.classes_of(file))
 
     def classes_of(self, file: str) -> list[str]:
-        """Return the names of the classes that a file adds, given without its suffix."""
-        found = CLASS.findall((self._folder / f"{file}.py").read_text(encoding="utf-8"))
-        return [name for name in found if _plain(name) == _plain(file)]
+        """Return the names of the classes that a file, named without its suffix, adds to the package."""
+        names = CLASS.findall((self._folder / f"{file}.py").read_text(encoding="utf-8"))
+        return [name for name in names if _plain(name) == _plain(file)]
 
 
 def _plain(name: str) -> str:

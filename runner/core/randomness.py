@@ -1,4 +1,4 @@
-"""Random streams: each consumer has its own, a pure function of the seed, the consumer's name and its position."""
+"""Random streams: one for each consumer, a pure function of the seed, the consumer's name and its position."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MASK = (1 << 64) - 1
 def stream_seed(seed: int, name: str, *counters: Any) -> Any:
     """Return a seed in [0, 2^63) for one draw of one consumer, the same on every platform.
 
-    Streams with different arguments are independent for all practical purposes. Resuming a stream needs no saved state:
-    (seed, name, batch) determine it.
+    Streams with different arguments are independent for all practical purposes. Resuming a stream needs no saved state,
+    because its arguments determine it.
 
     Args:
         seed: the seed of the run or of a rank.
         name: the consumer's name: 'order', 'model', an algorithm's config key.
-        counters: the consumer's position: epoch, batch, microbatch, ...; the last may be an array of numpy's uint64,
-            which gives an array of seeds.
+        counters: the consumer's position: epoch, batch, microbatch, ...; if the last is an array of numpy's uint64,
+            an array of seeds is returned.
     """
     value = int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
     for counter in counters:
@@ -43,8 +43,8 @@ def _mix(value: int) -> int:
 class ForwardStream:
     """The random stream of dropout and the like: torch's global generators, reseeded before each forward pass.
 
-    Earlier draws, by any code, therefore do not affect the draws within a batch. The seed is this rank's; several
-    streams of one consumer differ in their `counters`.
+    So earlier draws, by any code, do not affect the draws within a batch. The seed is this rank's. Several streams of
+    one consumer differ in their `counters`.
     """
 
     def __init__(self, seed: int, device: torch.device, name: str = "forward", *counters: int) -> None:

@@ -37,7 +37,7 @@ class State:
     unwrapped_model: Model
     """The model without DDP or compilation around it, with its own methods and clean names in `state_dict`."""
     model: nn.Module
-    """The model as wrapped for DDP and compiled. Training calls this one."""
+    """The model that training calls: wrapped for DDP, and compiled."""
     device: torch.device
     """The device that holds this rank's model and batches."""
     precision: Precision
@@ -49,14 +49,14 @@ class State:
     run_dir: Path = Path()
     """The run's folder, equal on all ranks; created on the first write."""
     config: dict[str, Any] = field(default_factory=dict)
-    """The resolved config of the run; empty for a run set up in Python."""
+    """The resolved config of the run; empty for a run that was set up in Python."""
 
     max_duration: Time
     """The length of training, in any unit but `dur`."""
     timestamp: Timestamp = Timestamp()
-    """Progress of training over all ranks. Each step replaces the timestamp; it is never changed in place."""
+    """Progress of training over all ranks. Timestamps are immutable: each step of time replaces this one."""
     previous_timestamp: Timestamp = Timestamp()
-    """The timestamp before time last advanced. An interval is due when a multiple of it lies between the two."""
+    """The timestamp before time last advanced. An interval is due if a multiple of it lies between the two."""
     eval_timestamp: Timestamp = Timestamp()
     """Progress of the current evaluator, or of the last one that ran."""
     predict_timestamp: Timestamp = Timestamp()
@@ -78,7 +78,7 @@ class State:
     """The loss scaler for amp_fp16, otherwise None."""
 
     ddp_options: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments for torch's DistributedDataParallel, as INIT leaves them."""
+    """Arguments for torch's DistributedDataParallel; hooks may set them at INIT."""
 
     train_dataloader: Iterable[Batch] | None = None
     """The training dataloader as given; None for a run that only evaluates or predicts."""
@@ -125,18 +125,18 @@ class State:
     resumed_from: Path | None = field(default=None, init=False)
     """The checkpoint from which this run was resumed; at BEFORE_LOAD it may still be the folder that holds it."""
     unheard: dict[str, list[str]] = field(default_factory=dict, init=False)
-    """An event in which a callback failed, mapped to the config keys of the hooks that still have to receive it when
-    the run is resumed."""
+    """The event at which a callback failed, with the config keys of the hooks that still have to handle it when the run
+    is resumed; empty if no callback failed."""
     stop_requested: bool = field(default=False, init=False)
     """Whether `stop_training` was called."""
     interruption: BaseException | None = field(default=None, init=False)
     """The argument of `interrupt`; None if it was not called."""
     is_consistent: bool = field(default=False, init=False)
     """Whether this rank's weights, optimizers and metrics all belong to `timestamp`, so that a checkpoint taken now
-    resumes bit for bit. Set by `changing`; an algorithm that changes any of them earlier in a batch sets it to
-    False."""
+    resumes bit for bit. The training loop and `changing` set it; an algorithm that changes any of these before the
+    optimizer step sets it to False."""
     ended_between_batches: bool = field(default=False, init=False)
-    """Whether a signal ended training after a complete batch, the same one on all ranks."""
+    """Whether a signal ended training after a complete batch, the same batch on all ranks."""
     error: BaseException | None = field(default=None, init=False)
     """The exception that ended the run, including KeyboardInterrupt and SystemExit; set before `close`, else None."""
 
@@ -146,13 +146,13 @@ class State:
         inner = getattr(model, "module", None)
         name = type(model).__name__ + ("" if inner is None else f"({type(inner).__name__})")
         parts = [
-            f"{name} of {sum(one.numel() for one in model.parameters()):,} parameters",
+            f"{name} of {sum(parameter.numel() for parameter in model.parameters()):,} parameters",
             f"at {self.timestamp.batch}ba of {self.max_duration}",
             f"{self.precision} on {self.device}",
-            *(type(one).__name__ for one in self.optimizers),
+            *(type(optimizer).__name__ for optimizer in self.optimizers),
         ]
         for group in ("algorithms", "callbacks", "loggers"):
-            if keys := [one.config_key for one in getattr(self, group)]:
+            if keys := [hook.config_key for hook in getattr(self, group)]:
                 parts.append(f"{group} {', '.join(keys)}")
         return "; ".join([*parts, f"run {str(self.run_dir)!r}"])
 
@@ -160,9 +160,9 @@ class State:
         return f"State({self.describe()})"
 
     def drop_outputs(self) -> None:
-        """Let go of the last outputs and loss, so that the next forward pass needs no memory beside theirs."""
+        """Unset the last outputs and loss, so that their memory is free for the next forward pass."""
         self.outputs = self.loss = None  # type: ignore[assignment]
-        del self.outputs, self.loss  # works whether they were set or not
+        del self.outputs, self.loss  # set to None first, because unset fields cannot be deleted
 
     def stop_training(self) -> None:
         """End training after the checkpoint event of the current batch or epoch. Call it on all ranks."""
@@ -184,7 +184,7 @@ class State:
     def changing(self, settles: bool = True) -> Iterator[None]:
         """Mark the state as inconsistent while the body of a `with` statement changes it.
 
-        After an error the state stays inconsistent, unless `unheard` records everything that is left to do.
+        After an error the state stays inconsistent, unless `unheard` holds everything that remains to be done.
 
         Args:
             settles: whether the state is consistent after the body.
@@ -197,12 +197,12 @@ class State:
             self.is_consistent |= bool(self.unheard)
 
     def restart_time(self) -> None:
-        """Start another phase of training: time, what was due by it, and what was measured so far begin again."""
+        """Start another phase of training: time, training metrics and the records of evaluators begin again."""
         self.timestamp = self.previous_timestamp = Timestamp()
         for metric in self.train_metrics.values():
             metric.reset()
-        for one in self.evaluators:
-            one.evaluated_at = None
+        for evaluator in self.evaluators:
+            evaluator.evaluated_at = None
 
     def step_time(self, timestamp: Timestamp) -> None:
         """Advance to a later timestamp and remember the current one as the previous."""
@@ -212,12 +212,20 @@ class State:
     def is_due(self, interval: Interval) -> bool:
         """Return whether the last advance of time reached a multiple of an interval."""
         if interval.ends_epochs and self.timestamp.batch_in_epoch:
-            return False  # the answer to most questions, at little cost: time has advanced by a batch
+            return False  # a shortcut for most calls, which come after each batch
         return interval.is_due(self.previous_timestamp, self.timestamp, self.max_duration, self.train_dataloader_len)
+
+    def due_evaluators(self) -> list[Evaluator]:
+        """Return the evaluators that are due now, in the order in which they run."""
+        return [evaluator for evaluator in self.evaluators if evaluator.is_due(self)]
+
+    def owed_evaluators(self) -> list[Evaluator]:
+        """Return the evaluators that still have to run at the end of training."""
+        return [evaluator for evaluator in self.evaluators if evaluator.is_owed(self)]
 
     @property
     def seed(self) -> int:
-        """The seed of this rank's random streams: `rank_zero_seed` plus the number of the rank's share of samples."""
+        """The seed of this rank's streams: `rank_zero_seed` plus its rank among those that read different samples."""
         return self.rank_zero_seed + get_data_parallel_rank()
 
     @property
@@ -242,7 +250,7 @@ class State:
 
     @property
     def progress(self) -> Progress:
-        """The position in training, with what is needed to convert units."""
+        """The position in training, with the lengths that are needed to convert units."""
         return Progress(self.timestamp, self.max_duration, self.train_dataloader_len)
 
     def get_elapsed_duration(self) -> Time:

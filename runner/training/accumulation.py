@@ -1,6 +1,6 @@
-"""How the gradient of a batch is computed: in one piece, in microbatches, or in as many as memory asks for.
+"""Three ways to compute the gradient of a batch: whole, in microbatches, or in microbatches that fit in memory.
 
-Whichever it is, `.grad` ends up with the gradient of the mean over the whole batch of all ranks.
+Each leaves in `.grad` the gradient of the loss averaged over the batch of all ranks.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ log = logging.getLogger("runner")
 
 
 def choose_accumulation(state: State, reduces_in_backward: bool) -> Accumulate:
-    """Return what computes the gradient of a batch.
+    """Return the function that computes the gradient of a batch.
 
-    With `reduces_in_backward`, DDP averages gradients over the ranks within the last backward of a batch.
+    Args:
+        state: the state, with the size or number of microbatches.
+        reduces_in_backward: whether DDP averages gradients over the ranks in the last backward pass of a batch.
     """
     if state.microbatch_size == "auto":
         return FittingMicrobatches()
@@ -48,7 +50,7 @@ def whole_batch(run: Run, share: Share) -> None:
 
 
 def in_microbatches(run: Run, share: Share) -> None:
-    """Do what `whole_batch` does one slice at a time, each weighted so that the gradients add up to the same."""
+    """Compute the same gradient as `whole_batch`, one microbatch at a time, each weighted by its share of the batch."""
     state = run.state
     model = state.unwrapped_model
     size = state.samples_per_microbatch
@@ -56,14 +58,14 @@ def in_microbatches(run: Run, share: Share) -> None:
     parts = fractions(model, [microbatch for _, microbatch in microbatches])
     rounds = len(microbatches)
     if run.is_sharded and (state.grad_accum > 1 or size is not None):
-        rounds = largest(rounds)  # a rank with fewer samples may have fewer microbatches
+        rounds = largest(rounds)  # ranks with fewer samples may have fewer microbatches
     losses = []
     for index, (state.microbatch_start, state.microbatch) in enumerate(microbatches):
         is_last = index == rounds - 1
         with nullcontext() if is_last and run.reduces_in_backward else run.unsynchronized():
             train_microbatch(run, index, lambda part=parts[index]: part * share())
         losses.append(detach(state.loss))
-    if rounds > len(microbatches):  # the others' blocks are gathered from this rank too, in each of their passes
+    if rounds > len(microbatches):  # other ranks still gather this rank's shards of blocks in their passes
         is_padding = state.batch_is_padding
         state.batch_is_padding = True
         for index in range(len(microbatches), rounds):
@@ -73,50 +75,50 @@ def in_microbatches(run: Run, share: Share) -> None:
 
 
 class FittingMicrobatches:
-    """Does what `in_microbatches` does, again with microbatches of half the size where a rank runs out of memory.
+    """Calls `in_microbatches`, and repeats it with microbatches of half the size while any rank runs out of memory.
 
-    An attempt that failed must leave what its passes count as it was: training metrics, and buffers such as running
-    statistics. They are copied before a batch that may fail. One that repeats what has fit gets no copy: its shapes
-    have gone through in microbatches of this size, with as much memory in use before. If it fails all the same, the
-    run ends; what it has counted is in no checkpoint.
+    A failed attempt must not change training metrics or buffers such as running statistics, so they are copied before a
+    batch that may fail. A batch is assumed to fit, and nothing is copied, if its shapes have fit before in microbatches
+    of this size with at least as much memory in use. If such a batch fails nevertheless, the run ends, and no
+    checkpoint contains its changes.
     """
 
     def __init__(self) -> None:
         self._fit: dict[Any, int] = {}
-        """Sizes of microbatches and shapes of batches that have fit, with the bytes in use before."""
+        """Bytes that were in use before each batch that fit, by size of microbatches and shapes of the batch."""
 
     def __call__(self, run: Run, share: Share) -> None:
         state = run.state
         state.fitting_size = state.fitting_size or state.unwrapped_model.num_samples(state.batch)
         shapes = shapes_of(state.batch)
         used = bytes_in_use(state.device)
-        repeats = shapes is not None and used <= self._fit.get((state.fitting_size, shapes), -1)
-        restore = (lambda: None) if repeats else remember(state.unwrapped_model, state.train_metrics)
-        once = repeats and (run.has_buffers or bool(state.train_metrics))
-        done = False
+        has_fit = shapes is not None and used <= self._fit.get((state.fitting_size, shapes), -1)
+        restore = (lambda: None) if has_fit else remember(state.unwrapped_model, state.train_metrics)
+        is_only_attempt = has_fit and (run.has_buffers or bool(state.train_metrics))
+        is_computed = False
         while True:
             size = state.fitting_size
             try:
-                if not done:
+                if not is_computed:
                     in_microbatches(run, share)
-                    done = True
+                    is_computed = True
             except RuntimeError as error:
                 if size == 1 or not is_out_of_memory(error):
                     raise
-                if once:
+                if is_only_attempt:
                     error.add_note(NOT_AGAIN.format(size=size, half=size // 2))
                     raise
-            if not any_rank(not done):
+            if not any_rank(not is_computed):
                 break
             state.fitting_size = max(1, size // 2)
-            log.warning("out of memory with microbatches of %d samples: done again with %d", size, state.fitting_size)
-            if once:
-                continue  # another rank's part failed; this one's stays as it is
-            done = False
-            state.drop_outputs()  # they would keep all that the failed attempt computed
+            log.warning("out of memory with microbatches of %d samples: trying again with %d", size, state.fitting_size)
+            if is_only_attempt:
+                continue  # only another rank failed; this rank keeps its gradient
+            is_computed = False
+            state.drop_outputs()  # they would keep the graph of the failed attempt in memory
             for parameter in run.parameters:
                 parameter.grad = None
-            torch.cuda.empty_cache()  # does nothing where CUDA is not used
+            torch.cuda.empty_cache()  # does nothing without CUDA
             restore()
         self._fit[state.fitting_size, shapes] = max(used, self._fit.get((state.fitting_size, shapes), -1))
 
@@ -126,14 +128,14 @@ def train_microbatch(run: Run, index: int, scale: Share) -> None:
 
     Args:
         run: with `state.microbatch` set.
-        index: of the microbatch in its batch.
-        scale: what the loss is multiplied by before backward; called after the forward pass.
+        index: index of the microbatch in its batch.
+        scale: returns the factor of the loss for the backward pass; called after the forward pass.
     """
     state = run.state
     on = run.on
     on.before_forward()
     state.drop_outputs()
-    run.forward_stream.start(state.timestamp.batch, index)  # after the event, which may draw from the same generators
+    run.forward_stream.start(state.timestamp.batch, index)  # hooks may have drawn from the same generators
     if run.training_step is not None:
         state.loss_scale = scale()
         if state.scaler is not None:

@@ -1,4 +1,4 @@
-"""Checks of the Trainer's arguments, made before anything is built from them, and the State that they begin."""
+"""Checks of the Trainer's arguments before anything is built from them, and the State that is made of them."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def check_arguments(
     scale_schedule_ratio: Any = 1.0,
     ranks: int | str = "auto",
 ) -> None:
-    """Check the Trainer's arguments that can be judged on their own, without a model or data.
+    """Check the arguments of the Trainer that can be checked without a model or data.
 
-    `ranks` is how many will be started on this machine; 'auto' says nothing.
+    `ranks` is the number of ranks that will be started on this machine; 'auto' if it is not known yet.
     """
     check_duration(max_duration)
     exact_ratio(scale_schedule_ratio)
@@ -66,10 +66,8 @@ def check_arguments(
     layout = Layout(parallel, shard_size, gather_dtype, tensor_parallel)
     if get_world_size() > 1:
         layout.check_ranks(get_world_size())
-    elif (
-        isinstance(ranks, int) and tensor_parallel * (shard_size or 1) % ranks
-    ):  # with other machines, the total may be a multiple
-        layout.check_ranks(ranks)
+    elif isinstance(ranks, int) and tensor_parallel * (shard_size or 1) % ranks:
+        layout.check_ranks(ranks)  # a multiple of `ranks` may be reached with several machines
 
 
 def make_state(
@@ -83,7 +81,7 @@ def make_state(
     grad_accum: int,
     microbatch_size: int | str | None,
 ) -> State:
-    """Return the State at the beginning of a run, from the Trainer's arguments of these names."""
+    """Return the State with which a run begins, from the Trainer's arguments of the same names."""
     check_model(model)
     check_microbatches(grad_accum, microbatch_size)
     chosen = pick_device(device)
@@ -103,7 +101,7 @@ def make_state(
 
 
 def check_duration(value: str | int | Time, name: str = "max_duration") -> Time:
-    """Return a valid length of training; an int counts epochs."""
+    """Return a length of training as a Time, after checking it; an int counts epochs."""
     duration = Time.parse_or_epochs(value, name)
     is_wrong = duration.unit in (TimeUnit.DURATION, TimeUnit.ITERATION) or duration.value <= 0
     refuse_if(is_wrong, name, value, "must be more than 0, in ep, ba, sp, tok or seconds, such as '10ep', '1h'")
@@ -111,7 +109,11 @@ def check_duration(value: str | int | Time, name: str = "max_duration") -> Time:
 
 
 def check_trainable(state: State, may_be_over: bool = False) -> None:
-    """Check that `fit` can start, and that it will end."""
+    """Check that `fit` can start, and that it will end.
+
+    Raises:
+        ValueError: the data or the optimizers are missing, tokens are not counted, or there is nothing left to train.
+    """
     if state.train_dataloader is None or not state.optimizers:
         missing = "train_dataloader" if state.train_dataloader is None else "optimizers"
         raise ValueError(f"{missing}=None: fit() needs it; pass it to the Trainer")
@@ -133,16 +135,16 @@ def check_model(model: Any) -> None:
         if is_lazy(tensor):
             raise ValueError(f"model={kind}: {name} has no shape yet; run a batch through its lazy module first")
     check_call(model, "forward", ["batch"])
-    for name, given in (("training_step", ["state"]), ("slice_batch", ["batch", "start", "end"])):
+    for name, parameters in (("training_step", ["state"]), ("slice_batch", ["batch", "start", "end"])):
         if getattr(model, name) is not None:
-            check_call(model, name, given)
+            check_call(model, name, parameters)
     for name, method in vars(Model).items():
         if inspect.isfunction(method) and not name.startswith("_"):
             check_call(model, name, [*inspect.signature(method).parameters][1:])
 
 
 def check_seed(seed: int) -> int:
-    """Return a valid seed."""
+    """Return a seed after checking it."""
     check_whole("seed", seed, 0)
     return seed
 
@@ -158,7 +160,7 @@ def check_iteration_length(value: str | int | Time | None) -> Time | None:
 
 
 def check_microbatches(grad_accum: int, microbatch_size: int | str | None) -> None:
-    """Check that batches can be split as requested."""
+    """Check the two ways to split batches, of which one can be used at a time."""
     check_whole("grad_accum", grad_accum, 1)
     if microbatch_size != "auto":
         check_whole("microbatch_size", microbatch_size, 1, "'auto' or a whole number", none="whole batches")
@@ -167,7 +169,7 @@ def check_microbatches(grad_accum: int, microbatch_size: int | str | None) -> No
 
 
 def check_evaluator(evaluator: Evaluator, train_dataloader: Any) -> None:
-    """Check that an evaluator can read its data in the middle of training."""
+    """Check that an evaluator can read its data while training reads its own."""
     if evaluator.dataloader is train_dataloader and getattr(train_dataloader, "persistent_workers", False):
         remedy = "its persistent workers can only read one pass at a time; use a separate loader or DatasetLoader"
         raise ValueError(f"evaluator {evaluator.label!r}: dataloader is the train_dataloader: {remedy}")
@@ -183,35 +185,36 @@ def refuse_unseen_hooks(state: State) -> None:
         return
     if state.train_metrics:
         raise ValueError(f"{model}.metrics(train=True) must return {{}}: its own training_step provides no outputs")
-    for one, event in product((*state.algorithms, *state.callbacks, *state.loggers), _UNSEEN):
-        if overrides(one, event):
+    for hook, event in product((*state.algorithms, *state.callbacks, *state.loggers), _UNSEEN):
+        if overrides(hook, event):
             why = "its own training_step does forward, loss and backward. Remove one of them."
-            raise ValueError(f"{type(one).__name__} acts at {event.name}, which does not happen with {model}: {why}")
+            raise ValueError(f"{type(hook).__name__} acts at {event.name}, which does not happen with {model}: {why}")
     if state.unwrapped_model.manual_optimization:
         _refuse_before_own_steps(state, model)
 
 
 def _refuse_before_own_steps(state: State, model: str) -> None:
-    """Refuse whatever has to happen between backward and the optimizer steps if the model makes these itself."""
+    """Refuse everything that acts between backward and the optimizer steps, because the model does both itself."""
     if state.grad_accum > 1 or state.microbatch_size is not None:
         key = "grad_accum" if state.grad_accum > 1 else "microbatch_size"
         raise ValueError(f"{key}: {model} has manual_optimization, and steps with the whole batch; leave {key} out")
-    for one in state.algorithms:
-        if overrides(one, Event.AFTER_TRAIN_BATCH):
+    for algorithm in state.algorithms:
+        if overrides(algorithm, Event.AFTER_TRAIN_BATCH):
             why = f"{model} has manual_optimization, and has stepped by then. Do it in its training_step instead."
-            raise ValueError(f"{type(one).__name__} acts on gradients before optimizers step: {why}")
+            raise ValueError(f"{type(algorithm).__name__} acts on gradients before optimizers step: {why}")
 
 
 def split_schedulers(schedulers: Any) -> tuple[list[Any], list[Algorithm]]:
-    """Return the schedulers that are functions of time, and those that act at events (the algorithms)."""
-    given = [] if schedulers is None else schedulers if isinstance(schedulers, list | tuple) else [schedulers]
-    acting = [one for one in given if isinstance(one, Algorithm)]
-    for one in acting:
-        one.config_key = one.config_key or "scheduler"
-    return [one for one in given if not isinstance(one, Algorithm)], acting
+    """Return the schedulers that are functions of time, and those that are algorithms."""
+    if not isinstance(schedulers, list | tuple):
+        schedulers = [] if schedulers is None else [schedulers]
+    acting = [scheduler for scheduler in schedulers if isinstance(scheduler, Algorithm)]
+    for algorithm in acting:
+        algorithm.config_key = algorithm.config_key or "scheduler"
+    return [scheduler for scheduler in schedulers if not isinstance(scheduler, Algorithm)], acting
 
 
-Hooked = tuple[tuple[Algorithm, ...], tuple[Callback, ...], tuple[LoggerDestination, ...]]
+OrderedHooks = tuple[tuple[Algorithm, ...], tuple[Callback, ...], tuple[LoggerDestination, ...]]
 
 
 def ordered_hooks(
@@ -220,34 +223,38 @@ def ordered_hooks(
     loggers: Any,
     acting: Sequence[Algorithm] = (),
     progress_bar: bool | None = False,
-) -> Hooked:
+) -> OrderedHooks:
     """Return the algorithms, the callbacks and the destinations active on this rank, named and in order.
 
-    `acting` are the algorithms that were given as schedulers. With `progress_bar=None` a bar is added where someone
-    watches.
+    Args:
+        algorithms: algorithms as the Trainer takes them.
+        callbacks: callbacks as the Trainer takes them.
+        loggers: destinations as the Trainer takes them.
+        acting: the algorithms that were given as schedulers.
+        progress_bar: whether to add a progress bar; None: on a terminal and in a notebook.
     """
     hooks = [*_listed("callbacks", callbacks, Callback), *_listed("loggers", loggers, LoggerDestination)]
     hooks = name_hooks([*hooks, *_progress_bars(hooks, progress_bar)])
     ordered = order_algorithms(name_hooks([*_listed("algorithms", algorithms, Algorithm), *acting]))
-    for one in (*ordered, *hooks):
-        if one.has_trained and one.state_dict():
-            raise ValueError(f"{one.config_key}: still has the state of another Trainer; create a new one")
-    destinations = (one for one in hooks if isinstance(one, LoggerDestination))
+    for hook in (*ordered, *hooks):
+        if hook.has_trained and hook.state_dict():
+            raise ValueError(f"{hook.config_key}: still has the state of another Trainer; create a new one")
+    destinations = (hook for hook in hooks if isinstance(hook, LoggerDestination))
     return (
         tuple(ordered),
-        tuple(one for one in hooks if not isinstance(one, LoggerDestination)),
-        tuple(one for one in destinations if one.all_ranks or get_global_rank() == 0),
+        tuple(hook for hook in hooks if not isinstance(hook, LoggerDestination)),
+        tuple(destination for destination in destinations if destination.all_ranks or get_global_rank() == 0),
     )
 
 
-def _progress_bars(given: Sequence[Hooks], wanted: bool | None) -> list[Any]:
-    """Return the progress bar to add to the given hooks, if any.
+def _progress_bars(hooks: Sequence[Hooks], is_wanted: bool | None) -> list[Any]:
+    """Return a list with the progress bar to add to hooks; empty if they have one, or if nobody watches.
 
-    It is the only callback that the Trainer refers to, by name: training that shows nothing looks as if it hung.
+    The Trainer adds no other callback by name. This one it does, because training without output looks hung.
     """
-    if wanted is None:
-        wanted = in_notebook() or sys.stdout.isatty()
-    if not wanted or any(type(one).__name__ == "ProgressBar" for one in given):
+    if is_wanted is None:
+        is_wanted = in_notebook() or sys.stdout.isatty()
+    if not is_wanted or any(type(hook).__name__ == "ProgressBar" for hook in hooks):
         return []
     return [resolve_name("runner.callbacks:ProgressBar")()]
 
@@ -256,25 +263,25 @@ def _listed(name: str, value: Any, kind: type[Hooks]) -> list[Any]:
     """Return a list from a single object, a sequence, or a mapping, whose keys become the objects' config keys."""
     value = () if value is None else value
     if isinstance(value, Mapping):
-        for key, one in value.items():
-            _check_kind(f"{name}.{key}", one, kind)
-            one.config_key = one.config_key or key
+        for key, hook in value.items():
+            _check_kind(f"{name}.{key}", hook, kind)
+            hook.config_key = hook.config_key or key
         return [*value.values()]
-    listed = [value] if isinstance(value, Hooks | type) else [*value]
-    for one in listed:
-        _check_kind(name, one, kind)
-    return listed
+    hooks = [value] if isinstance(value, Hooks | type) else [*value]
+    for hook in hooks:
+        _check_kind(name, hook, kind)
+    return hooks
 
 
 def _check_kind(name: str, value: Any, kind: type[Hooks]) -> None:
-    """Check that a value is an object of a subclass of `Callback` or `Algorithm`, with hooks that can be called."""
+    """Check that a value is an instance of a subclass of `kind`, with hooks that can be called."""
     if isinstance(value, kind):
         check_hooks(value)
         return
     if isinstance(value, type) and issubclass(value, kind):
         raise TypeError(f"{name}={value.__name__}: this is a class; pass an instance, {value.__name__}(...)")
     shown = type(value).__name__ if isinstance(value, Hooks) else repr(value)
-    for group, other in (("algorithms", Algorithm), ("callbacks", Callback)):
-        if isinstance(value, other):
-            raise TypeError(f"{name}={shown}: belongs in {group}, because it is a subclass of runner.{other.__name__}")
+    for group, base in (("algorithms", Algorithm), ("callbacks", Callback)):
+        if isinstance(value, base):
+            raise TypeError(f"{name}={shown}: belongs in {group}, because it is a subclass of runner.{base.__name__}")
     raise TypeError(f"{name}={shown}: must be an instance of a subclass of runner.{kind.__name__}")

@@ -1,7 +1,7 @@
-"""The key `budget`: the time or compute that a run may use, and the measured number of batches for it.
+"""The key `budget`: the time or compute that a run may use, and the number of batches that it pays for.
 
-A run trains batches, not minutes: the budget is turned into a number of batches once, before training, and the config
-of the run then holds both, as in '5m of training = 1234ba'. So a resumed run and a rerun train the same batches.
+The number of batches is measured once, before training, and the config of the run then holds both, as in
+'5m of training = 1234ba'. So a resumed run and a rerun train the same number of batches.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ class Budget:
     """A budget of wall-clock time, or of floating-point operations.
 
     Attributes:
-        asked: the time or number as it was typed, such as '5m' or '1e12flop'.
+        amount: the time or number as text, such as '5m' or '1e12flop'.
         of: the work that counts against the budget: 'training', 'evaluation', or 'all' for both.
-        batches: the number of batches that it came to; None before it was measured.
+        batches: the number of batches that the budget allows; None before it was measured.
     """
 
-    asked: str
+    amount: str
     of: str = "training"
     batches: int | None = None
 
     @classmethod
     def parse(cls, value: Any) -> Budget:
-        """Return the budget that was typed, or that the config of a run holds.
+        """Return the budget in the text that a user typed, or that the config of a run holds.
 
         Raises:
             WrongKey: the value is neither a wall-clock time above 0, optionally `of` something, nor a number of
                 floating-point operations.
         """
         match = _FORM.fullmatch(value) if isinstance(value, str) else None
-        if match is not None and match[2] is None and (found := _FLOP.fullmatch(match[1])):
-            if 0 < float(found[1]) < math.inf:
+        if match is not None and match[2] is None and (number := _FLOP.fullmatch(match[1])):
+            if 0 < float(number[1]) < math.inf:
                 return cls(match[1], batches=int(match[3]) if match[3] else None)
             raise WrongKey("budget", "must be a number of operations above 0, such as 1e12flop", repr(value))
         reason = "must be wall-clock time above 0, such as 5m, '1h30m of all' or '90s of evaluation'; or 1e12flop"
@@ -60,25 +60,25 @@ class Budget:
     @property
     def flop(self) -> float | None:
         """The floating-point operations of training; None if this is a budget of time."""
-        found = _FLOP.fullmatch(self.asked)
-        return None if found is None else float(found[1])
+        match = _FLOP.fullmatch(self.amount)
+        return None if match is None else float(match[1])
 
     @property
     def seconds(self) -> float:
-        """The time, in seconds; for a budget of time."""
-        return float(Time.parse(self.asked).value)
+        """The time in seconds, if this is a budget of time."""
+        return float(Time.parse(self.amount).value)
 
     @property
     def doubled(self) -> str:
-        """Twice this budget, as it would be typed."""
+        """Twice this budget, as text that `parse` takes."""
         if self.flop is not None:
             return f"{2 * self.flop:g}flop"
         return f"{2 * self.seconds:g}s" + f" of {self.of}" * (self.of != "training")
 
     @property
     def limit(self) -> str:
-        """The requested budget, such as '5m of training'; runs with equal values have the same budget."""
-        return f"{self.asked} of {self.of}" if self.flop is None else f"{self.flop:g}flop"
+        """The budget without its batches, such as '5m of training'; runs with equal limits have the same budget."""
+        return f"{self.amount} of {self.of}" if self.flop is None else f"{self.flop:g}flop"
 
     def __str__(self) -> str:
         return self.limit if self.batches is None else f"{self.limit} = {self.batches}ba"

@@ -1,4 +1,4 @@
-"""The steps between epochs: their starts and ends, the ends of iterations, and what a resumed run must catch up on."""
+"""What happens between epochs: their starts and ends, the ends of iterations, and what a resumed run catches up on."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from runner.training.run import Run
 
 
 def catch_up(run: Run) -> None:
-    """Do what an earlier session left undone at the point where this one continues. All ranks.
+    """Fire the events and run the evaluations that an earlier session left out. Call it on all ranks.
 
-    A checkpoint may have been taken where a callback failed at the end of an epoch, where an evaluation failed, or
-    before the end of an iteration.
+    The earlier session may have saved its checkpoint after a callback failed at the end of an epoch, after an
+    evaluation failed, or before the end of an iteration.
     """
     state = run.state
     if state.resumed_from is not None:
         with state.changing(settles=state.is_consistent):
             run.engine.fire_unhandled()
-        evaluate_now(run, [one for one in state.evaluators if one.is_due(state) and one.is_owed(state)])
+        evaluate_now(run, [evaluator for evaluator in state.due_evaluators() if evaluator.is_owed(state)])
     now = state.timestamp
-    if now.epoch_in_iteration and now.batch_in_epoch == 0 and run.iteration_is_complete():
+    if now.epoch_in_iteration and now.batch_in_epoch == 0 and run.is_iteration_complete():
         end_iteration(run)
 
 
 def start_epoch(run: Run) -> None:
-    """Fire the events of an epoch's start, and before them those of an iteration's."""
-    # Not settled before the first batch has been trained: a run resumed here would fire these events again.
+    """Fire EPOCH_START, and before it ITERATION_START if an iteration begins."""
+    # The state stays inconsistent until the first batch is trained: a run resumed here would fire these events again.
     with run.state.changing(settles=False):
         if run.state.timestamp.epoch_in_iteration == 0:
             run.on.iteration_start()
@@ -32,21 +32,21 @@ def start_epoch(run: Run) -> None:
 
 
 def end_epoch(run: Run) -> None:
-    """Step time to the next epoch, and end the iteration where it is complete."""
+    """Advance time to the next epoch, and end the iteration if it is complete."""
     state = run.state
     with state.changing():
         state.step_time(state.timestamp.to_next_epoch())
         for scheduler in run.epoch_schedulers:
             scheduler.step()
         run.on.epoch_end()
-    evaluate_now(run, [one for one in state.evaluators if one.is_due(state)])
+    evaluate_now(run, state.due_evaluators())
     run.on.epoch_checkpoint()
-    if run.iteration_is_complete():
+    if run.is_iteration_complete():
         end_iteration(run)
 
 
 def end_iteration(run: Run) -> None:
-    """Step time to the next iteration."""
+    """Advance time to the next iteration."""
     state = run.state
     with state.changing():
         state.step_time(state.timestamp.to_next_iteration())

@@ -1,8 +1,8 @@
-"""The loops of evaluation and prediction. Each of their events fires in this file, in one place.
+"""The loops of evaluation and prediction, whose events fire here, each in one place.
 
-The loops leave training unchanged: its mode, weights, current batch, gradients and clock. At EVAL_AFTER_ALL and
-EVAL_STANDALONE_END everything is back to what it was before. What a model draws in a batch depends on the seed, the
-rank and the number of the batch, so equal weights give equal values, whatever callbacks draw.
+The loops leave training unchanged: its mode, weights, current batch, gradients and clock are restored before
+EVAL_AFTER_ALL and EVAL_STANDALONE_END. A model's random draws in a batch depend only on the seed, the rank and the
+number of the batch, so equal weights give equal values, whatever callbacks draw.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from runner.training.run import Run
 
 
 def evaluate_now(run: Run, evaluators: Sequence[Evaluator]) -> None:
-    """Run evaluators during training, as one group; do nothing if there are none. Call it on all ranks."""
+    """Run evaluators during training, as one group; without evaluators, do nothing. Call it on all ranks."""
     if not evaluators:
         return
     run.clock.pause()
@@ -34,7 +34,7 @@ def evaluate_now(run: Run, evaluators: Sequence[Evaluator]) -> None:
         run.on.eval_before_all()
         for evaluator in evaluators:
             evaluate(run, evaluator)
-    with run.state.changing(settles=run.state.is_consistent):  # a resumed run does not fire these again
+    with run.state.changing(settles=run.state.is_consistent):  # a resumed run does not fire it again
         run.on.eval_after_all()
     run.clock.resume()
 
@@ -47,7 +47,7 @@ def evaluate_standalone(
     Args:
         run: the run, with its model.
         evaluators: the evaluators to run.
-        weights: puts the weights to evaluate into the model; None: the weights that training evaluates.
+        weights: a context that puts the weights to evaluate into the model; None: the weights that training evaluates.
     """
     run.clock.pause()
     with evaluation(run, weights):
@@ -59,7 +59,7 @@ def evaluate_standalone(
 
 
 def evaluate(run: Run, evaluator: Evaluator) -> None:
-    """Run one evaluator over its data, each sample once over all ranks, and store its values in the state."""
+    """Run an evaluator over its data, each sample once on any number of ranks, and store its values in the state."""
     state = run.state
     on = run.on
     stream = run.eval_streams[evaluator.label]
@@ -79,7 +79,7 @@ def evaluate(run: Run, evaluator: Evaluator) -> None:
         state.outputs = run.eval_forward(state.batch)
         on.eval_after_forward()
         update_metrics(state.unwrapped_model, state.batch, state.outputs, metrics, counts=samples > 0)
-        if run.has_loss:  # also of a stand-in, as in training: a loss may gather from all ranks
+        if run.has_loss:  # on a stand-in batch too, as in training: a loss may gather from all ranks
             batch_loss = run.loss(state.outputs, state.batch)
             if not run.loss_is_checked:
                 run.check_loss(batch_loss, "loss", trains=False)
@@ -97,26 +97,28 @@ def evaluate(run: Run, evaluator: Evaluator) -> None:
 
 
 def predict(run: Run, stream: BatchStream) -> list[Any]:
-    """Return this rank's outputs as a list by batch, on the CPU. Call it on all ranks."""
+    """Return this rank's outputs on the CPU, one entry per batch. Call it on all ranks."""
     predictions = []
 
-    def take(outputs: Any, samples: int) -> None:
+    def keep(outputs: Any, samples: int) -> None:
         if samples:
             # The intended sync.
-            predictions.append(map_tensors(outputs, lambda tensor: tensor.cpu(), objects=lambda one: one.to("cpu")))
+            predictions.append(
+                map_tensors(outputs, lambda tensor: tensor.cpu(), objects=lambda output: output.to("cpu"))
+            )
 
-    predict_each(run, stream, take)
+    predict_each(run, stream, keep)
     return predictions
 
 
 def predict_each(run: Run, stream: BatchStream, take: Callable[[Any, int], None]) -> None:
-    """Predict batch by batch, and pass on the outputs without keeping them. Call it on all ranks.
+    """Predict batch by batch, and pass each batch's outputs to a function instead of keeping them. All ranks.
 
     Args:
         run: the run, with its model.
         stream: the data to predict.
-        take: a function called on all ranks for each batch, `state.batch`, with the batch's outputs and its number of
-            samples on this rank: 0 if the batch only stands in for an empty share.
+        take: called on all ranks after each `state.batch`, with its outputs and its number of samples on this rank; 0
+            samples if the batch only stands in for an empty share.
     """
     state = run.state
     on = run.on

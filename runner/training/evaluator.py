@@ -28,7 +28,7 @@ class Evaluator:
             sample is seen exactly once.
         metric_names: the names of the metrics in `model.metrics(train=False)` to compute; None: all.
         eval_interval: a time string, or a number of epochs; 0: never in training, for test data that is evaluated after
-            it (`trainer.eval()`, or the key `test`); None: the Trainer's interval; or a function of the State, asked
+            it (`trainer.eval()`, or the key `test`); None: the Trainer's interval; or a function of the State, called
             after each batch and each epoch, which returns the same on all ranks.
         subset_num_batches: the number of batches after which to stop; None: all batches.
 
@@ -53,7 +53,7 @@ class Evaluator:
         self.metric_names = None if metric_names is None else list(metric_names)
         self.eval_interval = None if eval_interval is None else interval_or_rule(eval_interval)
         self.is_test = isinstance(self.eval_interval, Interval) and not self.eval_interval.time.value
-        """Whether its own interval is 0, so that training never evaluates on its data."""
+        """Whether its own interval is 0: the data are test data, and training never evaluates on them."""
         self.evaluated_at: int | None = None
         """The number of batches trained when this evaluator last ran; None before it has run."""
         self.subset_num_batches = subset_num_batches
@@ -64,18 +64,24 @@ class Evaluator:
         interval = self.eval_interval
         return callable(interval) or (interval is not None and interval.time.value > 0)
 
+    @property
+    def runs_mid_epoch(self) -> bool:
+        """Whether it can be due after any batch, and not only at the end of an epoch."""
+        interval = self.eval_interval
+        return not (isinstance(interval, Interval) and interval.ends_epochs)
+
     def is_due(self, state: State) -> bool:
-        """Return whether the last advance of time reached a multiple of the interval, or the function says so."""
+        """Return whether the last advance of time reached a multiple of the interval, or the function returns true."""
         if callable(rule := self.eval_interval):
             return self.evaluated_at != state.timestamp.batch and bool(rule(state))
         return rule is not None and state.is_due(rule)
 
     def is_owed(self, state: State) -> bool:
-        """Return whether to run at the end of training: not switched off, and not yet run at this batch."""
+        """Return whether it still has to run at the end of training: it is on, and has not run at this batch."""
         return self.is_on and self.evaluated_at != state.timestamp.batch
 
     def select(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Return the subset of the model's metrics that this evaluator computes.
+        """Return those of the model's metrics that this evaluator computes.
 
         Raises:
             ValueError: `metric_names` has a name that is not among the model's metrics.
@@ -91,7 +97,7 @@ class Evaluator:
 
 
 def interval_or_rule(value: str | int | Time | Rule) -> Interval | Rule:
-    """Return an `Interval`, or the function that is given in place of one.
+    """Return an interval as an `Interval`, and a function of the State unchanged.
 
     Raises:
         TypeError: the value is a class, or a function that cannot be called with the State alone.
@@ -112,15 +118,15 @@ def ensure_evaluators(eval_dataloader: Any, interval: Interval | Rule | None = N
         ValueError: two evaluators share a label, the argument is a dict, or a list contains a loader that is not
             wrapped in an Evaluator.
     """
-    evaluators = [copy.copy(one) for one in _listed(eval_dataloader)]  # another Trainer may use the same objects
-    for one in evaluators:
-        one.eval_interval = one.eval_interval or interval
-        one.evaluated_at = None
+    evaluators = [copy.copy(evaluator) for evaluator in _listed(eval_dataloader)]  # another Trainer may share them
+    for evaluator in evaluators:
+        evaluator.eval_interval = evaluator.eval_interval or interval
+        evaluator.evaluated_at = None
     return evaluators
 
 
 def with_test(eval_dataloader: Any, test_dataloader: Any) -> list[Evaluator]:
-    """Return the evaluators of evaluation and test data together.
+    """Return the evaluators of the evaluation data and the test data in one list.
 
     Args:
         eval_dataloader: a loader, an Evaluator, a list of Evaluators, or None.
@@ -142,14 +148,16 @@ def _listed(eval_dataloader: Any) -> list[Evaluator]:
         return []
     if isinstance(eval_dataloader, Evaluator):
         return [eval_dataloader]
-    several = eval_dataloader if isinstance(eval_dataloader, list | tuple) else []
-    if several and all(isinstance(one, Evaluator) for one in several):
-        labels = [one.label for one in several]
+    items = eval_dataloader if isinstance(eval_dataloader, list | tuple) else []
+    if items and all(isinstance(item, Evaluator) for item in items):
+        labels = [item.label for item in items]
         if len({*labels}) < len(labels):
             raise ValueError(f"eval_dataloader: evaluators must have different labels, not {labels}")
-        return list(several)
-    loaders = [one for one in several if isinstance(one, Evaluator) or hasattr(one, "dataset") or hasattr(one, "order")]
-    if isinstance(eval_dataloader, Mapping) or loaders:
+        return list(items)
+    has_loaders = any(
+        isinstance(item, Evaluator) or hasattr(item, "dataset") or hasattr(item, "order") for item in items
+    )
+    if isinstance(eval_dataloader, Mapping) or has_loaders:
         raise ValueError(
             "eval_dataloader: must be a loader, an Evaluator, or a list of Evaluators, each with its label and loader"
         )

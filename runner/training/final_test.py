@@ -26,8 +26,8 @@ NO_TEST_DATA = (
 
 
 def check_test(state: State, test: str | None, objectives: Iterable[str]) -> None:
-    """Check, before training, that there is something to test, and that every objective on test data is measured."""
-    untested = {one.label for one in _tests(state)} if test is None else ()
+    """Check, before training, that there are test data, and that every objective on test data will be measured."""
+    untested = {evaluator.label for evaluator in _test_evaluators(state)} if test is None else ()
     for objective in objectives:
         reason = "test data is evaluated only with test=best or test=last; add one"
         refuse_if(short_name(objective).partition("/")[0] in untested, "objective", objective, reason)
@@ -41,9 +41,9 @@ def check_test(state: State, test: str | None, objectives: Iterable[str]) -> Non
             "test='best': the best checkpoint needs a metric; add "
             "callbacks.checkpoint_saver.monitor=eval/loss or another metric, or give test=last"
         )
-    measured = {one.label for one in state.evaluators if one.is_on}
+    measured = {evaluator.label for evaluator in state.evaluators if evaluator.is_on}
     label = short_name(monitor).partition("/")[0]
-    is_labeled = label in ("train", *(one.label for one in state.evaluators))
+    is_labeled = label in ("train", *(evaluator.label for evaluator in state.evaluators))
     if label != "train" and (label not in measured if is_labeled else not measured):
         raise ValueError(
             f"test='best': the checkpoint is chosen by monitor={monitor!r}, which has no value in training "
@@ -53,11 +53,15 @@ def check_test(state: State, test: str | None, objectives: Iterable[str]) -> Non
 
 def check_test_data(state: State, test: str) -> None:
     """Check that a run has test data."""
-    refuse_if(not _tests(state), "test", test, NO_TEST_DATA)
+    refuse_if(not _test_evaluators(state), "test", test, NO_TEST_DATA)
 
 
 def evaluate_test_data(trainer: Trainer, weights: str | None) -> str | None:
-    """Evaluate the test data after training; the state of training stays as it is. All ranks.
+    """Evaluate the test data after training, and leave the state of training unchanged. Call it on all ranks.
+
+    Args:
+        trainer: the Trainer of the run.
+        weights: the weights to test: 'best', 'last', or None for no test.
 
     Returns:
         The name of the checkpoint that was tested, or 'last'; None if there was no test.
@@ -69,27 +73,27 @@ def evaluate_test_data(trainer: Trainer, weights: str | None) -> str | None:
     state = trainer.state
     checkpoint: str | None = None
     if weights == "best":
-        found = [getattr(one, "best_checkpoint", None) for one in state.callbacks]
-        # Rank 0 knows, once it has written it; the others wait for it here.
-        checkpoint = broadcast_object(next((str(one) for one in found if one is not None), None))
+        checkpoints = [getattr(callback, "best_checkpoint", None) for callback in state.callbacks]
+        # Only rank 0 writes checkpoints; the other ranks wait here until it has written this one.
+        checkpoint = broadcast_object(next((str(path) for path in checkpoints if path is not None), None))
         if checkpoint is None:
             log.warning("test='best': nothing was tested, as monitor=%r was never finite", _monitor(state))
             return None
-    values = trainer.eval(_tests(state), checkpoint)
+    values = trainer.eval(_test_evaluators(state), checkpoint)
     tested = "last" if checkpoint is None else Path(checkpoint).name
     trainer.logger.log_tags({"runner.tested": tested})
     _print(values, tested)
     return tested
 
 
-def _tests(state: State) -> list[Evaluator]:
-    return [one for one in state.evaluators if one.is_test]
+def _test_evaluators(state: State) -> list[Evaluator]:
+    return [evaluator for evaluator in state.evaluators if evaluator.is_test]
 
 
 def _monitor(state: State) -> str | None:
-    """Return the metric by which a callback chooses the best checkpoint; None if none does."""
-    savers = [one for one in state.callbacks if hasattr(one, "best_checkpoint")]
-    return next((one.monitor for one in savers if one.monitor is not None), None)  # type: ignore[attr-defined]
+    """Return the metric by which a callback chooses the best checkpoint; None if no callback chooses one."""
+    savers = [callback for callback in state.callbacks if hasattr(callback, "best_checkpoint")]
+    return next((saver.monitor for saver in savers if saver.monitor is not None), None)  # type: ignore[attr-defined]
 
 
 def _print(values: Mapping[str, Mapping[str, Any]], tested: str) -> None:
@@ -102,5 +106,5 @@ def _print(values: Mapping[str, Mapping[str, Any]], tested: str) -> None:
     lines = [("weights", tested)]
     for label, metrics in values.items():
         for name, value in metrics.items():
-            lines += [(one, f"{float(number):.6g}") for one, number in scalars(f"{label}/{name}", value).items()]
+            lines += [(key, f"{float(number):.6g}") for key, number in scalars(f"{label}/{name}", value).items()]
     print_block("test", lines)

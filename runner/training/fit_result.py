@@ -11,16 +11,17 @@ from runner.training.metrics import scalars
 
 
 class FitResult:
-    """The metrics of a run at the end of `fit`, and where the run is kept."""
+    """The metrics of a run at the end of `fit`, and the run's folder."""
 
     run_dir: Path
-    """The run's folder; it exists if something was written to it."""
+    """The run's folder; it exists only if something was written to it."""
     best: Path | None
-    """The checkpoint that a `CheckpointSaver` with `monitor` found best; None without one, and on ranks but 0."""
+    """The best checkpoint by the `monitor` of a `CheckpointSaver`; None without one, and on all ranks but 0."""
 
     def __init__(self, state: State) -> None:
         self.run_dir = state.run_dir
-        self.best = next((one for saver in state.callbacks if (one := getattr(saver, "best_checkpoint", None))), None)
+        checkpoints = (getattr(callback, "best_checkpoint", None) for callback in state.callbacks)
+        self.best = next(filter(None, checkpoints), None)
         self._values = {label: dict(values) for label, values in state.metric_values.items()}
 
     @cached_property
@@ -32,8 +33,8 @@ class FitResult:
         return {
             key: float(value)
             for label, values in self._values.items()
-            for name, one in values.items()
-            for key, value in scalars(f"{label}/{name}", one).items()
+            for name, metric in values.items()
+            for key, value in scalars(f"{label}/{name}", metric).items()
         }
 
     def __repr__(self) -> str:

@@ -1,9 +1,9 @@
-"""The training loop: every event of a batch and of an epoch's start fires here, each at one place.
+"""The training loop. Read it beside the pseudocode in `runner.Event`.
 
-Read it beside the pseudocode in `runner.Event`. There is no logging, timing, checkpointing or early stopping
-here: those are callbacks. Nothing waits for the device, and the one collective per batch is the all-reduce of gradients
-(and a sum over ranks of what models and algorithms ask for: the weights of a loss that is no mean over samples, tokens
-where samples are left out).
+The events of a fit and of a batch fire here, each in one place; those of epochs fire in `epochs`, and those of
+microbatches in `accumulation`. Logging, timing, checkpoints and early stopping are callbacks. Nothing here waits for
+the device. The only collective per batch is the all-reduce of gradients. If models or algorithms need it, ranks also
+sum loss weights (for a loss that is not a mean over samples) or tokens (if samples are left out).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runner.training.run import Run
 
 
 def fit(run: Run) -> None:
-    """Train from the state's timestamp to `max_duration`. All ranks."""
+    """Train from the state's timestamp to `max_duration`. Call it on all ranks."""
     state = run.state
     stream = run.train_stream
     assert stream is not None  # the Trainer has checked it
@@ -27,29 +27,29 @@ def fit(run: Run) -> None:
     state.train_dataloader_len = stream.length  # a resumed run may continue in an epoch of another length
     run.clock.start()
     run.on.fit_start()
-    catch_up(run)  # after FIT_START, so that callbacks are ready for what a resumed run still owes
+    catch_up(run)  # only in a resumed run, or after a fit that ended within an iteration
     while state.timestamp < state.max_duration and not state.stop_requested:
-        run.end_where_interrupted()  # at FIT_START, or at the end of an epoch
-        if state.timestamp.batch_in_epoch == 0:
+        run.end_if_interrupted()  # at FIT_START, or at the end of an epoch
+        if state.timestamp.batch_in_epoch == 0:  # not if training continues in the middle of an epoch
             start_epoch(run)
-        run.follow_freezing()  # hooks may have frozen layers, or unfrozen them
+        run.follow_freezing()  # once per epoch: hooks may have frozen or unfrozen layers
         if not train_epoch(run, stream):
-            break  # in the middle of an epoch, which therefore has no end
+            break  # training ended in the middle of an epoch, so EPOCH_END does not fire
         end_epoch(run)
-    evaluate_now(run, [one for one in state.evaluators if one.is_owed(state)])  # the final weights have values too
+    evaluate_now(run, state.owed_evaluators())  # once per fit: values of the final weights
     run.on.fit_end()
     run.clock.stop()
-    run.end_where_interrupted()  # a signal that came after the last batch
+    run.end_if_interrupted()  # only if a signal came after the last batch
 
 
 def train_epoch(run: Run, stream: BatchStream) -> bool:
-    """Train the rest of an epoch; return whether its end was reached."""
+    """Train the remaining batches of an epoch, and return whether the epoch was completed."""
     state = run.state
     on = run.on
-    # After EPOCH_START, at which a callback or algorithm may still change how the data is read.
+    # After EPOCH_START, because its hooks may still change how the data are read.
     batches = stream.start(state.timestamp.epoch, state.timestamp.batch_in_epoch)
     state.train_dataloader_len = stream.length
-    evaluators = [one for one in state.evaluators if not getattr(one.eval_interval, "ends_epochs", False)]
+    evaluates_mid_epoch = any(evaluator.runs_mid_epoch for evaluator in state.evaluators)
     while True:
         on.before_dataloader()
         try:
@@ -57,15 +57,15 @@ def train_epoch(run: Run, stream: BatchStream) -> bool:
         except StopIteration:
             break
         samples, all_samples = stream.counts(state.timestamp.batch_in_epoch, state.batch)
-        on.after_dataloader()  # the batch is on the device: the place to augment it
+        on.after_dataloader()  # the batch is on the device: augment it here
         train_batch(run, samples, all_samples)
-        if run.freezing.is_new:
+        if run.freezing.is_new:  # only after the first batch, and when hooks have frozen or unfrozen layers
             run.freezing.check_gradients()
-        if evaluators:
-            evaluate_now(run, [one for one in evaluators if one.is_due(state)])
-        on.batch_checkpoint()  # after the evaluation, so that a checkpoint holds its values and can be chosen by them
-        run.end_where_interrupted()  # after the checkpoint event, so that nothing is saved twice
-        end = state.max_duration  # an algorithm may have changed it
+        if evaluates_mid_epoch and (evaluators := state.due_evaluators()):  # only when an interval is over
+            evaluate_now(run, evaluators)
+        on.batch_checkpoint()  # after the evaluation, so that checkpoints hold its values and can be ranked by them
+        run.end_if_interrupted()  # only after a signal; the checkpoint event came first, so that nothing is saved twice
+        end = state.max_duration  # read for each batch, because an algorithm may change it
         if state.stop_requested or state.timestamp.count(end.unit) >= end.value:
             return state.timestamp.batch_in_epoch == stream.length
     if state.timestamp.batch_in_epoch == 0:
@@ -74,31 +74,34 @@ def train_epoch(run: Run, stream: BatchStream) -> bool:
 
 
 def train_batch(run: Run, samples: int, all_samples: int) -> None:
-    """Train `state.batch`: gradients, optimizer step, step of time.
+    """Train on `state.batch`: compute gradients, step the optimizers, and advance time.
+
+    `state.is_consistent` is False from the first change of weights or buffers until BATCH_END is over. An error in
+    between saves no checkpoint, because the weights are no longer those of the timestamp.
 
     Args:
         run: the run, with `state.batch` set.
-        samples: this rank's; 0 where the batch only stands in for an empty share.
-        all_samples: samples in the batch over all ranks.
+        samples: number of samples on this rank; 0 if the batch only stands in for an empty share.
+        all_samples: number of samples over all ranks.
     """
     state = run.state
     on = run.on
     on.batch_start()
-    for rates in run.rates:  # before the batch, so that its step uses the rate for its position in training
+    for rates in run.rates:  # before the step, so that batch n uses the learning rate at time n
         rates.step(state.progress)
-    on.before_train_batch()  # algorithms change the batch here, so its share is worked out after it
+    on.before_train_batch()  # algorithms may change the batch here, so its share is computed afterwards
     state.batch_is_padding = samples == 0
     share = rank_share(state.unwrapped_model, state.batch, samples, all_samples, run.world_size, run.weighs_by_samples)
-    state.is_consistent &= not run.has_buffers  # a forward pass may change them, and the batch is not trained yet
-    for parameter in run.parameters:  # only now, so that callbacks can look at gradients until the next batch
+    state.is_consistent &= not run.has_buffers  # the forward pass may change running statistics
+    for parameter in run.parameters:  # not earlier, so that callbacks can read gradients until the next batch
         parameter.grad = None
-    run.accumulate(run, share)
-    run.steps.finish_gradients()  # average over ranks and unscale, where backward did not
-    on.after_train_batch()  # gradients are final: the place to clip or to look at them
-    state.is_consistent = False  # and it stays so if the batch fails
+    run.accumulate(run, share)  # forward, loss and backward of each microbatch, with their events
+    run.steps.finish_gradients()  # averages over ranks and unscales, unless backward did so
+    on.after_train_batch()  # gradients are final: clip or inspect them here
+    state.is_consistent = False
     run.steps.step()
-    # Time moves last: until here, intervals and schedules still see the batch as not trained.
+    # Time advances last: until here, intervals and schedules see the batch as not yet trained.
     tokens = run.count_tokens(samples, all_samples)
     state.step_time(state.timestamp.to_next_batch(all_samples, tokens, run.clock.beat()))
-    on.batch_end()  # the first event at which the batch counts as trained
+    on.batch_end()  # the first event that counts the batch as trained
     state.is_consistent = True

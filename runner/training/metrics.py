@@ -1,4 +1,4 @@
-"""The metrics that the trainer itself computes and logs, in ordinary callbacks that run before the user's.
+"""The metrics that the trainer computes and logs itself, in ordinary callbacks that run before the user's.
 
 Logs:
     loss/train/total, loss/train/{name}: mean loss of this rank's batch, in the loss's unit.
@@ -24,7 +24,7 @@ from runner.distributed.ranks import get_data_parallel_group
 from runner.libraries.torchmetrics import empty
 from runner.models.model import Model
 
-MOST_TERMS = 128  # zero-dimensional tensors that a mean keeps before it adds them up, all at once
+MOST_TERMS = 128  # zero-dimensional tensors that a mean collects before it adds them up in one operation
 
 
 class TrainMetrics(Callback):
@@ -61,7 +61,7 @@ class TrainerLog(Callback):
 
     def eval_end(self, state: State, logger: Logger) -> None:
         label = state.dataloader_label or ""
-        # Charts downsample what every batch logs, so evaluations need an x-axis that is logged at exactly their steps.
+        # Charts downsample metrics of every batch, so evaluations need an x-axis that is logged at exactly their steps.
         metrics = {f"time/{label}/sample": float(state.timestamp.sample)}
         for name, value in state.eval_metric_values[label].items():
             metrics |= scalars(f"loss/{label}/total" if name == "loss" else f"metrics/{label}/{name}", value)
@@ -69,18 +69,20 @@ class TrainerLog(Callback):
 
 
 def make_metrics(model: Model, train: bool, device: torch.device) -> dict[str, Any]:
-    """Return new metrics of a model by name, on a device; their `state_dict()` includes what they have accumulated.
+    """Return new metrics of a model by name, on a device. Their `state_dict()` includes their accumulators.
 
     Raises:
         TypeError: the model returned something other than metrics by name.
         ValueError: an evaluation metric is called 'loss', the name of the model's own loss.
     """
-    made: Any = model.metrics(train)
-    metrics: dict[str, Any] | None = dict(made.items()) if hasattr(made, "items") else None
+    returned: Any = model.metrics(train)
+    metrics: dict[str, Any] | None = dict(returned.items()) if hasattr(returned, "items") else None
     source = f"{type(model).__name__}.metrics(train={train})"
-    if metrics is None or not all(isinstance(one, nn.Module) and hasattr(one, "sync") for one in metrics.values()):
+    if metrics is None or not all(
+        isinstance(metric, nn.Module) and hasattr(metric, "sync") for metric in metrics.values()
+    ):
         allowed = "a dict of torchmetrics by name, such as {'accuracy': MulticlassAccuracy(10)}, or a MetricCollection"
-        raise TypeError(f"{source} returned {made!r}: must be {allowed}")
+        raise TypeError(f"{source} returned {returned!r}: must be {allowed}")
     for metric in metrics.values():
         metric.to(device).persistent(True)
         for part in metric.modules():
@@ -93,7 +95,7 @@ def make_metrics(model: Model, train: bool, device: torch.device) -> dict[str, A
 
 
 def scalars(key: str, value: Any) -> dict[str, Any]:
-    """Return a metric's value as scalars by key: under `key`, or elements (one per class, say) under `key/{part}`.
+    """Return a metric's value as scalars: a single one as `key`, several (one per class, say) as `key/{part}`.
 
     Elements of a sequence or tensor are numbered from 0; those of a mapping keep their names.
     """
@@ -103,13 +105,13 @@ def scalars(key: str, value: Any) -> dict[str, Any]:
         parts = enumerate(value)
     else:
         return {key: value}
-    return {name: one for part, item in parts for name, one in scalars(f"{key}/{part}", item).items()}
+    return {name: scalar for part, item in parts for name, scalar in scalars(f"{key}/{part}", item).items()}
 
 
 def update_metrics(model: Model, batch: Any, outputs: Any, metrics: Mapping[str, Any], counts: bool) -> None:
     """Update metrics with a batch.
 
-    A batch that does not count stands in for an empty share, and adds nothing.
+    Without `counts`, the batch stands in for an empty share: metrics see its shapes, but it adds nothing.
     """
     for metric in metrics.values():
         if counts:
@@ -120,9 +122,9 @@ def update_metrics(model: Model, batch: Any, outputs: Any, metrics: Mapping[str,
 
 
 def lower_is_better(name: str, metric: Any) -> bool:
-    """Return whether a smaller value of a metric is better, judging by its name or its `higher_is_better`."""
-    named = any(word in name.lower() for word in ("loss", "error", "perplexity"))
-    return named or getattr(metric, "higher_is_better", None) is False
+    """Return whether smaller values of a metric are better, judging by its name or its `higher_is_better`."""
+    is_named_so = any(word in name.lower() for word in ("loss", "error", "perplexity"))
+    return is_named_so or getattr(metric, "higher_is_better", None) is False
 
 
 class WeightedMean:
@@ -130,10 +132,10 @@ class WeightedMean:
 
     def __init__(self, device: torch.device) -> None:
         dtype = torch.float32 if device.type == "mps" else torch.float64
-        self._terms: list[Tensor] = []  # values times their weights, not in the total yet
+        self._terms: list[Tensor] = []  # weighted values that are not in the total yet
         self._total = torch.zeros((), dtype=dtype, device=device)
         self._weight = torch.zeros_like(self._total)
-        self._known: float = 0  # sum of the weights that are on the host
+        self._host_weight: float = 0  # sum of the weights given as numbers
 
     def add(self, value: Tensor, weight: float | Tensor) -> None:
         """Add a zero-dimensional value with its weight."""
@@ -143,12 +145,12 @@ class WeightedMean:
         if isinstance(weight, Tensor):
             self._weight += weight
         else:
-            self._known += weight
+            self._host_weight += weight
 
     def compute(self) -> Tensor:
         """Return the mean over all ranks. Call it on all ranks."""
         self._add_up()
-        sums = all_reduce_sum(torch.stack((self._total, self._weight + self._known)))
+        sums = all_reduce_sum(torch.stack((self._total, self._weight + self._host_weight)))
         return sums[0] / sums[1]
 
     def _add_up(self) -> None:

@@ -16,9 +16,12 @@ from runner.failures.checks import check_one_of, refuse_if
 class Precision(StrEnum):
     """The precision of forward passes.
 
-    `fp32`, in which torch lets convolutions on CUDA use TF32 all the same; `tf32`, in which matrix products use it too:
-    several times faster, with 10 bits of a fraction in place of 23; `amp_bf16` and `amp_fp16` (autocast, the latter
-    with loss scaling); `bf16` (weights and inputs as well). For 8 bits there is the algorithm `Float8`.
+    - `fp32`: torch still lets convolutions on CUDA use TF32.
+    - `tf32`: matrix products use TF32 too. They are several times faster, with 10 bits of mantissa instead of 23.
+    - `amp_bf16`, `amp_fp16`: autocast, the latter with loss scaling.
+    - `bf16`: weights and inputs are bfloat16 as well.
+
+    For 8 bits there is the algorithm `Float8`.
     """
 
     FP32 = "fp32"
@@ -36,7 +39,7 @@ class Precision(StrEnum):
         """Check that a device supports this precision, and warn if it is slow there.
 
         Raises:
-            ValueError: tf32 was chosen without a CUDA device that has it.
+            ValueError: tf32 was chosen, and the device does not support it.
         """
         if self is Precision.TF32 and (device.type != "cuda" or not torch.cuda.is_tf32_supported()):
             raise ValueError(

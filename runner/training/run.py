@@ -33,21 +33,21 @@ if TYPE_CHECKING:
     from runner.training.dataloader import BatchStream
 
 Accumulate = Callable[["Run", Share], None]
-"""Adds the gradient of `state.batch` to `.grad`, given this rank's share of the batch of all ranks."""
+"""A function that adds the gradient of `state.batch` to `.grad`, weighted by this rank's share of the global batch."""
 
 
 @dataclass(kw_only=True)
 class Run:
-    """The object that the loops of training, evaluation and prediction work on; created by the Trainer."""
+    """The object that the loops of training, evaluation and prediction work on; made by the Trainer."""
 
     state: State
     """The state, with its model on its device and its optimizers."""
     wrap: Callable[[], nn.Module]
-    """Returns the model as it is called in training: wrapped by DDP, or itself."""
+    """Returns the model that training calls: wrapped by DDP, or itself."""
     engine: Engine
     """Fires events; `on` has a function for each."""
     clock: Clock
-    """Measures the time of training, and tells when a signal has requested its end."""
+    """Measures training time, and reports a signal that asks training to end."""
     train_stream: BatchStream | None
     """The training data; None for a run that does not train."""
     eval_streams: dict[str, BatchStream]
@@ -55,17 +55,17 @@ class Run:
     iteration_length: Time | None
     """Epochs in an iteration; None: the whole run is one."""
     steps: Steps
-    """How optimizers step."""
+    """Steps the optimizers."""
     rates: Sequence[ScheduledRates]
-    """Schedules, which set learning rates before each batch."""
+    """Schedules that set learning rates before each batch."""
     epoch_schedulers: Sequence[Any]
-    """Schedulers of torch that step after each epoch."""
+    """Torch schedulers that step after each epoch."""
     accumulate: Accumulate
-    """How the gradient of a batch is computed: see `runner.training.accumulation`."""
+    """Computes the gradient of a batch; see `runner.training.accumulation`."""
     reduces_in_backward: bool
-    """Whether DDP averages gradients over the ranks within the last backward of a batch."""
+    """Whether DDP averages gradients over the ranks in the last backward pass of a batch."""
     loss_is_checked: bool = field(default=False, init=False)
-    """Whether a loss has been trained, and found to be one."""
+    """Whether a loss that was trained has passed `check_loss`."""
 
     def __post_init__(self) -> None:
         self.on = self.engine.on
@@ -74,9 +74,9 @@ class Run:
         self.world_size = get_data_parallel_size()
         self.has_loss = type(self.state.unwrapped_model).loss is not Model.loss
         is_uneven = self.train_stream is not None and self.train_stream.ranks_read is not None
-        picks = any(one.picks_samples for one in self.state.algorithms)
+        picks_samples = any(algorithm.picks_samples for algorithm in self.state.algorithms)
         self.root_gradients: dict[float, Tensor] = {}  # see `loss.root_gradient`
-        self._sums_tokens = self.world_size > 1 and (picks or is_uneven)
+        self._sums_tokens = self.world_size > 1 and (picks_samples or is_uneven)
         self._mean_is_unknown = self.state.unwrapped_model.loss_averages == "unknown"
         self.weighs_by_samples = weigh_alike(self.state, self.engine.listeners)
         self.freezing = Freezing(self.state.unwrapped_model, self.state.optimizers)
@@ -84,21 +84,24 @@ class Run:
         standstill.follow(self)
 
     def bind(self, wrapped: nn.Module) -> None:
-        """Choose the functions of each step, once.
+        """Choose the functions that each batch calls.
 
-        `wrapped` is the model as it is called in training: wrapped by DDP, or itself.
+        Args:
+            wrapped: the model that training calls: wrapped by DDP, or itself.
         """
         state = self.state
         model = state.unwrapped_model
         state.model = wrapped
 
         def autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-            return state.precision.autocast(state.device)(function)  # one context each: none is entered twice
+            return state.precision.autocast(state.device)(
+                function
+            )  # one context per function: none may be entered twice
 
         self.parameters = list(model.parameters())
         self.is_sharded = is_sharded(model)
-        names_of_parameters = dict(model.named_parameters(remove_duplicate=False)).keys()
-        self.has_buffers = bool(model.state_dict().keys() - names_of_parameters)
+        parameter_names = dict(model.named_parameters(remove_duplicate=False)).keys()
+        self.has_buffers = bool(model.state_dict().keys() - parameter_names)
         self.forward = autocast(wrapped)
         self.eval_forward = autocast(model.eval_forward)
         self.loss = autocast(model.loss)
@@ -106,27 +109,29 @@ class Run:
         self.unsynchronized: Callable[[], AbstractContextManager[Any]] = getattr(wrapped, "no_sync", nullcontext)
 
     def follow_freezing(self) -> None:
-        """Wrap the model again if other parameters are trained than before, as DDP averages what it has seen then."""
+        """Wrap the model again if hooks froze or unfroze parameters, because DDP does not notice such changes."""
         if self.freezing.has_changed():
             self.bind(self.state.unwrapped_model)
-            gc.collect()  # DDP stands in cycles, and its hooks on parameters must be gone
+            gc.collect()  # DDP is part of reference cycles, and its hooks on parameters must be gone
             self.bind(self.wrap())
 
     def check_loss(self, loss: Any, name: str, trains: bool) -> None:
-        """Check a loss until one has been trained: models return the same kind each time.
+        """Check a loss. Nothing is checked after the first trained loss, because a model always returns the same kind.
 
-        `name` is the method that returned it, and `trains` tells whether training called that rather than an
-        evaluation.
+        Args:
+            loss: the loss that the model returned.
+            name: the method that returned it.
+            trains: whether training called the method, rather than an evaluation.
         """
         check_loss(self.state.unwrapped_model, loss, name, trains)
         if self._mean_is_unknown and name == "loss":
             part = self.state.microbatch if trains else self.state.batch
-            lengths = (one.length for one in self.eval_streams.values())
+            lengths = (stream.length for stream in self.eval_streams.values())
             self._mean_is_unknown = not warn_of_other_means(self.state, lengths, self.loss, part)
         self.loss_is_checked = trains
 
     def count_tokens(self, samples: int, all_samples: int) -> int:
-        """Return how many tokens the batch of all ranks has, 0 where the model counts none. All ranks.
+        """Return the number of tokens in the batch of all ranks; 0 if the model does not count tokens. All ranks.
 
         Args:
             samples: number of samples on this rank; 0 if `state.batch` is only a stand-in for an empty share.
@@ -139,18 +144,19 @@ class Run:
             return tokens * all_samples // max(1, samples)  # the stand-in for an empty share is one sample
         return tokens
 
-    def iteration_is_complete(self) -> bool:
+    def is_iteration_complete(self) -> bool:
         """Return whether the epoch that just ended completes an iteration."""
         state = self.state
         if self.iteration_length is None:
             return state.stop_requested or state.timestamp >= state.max_duration
         return state.timestamp.epoch_in_iteration >= self.iteration_length.value
 
-    def end_where_interrupted(self) -> None:
+    def end_if_interrupted(self) -> None:
         """End training between two batches if a signal or `State.interrupt` requested it.
 
         Raises:
-            KeyboardInterrupt, SystemExit, ...: as the signal or the caller asks, on all ranks after the same batch.
+            KeyboardInterrupt, SystemExit, ...: the exception of the signal or of the caller, on all ranks after the
+                same batch.
         """
         error = ending(self.clock.signal) if self.clock.signal else self.state.interruption
         if error is not None:

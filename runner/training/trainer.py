@@ -1,4 +1,4 @@
-"""The Trainer: assembles a run, loads its checkpoint, and passes it to the loops."""
+"""The Trainer: builds a run from its parts, loads its checkpoint, and passes it to the loops."""
 
 from __future__ import annotations
 
@@ -44,9 +44,8 @@ from runner.training.run import Run
 class Trainer:
     """Trains a model, evaluates it and predicts with it, through an event engine.
 
-    The constructor does not train, and opens no connection except the process group. It validates everything that can
-    be validated. Use the Trainer as a context manager, or call `close()`, so that callbacks and destinations can
-    finish.
+    The constructor checks everything that can be checked before training, and opens no connection but the process
+    group. Use the Trainer as a context manager, or call `close()`, so that callbacks and destinations can finish.
 
     Args:
         model: the model to train.
@@ -55,45 +54,45 @@ class Trainer:
         eval_dataloader: a loader (evaluated under the label 'eval'), an `Evaluator`, or a list of Evaluators.
         optimizers: a factory from parameters to an optimizer; an optimizer; or, for a model with its own
             `training_step`, a dict of these by the name of the submodule whose parameters they get. Factories are
-            called after INIT, when algorithms have changed the model, and get all parameters, frozen ones too: these
-            are stepped once they are unfrozen. A factory whose first argument is called `model` gets the model.
-        schedulers: schedules of `runner.optim.schedulers`, and functions from a `Timestamp` to a multiplier whose first
-            argument is named `timestamp`, which all multiply the learning rates; or torch schedulers, or factories of
-            them. An algorithm that sets rates, such as `ReduceOnPlateau`, may stand here or among the algorithms.
+            called after INIT, when algorithms have changed the model, and get all parameters. Frozen ones are included,
+            and are stepped once they are unfrozen. A factory whose first argument is called `model` gets the model.
+        schedulers: schedules of `runner.optim.schedulers` and functions of a `Timestamp`, whose first argument is named
+            `timestamp`: each returns a multiplier of the learning rates. Or torch schedulers, or factories of them. An
+            algorithm that sets rates, such as `ReduceOnPlateau`, may stand here or among the algorithms.
         max_duration: the length of training: a time string, or a number of epochs as an int.
         eval_interval: the interval of evaluators without their own: a time string, a number of epochs as an
             int, 0 for never, or a function of the State; see `Evaluator`.
-        train_subset_num_batches: the batches after which an epoch ends; None: all that the train_dataloader yields.
-        iteration_length: the epochs in an iteration ('2ep'); None: the whole run is one iteration.
-        algorithms: objects that change training; run in the order given, except where they declare another.
+        train_subset_num_batches: the number of batches after which an epoch ends; None: all of the train_dataloader.
+        iteration_length: the length of an iteration in epochs ('2ep'); None: the whole run is one iteration.
+        algorithms: objects that change training; they run in the order given, unless they declare another order.
         callbacks: objects that observe training, called in the order given; destinations may be among them.
         loggers: logger destinations.
         precision: 'fp32', 'tf32', 'amp_bf16', 'amp_fp16', or 'bf16' (weights too).
         grad_accum: the number of microbatches per batch.
         microbatch_size: samples per microbatch, instead of `grad_accum`; 'auto' starts from the whole batch and
             halves until a microbatch fits in memory.
-        device: 'auto', 'cpu', 'cuda', 'mps', ...; each rank takes the GPU of its local rank.
+        device: 'auto', 'cpu', 'cuda', 'mps', ...; each rank uses the GPU of its local rank.
         seed: the seed of all random streams.
         deterministic: whether torch refuses operations that may differ between identical runs. With 3 or more ranks,
             gradients are also summed in a fixed order.
         parallel: 'ddp': each rank has all weights; 'fsdp': each has a part of weights, gradients and optimizer states.
         shard_size: with 'fsdp', the number of ranks that share one copy of the weights; None: all.
-        gather_dtype: with 'fsdp', the type in which weights are gathered and used: 'bfloat16', which rounds them, or
-            None: their own.
-        tensor_parallel: the number of ranks that split each layer, and see the same samples; 1: none do.
+        gather_dtype: with 'fsdp', the dtype in which weights are gathered and used: 'bfloat16', which rounds them;
+            None: their own dtype.
+        tensor_parallel: the number of ranks that split each layer between them and see the same samples; 1: layers are
+            not split.
         compile: whether to compile the model with `torch.compile`; with 'fsdp', each of its repeated blocks.
         scale_schedule_ratio: the factor for max_duration and for the lengths in schedules.
         scale_warmup: whether `scale_schedule_ratio` applies to warm-ups as well.
         step_schedulers_every_batch: whether to step torch schedulers after each batch rather than each epoch.
-        session: wall-clock time of a `fit`, after which it saves a checkpoint and ends the process with exit code 0;
-            None: no limit.
+        session: wall-clock time after which `fit` saves a checkpoint and ends the process with code 0; None: no limit.
         load_path: a checkpoint, a run's folder, or a file of `runner export` from which to load only the weights.
         load_strict: whether the names of the weights in `load_path` must all match the model's.
         resume_path: a checkpoint or a run's folder from which to resume, bit for bit.
         run_name: the run's name, by default the date and time.
         run_dir: the run's folder, created when something is first written to it; by default `outputs/{run_name}`.
-        progress_bar: whether to add a `ProgressBar` if there is none; None: on a terminal and in a notebook.
-        config: the resolved config of this run, for the record.
+        progress_bar: whether to add a `ProgressBar` if the callbacks have none; None: on a terminal and in a notebook.
+        config: the resolved config of this run, which is recorded.
 
     Raises:
         ValueError, TypeError: an argument is wrong; the message names it.
@@ -164,29 +163,29 @@ class Trainer:
 
         Args:
             overrides: keys and values as on the command line, each a string.
-            config_dir: a folder of configs of one's own, as `--config-dir`.
+            config_dir: a folder with your own configs, as in `--config-dir`.
 
         Raises:
             WrongConfig: the config is wrong; the message names the key.
         """
-        return resolve_name("runner.program.in_python:trainer_of")(overrides, config_dir)  # by name: it lies above
+        return resolve_name("runner.program.in_python:trainer_of")(overrides, config_dir)  # by name: a room above
 
     def fit(
         self, duration: str | int | Time | None = None, may_be_over: bool = False, reset_time: bool = False
     ) -> FitResult:
         """Train until `max_duration`, or for `duration` more, and return the metrics. Call it on all ranks.
 
-        Calling it again continues training. SIGTERM and Ctrl-C let the current batch finish, then end training and
-        close the Trainer. Only then is the signal's exception raised: SystemExit or KeyboardInterrupt. In a notebook,
-        interrupting the cell ends training after the current batch and leaves the Trainer as it is.
+        Calling it again continues training. On SIGTERM and Ctrl-C, the current batch finishes, the Trainer is closed,
+        and the signal's exception is raised: SystemExit or KeyboardInterrupt. In a notebook, interrupting the cell ends
+        training after the current batch, and the Trainer stays open.
 
         Args:
             duration: how much longer to train; None: until `max_duration`.
-            may_be_over: whether a resumed run may have nothing left to train. Such a run only completes its end, from
+            may_be_over: whether a resumed run may have nothing left to train. It then only fires what remains, from
                 FIT_START to FIT_END.
             reset_time: whether time starts again at 0, for another phase of training with the same weights and
-                optimizers. Schedules, intervals and the order of data then start again too; schedulers of torch and
-                the states of callbacks and algorithms stay as they are.
+                optimizers. Schedules, intervals and the order of data then start again too. Torch schedulers and the
+                states of callbacks and algorithms are kept.
 
         Raises:
             ValueError: training cannot start, see `check_trainable`.
@@ -199,10 +198,10 @@ class Trainer:
             state.max_duration = Time(state.timestamp.count(more.unit) + more.value, more.unit)
         arguments.check_trainable(state, may_be_over)
         state.stop_requested &= may_be_over
-        for one in (*state.algorithms, *state.callbacks, *state.loggers):
-            one.has_trained = True
-        # Signals stay caught until everything is closed: a second one must not cut off the checkpoint that the first
-        # one asked for.
+        for hook in (*state.algorithms, *state.callbacks, *state.loggers):
+            hook.has_trained = True
+        # Signals stay caught until everything is closed: a second signal must not cut off the checkpoint that the first
+        # one requested.
         with self._interrupt.listening(), self._running():
             loop.fit(self.run)
         return FitResult(state)
@@ -218,20 +217,20 @@ class Trainer:
                 the metrics are logged at its time.
 
         Raises:
-            ValueError: there is no evaluation data, neither here nor in the Trainer.
+            ValueError: there are no evaluation data, neither here nor in the Trainer.
         """
-        given = eval_dataloader is not None
-        evaluators = ensure_evaluators(eval_dataloader, self._interval) if given else [*self.state.evaluators]
+        is_new = eval_dataloader is not None
+        evaluators = ensure_evaluators(eval_dataloader, self._interval) if is_new else [*self.state.evaluators]
         if not evaluators:
             raise ValueError("eval_dataloader=None: eval() needs one; give it to the Trainer, or here")
-        if given:
+        if is_new:
             self._open_evaluators(evaluators)
         weights = None if checkpoint is None else snapshot.weights_of(self.state, checkpoint)
         with self._running():
             evaluation.evaluate_standalone(self.run, evaluators, weights)
-            if given:
-                self._open_evaluators(self.state.evaluators)  # the given evaluators may have used the same labels
-        return {one.label: self.state.eval_metric_values[one.label] for one in evaluators}
+            if is_new:
+                self._open_evaluators(self.state.evaluators)  # the new ones may have used the same labels
+        return {evaluator.label: self.state.eval_metric_values[evaluator.label] for evaluator in evaluators}
 
     def predict(self, dataloader: Iterable[Any], subset_num_batches: int | None = None) -> list[Any]:
         """Return this rank's outputs for each batch of a dataloader, on the CPU. Call it on all ranks.
@@ -250,8 +249,8 @@ class Trainer:
 
         Args:
             path: the folder to write; an existing checkpoint there is replaced.
-            weights_only: whether to leave out what only a resumed run needs.
-            sharded: whether each rank writes its part of a sharded model; None: if rank 0 has no memory for the whole.
+            weights_only: whether to leave out everything that only a resumed run needs.
+            sharded: whether each rank writes its part of a sharded model; None: only if rank 0 cannot hold all of it.
 
         Raises:
             FileExistsError: `path` exists and is not a checkpoint.
@@ -260,7 +259,7 @@ class Trainer:
         snapshot.save_checkpoint(self.state, path, weights_only, sharded)
 
     def close(self) -> None:
-        """Let callbacks and destinations finish. The Trainer cannot be used afterwards, but may be closed again."""
+        """Let callbacks and destinations finish. The Trainer cannot be used afterwards, but can be closed again."""
         try:
             self.engine.close()
         finally:
@@ -283,7 +282,7 @@ class Trainer:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Close the Trainer if the `with` block fails, and restore torch's CPU and CUDA generators afterwards."""
+        """Close the Trainer if the body fails, and restore torch's CPU and CUDA generators after the body."""
         cuda = [self.state.device] if self.state.device.type == "cuda" else []
         with self._closing_on_error(), self.noting(), torch.random.fork_rng(cuda):
             yield
@@ -298,7 +297,7 @@ class Trainer:
             raise cause  # noqa: B904 (the exception keeps its own context)
 
     def _join(self, run_dir: Any, train_dataloader: Iterable[Any] | None, evaluators: list[Evaluator]) -> None:
-        """Join the process group, and make everything that needs the group; leave it again on failure."""
+        """Join the process group, and make everything that needs the group; leave the group on failure."""
         self._made_group = collectives.init_process_group(self.state.device)
         with ExitStack() as on_error:
             if self._made_group:
@@ -327,15 +326,16 @@ class Trainer:
         state.train_metrics = make_metrics(state.unwrapped_model, train=True, device=state.device)
         self._eval_streams: dict[str, BatchStream] = {}
         self._open_evaluators(state.evaluators)
-        own = [*([TrainMetrics()] if state.train_metrics else []), *([TrainerLog()] if state.loggers else [])]
-        state.callbacks = (*name_hooks(own), *state.callbacks)
+        built_in = [*([TrainMetrics()] if state.train_metrics else []), *([TrainerLog()] if state.loggers else [])]
+        state.callbacks = (*name_hooks(built_in), *state.callbacks)
 
     def _open_evaluators(self, evaluators: Sequence[Evaluator]) -> None:
-        for one in evaluators:
-            arguments.check_evaluator(one, self.state.train_dataloader)
-            self._eval_streams[one.label] = self._open(one.dataloader, one.label, one.subset_num_batches)
+        for evaluator in evaluators:
+            label = evaluator.label
+            arguments.check_evaluator(evaluator, self.state.train_dataloader)
+            self._eval_streams[label] = self._open(evaluator.dataloader, label, evaluator.subset_num_batches)
             metrics = make_metrics(self.state.unwrapped_model, train=False, device=self.state.device)
-            self.state.eval_metrics[one.label] = one.select(metrics)
+            self.state.eval_metrics[label] = evaluator.select(metrics)
 
     def _open(self, loader: Iterable[Any], label: str, subset: int | None = None) -> BatchStream:
         state = self.state
@@ -347,12 +347,12 @@ class Trainer:
     def _prepare(
         self, optimizers: Any, schedulers: Any, load_path: Any, strict: bool, resume: Any, compile: bool, session: Any
     ) -> None:
-        """Fire the events of the constructor, and build the parts of the run that belong between them."""
+        """Fire the events of the constructor, and build the parts of the run between them."""
         state = self.state
         fire = self.engine.run_event
         self._steps: Steps | None = None
         self._interrupt = Interrupt(state.stop_training if in_notebook() else None)
-        self.noting: Callable[[], AbstractContextManager[Any]] = nullcontext  # adds notes to errors as they pass
+        self.noting: Callable[[], AbstractContextManager[Any]] = nullcontext  # a context that adds notes to errors
         model = state.unwrapped_model
         state.precision.check(state.device)
         arguments.refuse_unseen_hooks(state)
@@ -366,7 +366,7 @@ class Trainer:
         rates, stepped = make_schedulers(schedulers, state.optimizers, state.progress, *self._scaling)
         state.schedulers = [*rates, *stepped]
         state.scaler = state.precision.scaler(state.device)
-        state.resumed_from = None if resume is None else Path(resume)  # hooks that load weights of their own look here
+        state.resumed_from = None if resume is None else Path(resume)  # hooks that load weights themselves read this
         fire(Event.BEFORE_LOAD)
         if load_path is not None:
             snapshot.load_weights(state, load_path, strict)

@@ -114,7 +114,7 @@ def test_an_error_in_closing_leaves_nobody_unclosed_and_is_raised_at_the_end(at:
     with pytest.raises(OSError) as raised:
         run_everything(Fails(at, error), outcome)
     assert raised.value is error
-    assert error.__notes__ == [f"raised by fails.{at} while closing; everything else was closed all the same"]
+    assert error.__notes__ == [f"raised by fails.{at} while closing; everything else was closed"]
     assert facts_of(error).raisers == (Raiser("fails"),)
     assert [entry for entry in HEARD if entry[1].endswith("close")] == CLOSED
     assert outcome.error is None, "the run itself was all right"

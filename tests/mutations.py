@@ -962,8 +962,8 @@ FAULTS = (
     Fault(
         "auto microbatches: each batch is copied, whether it had fit or not",
         ACCUMULATION,
-        "repeats = shapes is not None and",
-        "repeats = False and",
+        "has_fit = shapes is not None and",
+        "has_fit = False and",
         "training/test_accumulation.py",
     ),
     Fault(
@@ -976,14 +976,14 @@ FAULTS = (
     Fault(
         "auto microbatches: a batch of which nothing was copied is done again",
         ACCUMULATION,
-        "once = repeats and",
-        "once = False and",
+        "is_only_attempt = has_fit and",
+        "is_only_attempt = False and",
         "training/test_accumulation.py",
     ),
     Fault(
         "auto microbatches: a rank without copies does its part again with the others",
         ACCUMULATION,
-        "            if once:\n                continue",
+        "            if is_only_attempt:\n                continue",
         "            if False:\n                continue",
         "training/test_accumulation.py",
     ),
@@ -1652,7 +1652,7 @@ FAULTS = (
     Fault(
         "verdict: an evaluation counts as a trained run",
         "runner/comparing/candidates.py",
-        "if one.verb in TRAINING]",
+        "if run.verb in TRAINING]",
         "]",
         "verbs/test_verdict.py",
     ),

@@ -1,6 +1,6 @@
 """Groups of runs to compare: selected by folders or conditions, paired by seeds, refused if not comparable.
 
-Runs that share seed, data and order of samples are true pairs: what they have in common cancels in their differences.
+Runs with the same seed, data and order of samples are true pairs: noise that they share cancels in their differences.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from runner.training.budget import Budget
 from runner.training.metric_choice import metrics_named
 
 TRAINED = (SEED, "model", "data", "folds", "optimizer", "scheduler", "trainer", "algorithms", "vars")
-"""Sections of a config that make runs different; the others only observe, or control where they run."""
+"""Sections of a config that change training; the others only observe, or choose the machine."""
 
 UNTRAINED = ("callbacks", "launch", "sweep")
-"""Config groups that are not among these sections."""
+"""Config groups that do not change training."""
 
-LARGEST = 1e100  # of a metric: sums of squares of larger values overflow
+LARGEST = 1e100  # the largest value of a metric: sums of squares of larger ones overflow
 
 Pair = tuple[str, ...]
-"""The key for pairing runs of two candidates: the seed, and the values of other keys."""
+"""The key by which runs of two candidates are paired: the seed, and the values of other keys."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run that is compared, with its config by dotted key."""
+    """A finished run to compare; `config` has a value for each dotted key."""
 
     folder: Path
     result: Result
@@ -62,9 +62,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the things that are compared, and its runs.
+    """A group of runs to compare with others.
 
-    Its name is the text that selects its runs; `left_out` are those that have not finished.
+    Attributes:
+        name: the text that selects the runs.
+        runs: the runs that finished.
+        left_out: the runs that did not finish.
     """
 
     name: str
@@ -73,115 +76,120 @@ class Candidate:
 
     @property
     def missing(self) -> dict[str, int]:
-        """How many of its runs did not end well, by status."""
-        return dict(Counter(one.status for one in self.left_out))
+        """The number of runs that did not finish, by status."""
+        return dict(Counter(run.status for run in self.left_out))
 
     @cached_property
     def varying(self) -> dict[str, list[str]]:
-        """The keys in which its runs differ, each with its values as text. Keys that repeat the seed are left out."""
+        """The keys in which its runs differ, with their values as text; keys that always equal the seed are left out."""
         keys = {key for run in self.runs for key in run.config if key != SEED}
-        found = {}
+        varying = {}
         for key in sorted(keys):
             if all(run.config.get(key) == run.config.get(SEED) for run in self.runs):
                 continue
             values = {to_text(run.config.get(key)) for run in self.runs}
             if len(values) > 1:
-                found[key] = sorted(values)
-        return found
+                varying[key] = sorted(values)
+        return varying
 
     @property
     def choices(self) -> dict[str, list[str]]:
         """The config groups in which its runs made different choices, with these choices."""
-        named = [run.result.choices for run in self.runs]
-        found = {group: sorted({one.get(group, "null") for one in named}) for group in dict.fromkeys(named[0])}
-        return {group: values for group, values in found.items() if len(values) > 1 and group not in UNTRAINED}
+        choices = [run.result.choices for run in self.runs]
+        by_group = {group: sorted({chosen.get(group, "null") for chosen in choices}) for group in choices[0]}
+        return {group: names for group, names in by_group.items() if len(names) > 1 and group not in UNTRAINED}
 
     def values(self, metric: str, keys: Sequence[str], among: Collection[Pair] = ()) -> dict[str, float]:
         """Return a metric of its runs by pairing key; if two runs have the same key, the later one counts.
 
-        Folds of one seed train on largely the same samples, so they are not independent: their mean is one value. Only
-        the pairs in `among` count; all if it is empty.
+        Folds of one seed train on largely the same samples and are not independent, so their mean is one value. Only
+        the pairs in `among` count; all pairs if it is empty.
         """
-        found: dict[str, dict[Pair, float]] = {}
+        folds: dict[str, dict[Pair, float]] = {}
         for run in sorted(self.runs, key=lambda run: run.result.started):
             pair = pair_of(run, keys)
             if pair in (among or (pair,)):
                 shared = pair_of(run, [key for key in keys if key != FOLD])
-                found.setdefault(" ".join(shared), {})[pair] = run.result.metrics[metric]
-        return {shared: math.fsum(folds.values()) / len(folds) for shared, folds in found.items()}
+                folds.setdefault(" ".join(shared), {})[pair] = run.result.metrics[metric]
+        return {shared: math.fsum(values.values()) / len(values) for shared, values in folds.items()}
 
 
 def pair_of(run: Run, keys: Sequence[str]) -> Pair:
-    """Return the seed of a run and its values of other keys, by which it is paired."""
+    """Return the pairing key of a run: its seed and its values of other keys."""
     return tuple(to_text(run.config.get(key)) for key in (SEED, *keys))
 
 
 def find_candidate(text: str, key: str) -> Candidate:
-    """Return the runs that a text names.
+    """Return the candidate whose runs a text selects; runs that trained nothing are left out.
 
     Args:
         text: words, separated by blanks: folders of runs or sweeps, globs, and conditions such as `model=resnet8`.
-            Without a folder the conditions are on all runs in `outputs/` but forks. A run that trained nothing is left
-            out.
-        key: the key that it was typed for, for error messages.
+            Conditions without a folder select from all runs in `outputs/` except forks.
+        key: the key for which the text was typed, for error messages.
+
+    Raises:
+        WrongKey: a word is neither a folder nor a condition, or no trained run is selected.
     """
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise WrongKey(key, f"{error}", repr(text)) from None
-    places = {word: [*_expand(word)] for word in words}
-    conditions = [word for word, paths in places.items() if not paths]
+    folders_by_word = {word: [*_expand(word)] for word in words}
+    conditions = [word for word, folders in folders_by_word.items() if not folders]
     for word in conditions:
         if not re.search("[=<>]", word):
             allowed = "a folder of runs, a glob, or a condition such as model=resnet8"
             raise WrongKey(key, f"no such folder; must be {allowed}; runner runs lists runs", repr(word))
-    folders = [path for paths in places.values() for path in paths]
-    below = [run for path in folders for run in _runs_in(path)]
-    if not folders:  # the config of a fork is not what the first part of its training had
-        known = [(one, one.result) for one in find_runs(Path(OUTPUTS))]
-        below = [one for one, result in known if result is None or not result.parent]
-    found = choose(below, parse_conditions(shlex.join(conditions), key), key)
-    known = {_identity(one.folder): one for one in found}
-    trained = [one for one in known.values() if one.verb in TRAINING]
+    folders = [folder for matches in folders_by_word.values() for folder in matches]
+    below = [run for folder in folders for run in _runs_in(folder)]
+    if not folders:  # forks are left out: the first part of their training had another config
+        results = [(run, run.result) for run in find_runs(Path(OUTPUTS))]
+        below = [run for run, result in results if result is None or not result.parent]
+    chosen = choose(below, parse_conditions(shlex.join(conditions), key), key)
+    distinct = {_identity(run.folder): run for run in chosen}
+    trained = [run for run in distinct.values() if run.verb in TRAINING]
     if not trained:
         raise WrongKey(key, "no trained run; runner runs lists runs", repr(text))
     runs = [
-        Run(one.folder, one.result, _flat(one))
-        for one in trained
-        if one.result is not None and one.status == "finished"
+        Run(run.folder, run.result, _flatten(run))
+        for run in trained
+        if run.result is not None and run.status == "finished"
     ]
     runs.sort(key=lambda run: (to_number(run.config.get(SEED)) or 0.0, str(run.folder)))
-    return Candidate(text, runs, [one for one in trained if one.status != "finished"])
+    return Candidate(text, runs, [run for run in trained if run.status != "finished"])
 
 
 def _identity(folder: Path) -> tuple[int, int]:
     """Return the device and inode of a folder, which are the same for every link and path to it."""
-    state = folder.stat()
-    return state.st_dev, state.st_ino
+    status = folder.stat()
+    return status.st_dev, status.st_ino
 
 
 def _runs_in(folder: Path) -> Iterator[SavedFolder]:
-    """Yield the run in a folder, or those below it; of a sweep only its jobs."""
+    """Yield the run in a folder, or the runs below it; in a sweep, only its current jobs."""
     if (folder / RESULT).exists():
         yield SavedFolder(folder, read_result(folder))
         return
-    others = left_out(folder) if (folder / SWEEP).exists() else []
-    if others:
-        names = ", ".join(one.name for one in others)
+    excluded = left_out(folder) if (folder / SWEEP).exists() else []
+    if excluded:
+        names = ", ".join(path.name for path in excluded)
         print_to_stderr(f"INFO: left out, because they are not what the sweep {folder} asks for: {names}")
-    yield from (run for run in find_runs(folder) if run.folder not in others)
+    yield from (run for run in find_runs(folder) if run.folder not in excluded)
 
 
-def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tuple[str, bool]:
-    """Return the metric that candidates are compared by, and whether a smaller value of it is better.
+def common_metric(candidates: Sequence[Candidate], requested: str, key: str) -> tuple[str, bool]:
+    """Return the metric by which candidates are compared, and whether smaller values of it are better.
 
-    `asked` is a metric, such as `eval/loss` or `loss`; if it is empty, the objective of the runs counts.
+    Args:
+        candidates: the candidates, whose runs must all have a finite value of the metric.
+        requested: a metric, such as `eval/loss` or `loss`; if it is empty, the objective of the runs is used.
+        key: the key with which the metric was requested, for error messages.
     """
-    runs = [run for one in candidates for run in one.runs]
+    runs = [run for candidate in candidates for run in candidate.runs]
     objectives = dict.fromkeys(run.result.objective_name for run in runs)
-    if not asked and (len(objectives) > 1 or "" in objectives):
+    if not requested and (len(objectives) > 1 or "" in objectives):
         raise WrongKey(key, f"the runs have no objective in common ({', '.join(objectives)}); name a metric")
-    name = asked or next(iter(objectives))
+    name = requested or next(iter(objectives))
     metric = next(iter(metrics_named(name, runs[0].result.metrics)), name)
     for run in runs:
         value = run.result.metrics.get(metric)
@@ -193,60 +201,60 @@ def common_metric(candidates: Sequence[Candidate], asked: str, key: str) -> tupl
 
 
 def pair_up(a: Candidate, b: Candidate, metric: str, key: str, allows_budget: bool = False) -> Samples:
-    """Return the values of two candidates, in pairs if their runs share seeds."""
+    """Return the values of two candidates as samples, paired if their runs share seeds."""
     keys = pairing_keys(a, b, key)
     check_comparable(a, b, metric, keys, allows_budget)
-    both = {pair_of(run, keys) for run in a.runs} & {pair_of(run, keys) for run in b.runs} if FOLD in keys else ()
-    return pair_values(a.values(metric, keys, both), b.values(metric, keys, both))
+    shared = {pair_of(run, keys) for run in a.runs} & {pair_of(run, keys) for run in b.runs} if FOLD in keys else ()
+    return pair_values(a.values(metric, keys, shared), b.values(metric, keys, shared))
 
 
 def pairing_keys(a: Candidate, b: Candidate, key: str) -> list[str]:
     """Return the keys besides the seed by which the runs of two candidates are paired: keys that vary in both."""
-    for one, other in ((a, b), (b, a)):
-        alone = [name for name in one.varying if name not in other.varying]
-        if alone:
-            values = one.choices or {alone[0]: one.varying[alone[0]]}
-            name, found = next(iter(values.items()))
-            shown = f"{name} is {' and '.join(found[:3])}{' and others' * (len(found) > 3)}"
-            fix = f"choose one setting, as in '{one.name} {name}={found[0]}'"
-            raise WrongKey(key, f"its runs differ in more than the seed: {shown}; {fix}", repr(one.name))
+    for candidate, other in ((a, b), (b, a)):
+        unshared = [name for name in candidate.varying if name not in other.varying]
+        if unshared:
+            varying = candidate.choices or {unshared[0]: candidate.varying[unshared[0]]}
+            name, values = next(iter(varying.items()))
+            shown = f"{name} is {' and '.join(values[:3])}{' and others' * (len(values) > 3)}"
+            fix = f"choose one setting, as in '{candidate.name} {name}={values[0]}'"
+            raise WrongKey(key, f"its runs differ in more than the seed: {shown}; {fix}", repr(candidate.name))
     return [*a.varying]
 
 
 def check_comparable(a: Candidate, b: Candidate, metric: str, pairing: Sequence[str], allows_budget: bool) -> None:
     """Check that two candidates were evaluated in the same way, and trained for the same length."""
     folders = {_identity(run.folder): run.folder for run in a.runs}
-    if shared := [folders[place] for run in b.runs if (place := _identity(run.folder)) in folders]:
+    if shared := [folders[identity] for run in b.runs if (identity := _identity(run.folder)) in folders]:
         raise ValueError(f"both {a.name!r} and {b.name!r} contain the run {min(shared)}")
-    found = [{pair_of(run, pairing): run.result.evaluated_by(metric) for run in one.runs} for one in (a, b)]
-    pairs = found[0].keys() & found[1].keys()
-    for what in found[0][pair_of(a.runs[0], pairing)]:
-        first, second = ({pair: str(facts[what]) for pair, facts in one.items()} for one in found)
+    evaluations = [{pair_of(run, pairing): run.result.evaluated_by(metric) for run in side.runs} for side in (a, b)]
+    pairs = evaluations[0].keys() & evaluations[1].keys()
+    for what in evaluations[0][pair_of(a.runs[0], pairing)]:
+        first, second = ({pair: str(facts[what]) for pair, facts in side.items()} for side in evaluations)
         if any(first[pair] != second[pair] for pair in pairs) or not (pairs or {*first.values()} & {*second.values()}):
-            shown = " and ".join(", ".join(sorted({*one.values()})) for one in (first, second))
+            shown = " and ".join(", ".join(sorted({*values.values()})) for values in (first, second))
             reason = f"their evaluation differs in its {what}: {shown}"
             raise ValueError(f"{a.name!r} and {b.name!r} cannot be compared by {metric}: {reason}")
-    budgets = [{run.budget for run in one.runs} for one in (a, b)]
+    budgets = [{run.budget for run in side.runs} for side in (a, b)]
     if budgets[0] != budgets[1] and not allows_budget:
-        shown = " and ".join(", ".join(sorted(one)) for one in budgets)
+        shown = " and ".join(", ".join(sorted(limits)) for limits in budgets)
         fix = "runner verdict compares them with --budget any"
         raise ValueError(f"{a.name!r} and {b.name!r} have different budgets: {shown}; {fix}")
 
 
 def find_differences(a: Candidate, b: Candidate) -> list[tuple[str, str, str]]:
-    """Return what differs between two candidates, with both values: choices of groups, then keys outside of these."""
+    """Return the differences between two candidates, with both values: first groups, then keys in no such group."""
     first = a.runs[0]
     second = b.runs[0]
     choices = first.result.choices, second.result.choices
-    groups = [one for one in dict.fromkeys([*choices[0], *choices[1]]) if one not in UNTRAINED]
-    rows = [(one, choices[0].get(one, "null"), choices[1].get(one, "null")) for one in groups]
+    groups = [group for group in dict.fromkeys([*choices[0], *choices[1]]) if group not in UNTRAINED]
+    rows = [(group, choices[0].get(group, "null"), choices[1].get(group, "null")) for group in groups]
     rows = [row for row in rows if row[1] != row[2]]
-    told = {group for group, *_ in rows}
+    listed = {group for group, *_ in rows}
     varying = {SEED, *a.varying, *b.varying}
     for key in dict.fromkeys([*first.config, *second.config]):
         values = first.config.get(key), second.config.get(key)
         are_seeds = values == (first.config.get(SEED), second.config.get(SEED))
-        if values[0] != values[1] and key not in varying and key.partition(".")[0] not in told and not are_seeds:
+        if values[0] != values[1] and key not in varying and key.partition(".")[0] not in listed and not are_seeds:
             rows.append((key, to_text(values[0]), to_text(values[1])))
     return rows
 
@@ -256,17 +264,17 @@ def _expand(word: str) -> Iterator[Path]:
     if Path(word).is_dir():
         yield Path(word)
     elif has_magic(word):
-        yield from (Path(one) for one in sorted(glob(word)) if Path(one).is_dir())
+        yield from (Path(match) for match in sorted(glob(word)) if Path(match).is_dir())
 
 
-def _flat(run: SavedFolder) -> dict[str, Any]:
+def _flatten(run: SavedFolder) -> dict[str, Any]:
     """Return the part of a run's config that affects training, by dotted key."""
     flat: dict[str, Any] = {}
 
     def add(key: str, value: Any) -> None:
         if isinstance(value, Mapping) and value:
-            for name, one in value.items():
-                add(f"{key}.{name}", one)
+            for name, child in value.items():
+                add(f"{key}.{name}", child)
         else:
             flat[key] = value
 

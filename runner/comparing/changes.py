@@ -1,4 +1,4 @@
-"""Differences between two configs, key by key, and which of them are safe when a run is resumed."""
+"""Differences between two configs, key by key, and whether a run can be resumed with them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ SAFE = (
     "callbacks",  # they only watch
     "launch",  # the global batches are the same on any number of ranks
     "run_name",  # the run continues in the same folder and the same MLflow run
-    "experiment_name",  # likewise
-    "objective",  # only sweeps use it, to compare
+    "experiment_name",  # the run continues in the same MLflow run
+    "objective",  # only sweeps use it, to compare their jobs
     "vars",  # the keys that use these values change with them, and are judged themselves
-    "test",  # it comes after training
+    "test",  # it happens after training
     "budget",  # a schedule stretches with it, as with trainer.max_duration
-    "init_weights",  # a resumed run has those of its checkpoint
+    "init_weights",  # a resumed run loads the weights of its checkpoint
     "trainer.max_duration",  # a schedule given in fractions of it stretches, which is reported
     "trainer.eval_interval",  # evaluating does not change training
     "trainer.session",  # the run stops between two batches, and continues
     "trainer.device",  # the same mathematics, up to rounding
-    "trainer.parallel",  # likewise; any layout reads any checkpoint
+    "trainer.parallel",  # the same mathematics, and any layout reads any checkpoint
     "trainer.shard_size",
     "trainer.tensor_parallel",
 )
@@ -46,13 +46,13 @@ _LONGEST = 60  # characters of a value to show
 
 @dataclass(frozen=True)
 class Change:
-    """One difference: a key with two values, or a section whose class differs or that only one config has.
+    """A difference: a key with two values, or a section whose class differs or that only one config has.
 
     Attributes:
         key: dotted path of the key or section.
         before: old value of the key, or `ABSENT`.
         after: new value of the key, or `ABSENT`.
-        target: `_target_` of the nearest enclosing section, as it is now; empty if there is none.
+        target: `_target_` of the nearest enclosing section in the new config; empty without one.
     """
 
     key: str
@@ -72,16 +72,16 @@ class Change:
 
 def find_changes(before: Any, after: Any, key: str = "", target: str = "") -> Iterator[Change]:
     """Yield the differences of two configs, in the order of the first."""
-    if hidden_everywhere(before) == hidden_everywhere(after):  # compared without credentials, which a record leaves out
+    if hidden_everywhere(before) == hidden_everywhere(after):  # without credentials, which records leave out
         return
-    both = isinstance(before, Mapping) and isinstance(after, Mapping)
-    if not both or before.get("_target_") != after.get("_target_"):
+    are_sections = isinstance(before, Mapping) and isinstance(after, Mapping)
+    if not are_sections or before.get("_target_") != after.get("_target_"):
         yield Change(key, before, after, target)
         return
     target = str(after.get("_target_", target))
-    for one in [*before, *(one for one in after if one not in before)]:
-        path = f"{key}.{one}" if key else str(one)
-        yield from find_changes(before.get(one, ABSENT), after.get(one, ABSENT), path, target)
+    for name in [*before, *(name for name in after if name not in before)]:
+        path = f"{key}.{name}" if key else str(name)
+        yield from find_changes(before.get(name, ABSENT), after.get(name, ABSENT), path, target)
 
 
 def changes_of_resume(
@@ -91,9 +91,14 @@ def changes_of_resume(
     typed: Sequence[str],
     allowed: Sequence[str],
 ) -> Iterator[str]:
-    """Yield what a resumed run does differently from now on.
+    """Yield a line for each thing that a resumed run does differently from now on.
 
-    Without a record, `before=None`, the config of the checkpoint counts, if it has one.
+    Args:
+        resume: the run or checkpoint to resume.
+        before: the recorded config of the run; None: that of the checkpoint, if it has one.
+        after: the config to continue with.
+        typed: the overrides that were typed.
+        allowed: the keys and sections that may change, see `check_changes`.
     """
     from runner.checkpoints.files import find_checkpoint, read_config
 
@@ -109,7 +114,7 @@ def changes_of_resume(
 
 
 def changes_of_fork(at: str, resume: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a fork does differently from its parent; everything may change but the optimizer."""
+    """Yield a line for each difference of a fork from its parent; everything but the optimizer may change."""
     changes = [*find_changes(before, after)]
     _check_optimizer(changes, resume)
     yield f"fork at {at} of {show_path(Path(resume))}"
@@ -117,10 +122,10 @@ def changes_of_fork(at: str, resume: str, before: Mapping[str, Any], after: Mapp
 
 
 def _check_optimizer(changes: Sequence[Change], resume: str) -> None:
-    for one in changes:
-        if one.key == "optimizer":
+    for change in changes:
+        if change.key == "optimizer":
             raise ValueError(
-                f"{one}: a run cannot continue with another optimizer; start a new run from its weights, with "
+                f"{change}: a run cannot continue with another optimizer; start a new run from its weights, with "
                 f"trainer.load_path={show_path(Path(resume))} instead of resuming"
             )
 
@@ -133,33 +138,33 @@ def check_changes(
     `allowed` are keys and sections that may differ, and keys that `typed` overrides removed.
     """
     known = {*_paths(before), *_paths(after), *map(key_of, typed)}
-    for one in allowed:
-        if one not in known:
-            reason = "this config has no such key; " + nearest(one, known).knowing(meant="")
-            raise WrongKey("--allow-changes", reason, repr(one))
+    for key in allowed:
+        if key not in known:
+            reason = "this config has no such key; " + nearest(key, known).knowing(meant="")
+            raise WrongKey("--allow-changes", reason, repr(key))
     changes = list(find_changes(before, after))
     _check_optimizer(changes, resume)
-    refused = [one for one in changes if not one.is_safe and not is_among(one.key, allowed)]
+    refused = [change for change in changes if not change.is_safe and not is_among(change.key, allowed)]
     if refused:
-        listed = "".join(f"\n  {one}" for one in refused)
-        names = ",".join([*allowed, *(one.key for one in refused)])
+        listed = "".join(f"\n  {change}" for change in refused)
+        names = ",".join([*allowed, *(change.key for change in refused)])
         fix = f"--allow-changes {names}"
         text = f"RUN={show_path(Path(resume))!r}: the run was trained with a different config so far:{listed}\n"
         raise ValueError(Advice(f"{text}To continue with these changes, add {fix}").knowing(key="RUN", fix=fix))
-    return [f"{one}{_remark(one, after)}" for one in changes]
+    return [f"{change}{_remark(change, after)}" for change in changes]
 
 
 def is_among(key: str, names: Sequence[str]) -> bool:
     """Return whether a key, or a section that contains it, is among some names."""
-    return any(f"{key}.".startswith(f"{one}.") for one in names)
+    return any(f"{key}.".startswith(f"{name}.") for name in names)
 
 
 def _remark(change: Change, config: Mapping[str, Any]) -> str:
     """Return the remark to append to a line about a change."""
     if change.key == "trainer.max_duration":
         parts = {group: config.get(group) for group in ("scheduler", "algorithms")}
-        found = [f"{key}={value}" for key, value in _paths(parts).items() if _is_fraction(value)]
-        return f"; settings in fractions of it stretch: {', '.join(found)}" if found else ""
+        fractions = [f"{key}={value}" for key, value in _paths(parts).items() if _is_fraction(value)]
+        return f"; settings in fractions of it stretch: {', '.join(fractions)}" if fractions else ""
     return "" if change.is_safe else " (--allow-changes)"
 
 
@@ -172,14 +177,14 @@ def _is_fraction(value: Any) -> bool:
 
 def _paths(config: Any, prefix: str = "") -> dict[str, Any]:
     """Return all values and sections of a config by dotted path."""
-    found = {}
+    values = {}
     for key, value in config.items() if isinstance(config, Mapping) else ():
-        found |= {f"{prefix}{key}": value} | _paths(value, f"{prefix}{key}.")
-    return found
+        values |= {f"{prefix}{key}": value} | _paths(value, f"{prefix}{key}.")
+    return values
 
 
 def _show(value: Any) -> str:
-    """Return a value as it would be typed, or a section's class."""
+    """Return a value as text for the command line, or a section's class."""
     if value is ABSENT:
         return "(missing)"
     if isinstance(value, Mapping) and "_target_" in value:

@@ -19,21 +19,18 @@ _CONDITION = re.compile(r"([\w./@-]+?)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition that a run meets or does not.
-
-    After = and != the value may be a shell pattern, such as `resnet*`.
-    """
+    """A condition on a run. After `=` and `!=`, the value may be a shell pattern, such as `resnet*`."""
 
     name: str
     sign: str
     value: str
 
     def holds(self, run: SavedFolder) -> bool:
-        """Return whether a run meets the condition; a run without such a value meets none but `!=`."""
-        found = run.value(self.name)
+        """Return whether a run meets the condition; without a value of this name, a run only meets `!=`."""
+        value = run.value(self.name)
         if self.sign in ("=", "!="):
-            return _equals(found, self.value) is (self.sign == "=")
-        number = to_number(found)
+            return _equals(value, self.value) is (self.sign == "=")
+        number = to_number(value)
         limit = float(self.value)
         if number is None:
             return False
@@ -41,12 +38,12 @@ class Condition:
 
 
 def parse_conditions(text: str, key: str = "CONDITION") -> list[Condition]:
-    """Return the conditions in a text, separated by blanks."""
+    """Return the conditions in a text, which are separated by blanks."""
     try:
         parts = shlex.split(text)
     except ValueError as error:
         raise WrongKey(key, f"{error}", repr(text)) from None
-    found = []
+    conditions = []
     for part in parts:
         match = _CONDITION.fullmatch(part)
         if match is None:
@@ -55,40 +52,40 @@ def parse_conditions(text: str, key: str = "CONDITION") -> list[Condition]:
         condition = Condition(*match.groups())
         if condition.sign in ("<", "<=", ">", ">=") and to_number(condition.value) is None:
             raise WrongKey(key, f"{condition.sign} compares numbers; write = for text", repr(part))
-        found.append(condition)
-    return found
+        conditions.append(condition)
+    return conditions
 
 
 def choose(runs: Iterable[SavedFolder], conditions: Sequence[Condition], key: str = "CONDITION") -> list[SavedFolder]:
     """Return the runs that meet all conditions."""
     listed = [*runs]
-    for one in conditions:
-        _check_known(one.name, listed, key, f"{one.name}{one.sign}{one.value}")
-    return [run for run in listed if all(one.holds(run) for one in conditions)]
+    for condition in conditions:
+        _check_known(condition.name, listed, key, f"{condition.name}{condition.sign}{condition.value}")
+    return [run for run in listed if all(condition.holds(run) for condition in conditions)]
 
 
 def in_order(runs: Sequence[SavedFolder], name: str) -> list[SavedFolder]:
-    """Return runs sorted by a value, those without it last.
+    """Return runs sorted by a value, runs without it last.
 
-    With `-` in front of the name the largest comes first; without a name, the latest run.
+    With `-` in front of the name, the largest value comes first. Without a name, the latest run comes first.
     """
     if not name:
         return sorted(runs, key=lambda run: (-run.started, str(run.folder)))
     key = name.removeprefix("-")
     _check_known(key, runs, "--sort", name)
-    found = {run.folder: run.value(key) for run in runs}
-    numbers = {run.folder: to_number(found[run.folder]) for run in runs}
+    values = {run.folder: run.value(key) for run in runs}
+    numbers = {run.folder: to_number(values[run.folder]) for run in runs}
     with_number = [run for run in runs if numbers[run.folder] is not None]
-    with_text = [run for run in runs if numbers[run.folder] is None and found[run.folder] is not None]
-    without = [run for run in runs if found[run.folder] is None]
+    with_text = [run for run in runs if numbers[run.folder] is None and values[run.folder] is not None]
+    without = [run for run in runs if values[run.folder] is None]
     is_reverse = name.startswith("-")
     with_number.sort(key=lambda run: numbers[run.folder] or 0.0, reverse=is_reverse)
-    with_text.sort(key=lambda run: str(found[run.folder]), reverse=is_reverse)
+    with_text.sort(key=lambda run: str(values[run.folder]), reverse=is_reverse)
     return [*with_number, *with_text, *sorted(without, key=lambda run: str(run.folder))]
 
 
 def to_number(value: Any) -> float | None:
-    """Return a value as a number; None if it is none, or NaN."""
+    """Return a value as a number; None if it is NaN or not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -99,7 +96,7 @@ def to_number(value: Any) -> float | None:
 
 
 def to_text(value: Any) -> str:
-    """Return a value of a config as it would be typed, or the name of its class."""
+    """Return a value of a config as text for the command line, or the name of its class."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, Mapping):
@@ -109,20 +106,20 @@ def to_text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _equals(found: Any, typed: str) -> bool:
-    """Return whether a value matches the typed text: as a number, a pattern, or an entry of a list or section."""
-    if isinstance(found, list | Mapping) and any(_equals(one, typed) for one in found):
+def _equals(value: Any, typed: str) -> bool:
+    """Return whether a value matches the typed text: as a number, as a pattern, or in an entry of a list or section."""
+    if isinstance(value, list | Mapping) and any(_equals(entry, typed) for entry in value):
         return True
-    numbers = to_number(found), to_number(typed)
-    return (None not in numbers and numbers[0] == numbers[1]) or fnmatchcase(to_text(found), typed)
+    numbers = to_number(value), to_number(typed)
+    return (None not in numbers and numbers[0] == numbers[1]) or fnmatchcase(to_text(value), typed)
 
 
 def _check_known(name: str, runs: Sequence[SavedFolder], key: str, shown: str) -> None:
-    """Refuse a name that no run has a value of."""
+    """Refuse a name for which no run has a value."""
     if not runs or any(run.value(name) is not None for run in runs):
         return
     results = [run.result for run in runs if run.result is not None]
-    names = {*FIELDS, *(metric for one in results for metric in one.metrics)}
-    names |= {group for one in results for group in one.choices}
-    near = nearest(name, names).knowing(meant="")  # a part of the value is wrong, not all of it
+    names = {*FIELDS, *(metric for result in results for metric in result.metrics)}
+    names |= {group for result in results for group in result.choices}
+    near = nearest(name, names).knowing(meant="")  # only a part of the value is wrong
     raise WrongKey(key, "no run has a value of this name; " + near + ", or a key of a config", repr(shown))

@@ -1,21 +1,20 @@
-"""Whether one of two samples has the larger mean: tests, intervals, and how many more values would decide.
+"""Compare the means of two samples: tests, confidence intervals, and the number of values needed to decide.
 
-This file knows nothing about runs. All functions are pure, and draw from generators with fixed seeds: the same numbers
-give the same answer. The two values of a pair share everything except what is compared, such as runs with one seed.
+This file knows nothing about runs. All functions are pure, and draw from generators with fixed seeds, so the same
+numbers give the same answer. The two values of a pair share everything except what is compared, such as the seed.
 
 `scipy.stats` gives the same p-values, and the tests compare with it. But it takes 0.9 s to import and is much slower:
-for two samples of ten values, 2 s instead of 3 ms. Its BCa interval is not expanded, and it draws resamples where there
-are few enough to enumerate.
+for two samples of ten values, 2 s instead of 3 ms. Its BCa interval is not expanded, and it always draws resamples,
+even if there are few enough to enumerate.
 
-Sources:
-    Sign-flip and permutation tests: Fisher, The Design of Experiments, 1935; Pitman, Significance tests which may be
-    applied to samples from any populations, 1937. Drawn at random, p is (1 + count) / (1 + draws): Phipson and Smyth,
-    Permutation p-values should never be zero, 2010 (arXiv:1603.05766).
-    Intervals: BCa, Efron, Better bootstrap confidence intervals, 1987; at the level that Hesterberg, What teachers
-    should know about the bootstrap, 2014 (arXiv:1411.5279) calls expanded, because a bootstrap of few values is narrow.
-    Several candidates: Holm, A simple sequentially rejective multiple test procedure, 1979. Against the best of
-    several: Hsu, Constrained simultaneous confidence intervals for multiple comparisons with the best, 1984.
-    Student's t: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5 and 26.7.10.
+Sources, cited below by name:
+    Fisher, The Design of Experiments, 1935; Pitman, Significance tests which may be applied to samples from any
+    populations, 1937; Phipson and Smyth, Permutation p-values should never be zero, 2010 (arXiv:1603.05766).
+    Efron, Better bootstrap confidence intervals, 1987; Hesterberg, What teachers should know about the bootstrap, 2014
+    (arXiv:1411.5279).
+    Holm, A simple sequentially rejective multiple test procedure, 1979; Hsu, Constrained simultaneous confidence
+    intervals for multiple comparisons with the best, 1984.
+    Abramowitz and Stegun, Handbook of Mathematical Functions, 1964.
 """
 
 from __future__ import annotations
@@ -30,18 +29,20 @@ from typing import NamedTuple
 import numpy as np
 
 LEVEL = 0.05
-"""How often a test may find a difference where there is none."""
+"""The probability that a test finds a difference although the means are equal."""
 POWER = 0.8
-"""How often a test that is recommended would find the difference."""
-MOST_FLIPPED = 20  # pairs whose signs are all tried
-MOST_SPLITS = 200_000  # ways to divide values in two that are all tried
-DRAWS = 50_000  # where they are not
+"""The probability that a test with the recommended number of values finds the difference."""
+MOST_FLIPPED = 20  # up to this number of pairs, all sign patterns are tried
+MOST_SPLITS = 200_000  # up to this number of ways to divide values in two, all are tried
+DRAWS = 50_000  # random sign patterns or divisions otherwise
 BLOCK = 10_000_000  # random numbers drawn at a time
-MOST_RESAMPLES = 400_000  # distinct resamples that are all enumerated: of up to 11 values, or of two samples of 6
-RESAMPLES = 9_999  # drawn where they are not
+MOST_RESAMPLES = (
+    400_000  # up to this number, all distinct resamples are enumerated: of 11 values, or of 6 in each of two
+)
+RESAMPLES = 9_999  # random resamples otherwise
 MOST_NEEDED = 1_000  # more values than anyone would train
-SIMULATED = 10  # up to this number of pairs, or of values in both samples, power is simulated: they have few p-values
-DATASETS = 4_000
+SIMULATED = 10  # up to this number of pairs, or of values in both samples together, power is simulated
+DATASETS = 4_000  # simulated at a time
 NORMAL = NormalDist()
 ROUNDING = 1e-9
 
@@ -52,14 +53,14 @@ class Decision:
 
     Attributes:
         is_paired: whether the values are pairs.
-        n: number of values in the first and in the second sample; of pairs, twice the same.
-        means: mean of the first and of the second sample.
+        n: numbers of values in the first and in the second sample; equal if paired.
+        means: means of the first and of the second sample.
         interval: bounds of the 95 % confidence interval of the second mean minus the first; None below two values.
-        effect: the difference divided by the standard deviation, of differences if paired; NaN if there is none.
-        p: p-value, two-sided; corrected if there are several comparisons.
-        smallest_p: the smallest p-value that this number of values can have, corrected likewise.
-        more: how many more values of each sample would find a difference as large as this with a power of 80 %; None if
-            it would take more than a thousand, or if that is unknown.
+        effect: the difference divided by the standard deviation, of the differences if paired; NaN below two values.
+        p: two-sided p-value, corrected for the number of comparisons.
+        smallest_p: the smallest p-value that this number of values can have, with the same correction.
+        more: how many more values of each sample would detect a difference of this size with 80 % power; None if more
+            than a thousand are needed, or if the effect is unknown.
     """
 
     is_paired: bool
@@ -83,12 +84,12 @@ class Decision:
 
 
 class Samples(NamedTuple):
-    """The values of two things that are compared.
+    """Two samples to compare.
 
     Attributes:
-        a: finite values of the first, at least one.
-        b: values of the second sample.
-        pairs: keys shared by the two values of each pair, as text; empty if the values are not paired.
+        a: values of the first sample, finite, at least one.
+        b: values of the second sample, finite, at least one.
+        pairs: for each pair, the key of its two values as text; empty if the values are not paired.
     """
 
     a: Sequence[float]
@@ -97,57 +98,66 @@ class Samples(NamedTuple):
 
 
 def pair_values(first: Mapping[str, float], second: Mapping[str, float]) -> Samples:
-    """Return values with common keys as pairs, if there are at least two or no others; otherwise all values."""
-    shared = [key for key in first if key in second]
-    if len(shared) > 1 or len(first) == len(second) == len(shared):
-        return Samples([first[key] for key in shared], [second[key] for key in shared], shared)
+    """Return values with equal keys as pairs, if there are two or more or no other values; otherwise all, unpaired."""
+    keys = [key for key in first if key in second]
+    if len(keys) > 1 or len(first) == len(second) == len(keys):
+        return Samples([first[key] for key in keys], [second[key] for key in keys], keys)
     return Samples([*first.values()], [*second.values()])
 
 
 def decide(samples: Sequence[Samples]) -> list[Decision]:
     """Return a decision about each of several comparisons, corrected for their number by Holm's method."""
-    tested = [_test(np.asarray(one.a, float), np.asarray(one.b, float), bool(one.pairs)) for one in samples]
-    count = len(tested)
-    adjusted = holm([one.p for one in tested])
-    decided = []
-    for one, p in zip(tested, adjusted, strict=True):
+    tests = [_test(np.asarray(both.a, float), np.asarray(both.b, float), bool(both.pairs)) for both in samples]
+    count = len(tests)
+    decisions = []
+    for test, p in zip(tests, holm([test.p for test in tests]), strict=True):
         more = 0
         if p > LEVEL:
-            needed = count_needed(one.effect, LEVEL / count, one.is_paired)
-            more = None if needed is None else max(needed - min(one.n), 1)
-        decided.append(replace(one, p=p, smallest_p=min(1.0, one.smallest_p * count), more=more))
-    return decided
+            needed = count_needed(test.effect, LEVEL / count, test.is_paired)
+            more = None if needed is None else max(needed - min(test.n), 1)
+        decisions.append(replace(test, p=p, smallest_p=min(1.0, test.smallest_p * count), more=more))
+    return decisions
 
 
 def find_ties(samples: Sequence[Samples]) -> list[bool]:
-    """Return for each setting that is compared with the leader whether it may be the best as well.
+    """Return for each setting that is compared with the leader whether it may have the best true mean as well.
 
-    The leader and its ties together contain the setting with the best true mean in at least 95 % of all cases, although
-    the leader was chosen by these same values: each test has the level divided by the number of comparisons.
+    The leader and its ties contain the setting with the best true mean in at least 95 % of all cases, although the same
+    values chose the leader: the true best is missed only if it tests worse than whichever of the k others leads. Each
+    of these k events has a probability of at most LEVEL / k, so their union has at most LEVEL (Hsu 1984).
     """
     return [
-        _p_value(np.asarray(one.a, float), np.asarray(one.b, float), bool(one.pairs)) > LEVEL / len(samples)
-        for one in samples
+        _p_value(np.asarray(both.a, float), np.asarray(both.b, float), bool(both.pairs)) > LEVEL / len(samples)
+        for both in samples
     ]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected so that the chance of any wrong rejection is at most the level."""
+    """Return p-values corrected so that the probability of any wrong rejection is at most the level.
+
+    When the k smallest of m p-values are rejected rightly, at most m - k hypotheses are true. So the next p-value is
+    multiplied by m - k, as Bonferroni would for these alone, and is at least as large as the ones before (Holm 1979).
+    """
     adjusted = [1.0] * len(p_values)
     largest = 0.0
-    for place, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
-        largest = max(largest, min(1.0, p_values[index] * (len(p_values) - place)))
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        largest = max(largest, min(1.0, p_values[index] * (len(p_values) - rank)))
         adjusted[index] = largest
     return adjusted
 
 
 def flip_signs(differences: np.ndarray) -> float:
-    """Return the p-value of differences `(n,)` having the mean 0: of all ways to flip signs, how many do as much."""
+    """Return the two-sided p-value of the hypothesis that paired differences `(n,)` have the mean 0.
+
+    If both values of a pair have one distribution, each difference is as likely with the other sign, and all 2^n sign
+    patterns are equally likely. So p is the fraction of patterns with at least the observed |sum| (Fisher 1935). Of
+    random patterns it is (1 + count) / (1 + draws): the observed one is counted as well (Phipson and Smyth 2010).
+    """
     observed = abs(differences.sum()) * (1 - ROUNDING)
     if len(differences) <= MOST_FLIPPED:
         sums = np.zeros(1)
-        for one in differences:
-            sums = np.concatenate([sums + one, sums - one])
+        for difference in differences:
+            sums = np.concatenate([sums + difference, sums - difference])
         return float(np.mean(np.abs(sums) >= observed))
     generator = np.random.default_rng(0)
     count = 0
@@ -158,28 +168,37 @@ def flip_signs(differences: np.ndarray) -> float:
 
 
 def permute(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the p-value of samples `(n,)` and `(m,)` having one mean: of all ways to divide them, how many do so."""
+    """Return the two-sided p-value of the hypothesis that samples `(n,)` and `(m,)` have one distribution.
+
+    If so, all comb(n + m, n) ways to divide the pooled values are equally likely. With the pooled mean subtracted, both
+    parts have opposite sums, so the difference of means is the sum of one part times 1/n + 1/m, and p is the fraction
+    of divisions with at least the observed |sum| (Pitman 1937). Random divisions count as in `flip_signs`.
+    """
     few, many = sorted([a, b], key=len)
     pooled = np.concatenate([few, many])
     pooled = pooled - pooled.mean()
     observed = abs(pooled[: len(few)].sum()) * (1 - ROUNDING)
     if math.comb(len(pooled), len(few)) <= MOST_SPLITS:
-        sums = [np.zeros(1), *(np.zeros(0) for _ in few)]  # of the subsets of each size
-        for one in pooled:
-            sums[1:] = [np.concatenate([same, less + one]) for less, same in itertools.pairwise(sums)]
+        sums = [np.zeros(1), *(np.zeros(0) for _ in few)]  # of all subsets of the values so far, by size
+        for value in pooled:
+            sums[1:] = [np.concatenate([without, smaller + value]) for smaller, without in itertools.pairwise(sums)]
         return float(np.mean(np.abs(sums[-1]) >= observed))
     generator = np.random.default_rng(0)
     count = 0
     for rows in _blocks(DRAWS, len(pooled)):
-        drawn = generator.permuted(np.broadcast_to(pooled, (rows, len(pooled))), axis=1)
-        count += int(np.sum(np.abs(drawn[:, : len(few)].sum(axis=1)) >= observed))
+        shuffled = generator.permuted(np.broadcast_to(pooled, (rows, len(pooled))), axis=1)
+        count += int(np.sum(np.abs(shuffled[:, : len(few)].sum(axis=1)) >= observed))
     return (1 + count) / (1 + DRAWS)
 
 
 def bootstrap(*samples: np.ndarray) -> tuple[float, float] | None:
-    """Return the 95 % interval of a mean, or of the mean of a second sample minus that of the first.
+    """Return the 95 % confidence interval of a mean, or of the mean of a second sample minus that of the first.
 
-    All resamples are enumerated if there are at most `MOST_RESAMPLES` distinct ones; otherwise, some are drawn.
+    BCa (Efron 1987): the bounds are the quantiles Phi(b + (b + z) / (1 - a (b + z))) of the estimates of resamples. The
+    bias b is Phi^-1 of the fraction of resamples below the estimate, with half of those equal to it. The skew a is
+    sum(u^3) / (6 sum(u^2)^1.5), with the influence u of each value on the estimate. In place of the normal quantiles,
+    z is +-sqrt(n / f) t(f), with f degrees of freedom: a bootstrap of n values has sqrt(f / n) times the standard error
+    and no tails of Student's t (Hesterberg 2014, "expanded").
 
     Returns:
         The bounds; None if a sample has fewer than two values.
@@ -189,7 +208,6 @@ def bootstrap(*samples: np.ndarray) -> tuple[float, float] | None:
         return None
     signs = [1.0] if len(samples) == 1 else [-1.0, 1.0]
     estimate = sum(sign * float(sample.mean()) for sign, sample in zip(signs, samples, strict=True))
-    # The influence of each value on the estimate.
     influence = np.concatenate(
         [sign * (sample - sample.mean()) / len(sample) for sign, sample in zip(signs, samples, strict=True)]
     )
@@ -199,36 +217,37 @@ def bootstrap(*samples: np.ndarray) -> tuple[float, float] | None:
     if second <= tolerance**2:
         return estimate, estimate
     resampled = np.zeros(1)
-    chances = np.ones(1)
+    weights = np.ones(1)  # probabilities of the resamples
     if math.prod(math.comb(2 * size - 1, size) for size in sizes) <= MOST_RESAMPLES:
         for sign, sample in zip(signs, samples, strict=True):
-            means, likely = _enumerate_means(sample)
+            means, probabilities = _enumerate_means(sample)
             resampled = np.add.outer(resampled, sign * means).ravel()
-            chances = np.multiply.outer(chances, likely).ravel()
+            weights = np.multiply.outer(weights, probabilities).ravel()
     else:
         generator = np.random.default_rng(0)
-        chances = np.full(RESAMPLES, 1 / RESAMPLES)
+        weights = np.full(RESAMPLES, 1 / RESAMPLES)
         for sign, sample in zip(signs, samples, strict=True):
             resampled = resampled + sign * _draw_means(sample, generator)
-    below = chances @ (resampled < estimate - tolerance) + chances @ (np.abs(resampled - estimate) <= tolerance) / 2
+    below = weights @ (resampled < estimate - tolerance) + weights @ (np.abs(resampled - estimate) <= tolerance) / 2
     bias = NORMAL.inv_cdf(float(np.clip(below, 1 / RESAMPLES, 1 - 1 / RESAMPLES)))
     skew = third / (6 * second**1.5)
     freedom = sum(sizes) - len(sizes)
     expanded = math.sqrt(sum(sizes) / freedom) * student_quantile(1 - LEVEL / 2, freedom)
-    shares = [NORMAL.cdf(bias + (bias + z) / (1 - skew * (bias + z))) for z in (-expanded, expanded)]
+    levels = [NORMAL.cdf(bias + (bias + z) / (1 - skew * (bias + z))) for z in (-expanded, expanded)]
     order = np.argsort(resampled)
-    low, high = np.searchsorted(np.cumsum(chances[order])[:-1], shares)  # the quantiles of a discrete distribution
+    low, high = np.searchsorted(np.cumsum(weights[order])[:-1], levels)  # quantiles of a discrete distribution
     return float(resampled[order[low]]), float(resampled[order[high]])
 
 
 def _enumerate_means(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean of each distinct resample of `(n,)` values, and its probability: `(comb(2n - 1, n),)` each.
 
-    A resample that holds value i `c_i` times is drawn in `n! / (c_1! ... c_n!)` of the `n**n` orders.
+    A resample with `c_i` copies of value i comes from `n! / (c_1! ... c_n!)` of the `n**n` sequences of draws. The loop
+    adds the values one by one, each with 0 to n copies.
     """
     size = len(sample)
-    sums = [np.zeros(1), *(np.zeros(0) for _ in sample)]  # by how many values are drawn
-    orders = [np.ones(1), *(np.zeros(0) for _ in sample)]
+    sums = [np.zeros(1), *(np.zeros(0) for _ in sample)]  # of the resamples so far, by their number of draws
+    orders = [np.ones(1), *(np.zeros(0) for _ in sample)]  # products of 1 / c_i!
     for value in sample:
         counts = [range(drawn + 1) for drawn in range(size + 1)]
         sums = [np.concatenate([sums[max(c) - copies] + copies * value for copies in c]) for c in counts]
@@ -239,13 +258,17 @@ def _enumerate_means(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _draw_means(sample: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """Return the means of random resamples of `(n,)` values, `(RESAMPLES,)`."""
     size = len(sample)
-    each = np.full(size, 1 / size)
-    drawn = [generator.multinomial(size, each, rows) / size @ sample for rows in _blocks(RESAMPLES, size)]
-    return np.concatenate(drawn)
+    uniform = np.full(size, 1 / size)
+    means = [generator.multinomial(size, uniform, rows) / size @ sample for rows in _blocks(RESAMPLES, size)]
+    return np.concatenate(means)
 
 
 def smallest_p(n: int, m: int | None = None) -> float:
-    """Return the smallest p-value that the test of `n` pairs can have, or of samples of `n` and `m` values."""
+    """Return the smallest possible p-value of a test of `n` pairs, or of samples of `n` and `m` values.
+
+    Of 2^n sign patterns, two have the largest |sum|: all signs equal. Of all divisions, it is the one into smallest and
+    largest values, and with equal sizes also the same with the samples exchanged.
+    """
     if m is None:
         exact = 2.0 ** (1 - n)
         return exact if n <= MOST_FLIPPED else 1 / (1 + DRAWS)
@@ -256,7 +279,10 @@ def smallest_p(n: int, m: int | None = None) -> float:
 def count_needed(effect: float, level: float = LEVEL, is_paired: bool = True) -> int | None:
     """Return how many values per sample detect a difference between normal distributions with 80 % power.
 
-    `effect` is the true difference divided by the standard deviation.
+    Args:
+        effect: the true difference divided by the standard deviation; NaN if it is unknown.
+        level: the level of the test.
+        is_paired: whether the values are pairs.
 
     Returns:
         The number; None if it is more than a thousand, or if the effect is unknown.
@@ -267,7 +293,12 @@ def count_needed(effect: float, level: float = LEVEL, is_paired: bool = True) ->
 
 
 def find_power(effect: float, n: int, level: float = LEVEL, is_paired: bool = True) -> float:
-    """Return how often a test detects a difference between normal distributions; arguments as in `count_needed`."""
+    """Return the probability that a test of `n` values per sample detects a difference, as in `count_needed`.
+
+    With many values, the tests here are about as powerful as Student's. Its statistic has a noncentral t distribution,
+    with f degrees of freedom and the shift effect sqrt(n), or effect sqrt(n / 2) for two samples, and is below c with a
+    probability of about Phi((c (1 - 1 / 4f) - shift) / sqrt(1 + c^2 / 2f)) (Abramowitz and Stegun, 26.7.10).
+    """
     effect = abs(effect)
     if smallest_p(n, None if is_paired else n) > level:
         return 0.0
@@ -282,23 +313,26 @@ def find_power(effect: float, n: int, level: float = LEVEL, is_paired: bool = Tr
 
 
 def _simulate_power(effect: float, n: int, level: float, is_paired: bool) -> float:
+    """Return the fraction of simulated data sets of which the exact test rejects; few values have few p-values."""
     if is_paired:
-        patterns = 1 - 2 * (np.arange(2 ** (n - 1))[:, None] >> np.arange(n) & 1)  # the last stays, as |sum| counts
+        patterns = 1 - 2 * (
+            np.arange(2 ** (n - 1))[:, None] >> np.arange(n) & 1
+        )  # the last sign is fixed: -pattern has the same |sum|
     else:
-        chosen = [*itertools.combinations(range(2 * n), n)]
-        patterns = np.full((len(chosen), 2 * n), -1)
-        np.put_along_axis(patterns, np.asarray(chosen), 1, axis=1)
+        divisions = [*itertools.combinations(range(2 * n), n)]
+        patterns = np.full((len(divisions), 2 * n), -1)
+        np.put_along_axis(patterns, np.asarray(divisions), 1, axis=1)
     values = np.random.default_rng(0).standard_normal((DATASETS, SIMULATED))[:, : patterns.shape[1]]
     values[:, :n] += effect
-    sums = np.abs(values @ patterns.T)  # the first pattern is what was observed
+    sums = np.abs(values @ patterns.T)  # column 0 is the observed sum
     return float(np.mean(np.mean(sums >= sums[:, :1] * (1 - ROUNDING), axis=1) <= level))
 
 
-def student_quantile(share: float, freedom: int) -> float:
+def student_quantile(probability: float, freedom: int) -> float:
     """Return a quantile of Student's t distribution."""
-    from scipy.special import stdtrit  # 0.1 s, which sweeps do without
+    from scipy.special import stdtrit  # takes 0.1 s, and sweeps do not need it
 
-    return float(stdtrit(freedom, share))
+    return float(stdtrit(freedom, probability))
 
 
 def _test(a: np.ndarray, b: np.ndarray, is_paired: bool) -> Decision:
@@ -307,7 +341,7 @@ def _test(a: np.ndarray, b: np.ndarray, is_paired: bool) -> Decision:
     difference = b.mean() - a.mean()
     effect = math.nan
     if freedom > 0:
-        spread = math.sqrt(sum(float(np.sum((one - one.mean()) ** 2)) for one in samples) / freedom)
+        spread = math.sqrt(sum(float(np.sum((sample - sample.mean()) ** 2)) for sample in samples) / freedom)
         if spread > ROUNDING * abs(difference):
             effect = difference / spread
         else:
@@ -328,14 +362,14 @@ def _p_value(a: np.ndarray, b: np.ndarray, is_paired: bool) -> float:
 
 
 def _blocks(rows: int, width: int) -> Iterator[int]:
-    """Yield how many of the rows to draw at a time; results do not depend on it."""
+    """Yield the numbers of rows to draw at a time; results do not depend on them."""
     while rows:
         yield (block := min(rows, max(BLOCK // width, 1)))
         rows -= block
 
 
 def _sizes(level: float, is_paired: bool) -> Iterator[int]:
-    """Yield numbers of values that can decide at a level."""
+    """Yield the numbers of values with which a p-value can be at most the level."""
     for n in range(2, MOST_NEEDED + 1):
         if smallest_p(n, None if is_paired else n) <= level:
             yield n

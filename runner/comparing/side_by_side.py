@@ -18,8 +18,8 @@ from runner.records.result import read_result
 from runner.terminal.text import heading, shortened, show_seconds, table_width
 
 LABEL = 36  # characters of a row's name
-NARROW = 8  # and of a run's column, at least
-WIDE = 24  # and at most
+NARROW = 8  # characters of a run's column, at least
+WIDE = 24  # characters of a run's column, at most
 
 Row = tuple[str, list[str]]
 
@@ -35,27 +35,27 @@ def side_by_side(folders: Sequence[Path]) -> list[str]:
         ],
         "Environment": [*_surroundings(folders)],
     }
-    rows = [row for listed in sections.values() for row in listed]
+    rows = [row for section in sections.values() for row in section]
     names = [printable(name) for name in short_names(folders)]
     label = min(max(len(name) for name, _ in rows), LABEL)
-    cells = [len(cell) for _, listed in [("", names), *rows] for cell in listed]
-    width = max(NARROW, min(WIDE, max(cells)))
-    together = max(1, (table_width() - label) // (width + 2))
+    lengths = [len(cell) for _, cells in [("", names), *rows] for cell in cells]
+    width = max(NARROW, min(WIDE, max(lengths)))
+    columns = max(1, (table_width() - label) // (width + 2))
     lines: list[str] = []
-    for start in range(0, len(folders), together):
-        part = slice(start, start + together)
+    for start in range(0, len(folders), columns):
+        part = slice(start, start + columns)
         lines += [""] * bool(lines)
         lines.append(heading(_line("", names[part], label, width)))
-        for title, listed in sections.items():
-            lines += ["", heading(f"{title}, where it differs")] if title and listed else []
-            lines += [_line(name, row[part], label, width) for name, row in listed]
+        for title, section in sections.items():
+            lines += ["", heading(f"{title}, where it differs")] if title and section else []
+            lines += [_line(name, cells[part], label, width) for name, cells in section]
     return lines
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """Return the shortest endings of paths that are still distinct."""
-    for count in range(1, max(len(one.parts) for one in folders) + 1):
-        names = ["/".join(one.parts[-count:]) for one in folders]
+    """Return the ends of paths, as short as possible but distinct."""
+    for count in range(1, max(len(folder.parts) for folder in folders) + 1):
+        names = ["/".join(folder.parts[-count:]) for folder in folders]
         if len({*names}) == len({*folders}):
             break
     return names
@@ -63,23 +63,23 @@ def short_names(folders: Sequence[Path]) -> list[str]:
 
 def _outcomes(folders: Sequence[Path]) -> Iterator[Row]:
     """Yield status, training time and all metrics of the runs."""
-    results = [read_result(one) for one in folders]
+    results = [read_result(folder) for folder in folders]
     runs = [SavedFolder(*pair) for pair in zip(folders, results, strict=True)]
     yield "status", [printable(run.status) if (run.folder / RESULT).exists() else "-" for run in runs]
-    yield "time", ["-" if one is None or not one.seconds else show_seconds(one.seconds) for one in results]
-    loads = [{} if one is None else one.load for one in results]
-    if any("others" in one for one in loads):
-        yield "other work on the machine", [f"{one['others']:.0%}" if "others" in one else "-" for one in loads]
-    names = dict.fromkeys(name for one in results if one is not None for name in one.metrics)
+    yield "time", ["-" if result is None or not result.seconds else show_seconds(result.seconds) for result in results]
+    loads = [{} if result is None else result.load for result in results]
+    if any("others" in load for load in loads):
+        yield "other work on the machine", [f"{load['others']:.0%}" if "others" in load else "-" for load in loads]
+    names = dict.fromkeys(name for result in results if result is not None for name in result.metrics)
     for name in sorted(names, key=lambda name: name.startswith("train/")):
-        values = [None if one is None else one.metrics.get(name) for one in results]
+        values = [None if result is None else result.metrics.get(name) for result in results]
         yield printable(name), ["-" if value is None else f"{value:.6g}" for value in values]
 
 
 def _choices(folders: Sequence[Path]) -> Iterator[Row]:
     """Yield the config groups in which the runs made different choices."""
-    results = [read_result(one) for one in folders]
-    yield from _differences([{} if one is None else one.choices for one in results])
+    results = [read_result(folder) for folder in folders]
+    yield from _differences([{} if result is None else result.choices for result in results])
 
 
 def _surroundings(folders: Sequence[Path]) -> Iterator[Row]:
@@ -95,11 +95,11 @@ def _surroundings(folders: Sequence[Path]) -> Iterator[Row]:
 
 
 def _differences(records: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
-    """Yield the keys whose values differ between records, with the values."""
-    known = [one for one in records if one]
-    keys = dict.fromkeys(change.key for one in known[1:] for change in find_changes(known[0], one))
+    """Yield the keys whose values differ between records, with the values. Empty records are unknown."""
+    known = [record for record in records if record]
+    keys = dict.fromkeys(change.key for record in known[1:] for change in find_changes(known[0], record))
     for key in keys:
-        yield printable(key), [_value(one, key.split(".")) for one in records]
+        yield printable(key), [_value(record, key.split(".")) for record in records]
 
 
 def _value(record: Any, parts: Sequence[str]) -> str:

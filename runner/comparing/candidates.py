@@ -81,7 +81,7 @@ class Candidate:
 
     @cached_property
     def varying(self) -> dict[str, list[str]]:
-        """The keys in which its runs differ, with their values as text; keys that always equal the seed are left out."""
+        """The keys in which its runs differ, with their values as text, except keys that always equal the seed."""
         keys = {key for run in self.runs for key in run.config if key != SEED}
         varying = {}
         for key in sorted(keys):

@@ -249,9 +249,9 @@ FAULTS = (
         "sweeps/ladder/test_rungs.py",
     ),
     Fault(
-        "power law: a floor that cannot be told is part of it",
+        "power law: a floor that the values do not show is part of it",
         "runner/sweeps/ladder/power_law.py",
-        "if floor[0] <= TOLD * min(means):",
+        "if floor[0] <= LEAST_FLOOR * min(means):",
         "if not law.floor:",
         "sweeps/ladder/test_power_law.py",
     ),

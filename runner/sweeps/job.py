@@ -1,4 +1,4 @@
-"""One job of a sweep: its name and its folder. Finished jobs are skipped, and interrupted ones are resumed."""
+"""Run one job of a sweep in its own folder: skip it if it has finished, and resume it if it was interrupted."""
 
 from __future__ import annotations
 
@@ -38,20 +38,22 @@ from runner.terminal.text import print_to_stderr
 
 
 def attempt(work: Callable[[], Objective], hydra_config: Any, nothing: float | None) -> Objective:
-    """Run one job of a sweep; return its objective, `nothing` without one, None if it failed: the other jobs go on."""
+    """Run one job of a sweep and return its objective: `nothing` without one, None if the job failed."""
     sweep = Sweep.read(hydra_config.sweep.dir)
-    leads = sweep.pid == os.getpid()
-    if not leads:  # then each process handles signals by itself
+    is_leader = sweep.pid == os.getpid()
+    if not is_leader:  # each process handles signals itself
         signal.signal(signal.SIGTERM, end)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    watched = not leads and sweep.launcher in ("joblib", "submitit_local")  # these run on this machine
-    if watched:
+    follows_leader = not is_leader and sweep.launcher in ("joblib", "submitit_local")  # these run on one machine
+    if follows_leader:
         end_with(sweep.pid)
     try:
-        if (sweep.folder / STOP).exists() or (watched and not is_alive(sweep.pid)):
+        if (sweep.folder / STOP).exists() or (follows_leader and not is_alive(sweep.pid)):
             return None
-        objective = _repeated(work, sweep.folder / STOP, own_overrides(hydra_config.overrides.task, sweep.fixed))
-        return nothing if objective is None else _finite(objective, sweep.directions)
+        objective = _run_with_restarts(
+            work, sweep.folder / STOP, own_overrides(hydra_config.overrides.task, sweep.fixed)
+        )
+        return nothing if objective is None else _make_finite(objective, sweep.directions)
     except WrongConfig as error:
         overrides = list(hydra_config.overrides.task)
         refused = Result("REFUSED", "", "", overrides, wrong_key=error.key)
@@ -60,9 +62,9 @@ def attempt(work: Callable[[], Objective], hydra_config: Any, nothing: float | N
         folder.mkdir(exist_ok=True)
         refused.write(folder)
     except Diverged:
-        return _finite([math.nan] * max(1, len(sweep.directions)), sweep.directions)
+        return _make_finite([math.nan] * max(1, len(sweep.directions)), sweep.directions)
     except Requeued:
-        if leads:
+        if is_leader:
             raise
         if sweep.launcher == "submitit_slurm":
             requeue()
@@ -71,17 +73,17 @@ def attempt(work: Callable[[], Objective], hydra_config: Any, nothing: float | N
     except Exception as error:
         print_failure(error)
     except (KeyboardInterrupt, SystemExit):
-        if leads:
+        if is_leader:
             raise
     finally:
-        if not leads:  # between two jobs nothing needs ending: the next job sees that the sweep was stopped
+        if not is_leader:  # no job is running that a signal could end; the next job sees that the sweep was stopped
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     return None
 
 
-def _repeated(work: Callable[[], Objective], stop: Path, overrides: Sequence[str]) -> Objective:
-    """Run one job, and again in the same folder after each failure of the machine that allows it."""
+def _run_with_restarts(work: Callable[[], Objective], stop: Path, overrides: Sequence[str]) -> Objective:
+    """Run one job, and restart it in its folder after failures of the machine, as `launch.restarts` allows."""
     with offered():
         while True:
             try:
@@ -89,24 +91,24 @@ def _repeated(work: Callable[[], Objective], stop: Path, overrides: Sequence[str
             except Restarted as restarted:
                 if stop.exists():
                     raise
-                print_to_stderr(f"WARNING: {' '.join(overrides)}: {restarted.reason}")  # the job's log has it too
+                print_to_stderr(f"WARNING: {' '.join(overrides)}: {restarted.reason}")  # also in the job's log
 
 
-def _finite(objective: float | list[float], directions: Sequence[str]) -> float | list[float]:
-    """Return the objectives with NaN replaced by the worst finite value, because an Optuna study stops at NaN."""
+def _make_finite(objective: float | list[float], directions: Sequence[str]) -> float | list[float]:
+    """Return objectives with NaN replaced by the worst finite value, because an Optuna study stops at NaN."""
     values = objective if isinstance(objective, list) else [objective]
-    worst = [-sys.float_info.max if one == "maximize" else sys.float_info.max for one in directions or [""]]
-    finite = [bad if math.isnan(value) else value for value, bad in zip(values, itertools.cycle(worst))]
+    worst = [sys.float_info.max * (-1 if direction == "maximize" else 1) for direction in directions or [""]]
+    finite = [limit if math.isnan(value) else value for value, limit in zip(values, itertools.cycle(worst))]
     return finite if len(finite) > 1 else finite[0]
 
 
 @contextmanager
 def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
-    """Yield a sweep's job in its own folder, with its result if there is nothing to do.
+    """Yield a sweep's job with its own folder, and its result if there is nothing to train.
 
-    The result is given if the job has finished, or if another process is training it; otherwise it is None. Within the
-    context this process has the folder to itself, and what it prints goes to the log in the folder. A new folder is
-    removed again if the job is refused.
+    That is the case if the job has ended, or if another process is training it; otherwise the result is None. Within
+    the context this process holds the lock of the folder, and its output goes to the log there. If the job is refused,
+    a new folder is removed.
     """
     sweep = Sweep.read(hydra_config.sweep.dir)
     number = hydra_config.job.num
@@ -128,27 +130,27 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
         elif sweep.is_over(result):
             yield job, result
         else:
-            if result is not None and not is_new:  # so that a signal to the sweep reaches this process
+            if result is not None and not is_new:  # with the id of this process, to which the sweep forwards signals
                 with suppress(OSError):
                     replace(result, pid=os.getpid(), host=socket.gethostname()).write(folder)
-            if (sweep.folder / STOP).exists():  # a signal that came earlier did not reach this process
+            if (sweep.folder / STOP).exists():  # an earlier signal was not sent to this process
                 if is_new:
                     shutil.rmtree(folder, ignore_errors=True)
                     drop_claim(sweep.folder, key)
                 raise SystemExit(128 + signal.SIGTERM)
-            with output_to(begin_log(folder)), _failures_logged():
+            with output_to(begin_log(folder)), _logging_failures():
                 if not is_new:
                     print(f"== again on {socket.gethostname()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
-                    job = _resumed(job)
+                    job = _resume(job)
                 yield job, None
     except WrongConfig:
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)
             drop_claim(sweep.folder, key)
         raise
-    except JobFailed as failed:
+    except JobFailed as error:
         if (result := read_result(folder)) is not None and result.status == "RUNNING":  # it failed before training
-            result.fail(failed.__cause__ or failed)
+            result.fail(error.__cause__ or error)
             result.write(folder)
         raise
     finally:
@@ -157,8 +159,8 @@ def placed(job: Job, hydra_config: Any) -> Iterator[tuple[Job, Result | None]]:
 
 
 @contextmanager
-def _failures_logged() -> Iterator[None]:
-    """Print the trace of a failure to the job's log, and raise `JobFailed` in its place."""
+def _logging_failures() -> Iterator[None]:
+    """Print the trace of a failure to the job's log, and raise `JobFailed` from it."""
     try:
         yield
     except (WrongConfig, Diverged):
@@ -169,34 +171,34 @@ def _failures_logged() -> Iterator[None]:
 
 
 def _make_folder(sweep_folder: Path, result: Result) -> tuple[Path, bool]:
-    """Return the folder of a job, and whether it is new; if another job has the same name, a number is appended."""
+    """Return the folder of a job and whether it is new. If another job has the same name, append a number."""
     number = 1
     while True:
         folder = sweep_folder / (result.name if number == 1 else f"{result.name}-{number}")
-        if not folder.exists() and _make(folder, replace(result, name=folder.name)):
+        if not folder.exists() and _create(folder, replace(result, name=folder.name)):
             return folder, True
         if identity_in(folder) == result.identity:
             return folder, False
         number += 1
 
 
-def _make(folder: Path, result: Result) -> bool:
-    """Make a job's folder, which holds its identity from the start; return False if another process was faster."""
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    aside.mkdir()
-    result.write(aside)
+def _create(folder: Path, result: Result) -> bool:
+    """Create a job's folder with its result in it; return False if another process was faster."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    temporary.mkdir()
+    result.write(temporary)
     try:
-        os.rename(aside, folder)
+        os.rename(temporary, folder)
     except OSError:
-        shutil.rmtree(aside)
+        shutil.rmtree(temporary)
         if not folder.exists():
             raise
         return False
     return True
 
 
-def _resumed(job: Job) -> Job:
-    """Return an interrupted job, to be resumed from its latest checkpoint, or started over if it has none."""
+def _resume(job: Job) -> Job:
+    """Return an interrupted job that resumes from its latest checkpoint, or starts over without one."""
     from runner.checkpoints.files import find_checkpoint
 
     try:

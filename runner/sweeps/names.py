@@ -1,4 +1,4 @@
-"""How a sweep, its jobs and their swept values are named in folders, tables and pictures."""
+"""The names of sweeps, jobs and swept values in folders, tables and pictures."""
 
 from __future__ import annotations
 
@@ -17,22 +17,27 @@ LONGEST = 100  # characters in a name
 def name_job(
     overrides: Sequence[str], run_name: Any, fixed: Sequence[str], choices: Mapping[str, Any], number: int = 1
 ) -> str:
-    """Return the name of a job, such as `lr0.01-seed1-mlp-digits`: what differs, then what all jobs share.
+    """Return the name of a job, such as `lr0.01-seed1-mlp-digits`: its swept values, then the name that all jobs share.
 
-    `fixed` keys are the same for all jobs; `number` tells apart sweeps whose jobs would otherwise have the same names.
+    Args:
+        overrides: the overrides of the job.
+        run_name: the config's `run_name`, if any.
+        fixed: keys that are the same for all jobs.
+        choices: the choices of config groups.
+        number: distinguishes sweeps whose jobs would otherwise have the same names.
     """
     values = swept_values(overrides, fixed)
     shorts = short_names([*values])
     parts = [_labeled("" if key in (*GROUPS, "run_name") else shorts[key], values[key]) for key in sorted(values)]
-    name = "-".join(filter(None, [*parts, name_rest([*values], run_name, choices, number)]))
+    name = "-".join(filter(None, [*parts, common_name([*values], run_name, choices, number)]))
     name = re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "job"
     if len(name) > LONGEST:
         name = f"{name[: LONGEST - 7]}-{hashlib.blake2b(name.encode(), digest_size=3).hexdigest()}"
     return name
 
 
-def name_rest(swept: Sequence[str], run_name: Any, choices: Mapping[str, Any], number: int) -> str:
-    """Return what the names of all jobs end with: the run's name, or its model and data unless they are swept."""
+def common_name(swept: Sequence[str], run_name: Any, choices: Mapping[str, Any], number: int) -> str:
+    """Return the end of all jobs' names: the run's name, or its model and data, as far as they are not swept."""
     names = {"run_name": run_name} if run_name else {key: choices.get(key) or f"own-{key}" for key in ("model", "data")}
     shared = [str(name) for key, name in names.items() if key not in swept]
     return "-".join(shared if number == 1 else [*shared, str(number)])
@@ -44,14 +49,14 @@ def describe(values: Mapping[str, Any]) -> str:
 
 
 def swept_values(overrides: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
-    """Return the values that are specific to a job, by key without + and ~."""
+    """Return the values that are specific to a job, by key without `+` and `~`."""
     parsed = map(parse_override, own_overrides(overrides, fixed))
-    return {one.get_key_element().lstrip("+~"): one.value() for one in parsed}
+    return {override.get_key_element().lstrip("+~"): override.value() for override in parsed}
 
 
 def own_overrides(overrides: Sequence[str], fixed: Sequence[str]) -> list[str]:
-    """Return the overrides that are specific to a job, among them where it is forked."""
-    return [one for one in overrides if one.partition("=")[0] not in fixed]
+    """Return the overrides that are specific to a job, including the moment at which it is forked."""
+    return [override for override in overrides if override.partition("=")[0] not in fixed]
 
 
 def show_value(value: Any) -> str:
@@ -61,7 +66,7 @@ def show_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list):
-        return "+".join(show_value(one) for one in value) or "none"
+        return "+".join(map(show_value, value)) or "none"
     return re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", str(value))
 
 
@@ -71,15 +76,15 @@ def _labeled(label: str, value: Any) -> str:
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return for each dotted key its last part, preceded by as many parts as needed to tell it from the others."""
+    """Return for each dotted key the fewest of its last parts that distinguish it from the others."""
     plain = {key: key.lstrip("+~") for key in keys}
     parts = {key: name.split(".") for key, name in plain.items()}
 
     def name(key: str) -> str:
         for depth in itertools.count(1):
             short = ".".join(parts[key][-depth:])
-            others = (plain[other] for other in keys if plain[other] != plain[key])
-            if depth == len(parts[key]) or not any(f".{other}".endswith(f".{short}") for other in others):
+            other_names = (plain[other] for other in keys if plain[other] != plain[key])
+            if depth == len(parts[key]) or not any(f".{other}".endswith(f".{short}") for other in other_names):
                 return short
         raise AssertionError
 

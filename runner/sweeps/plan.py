@@ -1,4 +1,4 @@
-"""Composing and checking all jobs of a sweep before the first one starts, so that errors do not appear hours later."""
+"""Compose and check all jobs of a sweep before the first one starts, so that errors do not appear hours later."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from runner.sweeps.job_loader import JobLoader
 from runner.terminal.text import print_to_stderr
 
 ON_THIS_MACHINE = ("basic", "joblib", "submitit_local")
-"""Launchers that run jobs on the machine that leads the sweep."""
+"""The launchers that run jobs on the machine that leads the sweep."""
 
 
 class PlannedJob(NamedTuple):
@@ -32,7 +32,7 @@ class PlannedJob(NamedTuple):
     overrides: list[str]
     """The overrides that are specific to this job."""
     config: dict[str, Any]
-    """The resolved config; of a job that begins with a run, without what that run recorded."""
+    """The resolved config; for a job that begins with an earlier run, without the config that the run recorded."""
 
     @property
     def callbacks(self) -> Mapping[str, Section]:
@@ -41,44 +41,47 @@ class PlannedJob(NamedTuple):
 
 
 def typed_overrides(config: DictConfig) -> list[Override]:
-    """Return the overrides that the sweeper gets: the parameters in its config, then the command line."""
+    """Return the overrides that the sweeper gets: the parameters in its config, then those of the command line."""
     params = config.hydra.sweeper.get("params") or {}
     lines = [*(f"{key}={value}" for key, value in params.items()), *config.hydra.overrides.task]
     parsed = map(parse_override, lines)
-    return [*{one.get_key_element(): one for one in parsed}.values()]  # if a key is given twice, the last one counts
+    return [*{override.get_key_element(): override for override in parsed}.values()]  # of equal keys, the last counts
 
 
 def compose_jobs(config: DictConfig, typed: list[Override], loader: JobLoader) -> list[PlannedJob]:
-    """Return all jobs; if the sweeper chooses jobs one by one, return one possible job."""
-    examples = ([_example(one)] for one in typed)
+    """Return all jobs; if the sweeper chooses jobs one by one, return a single possible job."""
+    examples = ([_example(override)] for override in typed)
     jobs = product(*(map(_choices, typed) if is_grid(config) else examples))
-    swept = [key_of(one.get_key_element()) for one in typed if one.is_sweep_override()]
+    swept = [key_of(override.get_key_element()) for override in typed if override.is_sweep_override()]
     planned = []
-    said: list[list[str]] = []
+    reported: list[list[str]] = []
     for number, overrides in enumerate(jobs):
         plain, dropped = loader.plain(overrides, number)
-        if dropped and dropped not in said:
-            said.append(dropped)
+        if dropped and dropped not in reported:
+            reported.append(dropped)
             print_to_stderr(about_dropped(dropped))
-        planned.append(PlannedJob([one for one in overrides if key_of(one) in swept], plain))
+        planned.append(PlannedJob([override for override in overrides if key_of(override) in swept], plain))
     HydraConfig.instance().cfg = None
     return planned
 
 
 def is_grid(config: DictConfig) -> bool:
-    """Return whether all jobs of a sweep are known before it starts, because it trains every combination."""
+    """Return whether a sweep trains every combination of values, so that all jobs are known before it starts."""
     return config.hydra.runtime.choices["hydra/sweeper"] == "basic"
 
 
 def check_jobs(jobs: list[PlannedJob], launcher: str, passed: set[str]) -> None:
     """Check that each job can be built, as far as possible without its data.
 
-    What has `passed` needs no second check when the jobs run in this process.
+    Args:
+        jobs: the jobs.
+        launcher: Hydra's name of the launcher.
+        passed: gets the checks that have passed, so that jobs in this process need not repeat them.
     """
     if launcher == "basic":
         build.warm_up(jobs[0].callbacks)
-        _check_all(jobs, passed, is_here=True)
-    else:  # in a separate process: this one only waits for others, and need not import torch
+        _check_all(jobs, passed, runs_here=True)
+    else:  # in a separate process, because this one only waits for others and need not import torch
         from concurrent.futures import ProcessPoolExecutor
         from multiprocessing import get_context
 
@@ -86,17 +89,17 @@ def check_jobs(jobs: list[PlannedJob], launcher: str, passed: set[str]) -> None:
             process.submit(_check_all, jobs, passed, launcher in ON_THIS_MACHINE).result()
 
 
-def name_job_in(message: str, key: str, overrides: Sequence[str], others: int = 0) -> str:
-    """Return an error message with the job it is about, unless it starts with a key that is specific to the job.
+def name_job_in(message: str, key: str, overrides: Sequence[str], more: int = 0) -> str:
+    """Return an error message with the overrides of its job, unless these contain the wrong key.
 
-    `others` is the number of other jobs with the same error.
+    `more` is the number of other jobs with the same error.
     """
-    if not overrides or key in [key_of(one) for one in overrides]:
+    if not overrides or key in map(key_of, overrides):
         return message
-    return f"{message}\n  in the job {' '.join(overrides)}{f' and {others} more' if others else ''}"
+    return f"{message}\n  in the job {' '.join(overrides)}{f' and {more} more' if more else ''}"
 
 
-def _check_all(jobs: list[PlannedJob], passed: set[str], is_here: bool) -> None:
+def _check_all(jobs: list[PlannedJob], passed: set[str], runs_here: bool) -> None:
     from runner.trials.dry_run import collecting_warnings
 
     with collecting_warnings([]):  # the jobs will repeat any warnings
@@ -105,35 +108,35 @@ def _check_all(jobs: list[PlannedJob], passed: set[str], is_here: bool) -> None:
                 with config_errors():
                     experiment = Experiment(job.config)
                     build.check(experiment, passed)
-                    _make(experiment, passed, is_here)
+                    _make_parts(experiment, passed, runs_here)
             except WrongConfig as error:
                 text = name_job_in(str(error), error.key, job.overrides)
                 raise WrongConfig(text, error.key, error.at, error.allowed, error.fix) from error.__cause__
 
 
-def _make(experiment: Experiment, passed: set[str], is_here: bool) -> None:
-    """Create the parts of a job except its data, each distinct section once for all jobs; the model takes no memory."""
+def _make_parts(experiment: Experiment, passed: set[str], runs_here: bool) -> None:
+    """Make the parts of a job except its data, each distinct section once for all jobs; the model takes no memory."""
     hooks = (*experiment.callbacks.values(), *experiment.algorithms.values())
     for section in filter(None, (experiment.folds, *hooks, experiment.scheduler)):
         build.once(passed, ("made", section), section.make)
     build.once(passed, ("made", experiment.optimizers), partial(build.make_optimizers, experiment.optimizers))
     model = ("made", experiment.model, experiment.init_weights)
-    build.once(passed, model, partial(_make_model, experiment, is_here))
+    build.once(passed, model, partial(_make_model, experiment, runs_here))
 
 
-def _make_model(experiment: Experiment, is_here: bool) -> None:
+def _make_model(experiment: Experiment, runs_here: bool) -> None:
     from runner.trials.dry_run import make_model_on_meta
 
     if make_model_on_meta(experiment) is None:
         try:
             build.make_model(experiment)
         except ConstructorFailed:
-            if is_here:  # other machines may have other devices
+            if runs_here:  # other machines may have other devices
                 raise
 
 
 def _choices(override: Override) -> list[str]:
-    """Return an override with each of its swept values."""
+    """Return an override once for each of its swept values."""
     if not override.is_sweep_override():
         return [str(override.input_line)]
     key = override.get_key_element()

@@ -18,9 +18,9 @@ from runner.sweeps.settings import REPEATED, Setting, SweepJob, is_number
 
 COLUMNS = 3  # panels of effects side by side
 MAX_EFFECTS = 9
-MAX_AXES = 8  # of parallel coordinates, besides the objective
-MAX_MEANS = 15  # up to this number of values of a key, each gets its mean
-MAX_TICKS = 8  # of an axis of texts
+MAX_AXES = 8  # axes of parallel coordinates, besides the objective
+MAX_MEANS = 15  # up to this number of values of a key, the mean at each is drawn
+MAX_TICKS = 8  # ticks of an axis, if each value gets one
 GRID = 200  # points of a mean curve
 POINT = "#33658a"
 BEST = "#d1495b"
@@ -35,64 +35,71 @@ def draw(
 ) -> Any:
     """Return a figure of a sweep.
 
-    The settings are sorted, best first, and the first has an objective. Jobs may be missing in `curves`.
+    Args:
+        settings: the settings, best first; the first has an objective.
+        objective: the name of the objective.
+        curves: the objective over batches, by job; jobs may be missing.
+        objectives: for each of several objectives whether lower is better.
+        importances: the importance of each swept key.
     """
-    done = [setting for setting in settings if setting.objectives]
-    keys = _keys(done)
+    measured = [setting for setting in settings if setting.objectives]
+    keys = _keys(measured)
     varied = [key for key in keys if key not in REPEATED]
     effects = (varied or keys[:1])[:MAX_EFFECTS]
     panels: list[Callable[[Any], None]] = []
     if curves:
-        panels.append(partial(_draw_curves, settings=done, objective=objective, curves=curves))
+        panels.append(partial(_draw_curves, settings=measured, objective=objective, curves=curves))
     if len(varied) > 1:
-        panels.append(partial(_draw_parallel, settings=done, keys=varied[:MAX_AXES], objective=objective))
+        panels.append(partial(_draw_parallel, settings=measured, keys=varied[:MAX_AXES], objective=objective))
     for name in [*objectives][1:]:
-        panels.append(partial(draw_front, settings=done, objectives=objectives, across=name))
+        panels.append(partial(draw_front, settings=measured, objectives=objectives, across=name))
     if importances:
         panels.append(partial(draw_importances, shares=importances))
     for key in effects:
-        panels.append(partial(_draw_effect, settings=done, key=key, objective=objective, has_legend=key == effects[0]))
-    rows = [panels[:2], *(panels[place : place + COLUMNS] for place in range(2, len(panels), COLUMNS))]
+        has_legend = key == effects[0]
+        panels.append(partial(_draw_effect, settings=measured, key=key, objective=objective, has_legend=has_legend))
+    rows = [panels[:2], *(panels[first : first + COLUMNS] for first in range(2, len(panels), COLUMNS))]
     heights = [4.4, *(3.3 for _ in rows[1:])]
     with style():
         figure = make_figure(12.0, sum(heights) + 0.4)
         parts = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)[:, 0]
         for part, row in zip(parts, rows, strict=True):
             columns = 2 if row is rows[0] else COLUMNS
-            for place, draw_panel in enumerate(row, start=1):
-                draw_panel(part.add_subplot(1, columns, place))
+            for column, draw_panel in enumerate(row, start=1):
+                draw_panel(part.add_subplot(1, columns, column))
     return figure
 
 
-def color_of(place: int) -> str:
-    """Return the color of a setting by its rank, counted from 0: those after the first few are gray."""
-    return COLORS[place] if place < len(COLORS) else GRAY
+def color_of(rank: int) -> str:
+    """Return the color of a setting by its rank, counted from 0; settings after the first few are gray."""
+    return COLORS[rank] if rank < len(COLORS) else GRAY
 
 
 def _draw_curves(axes: Any, settings: Sequence[Setting], objective: str, curves: Mapping[str, Curve]) -> None:
-    """Draw the objective over batches: for each setting the mean over its runs, in a band of one standard deviation."""
+    """Draw the objective over batches: each setting's mean over its runs, with a band of one standard deviation."""
     import numpy as np
     from matplotlib.ticker import MaxNLocator
 
     named: list[tuple[str, Any]] = []
-    ends: list[float] = []
+    heights: list[float] = []
     has_band = False
-    for place in reversed(range(len(settings))):  # the best on top
-        found = [curves[job.result.name] for job in settings[place].done if job.result.name in curves]
-        if not found:
+    for rank in reversed(range(len(settings))):  # the best setting is drawn last, above the others
+        names = [job.result.name for job in settings[rank].measured]
+        known = [curves[name] for name in names if name in curves]
+        if not known:
             continue
-        steps, values = _on_grid(found)
+        steps, values = _on_grid(known)
         mean = values.mean(axis=0)
-        ends += [*mean]
+        heights += [*mean]
         marker = "o" if len(steps) <= 20 else ""
-        style = {"color": color_of(place), "linewidth": 0.8 if place >= len(COLORS) else 1.6, "zorder": 3 - place / 1e4}
+        style = {"color": color_of(rank), "linewidth": 0.8 if rank >= len(COLORS) else 1.6, "zorder": 3 - rank / 1e4}
         (line,) = axes.plot(steps, mean, marker=marker, markersize=3, **style)
-        if place < len(COLORS):
-            named.insert(0, (shorten(settings[place].name, 36), line))
+        if rank < len(COLORS):
+            named.insert(0, (shorten(settings[rank].name, 36), line))
             if len(values) > 1:
                 has_band = True
                 spread = np.std(values, axis=0, ddof=1)
-                axes.fill_between(steps, mean - spread, mean + spread, color=color_of(place), alpha=0.15, linewidth=0)
+                axes.fill_between(steps, mean - spread, mean + spread, color=color_of(rank), alpha=0.15, linewidth=0)
     if len(settings) > len(COLORS):
         named.append((f"{len(settings) - len(COLORS)} more", axes.plot([], [], color=GRAY)[0]))
     labels, handles = zip(*named, strict=True)
@@ -101,11 +108,11 @@ def _draw_curves(axes: Any, settings: Sequence[Setting], objective: str, curves:
     axes.set_xlabel("batch")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(shorten(objective))
-    scale(axes, "y", ends)
+    scale(axes, "y", heights)
 
 
 def _on_grid(curves: Sequence[Curve]) -> tuple[Any, Any]:
-    """Return the batches `(P,)` that curves have in common, and the values of each curve there, `(C, P)`."""
+    """Return the batches `(P,)` of the range that curves share, and the values of each curve at these, `(C, P)`."""
     import numpy as np
 
     first = max(curve.steps[0] for curve in curves)
@@ -118,25 +125,19 @@ def _on_grid(curves: Sequence[Curve]) -> tuple[Any, Any]:
 
 
 def _draw_parallel(axes: Any, settings: Sequence[Setting], keys: Sequence[str], objective: str) -> None:
-    """Draw a line for each setting, through its values on the vertical axis of each key to its mean objective."""
+    """Draw each setting as a line through its values on the axes of the keys, to its mean on the objective's axis."""
     means = [setting.mean or 0.0 for setting in settings]
     scales = [_Scale([setting.values.get(key) for setting in settings]) for key in keys]
     scales.append(_Scale(means))
-    for place in reversed(range(len(settings))):
-        values = [*(settings[place].values.get(key) for key in keys), means[place]]
-        heights = [one.place(value) for one, value in zip(scales, values, strict=True)]
-        is_named = place < len(COLORS)
-        axes.plot(
-            range(len(scales)),
-            heights,
-            color=color_of(place),
-            linewidth=1.8 if is_named else 0.7,
-            zorder=3 - place / 1e4,
-        )
-    for position, one in enumerate(scales):
-        axes.axvline(position, color="#444444", linewidth=0.8, zorder=4)
-        for height, text in one.ticks():
-            label = axes.annotate(shorten(text, 16), (position, height), (3, 0), textcoords="offset points", zorder=5)
+    for rank in reversed(range(len(settings))):
+        values = [*(settings[rank].values.get(key) for key in keys), means[rank]]
+        heights = [axis.height(value) for axis, value in zip(scales, values, strict=True)]
+        width = 1.8 if rank < len(COLORS) else 0.7
+        axes.plot(range(len(scales)), heights, color=color_of(rank), linewidth=width, zorder=3 - rank / 1e4)
+    for column, axis in enumerate(scales):
+        axes.axvline(column, color="#444444", linewidth=0.8, zorder=4)
+        for height, text in axis.ticks():
+            label = axes.annotate(shorten(text, 16), (column, height), (3, 0), textcoords="offset points", zorder=5)
             label.set(fontsize="small", va="center", bbox={"fc": "white", "ec": "none", "alpha": 0.75, "pad": 0.6})
     names = [*short_names(keys).values(), objective]
     axes.set_xticks(range(len(scales)), [shorten(name, 96 // len(names)) for name in names])
@@ -147,33 +148,33 @@ def _draw_parallel(axes: Any, settings: Sequence[Setting], keys: Sequence[str], 
 
 
 class _Scale:
-    """The positions of values on a vertical axis from 0 to 1: numbers to scale, other values side by side."""
+    """A vertical axis from 0 to 1: numbers are drawn to scale, other values at equal distances."""
 
     def __init__(self, values: Sequence[Any]) -> None:
-        self._found = sort_values(values)
-        self._texts = [show_value(one) for one in self._found]
-        self._is_numeric = all(is_number(one) for one in self._found)
-        self._zero = _place_of_zero(self._found) if self._is_numeric else 0.0
-        self._is_log = self._is_numeric and is_logarithmic([one or self._zero for one in self._found], decades=1.0)
-        self._low = self._number(self._found[0])
-        self._high = self._number(self._found[-1])
+        self._values = sort_values(values)
+        self._texts = [show_value(value) for value in self._values]
+        self._is_numeric = all(map(is_number, self._values))
+        self._zero = _position_of_zero(self._values) if self._is_numeric else 0.0
+        self._is_log = self._is_numeric and is_logarithmic([value or self._zero for value in self._values], decades=1.0)
+        self._low = self._number(self._values[0])
+        self._high = self._number(self._values[-1])
 
-    def place(self, value: Any) -> float:
+    def height(self, value: Any) -> float:
         """Return the height of a value."""
         return 0.5 if self._high == self._low else (self._number(value) - self._low) / (self._high - self._low)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return heights and texts: each value if there are few, else round numbers, or some of the texts."""
-        if self._is_numeric and len(self._found) > MAX_TICKS:
+        """Return heights and texts: of all values if they are few, else of round numbers, or of some of the texts."""
+        if self._is_numeric and len(self._values) > MAX_TICKS:
             from matplotlib.ticker import LogLocator, MaxNLocator
 
             locator = LogLocator() if self._is_log else MaxNLocator(6)
-            first = self._found[0]
-            last = self._found[-1]
+            first = self._values[0]
+            last = self._values[-1]
             shown = [value for value in locator.tick_values(first, last) if first <= value <= last]
         else:
-            shown = self._found[:: math.ceil(len(self._found) / (2 * MAX_TICKS))]
-        return [(self.place(value), show_value(value)) for value in shown]
+            shown = self._values[:: math.ceil(len(self._values) / (2 * MAX_TICKS))]
+        return [(self.height(value), show_value(value)) for value in shown]
 
     def _number(self, value: Any) -> float:
         if not self._is_numeric:
@@ -181,34 +182,34 @@ class _Scale:
         return math.log10(value or self._zero) if self._is_log else float(value)
 
 
-def _place_of_zero(values: Sequence[float]) -> float:
-    """Return the position of 0 among a few values: at a tenth of the smallest, if they are logarithmic."""
-    others = [one for one in values if one != 0]
-    is_below = 0 < len(others) < len(values) <= MAX_TICKS and is_logarithmic(others, decades=1.0)
-    return min(others) / 10 if is_below else 0.0
+def _position_of_zero(values: Sequence[float]) -> float:
+    """Return the position of 0 among a few values: on a logarithmic axis, a tenth of the smallest other value."""
+    nonzero = [value for value in values if value != 0]
+    is_log = 0 < len(nonzero) < len(values) <= MAX_TICKS and is_logarithmic(nonzero, decades=1.0)
+    return min(nonzero) / 10 if is_log else 0.0
 
 
 def _draw_effect(axes: Any, settings: Sequence[Setting], key: str, objective: str, has_legend: bool) -> None:
     """Draw the objective of each run against a swept key, with the mean and standard deviation at each value."""
-    values = sort_values([job.values.get(key) for setting in settings for job in setting.done])
-    places = _set_up(axes, values)
+    values = sort_values([job.values.get(key) for setting in settings for job in setting.measured])
+    positions = _set_up_axis(axes, values)
     is_numeric = all(map(is_number, values))
-    groups: dict[float, list[float]] = {place: [] for place in places.values()}
+    groups: dict[float, list[float]] = {position: [] for position in positions.values()}
     points: list[tuple[float, float]] = []
     for setting in settings:
-        for job in setting.done:
-            place = places[show_value(job.values.get(key))]
-            # The first run at a label is drawn above it, the others next to it, so that fewer overlap.
-            aside = 0.0 if is_numeric else 0.2 * ((len(groups[place]) * 0.618034 + 0.5) % 1.0 - 0.5)
-            groups[place].append(_objective(job))
-            points.append((place + aside, _objective(job)))
+        for job in setting.measured:
+            position = positions[show_value(job.values.get(key))]
+            # The first run of a text is drawn above its label, later ones beside it, so that fewer overlap.
+            offset = 0.0 if is_numeric else 0.2 * ((len(groups[position]) * 0.618034 + 0.5) % 1.0 - 0.5)
+            groups[position].append(_objective(job))
+            points.append((position + offset, _objective(job)))
     circle = {"marker": "o", "linestyle": "none", "fillstyle": "none"}
     legend = {"circle: one run": _plot(axes, points, color=POINT, markersize=4.5, alpha=0.7, zorder=3, **circle)}
     if key in REPEATED:
         legend |= _draw_mean(axes, settings[0])
     else:
         legend |= _draw_means(axes, groups, is_numeric)
-        best = points[: len(settings[0].done)]
+        best = points[: len(settings[0].measured)]
         legend["ring: best setting"] = _plot(axes, best, color=BEST, markersize=9, zorder=4, **circle)
     if has_legend:
         add_legend(axes, [*legend.values()], [*legend])
@@ -223,8 +224,8 @@ def _plot(axes: Any, points: Sequence[tuple[float, float]], **options: Any) -> A
 
 
 def _draw_means(axes: Any, groups: Mapping[float, Sequence[float]], is_numeric: bool) -> dict[str, Any]:
-    """Draw the mean of each group of runs, with its standard deviation; only a line where each group is one run."""
-    means = [(place, statistics.fmean(values)) for place, values in groups.items()]
+    """Draw the mean of each group of runs with its standard deviation; if each is a single run, draw only a line."""
+    means = [(position, statistics.fmean(values)) for position, values in groups.items()]
     if len(groups) > MAX_MEANS:
         return {}
     if all(len(values) == 1 for values in groups.values()):
@@ -247,45 +248,45 @@ def _draw_mean(axes: Any, setting: Setting) -> dict[str, Any]:
     return {"line: mean": axes.axhline(mean, color=POINT, linewidth=1.2), "band: 1 standard deviation": band}
 
 
-def _set_up(axes: Any, values: Sequence[Any]) -> dict[str, float]:
-    """Set up the horizontal axis for values, and return their positions: numbers to scale, others side by side."""
-    texts = [show_value(one) for one in values]
-    is_numeric = all(is_number(one) for one in values)
-    places = [float(place) for place in range(len(values))]
+def _set_up_axis(axes: Any, values: Sequence[Any]) -> dict[str, float]:
+    """Set up the horizontal axis for values; return their positions by text: numbers to scale, others side by side."""
+    texts = [show_value(value) for value in values]
+    is_numeric = all(map(is_number, values))
+    positions = [float(index) for index in range(len(values))]
     if is_numeric:
-        places = [float(one or _place_of_zero(values)) for one in values]
-        scale(axes, "x", places, decades=1.0)  # learning rates, for example
-    crowded = is_numeric and (len(places) > MAX_TICKS or not _lie_apart(axes, places))
-    if not crowded:
-        step = math.ceil(len(places) / 12)
+        positions = [float(value or _position_of_zero(values)) for value in values]
+        scale(axes, "x", positions, decades=1.0)  # learning rates, for example
+    is_crowded = is_numeric and (len(positions) > MAX_TICKS or not _have_room(axes, positions))
+    if not is_crowded:
+        step = math.ceil(len(positions) / 12)
         shown = [shorten(text, 16) for text in texts][::step]
-        axes.set_xticks(places[::step], shown)
+        axes.set_xticks(positions[::step], shown)
         if sum(map(len, shown)) > 36:
             axes.tick_params(axis="x", labelrotation=30)
             for label in axes.get_xticklabels():
                 label.set(ha="right", rotation_mode="anchor")
         axes.set_xticks([], minor=True)
     axes.margins(x=0.12)
-    return dict(zip(texts, places, strict=True))
+    return dict(zip(texts, positions, strict=True))
 
 
-def _lie_apart(axes: Any, places: Sequence[float]) -> bool:
-    """Return whether a tick at each place leaves room for its text."""
-    heights = [math.log10(one) for one in places] if axes.get_xscale() == "log" else [*places]
-    gaps = [after - before for before, after in itertools.pairwise(heights)]
-    return not gaps or min(gaps) > 0.08 * (heights[-1] - heights[0])
+def _have_room(axes: Any, positions: Sequence[float]) -> bool:
+    """Return whether ticks at these positions leave room for their texts."""
+    drawn = [math.log10(position) for position in positions] if axes.get_xscale() == "log" else [*positions]
+    gaps = [after - before for before, after in itertools.pairwise(drawn)]
+    return not gaps or min(gaps) > 0.08 * (drawn[-1] - drawn[0])
 
 
 def sort_values(values: Sequence[Any]) -> list[Any]:
     """Return the distinct values: sorted numbers, then other values sorted as text."""
-    found = {show_value(one): one for one in values}
-    numbers = [one for one in found.values() if is_number(one)]
-    return [*sorted(numbers), *(found[text] for text in sorted(found) if not is_number(found[text]))]
+    by_text = {show_value(value): value for value in values}
+    numbers = [value for value in by_text.values() if is_number(value)]
+    return [*sorted(numbers), *(by_text[text] for text in sorted(by_text) if not is_number(by_text[text]))]
 
 
 def _keys(settings: Sequence[Setting]) -> list[str]:
     """Return the swept keys that have several values."""
-    jobs = [job for setting in settings for job in setting.done]
+    jobs = [job for setting in settings for job in setting.measured]
     keys = sorted({key for job in jobs for key in job.values})
     return [key for key in keys if len({show_value(job.values.get(key)) for job in jobs}) > 1]
 

@@ -1,4 +1,4 @@
-"""A line on the terminal for each job of a sweep that ends, in whichever process it runs."""
+"""The progress of a sweep: a line for each job that ends, in whichever process it runs."""
 
 from __future__ import annotations
 
@@ -30,39 +30,43 @@ WIDEST = 48  # columns for the swept values
 
 
 class Progress:
-    """Watches the folder of a sweep, and prints how each job ended: the only output while jobs run.
+    """Watches the folder of a sweep, and prints a line for each job that ends: the only output while jobs run.
 
-    The process that leads the sweep does so on a separate thread, so it works the same for all launchers. On a
-    terminal, the last line says how many jobs are done, and what the one that runs printed last. The columns are as
-    wide as the planned overrides need, as far as these are known. Without `total`, the number of jobs is unknown.
+    It watches on a thread of the process that leads the sweep, so it works the same for all launchers. On a terminal,
+    the last line shows the number of jobs that are done, and the latest output of the running job.
+
+    Args:
+        sweep: the sweep.
+        planned: the overrides of the planned jobs, as far as they are known; they determine the width of the columns.
+        total: the number of jobs; None if it is unknown.
     """
 
     def __init__(self, sweep: Sweep, planned: Sequence[Sequence[str]], total: int | None) -> None:
         self._sweep = sweep
         self._total = total
-        self._width = min(WIDEST, max(len(self._describe(one)) for one in planned))
+        self._width = min(WIDEST, max(len(self._describe(overrides)) for overrides in planned))
         self._out = sys.stdout  # a job in this process redirects it
-        self._before = self._results()  # from an earlier command
-        self._ended: set[str] = set()  # keys of jobs
+        self._before = self._results()  # the results of earlier commands
+        self._ended: set[str] = set()  # the keys of the jobs whose end was printed
         self._running: list[Result] = []
-        self._at_once = 1  # jobs that ran in parallel at the last check at which none had ended
-        self._seconds: list[float] = []  # of the jobs that this command trained
-        self._began = time.monotonic()
-        self._over = threading.Event()
+        self._parallel = 1  # jobs that ran in parallel at the last check in which no job ended
+        self._seconds: list[float] = []  # training times of the jobs that this command trained
+        self._started_at = time.monotonic()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sweep progress", daemon=True)
         self._live = ExitStack()
 
     def start(self) -> None:
-        """Print the jobs that ended earlier, and continue with the others."""
+        """Print the jobs that earlier commands ended, and start to watch the others."""
         jobs = "" if self._total is None else f": {self._total} {'job' if self._total == 1 else 'jobs'}"
         self._print(f"{self._sweep.name}{jobs} in {show_path(self._sweep.folder)}")
         console = make_console()
         if is_interactive(console):
             self._live.enter_context(live_line(console, self._draw, interval=0.5))
             self._out = sys.stdout  # prints above the live line
-        finished = {key: (path, one) for key, (path, one) in self._before.items() if self._sweep.is_over(one)}
+        finished = {key: (path, result) for key, (path, result) in self._before.items() if self._sweep.is_over(result)}
         for key, (_, result) in sorted(finished.items(), key=_changed_at):
-            self._end(key, result)
+            self._print_end(key, result)
         if finished:
             self._print("--afresh trains these again, in a new sweep")
         if any(result.status == "PRUNED" for _, result in finished.values()):
@@ -70,24 +74,26 @@ class Progress:
         self._thread.start()
 
     def stop(self) -> None:
-        """Print the jobs that have ended since the last look, and end the thread."""
-        self._over.set()
+        """Print the jobs that have ended since the last check, and end the thread."""
+        self._stopped.set()
         self._thread.join()
-        self._look()
+        self._check()
         self._live.close()
 
     def _watch(self) -> None:
-        while not self._over.wait(INTERVAL):
-            self._look()
+        while not self._stopped.wait(INTERVAL):
+            self._check()
 
-    def _results(self, but: Collection[str] = ()) -> dict[str, tuple[Path, Result]]:
-        """Return the folders and results of jobs by their keys, and of refused jobs, except those with keys `but`."""
+    def _results(self, excluded: Collection[str] = ()) -> dict[str, tuple[Path, Result]]:
+        """Return the folders and results of jobs, refused ones too, by key; `excluded` keys are left out."""
         folder = self._sweep.folder
-        found = {one.key: (one.folder, one.result()) for one in claims(folder, but)}
-        found |= {path.name: (path, read_result(path)) for path in folder.glob(".refused-*") if path.name not in but}
-        return {key: (path, result) for key, (path, result) in found.items() if result is not None}
+        jobs = {job.key: (job.folder, job.result()) for job in claims(folder, excluded)}
+        refused = [path for path in folder.glob(".refused-*") if path.name not in excluded]
+        jobs |= {path.name: (path, read_result(path)) for path in refused}
+        return {key: (path, result) for key, (path, result) in jobs.items() if result is not None}
 
-    def _look(self) -> None:
+    def _check(self) -> None:
+        """Print the jobs that have ended since the last check."""
         ended = len(self._ended)
         results = self._results(self._ended)
         self._running = [result for _, result in results.values() if result.status == "RUNNING"]
@@ -95,11 +101,11 @@ class Progress:
             _, before = self._before.get(key, (None, None))
             is_new = before is None or (before.status, before.seconds) != (result.status, result.seconds)
             if result.status not in ("RUNNING", "QUEUED") and is_new:
-                self._end(key, result)
+                self._print_end(key, result)
         if len(self._ended) == ended:
-            self._at_once = max(1, len(self._running))
+            self._parallel = max(1, len(self._running))
 
-    def _end(self, key: str, result: Result) -> None:
+    def _print_end(self, key: str, result: Result) -> None:
         """Print the line of a job that has ended."""
         self._ended.add(key)
         _, before = self._before.get(key, (None, None))
@@ -112,36 +118,39 @@ class Progress:
             parts.append(f"{show_seconds(result.seconds):>8}")
         if result.status in ("FAILED", "REFUSED"):
             parts.append(without_credentials(result.message.partition("\n")[0]))
-        elif (left := self._left()) is not None:
-            parts.append(f"{show_seconds(left)} left")
+        elif (remaining := self._remaining_seconds()) is not None:
+            parts.append(f"{show_seconds(remaining)} left")
         self._print("  ".join(parts))
 
     def _count(self) -> str:
         if self._total is None:
             return f"{len(self._ended):>3}"
-        total = max(self._total, len(self._ended))  # a search without a seed draws other values when it is run again
+        total = max(self._total, len(self._ended))  # a search without a seed draws other values when it is repeated
         return f"{len(self._ended):>{len(str(total))}}/{total}"
 
-    def _left(self) -> float | None:
-        """Return an estimate of the remaining seconds: as many jobs at a time as now, each as long as those so far."""
+    def _remaining_seconds(self) -> float | None:
+        """Return an estimate of the remaining seconds; None if the number of jobs is unknown, or if all have ended.
+
+        It assumes that jobs take as long as those so far, and that as many as now run in parallel.
+        """
         if self._total is None or len(self._ended) >= self._total:
             return None
         jobs = self._total - len(self._ended)
-        at_once = min(jobs, self._at_once)
-        each = sum(self._seconds) / len(self._seconds)
-        if at_once == 1:  # then the time between jobs, such as for starting and sending to MLflow, is known as well
-            each = max(each, (time.monotonic() - self._began) / len(self._seconds))
-        return each * jobs / at_once
+        parallel = min(jobs, self._parallel)
+        seconds = sum(self._seconds) / len(self._seconds)
+        if parallel == 1:  # the time between jobs, in which they start and send to MLflow, is known as well
+            seconds = max(seconds, (time.monotonic() - self._started_at) / len(self._seconds))
+        return seconds * jobs / parallel
 
     def _describe(self, overrides: Sequence[str]) -> str:
         return describe(swept_values(overrides, self._sweep.fixed)) or "the only job"
 
     def _draw(self) -> Any:
-        """Return the last line of the terminal. Called on the thread that refreshes it."""
+        """Return the last line of the terminal. Called on the thread that refreshes the terminal."""
         from rich.text import Text
 
         running = self._running
-        texts = [f"{self._count()} done", f"{show_seconds(time.monotonic() - self._began)}"]
+        texts = [f"{self._count()} done", f"{show_seconds(time.monotonic() - self._started_at)}"]
         if running:
             more = f" and {len(running) - 1} more" if len(running) > 1 else ""
             texts.append(f"running {self._describe(running[0].overrides)}{more}")
@@ -154,7 +163,7 @@ class Progress:
 
 
 def _outcome(result: Result) -> str:
-    """Return the objective of a job, such as 'eval 0.982' or 'eval loss 0.213', or its status without one."""
+    """Return the objective of a job, such as 'eval 0.982' or 'eval loss 0.213'; without an objective, its status."""
     if result.status != "FINISHED" or result.objective is None:
         return result.status.ljust(10)
     label, _, name = result.objective_name.partition("/")
@@ -162,7 +171,7 @@ def _outcome(result: Result) -> str:
 
 
 def _last_line(path: Path) -> str:
-    """Return the last line of a text file, or as much of it as fits on a screen; empty if there is none."""
+    """Return the last line of a text file, at most 500 bytes of it; empty if the file is missing or empty."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 500))

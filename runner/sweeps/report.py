@@ -1,4 +1,4 @@
-"""The report of a sweep: one HTML file with its settings, plot and jobs, and the plot as a separate file."""
+"""The report of a sweep: an HTML file with its settings, plot and jobs, and the plot as separate files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ th { background: #f2f5f8 } .text { text-align: left }
 
 
 def write_report(
-    led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table], ladder: Ladder | None = None
+    sweep: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table], ladder: Ladder | None = None
 ) -> list[Path]:
     """Write `report.html`, `report.svg` and `report.png` to the folder of a sweep, and return their paths.
 
@@ -41,35 +41,34 @@ def write_report(
     jobs = [job for setting in settings for job in setting.jobs]
     objective = objective_name(jobs)
     key = curve_key(objective)
-    done = [job.result.name for setting in settings for job in setting.done]
-    curves = {name: read_curve(led.folder / name, key) for name in done}
-    known = {name: curve for name, curve in curves.items() if curve.steps}
-    importances = find_importances(settings) if led.directions else {}
-    figures = {"report": draw(settings, objective, known, several_objectives(settings, led), importances)}
+    names = [job.result.name for setting in settings for job in setting.measured]
+    curves = {name: curve for name in names if (curve := read_curve(sweep.folder / name, key)).steps}
+    importances = find_importances(settings) if sweep.directions else {}
+    figures = {"report": draw(settings, objective, curves, several_objectives(settings, sweep), importances)}
     if ladder is not None:
         figures["ladder"] = draw_ladder(ladder)
-    pictures = {f"{name}.{kind}": render(one, kind) for name, one in figures.items() for kind in ("svg", "png")}
-    page = describe(led, settings, tables, _inline(pictures["report.svg"]))
+    pictures = {f"{name}.{kind}": render(figure, kind) for name, figure in figures.items() for kind in ("svg", "png")}
+    page = describe(sweep, settings, tables, _inline(pictures["report.svg"]))
     if ladder is not None:
         page = page.replace("<h2>", f"{_describe_ladder(ladder, _inline(pictures['ladder.svg']))}<h2>", 1)
     files = []
     for name, content in {"report.html": page.encode(), **pictures}.items():
-        files.append(led.folder / name)
+        files.append(sweep.folder / name)
         write_whole(files[-1], content)
     return files
 
 
 def _inline(svg: bytes) -> str:
-    """Return the plot of an SVG file, for embedding in a page."""
+    """Return the `<svg>` element of an SVG file, to embed in a page."""
     text = svg.decode()
     return text[text.index("<svg") :]
 
 
 def _describe_ladder(ladder: Ladder, svg: str) -> str:
     """Return the section of the page about a ladder."""
-    said = "".join(f"<p>{label}: {escape(text)}</p>\n" for label, text in ladder.lines())
+    paragraphs = "".join(f"<p>{label}: {escape(text)}</p>\n" for label, text in ladder.lines())
     return f"""<h2>Ladder</h2>
-{said}<div>{svg}</div>
+{paragraphs}<div>{svg}</div>
 {_tabulate(*ladder.tabulate(), kind="ladder")}
 """
 
@@ -80,24 +79,24 @@ def curve_key(objective: str) -> str:
     return f"loss/{label}/total" if name == "loss" else f"metrics/{objective}"
 
 
-def describe(led: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table], svg: str) -> str:
-    """Return the page. Names and values are texts of users, and are escaped."""
+def describe(sweep: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table], svg: str) -> str:
+    """Return the page. Names and values come from users, and are escaped."""
     jobs = [job for setting in settings for job in setting.jobs]
     best = settings[0]
-    unknown = sum(not setting.objectives for setting in settings)
-    without = f" {unknown} of the settings have no result, and are not in the pictures." if unknown else ""
+    missing = sum(not setting.objectives for setting in settings)
+    without = f" {missing} of the settings have no result, and are not in the pictures." if missing else ""
     spread = "" if best.spread is None else f" &plusmn; {best.spread:.2g}"
-    objectives = several_objectives(settings, led)
-    front = escape(", ".join(one.name for one in find_front(settings, objectives)))
-    beaten = f"<p>Pareto front of {escape(' and '.join(objectives))}: {front}.</p>" if objectives else ""
-    better = "lower" if lower_is_better(jobs, led) else "higher"
+    objectives = several_objectives(settings, sweep)
+    names = escape(", ".join(setting.name for setting in find_front(settings, objectives)))
+    front = f"<p>Pareto front of {escape(' and '.join(objectives))}: {names}.</p>" if objectives else ""
+    better = "lower" if lower_is_better(jobs, sweep) else "higher"
     objective = escape(objective_name(jobs))
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{escape(led.name)}</title><style>{STYLE}</style></head><body>
-<h1>{escape(led.name)}</h1>
+<html lang="en"><head><meta charset="utf-8"><title>{escape(sweep.name)}</title><style>{STYLE}</style></head><body>
+<h1>{escape(sweep.name)}</h1>
 <p>{len(settings)} settings, {len(jobs)} jobs, compared by {objective}: {better} is better.{without}</p>
 <p>Best: <b>{escape(best.name)}</b>, {objective} {best.mean:.4g}{spread}, n = {len(best.objectives)}.</p>
-{beaten}
+{front}
 <div>{svg}</div>
 <h2>Settings, best first</h2>
 <p>Jobs that differ only in seed or fold are one setting. {objective} is the mean over its n runs, the spread their
@@ -111,8 +110,8 @@ sample standard deviation. Settings with a missing result are ranked after compl
 
 def _tabulate(columns: Sequence[str], rows: Sequence[Sequence[Any]], kind: str) -> str:
     columns, rows = without_empty(columns, rows)
-    texts = [any(isinstance(row[place], str) for row in rows) for place in range(len(columns))]
-    starts = ['<{} class="text">' if is_text else "<{}>" for is_text in texts]
+    is_text = [any(isinstance(row[index], str) for row in rows) for index in range(len(columns))]
+    starts = ['<{} class="text">' if has_text else "<{}>" for has_text in is_text]
     head = "".join(f"{start.format('th')}{escape(column)}</th>" for start, column in zip(starts, columns, strict=True))
     body = "\n".join(
         "<tr>"

@@ -1,4 +1,4 @@
-"""A sweep whose jobs Optuna chooses: its directions, and a stored study that it continues."""
+"""Sweeps whose jobs are chosen by Optuna: the directions of objectives, and continuing a stored study."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def quieten_optuna() -> None:
 
 
 def read_directions(config: DictConfig) -> list[str]:
-    """Return the direction of each objective, empty if the sweeper needs none."""
+    """Return the direction of each objective; empty if the sweeper needs none."""
     sweeper = config.hydra.sweeper
     if "pruner" in sweeper:
         remedy = "+callbacks=sweep_pruner callbacks.sweep_pruner.pruner=median prunes jobs, with any sweeper"
         raise WrongKey("hydra.sweeper.pruner", f"the sweeper has none; {remedy}", repr(sweeper.pruner))
-    given = sweeper.get("direction")
-    if given is None:
+    value = sweeper.get("direction")
+    if value is None:
         return []
-    several = given if not isinstance(given, str) and isinstance(given, Sequence) else [given]
-    directions = [str(getattr(one, "name", one)) for one in several]
-    for one in directions:
-        if one not in DIRECTIONS:
-            raise WrongKey("hydra.sweeper.direction", nearest(one, DIRECTIONS), repr(one))
+    values = value if not isinstance(value, str) and isinstance(value, Sequence) else [value]
+    directions = [str(getattr(value, "name", value)) for value in values]
+    for direction in directions:
+        if direction not in DIRECTIONS:
+            raise WrongKey("hydra.sweeper.direction", nearest(direction, DIRECTIONS), repr(direction))
     names = objectives_of(config.objective) or ["the metric"]
     if len(names) != len(directions):
         listed = ",".join("minimize" for _ in names)
@@ -55,12 +55,12 @@ def read_directions(config: DictConfig) -> list[str]:
     return directions
 
 
-def resume_study(config: DictConfig, name: str, over: Sequence[Result], unfinished: Sequence[Result]) -> None:
+def resume_study(config: DictConfig, name: str, ended: Sequence[Result], unfinished: Sequence[Result]) -> None:
     """Let Optuna's sweeper continue the study in its storage, as if it had never stopped.
 
-    Finished jobs count as trials of this sweep, and interrupted ones are requested again. Without a storage, nothing is
-    done: a seeded search repeats itself, and gets the results of finished jobs. The config changes: the name of the
-    study, the number of trials, and the sampler's seed, so that it does not draw the same values again.
+    Jobs that have ended count as trials of this sweep, and interrupted ones are enqueued again. The config gets the
+    name of the study, the remaining number of trials, and another seed of the sampler, so that it draws new values.
+    Without a storage nothing changes: a seeded search repeats itself, and skips the jobs that have ended.
     """
     import optuna
 
@@ -69,7 +69,7 @@ def resume_study(config: DictConfig, name: str, over: Sequence[Result], unfinish
         return
     with read_write(config), open_dict(config):
         sweeper.study_name = sweeper.get("study_name") or name
-        sweeper.n_trials = max(0, sweeper.n_trials - len(over))
+        sweeper.n_trials = max(0, sweeper.n_trials - len(ended))
         storage = sweeper.storage
         if isinstance(storage, Mapping):
             storage = Section("hydra.sweeper.storage", storage).make()
@@ -80,18 +80,18 @@ def resume_study(config: DictConfig, name: str, over: Sequence[Result], unfinish
         if OmegaConf.select(sweeper, "sampler.seed") is not None:
             sweeper.sampler.seed += len(study.trials)
     for result in unfinished:
-        _ask_again(study, result)
+        _enqueue_again(study, result)
 
 
-def _ask_again(study: optuna.Study, result: Result) -> None:
-    """Enqueue the parameters of a job whose trials were interrupted."""
+def _enqueue_again(study: optuna.Study, result: Result) -> None:
+    """Enqueue the parameters of a job whose trial was interrupted."""
     import optuna
 
     overrides = {*result.overrides}
-    typed = [(one, {f"{key}={value}" for key, value in one.params.items()}) for one in study.trials]
-    own = [one for one, params in typed if params and params <= overrides]
-    for trial in own:
+    parameters = [(trial, {f"{key}={value}" for key, value in trial.params.items()}) for trial in study.trials]
+    trials = [trial for trial, params in parameters if params and params <= overrides]
+    for trial in trials:
         if trial.state in (optuna.trial.TrialState.RUNNING, optuna.trial.TrialState.WAITING):
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-    if own:
-        study.enqueue_trial(own[-1].params)
+    if trials:
+        study.enqueue_trial(trials[-1].params)

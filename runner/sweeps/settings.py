@@ -1,4 +1,4 @@
-"""The settings of a sweep: jobs that differ only in seed or fold are one setting, and settings are ranked by mean."""
+"""The settings of a sweep, ranked by their means. Jobs that differ only in seed or fold are one setting."""
 
 from __future__ import annotations
 
@@ -15,29 +15,38 @@ from runner.sweeps.sweep import Sweep
 
 Table = tuple[list[str], list[list[Any]]]
 REPEATED = (SEED, FOLD)
-"""Keys whose values repeat a setting: jobs that differ in nothing else are the same setting."""
+"""Keys that repeat a setting: jobs that differ in no other key are the same setting."""
 
 
 @dataclass(frozen=True)
 class SweepJob:
-    """A job of a sweep, its swept values by key, and its loss: the lower, the better; infinite without an objective."""
+    """A job of a sweep.
+
+    Attributes:
+        result: its result.
+        values: its swept values by key.
+        score: the objective, negated if higher is better, so that lower scores are better; infinite without one.
+    """
 
     result: Result
     values: dict[str, Any]
-    loss: float
+    score: float
 
     @property
-    def is_done(self) -> bool:
-        """Whether it has an objective."""
-        return math.isfinite(self.loss)
+    def has_objective(self) -> bool:
+        """Whether it has a finite objective."""
+        return math.isfinite(self.score)
 
 
 @dataclass(frozen=True)
 class Setting:
     """The jobs of a sweep that differ only in seed or fold.
 
-    The verdict is 'best' or 'leads' of the first, 'tied' of one that may be the best as well, 'worse', or empty if the
-    jobs cannot say.
+    Attributes:
+        values: the swept values that the jobs share, by key.
+        jobs: the jobs, ordered by seed and fold.
+        verdict: 'best' or 'leads' for the first setting, 'tied' for others that may be the best as well, 'worse', or
+            empty if the jobs do not allow a verdict.
     """
 
     values: dict[str, Any]
@@ -50,27 +59,27 @@ class Setting:
         return describe(self.values) or "all runs"
 
     @property
-    def done(self) -> list[SweepJob]:
+    def measured(self) -> list[SweepJob]:
         """The jobs that have an objective."""
-        return [job for job in self.jobs if job.is_done]
+        return [job for job in self.jobs if job.has_objective]
 
     @property
-    def losses(self) -> dict[str, float]:
-        """The losses by seed, averaged over the folds of each seed, for pairing with other settings."""
+    def scores(self) -> dict[str, float]:
+        """The scores by seed, averaged over the folds of each seed, for pairing with other settings."""
         by_seed: dict[str, list[float]] = {}
-        for job in self.done:
-            by_seed.setdefault(repr(job.values.get(SEED)), []).append(job.loss)
-        return {seed: statistics.fmean(losses) for seed, losses in by_seed.items()}
+        for job in self.measured:
+            by_seed.setdefault(repr(job.values.get(SEED)), []).append(job.score)
+        return {seed: statistics.fmean(scores) for seed, scores in by_seed.items()}
 
     @property
     def is_complete(self) -> bool:
         """Whether all its jobs have an objective."""
-        return len(self.done) == len(self.jobs)
+        return len(self.measured) == len(self.jobs)
 
     @property
     def objectives(self) -> list[float]:
-        """The objectives of the jobs that have one."""
-        return [job.result.objective for job in self.done if job.result.objective is not None]
+        """The objectives of the jobs that have an objective."""
+        return [job.result.objective for job in self.measured if job.result.objective is not None]
 
     @property
     def mean(self) -> float | None:
@@ -84,72 +93,73 @@ class Setting:
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
-        """The sort key of settings: settings whose jobs all have an objective come first, then the better mean.
+        """The sort key of settings: those whose jobs all have an objective come first, then those with better means.
 
-        Otherwise a setting that diverges with most seeds could win with the one that is left.
+        Otherwise a setting that diverges with most seeds could win with its last remaining one.
         """
-        losses = [job.loss for job in self.done]
-        return not losses, not self.is_complete, statistics.fmean(losses) if losses else 0.0
+        scores = [job.score for job in self.measured]
+        return not scores, not self.is_complete, statistics.fmean(scores) if scores else 0.0
 
     def average(self, metric: str) -> float | None:
         """Return the mean of a metric over the jobs that have an objective; None if no job has the metric."""
-        values = [job.result.metrics[metric] for job in self.done if metric in job.result.metrics]
+        values = [job.result.metrics[metric] for job in self.measured if metric in job.result.metrics]
         return statistics.fmean(values) if values else None
 
     def describe_missing(self) -> str:
-        """Return the outcome of jobs without an objective, such as '1 failed, 2 not finite'; empty without them."""
-        statuses = [job.result.status.lower() for job in self.jobs if not job.is_done]
+        """Return the outcomes of jobs without an objective, such as '1 failed, 2 not finite'; empty if all have one."""
+        statuses = [job.result.status.lower() for job in self.jobs if not job.has_objective]
         missing = Counter("not finite" if status == "finished" else status for status in statuses)
         return ", ".join(f"{count} {status}" for status, count in missing.items())
 
 
-def compare(results: Sequence[Result], led: Sweep) -> list[SweepJob]:
-    """Return the jobs that results belong to, best first."""
+def rank_jobs(results: Sequence[Result], sweep: Sweep) -> list[SweepJob]:
+    """Return the jobs with these results, best first."""
     jobs = []
     for result in results:
-        lower = led.direction == "minimize" if led.direction else result.lower_is_better
+        lower = sweep.direction == "minimize" if sweep.direction else result.lower_is_better
         value = result.objective
-        known = value is not None and not math.isnan(value) and result.status == "FINISHED"
-        loss = (value if lower else -value) if known and value is not None else math.inf
-        jobs.append(SweepJob(result, swept_values(result.overrides, led.fixed), loss))
-    return sorted(jobs, key=lambda job: (job.loss, job.result.name))
+        score = math.inf
+        if value is not None and not math.isnan(value) and result.status == "FINISHED":
+            score = value if lower else -value
+        jobs.append(SweepJob(result, swept_values(result.overrides, sweep.fixed), score))
+    return sorted(jobs, key=lambda job: (job.score, job.result.name))
 
 
-def group(jobs: Sequence[SweepJob]) -> list[Setting]:
-    """Return the settings that jobs belong to, best first, with their verdicts."""
+def group_jobs(jobs: Sequence[SweepJob]) -> list[Setting]:
+    """Return the settings of jobs, best first, with their verdicts."""
     groups: dict[str, list[SweepJob]] = {}
     for job in jobs:
-        groups.setdefault(repr(sorted(_shared(job).items())), []).append(job)
-    settings = [Setting(_shared(same[0]), sorted(same, key=_repetition)) for same in groups.values()]
+        groups.setdefault(repr(sorted(_shared_values(job).items())), []).append(job)
+    settings = [Setting(_shared_values(group[0]), sorted(group, key=_repetition)) for group in groups.values()]
     return judge(sorted(settings, key=lambda setting: (setting.rank, setting.name)))
 
 
 def judge(settings: Sequence[Setting]) -> list[Setting]:
-    """Return settings, best first, with verdicts: which of them may be the best, given their runs."""
-    leader, *others = settings
-    judged = [one for one in others if one.is_complete and _are_evaluated_alike(leader, one)]
-    if not judged or not leader.is_complete or len(leader.losses) < 2:
+    """Return settings, given best first, with verdicts: which of them may have the best true mean."""
+    leader, *followers = settings
+    judged = [setting for setting in followers if setting.is_complete and _are_evaluated_alike(leader, setting)]
+    if not judged or not leader.is_complete or len(leader.scores) < 2:
         return [*settings]
     from runner.comparing.decision import find_ties, pair_values  # here, because numpy takes a tenth of a second
 
-    ties = find_ties([pair_values(leader.losses, one.losses) for one in judged])
-    verdicts = {one.name: "tied" if is_tied else "worse" for one, is_tied in zip(judged, ties, strict=True)}
+    ties = find_ties([pair_values(leader.scores, setting.scores) for setting in judged])
+    verdicts = {setting.name: "tied" if is_tied else "worse" for setting, is_tied in zip(judged, ties, strict=True)}
     verdicts[leader.name] = "leads" if any(ties) else "best"
-    return [replace(one, verdict=verdicts.get(one.name, "")) for one in settings]
+    return [replace(setting, verdict=verdicts.get(setting.name, "")) for setting in settings]
 
 
 def objective_name(jobs: Sequence[SweepJob]) -> str:
-    """Return the metric that jobs are compared by; empty if no job has one."""
+    """Return the metric by which jobs are compared; empty if no job has one."""
     return next((job.result.objective_name for job in jobs if job.result.objective_name), "")
 
 
-def lower_is_better(jobs: Sequence[SweepJob], led: Sweep) -> bool:
-    """Return whether a smaller objective is better: according to the sweeper, or else the metric."""
-    return led.direction == "minimize" if led.direction else any(job.result.lower_is_better for job in jobs)
+def lower_is_better(jobs: Sequence[SweepJob], sweep: Sweep) -> bool:
+    """Return whether smaller objectives are better, according to the sweeper, or else to the metric."""
+    return sweep.direction == "minimize" if sweep.direction else any(job.result.lower_is_better for job in jobs)
 
 
 def metrics_of(jobs: Sequence[SweepJob]) -> list[str]:
-    """Return the metrics that jobs have besides the objective, those of evaluators first."""
+    """Return the metrics of jobs except the objective, those of evaluators first."""
     names = {name for job in jobs for name in job.result.metrics} - {objective_name(jobs)}
     return sorted(names, key=lambda name: (name.startswith("train/"), name))
 
@@ -196,25 +206,25 @@ def tabulate_jobs(jobs: Sequence[SweepJob]) -> Table:
 
 def without_empty(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
     """Return a table without the columns in which no row has a value."""
-    kept = [place for place in range(len(columns)) if any(row[place] not in (None, "") for row in rows)]
-    return [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
+    indices = [index for index in range(len(columns)) if any(row[index] not in (None, "") for row in rows)]
+    return [columns[index] for index in indices], [[row[index] for index in indices] for row in rows]
 
 
-def _shared(job: SweepJob) -> dict[str, Any]:
+def _shared_values(job: SweepJob) -> dict[str, Any]:
     return {key: value for key, value in job.values.items() if key not in REPEATED}
 
 
 def _are_evaluated_alike(a: Setting, b: Setting) -> bool:
-    """Return whether jobs with one seed have the same evaluation data and metric."""
+    """Return whether jobs with equal seeds and folds were evaluated on the same data, by the same metric."""
     name = objective_name(a.jobs)
-    first, second = ({_repetition(job): job.result.evaluated_by(name) for job in one.done} for one in (a, b))
-    return all(first[one] == second[one] for one in first.keys() & second.keys())
+    first, second = ({_repetition(job): job.result.evaluated_by(name) for job in side.measured} for side in (a, b))
+    return all(first[repetition] == second[repetition] for repetition in first.keys() & second.keys())
 
 
 def _repetition(job: SweepJob) -> tuple[float | str, ...]:
-    """Return what distinguishes a job from the others of its setting: seed and fold, or else its name."""
-    found = [job.values[key] for key in REPEATED if isinstance(job.values.get(key), int)]
-    return (*found,) if found else (math.inf, job.result.name)
+    """Return the facts that distinguish a job from the others of its setting: seed and fold, or else its name."""
+    numbers = [job.values[key] for key in REPEATED if isinstance(job.values.get(key), int)]
+    return (*numbers,) if numbers else (math.inf, job.result.name)
 
 
 def _cell(value: Any) -> Any:

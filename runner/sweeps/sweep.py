@@ -1,6 +1,6 @@
-"""A sweep as a whole: its identity and folder, and how it starts and stops.
+"""A sweep as a whole: its identity, its folder, its start and its stop.
 
-Rerunning a sweep skips finished jobs and resumes interrupted ones.
+A sweep that is started again skips finished jobs and resumes interrupted ones.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from runner.records.result import Result, read_result
 from runner.records.sweep_jobs import claims, keep_claims
 from runner.sweeps.job_loader import JobLoader
 from runner.sweeps.ladder.jobs import prepare_ladder
-from runner.sweeps.names import name_rest, own_overrides, short_names
+from runner.sweeps.names import common_name, own_overrides, short_names
 from runner.sweeps.plan import PlannedJob, check_jobs, compose_jobs, is_grid, typed_overrides
 from runner.sweeps.progress import Progress
 from runner.sweeps.search import is_optuna, quieten_optuna, read_directions, resume_study
@@ -51,29 +51,29 @@ from runner.sweeps.search import is_optuna, quieten_optuna, read_directions, res
 if TYPE_CHECKING:
     from runner.core.destination import LoggerDestination
 
-STOP = ".stop"  # a file in the sweep's folder that keeps more jobs from starting
+STOP = ".stop"  # a file in the sweep's folder; while it exists, no job starts
 
 
 @dataclass
 class Sweep:
-    """A sweep, with the facts that its jobs need in whichever process they run.
+    """A sweep, with the facts that its jobs need in any process.
 
     Attributes:
         folder: the folder that contains the folders of its jobs.
-        id: unique id, even if several machines log to one MLflow store.
-        name: name of the sweep, such as `sweep-lr-seed-mlp-digits`.
-        identity: hash of what is swept over which config; a rerun of the sweep has the same.
-        fixed: keys that were typed with a single value.
+        id: the id, unique even if several machines log to one MLflow store.
+        name: the name, such as `sweep-lr-seed-mlp-digits`.
+        identity: a hash of the config and the swept values; the same sweep has the same when it is started again.
+        fixed: the keys that were typed with a single value.
         launcher: Hydra's name of the launcher: basic, joblib, submitit_local, ...
-        directions: 'minimize' or 'maximize' for each objective, if the sweeper needs it; otherwise empty.
-        revived: names of the pruned jobs that this command trains further.
-        number: 1, or more where its jobs would have the names of those of earlier sweeps.
+        directions: 'minimize' or 'maximize' for each objective if the sweeper needs them; otherwise empty.
+        revived: the names of the pruned jobs that this command trains further.
+        number: 1; more if its jobs would otherwise have the same names as those of earlier sweeps.
         pid: the process that leads the sweep.
 
     Attributes used only in the process that leads it:
-        destinations: destinations that receive its summary.
+        destinations: the destinations that receive its summary.
         stopped_by: the signal that stopped it; 0 if none did.
-        handlers: signal handlers from before the sweep.
+        handlers: the signal handlers from before the sweep.
         progress: prints a line for each job that ends; None for a verb without results.
         passed: the checks that parts of its jobs' configs have passed, see `runner.config.build.once`.
         is_ladder: whether it trains sizes at equal compute, see `runner.sweeps.ladder.jobs`.
@@ -107,9 +107,9 @@ class Sweep:
     def write(self) -> None:
         """Write `sweep.json` into its folder."""
         file = self.folder / SWEEP
-        found = read_object(file)  # empty if it is damaged, and then written again
-        if found.get("identity", self.identity) != self.identity:
-            name = found.get("name")
+        recorded = read_object(file)  # empty if the file is damaged; it is then written again
+        if recorded.get("identity", self.identity) != self.identity:
+            name = recorded.get("name")
             raise wrong_argument(
                 "hydra.sweep.dir", str(self.folder), f"contains another sweep, {name}; choose another folder"
             )
@@ -118,11 +118,11 @@ class Sweep:
 
     @property
     def direction(self) -> str:
-        """The direction of the objective, or of the first; empty if the sweeper needs none."""
+        """The direction of the first objective; empty if the sweeper needs none."""
         return next(iter(self.directions), "")
 
     def is_over(self, result: Result | None) -> bool:
-        """Return whether there is nothing to train in a job: it has ended, and is not to be revived."""
+        """Return whether a job has ended and is not revived, so that there is nothing left to train."""
         if result is None:
             return False
         is_pruned = result.status == "PRUNED" and result.name not in self.revived
@@ -130,8 +130,8 @@ class Sweep:
 
     @property
     def is_broken(self) -> bool:
-        """Whether it was stopped or a job failed; any error of the sweeper or launcher is then a consequence."""
-        return self.stopped_by > 0 or any(one.status in ("FAILED", "REFUSED") for one in self.results())
+        """Whether it was stopped or a job failed, so that an error of the sweeper or launcher is only a consequence."""
+        return self.stopped_by > 0 or any(result.status in ("FAILED", "REFUSED") for result in self.results())
 
     def clear_notes(self) -> None:
         """Remove the files through which its processes communicated."""
@@ -141,28 +141,28 @@ class Sweep:
 
     def results(self) -> list[Result]:
         """Return the results of its jobs so far, including refused ones."""
-        jobs = [(one.folder, one.result()) for one in claims(self.folder)]
+        jobs = [(job.folder, job.result()) for job in claims(self.folder)]
         jobs += [(folder, read_result(folder)) for folder in sorted(self.folder.glob(".refused-*"))]
         results = []
         for folder, result in jobs:
             if result is not None:
                 if result.status == "RUNNING" and not is_running(folder):
-                    result.status = "KILLED"  # it left no result
+                    result.status = "KILLED"  # it ended without a result
                 results.append(result)
         return results
 
-    def leave_out_others(self, config: DictConfig, jobs: Sequence[PlannedJob]) -> None:
-        """Leave out earlier jobs that are not among those planned, or had another config, where all are known."""
+    def leave_out_unplanned(self, config: DictConfig, jobs: Sequence[PlannedJob]) -> None:
+        """Leave out earlier jobs that are not planned, or had another config, if all planned jobs are known."""
         if is_grid(config):
             keep_claims(self.folder, {self.key_of_job(job.overrides): identify(job.config) for job in jobs})
 
     def key_of_job(self, overrides: Sequence[str]) -> str:
-        """Return the key of the job with these overrides, of which those that all jobs share do not count."""
+        """Return the key of the job with these overrides; overrides that all jobs share do not change it."""
         return fingerprint(sorted(own_overrides(overrides, self.fixed)))
 
 
 class SweepCallback(Callback):
-    """Called by Hydra when a sweep starts, in the process that leads it."""
+    """Hydra's callback for the start of a sweep, in the process that leads it."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Prepare the sweep; Hydra has composed everything except the swept values."""
@@ -174,24 +174,24 @@ class SweepCallback(Callback):
 
 
 command = Command.of("train")
-"""The command of this process, which says what the jobs of its sweep do."""
+"""The command of this process, whose verb the jobs of its sweep run."""
 led: Sweep | None = None
-"""The sweep that this process leads."""
+"""The sweep that this process leads, if any."""
 
 
 def begin(config: DictConfig) -> None:
     """Set up the sweep and check all of its jobs before the first one starts."""
-    global led, _beginning
+    global led, _config
     verb = command.row
     if not verb.can_be_swept:  # -m itself is refused when the command is parsed
         raise WrongKey("hydra.mode", f"{command.verb} takes one experiment at a time; leave it out", "'MULTIRUN'")
     prepare_ladder(config)
     typed = typed_overrides(config)
-    _beginning = config
+    _config = config
     folder = Path(config.hydra.sweep.dir).absolute()
     watch(folder)
     check_launcher(config.hydra.runtime.choices["hydra/launcher"])
-    sweep = _make(config, folder, typed)
+    sweep = _make_sweep(config, folder, typed)
     sweep.revived = _find_revived(sweep, command.options.get("revive", ()))
     led = sweep
     folder.mkdir(parents=True, exist_ok=True)
@@ -200,28 +200,28 @@ def begin(config: DictConfig) -> None:
     total = config.hydra.sweeper.get("n_trials")  # None if the sweeper does not define it
     if is_optuna(config):
         quieten_optuna()
-        jobs_before = [one for one in led.results() if one.status != "REFUSED"]
-        over = [one for one in jobs_before if led.is_over(one)]
-        resume_study(config, led.id, over, [one for one in jobs_before if one not in over])
+        results = [result for result in led.results() if result.status != "REFUSED"]
+        ended = [result for result in results if led.is_over(result)]
+        resume_study(config, led.id, ended, [result for result in results if result not in ended])
     loader = JobLoader(config)
     jobs = compose_jobs(config, typed, loader) if verb.keeps_folder else []
     if verb.keeps_folder:
         if command.run is None:
             check_jobs(jobs, led.launcher, led.passed)
-            led.leave_out_others(config, jobs)
+            led.leave_out_unplanned(config, jobs)
         led.destinations = build.make_destinations(jobs[0].callbacks)
         for destination in led.destinations:
             destination.log_sweep(SweepSummary(folder, led.id, led.name, "RUNNING"))
         led.progress = Progress(led, [job.overrides for job in jobs], len(jobs) if is_grid(config) else total)
         led.progress.start()
-    _listen(led)
+    _catch_signals(led)
 
 
-def _make(config: DictConfig, folder: Path, typed: Sequence[Any]) -> Sweep:
-    """Return the sweep of a config and the overrides that were typed for it."""
+def _make_sweep(config: DictConfig, folder: Path, typed: Sequence[Any]) -> Sweep:
+    """Return the sweep of a config and of the overrides that were typed."""
     identity = _identify(config)
     swept = [override.get_key_element().lstrip("+~") for override in typed if override.is_sweep_override()]
-    name, number = _name(config, swept, folder)
+    name, number = _choose_name(config, swept, folder)
     return Sweep(
         folder=folder,
         id=f"{'-'.join(folder.parts[-2:])}-{identity[:6]}",
@@ -239,40 +239,40 @@ def _find_revived(sweep: Sweep, names: Sequence[str]) -> list[str]:
     """Return the names of the jobs to revive."""
     if not names:
         return []
-    jobs = {one.name: one.status for one in sweep.results() if one.status != "REFUSED"}
-    if not jobs:
+    statuses = {result.name: result.status for result in sweep.results() if result.status != "REFUSED"}
+    if not statuses:
         raise WrongKey(
             "--revive",
             "no job of this sweep has started yet; add it to the command that pruned the jobs",
             repr(",".join(names)),
         )
     if "all" in names:
-        return [name for name, status in jobs.items() if status == "PRUNED"]
+        return [name for name, status in statuses.items() if status == "PRUNED"]
     for name in names:
-        if name not in jobs:
-            raise WrongKey("--revive", "this sweep has no such job; " + nearest(name, ["all", *jobs]), repr(name))
+        if name not in statuses:
+            raise WrongKey("--revive", "this sweep has no such job; " + nearest(name, ["all", *statuses]), repr(name))
     return [*names]
 
 
-def _name(config: DictConfig, swept: list[str], folder: Path) -> tuple[str, int]:
-    """Return the name of a sweep, and its number among those in outputs/ whose jobs would have the same names."""
+def _choose_name(config: DictConfig, swept: list[str], folder: Path) -> tuple[str, int]:
+    """Return the name of a sweep, and its number among the sweeps in outputs/ whose jobs would have the same names."""
     choices = config.hydra.runtime.choices
-    base = "-".join(["sweep", *sorted(short_names(swept).values()), name_rest(swept, config.run_name, choices, 1)])
+    base = "-".join(["sweep", *sorted(short_names(swept).values()), common_name(swept, config.run_name, choices, 1)])
     number = 1
     for file in Path(OUTPUTS).glob(f"sweeps/*/*/{SWEEP}"):
-        found = read_object(file)
-        if re.fullmatch(rf"{re.escape(base)}(-\d+)?", str(found.get("name"))) and isinstance(found.get("number"), int):
+        sweep = read_object(file)
+        if re.fullmatch(rf"{re.escape(base)}(-\d+)?", str(sweep.get("name"))) and isinstance(sweep.get("number"), int):
             if file.parent.absolute() == folder:
-                number = found["number"]
+                number = sweep["number"]
                 break
-            number = max(number, found["number"] + 1)
+            number = max(number, sweep["number"] + 1)
     return (base if number == 1 else f"{base}-{number}"), number
 
 
 def check_choice(typed: Command, hydra_config: Any, experiment: Experiment, saved: SavedRun | None) -> None:
-    """Check that nothing is chosen for a single run that works only in sweeps.
+    """Refuse choices that work only in sweeps, for a single run.
 
-    A saved run may be a job of a sweep.
+    A saved run may be a job of a sweep, whose recorded choices are allowed.
     """
     if hydra_config.mode is RunMode.MULTIRUN:
         return
@@ -285,7 +285,7 @@ def check_choice(typed: Command, hydra_config: Any, experiment: Experiment, save
     recorded = () if saved is None else saved.overrides
     choices = hydra_config.runtime.choices
     groups = {"sweep": None, "hydra/sweeper": "basic", "hydra/launcher": "basic"}
-    if f"sweep={choices.get('sweep')}" in recorded:  # it may choose a sweeper or a launcher itself
+    if f"sweep={choices.get('sweep')}" in recorded:  # the recorded sweep may have chosen a sweeper or a launcher
         groups = {group: plain for group, plain in groups.items() if _is_typed(group, hydra_config)}
     for group, plain in groups.items():
         choice = choices.get(group)
@@ -294,7 +294,7 @@ def check_choice(typed: Command, hydra_config: Any, experiment: Experiment, save
 
 
 def _is_typed(group: str, hydra_config: Any) -> bool:
-    return any(one.startswith(f"{group}=") for one in hydra_config.overrides.hydra)
+    return any(override.startswith(f"{group}=") for override in hydra_config.overrides.hydra)
 
 
 def register_resolver() -> None:
@@ -302,40 +302,40 @@ def register_resolver() -> None:
     OmegaConf.register_new_resolver("sweep_folder", _find_folder, use_cache=True, replace=True)
 
 
-_beginning: DictConfig | None = None  # config of the sweep that starts in this process
+_config: DictConfig | None = None  # the config of the sweep that this process leads
 
 
 def _find_folder(base: str) -> str:
-    """Return the folder of the sweep if it was run before, or else a new one."""
-    if _beginning is None or not command.row.trains:
+    """Return the sweep's folder from an earlier start, or else a new one."""
+    if _config is None or not command.row.trains:
         return make_run_folder(base)
-    return remembered_folder(base, _identify(_beginning), renew=command.options["afresh"])
+    return remembered_folder(base, _identify(_config), renew=command.options["afresh"])
 
 
 def _identify(config: DictConfig) -> str:
-    """Return a hash of what is run, the swept values, the config and the sweeper, but not of the launcher."""
+    """Return a hash of the command, the swept values, the config and the sweeper, but not of the launcher."""
     keys = [str(key) for key in config if key != "hydra"]
     plain = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=False)
     sweeper = OmegaConf.to_container(config.hydra.sweeper, resolve=False)
-    swept = sorted(str(one.input_line) for one in typed_overrides(config) if one.is_sweep_override())
+    swept = sorted(str(override.input_line) for override in typed_overrides(config) if override.is_sweep_override())
     return fingerprint([command.verb, *command.words, plain, sweeper, swept])
 
 
-def _listen(sweep: Sweep) -> None:
-    """From now on, let a signal end the sweep cleanly: jobs save checkpoints, and the results so far are summarized."""
+def _catch_signals(sweep: Sweep) -> None:
+    """Let signals end the sweep cleanly from now on: jobs save checkpoints, and the results so far are summarized."""
     sweep.handlers = {number: signal.signal(number, _stop) for number in asking_to_end()}
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Start no more jobs, and stop the jobs training on this machine; a second Ctrl-C ends this process immediately.
+    """Start no more jobs, and stop the jobs on this machine; a second Ctrl-C ends this process immediately.
 
-    A job that trains in this process handles signals itself.
+    While a job trains in this process, that job handles signals instead.
     """
     assert led is not None
-    again = led.stopped_by > 0
+    is_second = led.stopped_by > 0
     led.stopped_by = number
     (led.folder / STOP).touch()
-    if led.launcher == "basic" or (again and number == signal.SIGINT):
+    if led.launcher == "basic" or (is_second and number == signal.SIGINT):
         raise ending(number)
     for folder in led.folder.glob("*/"):
         result = read_result(folder)

@@ -78,11 +78,11 @@ def test_the_job_that_cannot_be_made_is_named(config: Any):
 def test_what_a_machine_cannot_do_is_left_to_the_one_that_trains(config: Any):
     """A wrong value is wrong on every machine."""
     planned = jobs(config, {"model.size": -3})
-    _check_all(planned, set(), is_here=False)
+    _check_all(planned, set(), runs_here=False)
     with pytest.raises(WrongConfig, match="RuntimeError"):
-        _check_all(planned, set(), is_here=True)
+        _check_all(planned, set(), runs_here=True)
     with pytest.raises(WrongConfig, match="size=0: must be"):
-        _check_all(jobs(config, {"model.size": 0}), set(), is_here=False)
+        _check_all(jobs(config, {"model.size": 0}), set(), runs_here=False)
 
 
 @pytest.mark.parametrize(

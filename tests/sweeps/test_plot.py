@@ -14,12 +14,12 @@ from runner.pictures.curves import Curve
 from runner.pictures.figure import COLORS, GRAY, render
 from runner.records.result import Result
 from runner.sweeps.plot import draw
-from runner.sweeps.settings import compare, group
+from runner.sweeps.settings import group_jobs, rank_jobs
 
 
 def picture(results: Sequence[Result], curves: dict[str, Curve] | None = None) -> list[Any]:
     """The axes of the figure, which is rendered too."""
-    figure = draw(group(compare(results, sweep())), "eval/acc", curves or {})
+    figure = draw(group_jobs(rank_jobs(results, sweep())), "eval/acc", curves or {})
     assert render(figure, "svg").startswith(b"<?xml")
     return figure.get_axes()
 

@@ -12,7 +12,7 @@ from sweep_results import result, sweep
 from runner.pictures.curves import Curve, write_curves
 from runner.records.result import Result
 from runner.sweeps.report import curve_key, write_report
-from runner.sweeps.settings import compare, group, tabulate_jobs, tabulate_settings
+from runner.sweeps.settings import group_jobs, rank_jobs, tabulate_jobs, tabulate_settings
 
 
 class Page(HTMLParser):
@@ -41,8 +41,8 @@ class Page(HTMLParser):
 def report(folder: Path, results: list[Result]) -> Page:
     led = sweep(folder=folder)
     led.name = "<i>mine</i>"
-    jobs = compare(results, led)
-    settings = group(jobs)
+    jobs = rank_jobs(results, led)
+    settings = group_jobs(jobs)
     tables = {"settings": tabulate_settings(settings, []), "jobs": tabulate_jobs(jobs)}
     files = write_report(led, settings, tables)
     assert [path.name for path in files] == ["report.html", "report.svg", "report.png"]

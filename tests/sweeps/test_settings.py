@@ -7,12 +7,12 @@ import math
 import pytest
 from sweep_results import GRID, result, sweep
 
-from runner.sweeps.settings import compare, group, tabulate_jobs, tabulate_settings, without_empty
+from runner.sweeps.settings import group_jobs, rank_jobs, tabulate_jobs, tabulate_settings, without_empty
 
 
 def test_settings_are_ranked_by_their_mean_and_those_that_lack_a_seed_come_last():
     """The best job of all, with 0.9, is the lucky seed of a setting whose other seed is not finite."""
-    settings = group(compare(GRID, sweep()))
+    settings = group_jobs(rank_jobs(GRID, sweep()))
     assert [one.name for one in settings] == ["lr=0.01", "lr=10", "lr=0.1", "lr=1"]
     assert [one.mean for one in settings] == [pytest.approx(0.6), pytest.approx(0.4), 0.9, 0.8]
     assert [one.spread for one in settings] == [pytest.approx(0.02**0.5), 0.0, None, None]  # of the sample
@@ -22,18 +22,18 @@ def test_settings_are_ranked_by_their_mean_and_those_that_lack_a_seed_come_last(
 
 def test_a_setting_without_any_result_is_the_last():
     jobs = [result(None, "lr=1", status="FAILED"), result(0.1, "lr=2", "seed=0"), result(math.nan, "lr=2", "seed=1")]
-    assert [one.name for one in group(compare(jobs, sweep()))] == ["lr=2", "lr=1"]
+    assert [one.name for one in group_jobs(rank_jobs(jobs, sweep()))] == ["lr=2", "lr=1"]
 
 
 @pytest.mark.parametrize(("direction", "lower", "best"), [("", False, 0.9), ("", True, 0.5), ("minimize", False, 0.5)])
 def test_what_is_better_is_said_by_the_metric_unless_the_sweeper_says_it(direction: str, lower: bool, best: float):
     jobs = [result(value, f"lr={place}", lower=lower) for place, value in enumerate((0.7, 0.5, 0.9))]
-    assert compare(jobs, sweep(direction))[0].result.objective == best
-    assert group(compare(jobs, sweep(direction)))[0].mean == best
+    assert rank_jobs(jobs, sweep(direction))[0].result.objective == best
+    assert group_jobs(rank_jobs(jobs, sweep(direction)))[0].mean == best
 
 
 def test_the_table_of_settings_has_means_of_all_metrics():
-    columns, rows = tabulate_settings(group(compare(GRID, sweep()))[:3], ["train/acc"])
+    columns, rows = tabulate_settings(group_jobs(rank_jobs(GRID, sweep()))[:3], ["train/acc"])
     assert columns == ["lr", "eval/acc", "spread", "n", "verdict", "train/acc", "seconds", "missing"]
     assert rows[0] == [0.01, pytest.approx(0.6), pytest.approx(0.02**0.5), 2, "leads", 0.5, 1.23, ""]
     assert rows[2] == [0.1, 0.9, None, 1, "", 0.5, 1.23, "1 not finite"]
@@ -41,7 +41,7 @@ def test_the_table_of_settings_has_means_of_all_metrics():
 
 
 def test_the_table_of_jobs_has_those_without_an_objective_last():
-    columns, rows = tabulate_jobs(compare(GRID, sweep()))
+    columns, rows = tabulate_jobs(rank_jobs(GRID, sweep()))
     assert columns == ["job", "lr", "seed", "eval/acc", "train/acc", "seconds", "status"]
     assert [row[:4] for row in rows[:2]] == [["0.1-0", 0.1, 0, 0.9], ["1.0-1", 1.0, 1, 0.8]]
     assert math.isnan(rows[6][3]) and rows[6][-2:] == [1.23, "FINISHED"]
@@ -49,15 +49,15 @@ def test_the_table_of_jobs_has_those_without_an_objective_last():
 
 
 def test_jobs_without_a_seed_are_settings_of_one_job():
-    jobs = compare([result(0.5, "lr=1", "algorithms=[a,b]"), result(0.6, "lr=1", "algorithms=[a]")], sweep())
-    assert [(one.name, one.objectives) for one in group(jobs)] == [
+    jobs = rank_jobs([result(0.5, "lr=1", "algorithms=[a,b]"), result(0.6, "lr=1", "algorithms=[a]")], sweep())
+    assert [(one.name, one.objectives) for one in group_jobs(jobs)] == [
         ("algorithms=a lr=1", [0.6]),
         ("algorithms=a+b lr=1", [0.5]),
     ]
 
 
 def test_a_sweep_of_seeds_is_one_setting():
-    (setting,) = group(compare([result(0.1 * seed, f"seed={seed}") for seed in (10, 2)], sweep()))
+    (setting,) = group_jobs(rank_jobs([result(0.1 * seed, f"seed={seed}") for seed in (10, 2)], sweep()))
     assert (setting.name, setting.objectives, setting.mean) == ("all runs", [0.2, 1.0], 0.6)
 
 
@@ -65,8 +65,8 @@ def test_the_folds_of_a_seed_are_one_value():
     jobs = [
         result(0.1 * fold + lr, f"lr={lr}", "seed=0", f"folds.held_out={fold}") for lr in (0, 1) for fold in range(8)
     ]
-    settings = group(compare(jobs, sweep()))
-    assert [(len(one.objectives), one.losses, one.verdict) for one in settings] == [
+    settings = group_jobs(rank_jobs(jobs, sweep()))
+    assert [(len(one.objectives), one.scores, one.verdict) for one in settings] == [
         (8, {"0": pytest.approx(-1.35)}, ""),
         (8, {"0": pytest.approx(-0.35)}, ""),
     ]
@@ -79,7 +79,7 @@ def verdicts(*values: list[float], data: str = "") -> dict[str, str]:
         for seed, value in enumerate(of_setting):
             jobs.append(result(value, f"lr={place}", f"seed={seed}"))
             jobs[-1].evaluation = {"eval:data": data if place == len(values) - 1 else ""}
-    return {one.name: one.verdict for one in group(compare(jobs, sweep()))}
+    return {one.name: one.verdict for one in group_jobs(rank_jobs(jobs, sweep()))}
 
 
 def test_a_setting_is_best_only_if_no_other_may_be():

@@ -1,4 +1,4 @@
-"""`sweep=ladder`, before its first job: decides which sizes of the model are trained with how much compute."""
+"""`sweep=ladder` before its first job: choose the sizes of the model, and the compute with which each is trained."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from runner.training.budget import Budget
 
 BUDGET = "budget"
 LEAST = 4
-"""Rungs of a ladder: three to fit a law to, and the one that is held out."""
+"""The smallest number of rungs: three to fit a law to, and one that is held out."""
 
 
 def prepare_ladder(config: DictConfig) -> None:
-    """Add the swept sizes and budgets of the chosen model to the config of a ladder, and check it."""
+    """Add the default sizes and budgets of the chosen model to the swept keys of a ladder, and check its budgets."""
     if not config.get("ladder"):
         return
     if not is_grid(config):
@@ -24,8 +24,8 @@ def prepare_ladder(config: DictConfig) -> None:
         raise WrongKey("hydra/sweeper", "a ladder trains every combination; leave the sweeper out", repr(chosen))
     model = config.hydra.runtime.choices.get("model")
     known = config.ladder.get(model) or {}
-    typed = {one.get_key_element().lstrip("+"): one for one in typed_overrides(config)}
-    has_size = any(one.is_sweep_override() and key not in (BUDGET, SEED, FOLD) for key, one in typed.items())
+    typed = {override.get_key_element().lstrip("+"): override for override in typed_overrides(config)}
+    has_size = any(override.is_sweep_override() and key not in (BUDGET, SEED, FOLD) for key, override in typed.items())
     for key, values in known.items():
         if key not in typed and (key == BUDGET or not has_size):
             with read_write(config.hydra), open_dict(config.hydra):
@@ -34,18 +34,18 @@ def prepare_ladder(config: DictConfig) -> None:
     if not has_size:
         reason = f"no known key makes model={model} larger; sweep the one that does"
         raise WrongKey("ladder", f"{reason}, such as model.module.width=8,16,32")
-    _check_rungs({one.get_key_element(): one for one in typed_overrides(config)}.get(BUDGET))
+    _check_rungs({override.get_key_element(): override for override in typed_overrides(config)}.get(BUDGET))
 
 
 def _check_rungs(budget: Override | None) -> None:
-    how = "such as budget=1e9flop,2e9flop,4e9flop,8e9flop"
+    example = "such as budget=1e9flop,2e9flop,4e9flop,8e9flop"
     if budget is None:
-        raise WrongKey(BUDGET, f"no compute budgets; give at least {LEAST} budgets, {how}")
+        raise WrongKey(BUDGET, f"no compute budgets; give at least {LEAST} budgets, {example}")
     values = [*budget.sweep_string_iterator()] if budget.is_discrete_sweep() else [str(budget.value())]
     flops = [Budget.parse(value).flop for value in values]
     if None in flops:
-        reason = f"a ladder has equal compute, in floating-point operations; {how}"
+        reason = f"a ladder has equal compute, in floating-point operations; {example}"
         raise WrongKey(BUDGET, reason, repr(values[flops.index(None)]))
     if len(set(flops)) < LEAST:
-        reason = f"a ladder needs at least {LEAST} rungs: three to fit a law to, and one that is held out; {how}"
+        reason = f"a ladder needs at least {LEAST} rungs: three to fit a law to, and one that is held out; {example}"
         raise WrongKey(BUDGET, reason, ",".join(values))

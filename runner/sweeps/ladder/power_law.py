@@ -1,7 +1,7 @@
-"""A power law of loss over compute, its interval, and its predictions. Pure functions of numbers, with fixed seeds.
+"""A power law of loss over compute, with its prediction and intervals. Pure functions of numbers, with fixed seeds.
 
 The form L = a C^-b + c is that of Henighan et al., Scaling laws for autoregressive generative modeling, 2020
-(arXiv:2010.14701), fitted to log L, as relative errors are alike at all amounts of compute.
+(arXiv:2010.14701). It is fitted to log L, because relative errors are about equal at all amounts of compute.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 from runner.comparing.decision import LEVEL, NORMAL, student_quantile
 
 LEAST = 3
-"""Amounts of compute below which no law is fitted."""
+"""The smallest number of amounts of compute to which a law is fitted."""
 RESAMPLES = 1_000
-TOLD = 0.01  # share of the smallest loss that a floor must exceed in nearly all resamples to be part of the law
-STARTS = (0.1, 0.5, 0.9)  # floors to begin the fit with, as shares of the smallest loss
-FOUND = (1, 2, 3, 4)  # statuses of MINPACK with which it has found the least squares
+LEAST_FLOOR = 0.01  # fraction of the smallest loss that a floor must exceed in nearly all resamples to count
+STARTS = (0.1, 0.5, 0.9)  # floors from which fits start, as fractions of the smallest loss
+CONVERGED = (1, 2, 3, 4)  # statuses with which MINPACK reports convergence
 
 Interval = tuple[float, float]
 
@@ -32,8 +32,8 @@ class Law:
     Attributes:
         unit: the compute at which `scale` is the loss above the floor.
         scale: above 0, unit of the loss.
-        exponent: how fast the loss falls; no unit.
-        floor: the loss that no amount of compute can go below; 0 if the values do not determine it.
+        exponent: how fast the loss falls, without a unit.
+        floor: the loss that no amount of compute reaches; 0 if the values do not determine it.
     """
 
     unit: float
@@ -48,13 +48,14 @@ class Law:
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """A law, and its prediction outside the fitted range.
+    """A law, and its prediction beyond the fitted range.
 
     Attributes:
         law: the law.
-        exponent: 95 % interval of its exponent; None if some compute has one value only, so that its noise is unknown.
+        exponent: 95 % interval of its exponent; None if an amount of compute has a single value, so that the noise is
+            unknown.
         floor: 95 % interval of its floor; None without a floor.
-        predicted: the loss that it predicts.
+        predicted: the predicted loss.
         interval: 95 % prediction interval of the mean of the requested number of values.
     """
 
@@ -66,13 +67,13 @@ class Extrapolation:
 
 
 def fit(compute: Sequence[float], losses: Sequence[float], has_floor: bool, start: Law | None = None) -> Law:
-    """Return the law that fits losses `(n,)` best at amounts of compute `(n,)`.
+    """Return the law with the least squared error in the log of losses `(n,)` at amounts of compute `(n,)`.
 
     Args:
-        compute: above 0, at least two different ones; three for a floor.
+        compute: amounts above 0, at least two different ones; three for a floor.
         losses: losses above 0.
-        has_floor: whether the law has a floor; it is 0 where the fit finds none.
-        start: a law to begin with; several are tried without one.
+        has_floor: whether the law may have a floor; it is 0 if none fits better.
+        start: the law from which the fit starts; None: it starts from several floors.
     """
     unit = float(compute[0])
     x = np.log(np.asarray(compute) / unit)
@@ -82,24 +83,31 @@ def fit(compute: Sequence[float], losses: Sequence[float], has_floor: bool, star
     if not has_floor:
         return plain
     least = float(np.min(losses))
-    floors = [share * least for share in STARTS] if start is None else [min(start.floor or TOLD * least, 0.99 * least)]
-    found = [plain]
+    floors = [part * least for part in STARTS]
+    if start is not None:
+        floors = [min(start.floor or LEAST_FLOOR * least, 0.99 * least)]
+    laws = [plain]
     for floor in floors:
         slope, height = np.polyfit(x, np.log(np.asarray(losses) - floor), 1)
-        law = _refine(x, y, (float(height), -float(slope), math.log(floor)))
-        found += [Law(unit, *law)] if law is not None else []
-    return min(found, key=lambda one: sum((math.log(one.at(c)) - v) ** 2 for c, v in zip(compute, y, strict=True)))
+        refined = _refine(x, y, (float(height), -float(slope), math.log(floor)))
+        laws += [Law(unit, *refined)] if refined is not None else []
+    return min(laws, key=lambda law: sum((math.log(law.at(c)) - v) ** 2 for c, v in zip(compute, y, strict=True)))
 
 
 def extrapolate(compute: Sequence[float], losses: Sequence[Sequence[float]], target: float, runs: int) -> Extrapolation:
     """Return the law of losses, and its prediction of the mean of several runs at another amount of compute.
 
-    Values are resampled around the mean at their compute: the relative noise of all is pooled. A floor is part of the
-    law if there are more amounts of compute than the law has parameters and nearly all resamples have one. If it can be
-    neither confirmed nor excluded, the intervals allow for it. There are at least `LEAST` different amounts of compute,
-    and all losses are above 0. The mean of `runs` values is predicted.
+    The intervals come from a bootstrap: the relative noise of all values is pooled and drawn anew around the means. A
+    floor is part of the law if there are more amounts of compute than the law has parameters, and if nearly all
+    resamples have a floor. If the values can neither confirm nor exclude one, the intervals allow for both.
+
+    Args:
+        compute: amounts of compute, at least `LEAST` different ones.
+        losses: for each amount of compute its values, all above 0.
+        target: the amount of compute at which to predict.
+        runs: the number of runs whose mean is predicted.
     """
-    means = [float(np.mean(one)) for one in losses]
+    means = [float(np.mean(values)) for values in losses]
     noise = _noise(losses)
     if noise is None:
         law = fit(compute, means, has_floor=False)
@@ -109,51 +117,59 @@ def extrapolate(compute: Sequence[float], losses: Sequence[Sequence[float]], tar
     def draw(count: int) -> np.ndarray:
         return generator.choice(noise, (RESAMPLES, count)).mean(axis=1)
 
-    resampled = np.exp(np.log(means) + np.stack([draw(len(one)) for one in losses], axis=1))
+    resampled = np.exp(np.log(means) + np.stack([draw(len(values)) for values in losses], axis=1))
     has_floor = len(means) > LEAST
     law = fit(compute, means, has_floor)
     laws = [fit(compute, row, has_floor, law) for row in resampled]
-    floor = _middle([one.floor for one in laws])
-    if floor[0] <= TOLD * min(means):
+    floor = _interval([law.floor for law in laws])
+    if floor[0] <= LEAST_FLOOR * min(means):
         law = fit(compute, means, has_floor=False)
         laws += [fit(compute, row, has_floor=False) for row in resampled]
-    predictions = np.asarray([one.at(target) for one in laws]) * np.exp(np.resize(draw(runs), len(laws)))
+    predictions = np.asarray([law.at(target) for law in laws])
+    predictions *= np.exp(np.resize(draw(runs), len(laws)))
     return Extrapolation(
         law,
-        exponent=_middle([one.exponent for one in laws]),
+        exponent=_interval([law.exponent for law in laws]),
         floor=floor if law.floor else None,
         predicted=law.at(target),
-        interval=_middle(predictions),
+        interval=_interval(predictions),
     )
 
 
 def _refine(x: np.ndarray, y: np.ndarray, start: tuple[float, float, float]) -> tuple[float, float, float] | None:
-    """Return scale, exponent and floor of the least squares in log loss; None if none are found."""
-    from scipy.optimize import leastsq  # as `curve_fit`, but without the time for its covariance
+    """Return scale, exponent and floor of the least squares in log loss; None if the fit does not converge."""
+    from scipy.optimize import leastsq  # `curve_fit` would also take the time for a covariance
 
     def residuals(law: np.ndarray) -> np.ndarray:
         height, exponent, floor = law
         return np.logaddexp(height - exponent * x, floor) - y
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of a failure, which the status shows
+        warnings.simplefilter("ignore", RuntimeWarning)  # the status tells whether the fit failed
         (height, exponent, floor), status = leastsq(residuals, start, maxfev=1000)
     try:
-        return (math.exp(height), float(exponent), math.exp(floor)) if status in FOUND else None
+        return (math.exp(height), float(exponent), math.exp(floor)) if status in CONVERGED else None
     except OverflowError:
         return None
 
 
 def _noise(losses: Sequence[Sequence[float]]) -> np.ndarray | None:
-    """Return the relative deviations of all values, as wide as so few estimate them; None if any stands alone."""
+    """Return the relative deviations of all values from their means; None if an amount of compute has a single value.
+
+    They are widened twice: by sqrt(n / (n - 1)), because deviations from the mean of n values are too small, and to the
+    tails of Student's t, because few values estimate the noise with uncertainty.
+    """
     if min(map(len, losses)) < 2:
         return None
-    pooled = [(np.log(one) - np.mean(np.log(one))) * math.sqrt(len(one) / (len(one) - 1)) for one in losses]
-    freedom = sum(len(one) - 1 for one in losses)
-    wider = student_quantile(1 - LEVEL / 2, freedom) / NORMAL.inv_cdf(1 - LEVEL / 2)
-    return np.concatenate(pooled) * wider
+    pooled = [
+        (np.log(values) - np.mean(np.log(values))) * math.sqrt(len(values) / (len(values) - 1)) for values in losses
+    ]
+    freedom = sum(len(values) - 1 for values in losses)
+    tails = student_quantile(1 - LEVEL / 2, freedom) / NORMAL.inv_cdf(1 - LEVEL / 2)
+    return np.concatenate(pooled) * tails
 
 
-def _middle(values: Sequence[float] | np.ndarray) -> Interval:
+def _interval(values: Sequence[float] | np.ndarray) -> Interval:
+    """Return the quantiles between which the middle 95 % of values lie."""
     low, high = np.quantile(values, (LEVEL / 2, 1 - LEVEL / 2))
     return float(low), float(high)

@@ -70,7 +70,8 @@ def evaluate(run: Run, evaluator: Evaluator) -> None:
     state.stream = stream
     state.eval_timestamp = Timestamp()
     on.eval_start()
-    for state.batch in stream.start():
+    for batch in stream.start():
+        state.batch = batch
         samples, all_samples = stream.counts(state.eval_timestamp.batch, state.batch)
         on.eval_batch_start()
         on.eval_before_forward()
@@ -127,7 +128,8 @@ def predict_each(run: Run, stream: BatchStream, take: Callable[[Any, int], None]
         state.stream = stream
         state.predict_timestamp = Timestamp()
         on.predict_start()
-        for state.batch in stream.start():
+        for batch in stream.start():
+            state.batch = batch
             samples, all_samples = stream.counts(state.predict_timestamp.batch, state.batch)
             on.predict_batch_start()
             on.predict_before_forward()

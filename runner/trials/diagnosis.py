@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import linecache
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,11 +37,9 @@ MAX_MESSAGE = 300  # characters shown of an error's own message
 
 STEPS = {
     "forward": "its forward pass",
-    "compile_wrapper": "its forward pass, as torch.compile traces it",
     "eval_forward": "its forward pass in evaluation",
-    "validate": "its validate()",
-    "loss": "its loss",
     "training_step": "its training_step()",
+    "loss": "its loss",
     "update_metric": "its metrics",
     "compute": "its metrics",
     "num_samples": "its num_samples()",
@@ -47,11 +47,13 @@ STEPS = {
     "loss_weight": "its loss_weight()",
     "backward": "its backward pass",
 }
-"""The steps of a model in a run, by the name of the function that starts the step."""
+"""The steps of a batch, by what the loops call."""
 AFTER_FORWARD = ("loss", "update_metric", "compute", "backward")
 """The steps at which the outputs for the current batch exist."""
-BATCH_ARGUMENTS = {"eval_forward": 1, "update_metric": 1, "loss": 2, "num_samples": 1, "loss_weight": 1}
-"""The position of the batch among the arguments of each step of an evaluation."""
+CALL = re.compile(rf"(?:(?<![\w.])|\._?)({'|'.join(STEPS)})\(")
+"""A call of a step in a line of the loops."""
+_LOOPS = re.compile(r"runner\.training\.\w+|runner\.models\.(loss|first_loss)")
+"""The modules that call a model's methods during training and evaluation."""
 DEVICE_ASSERT = "mostly a label or token out of range, which a GPU does not name: runner check tries a few on the CPU"
 
 _EVENTS = list(Event)  # in the order in which they fire
@@ -159,7 +161,7 @@ def _note_batch(error: Exception, experiment: Experiment, choices: Choices) -> N
     if hook is not None and hook.event in _OF_BATCH:
         error.add_note(f"with {_batch(error, hook.event in _WITH_OUTPUTS)}")
     elif hook is None and step is not None:
-        place = f"in {STEPS[step]}, with {_batch(error, step in AFTER_FORWARD)}"
+        place = f"in {_where(step, error)}, with {_batch(error, step in AFTER_FORWARD)}"
         error.add_note(f"{place}: {_chosen(experiment.model, choices)}, {_chosen(experiment.data, choices)}")
     if _is_device_assert(error):
         error.add_note(DEVICE_ASSERT)
@@ -177,7 +179,7 @@ def _describe(error: Exception, experiment: Experiment, choices: Choices) -> str
         text += f"\n  {when}, with {model} and {data}"
     elif step is not None:
         batch = _batch(error, step in AFTER_FORWARD)
-        text = f"{model} does not fit {data}. In {STEPS[step]}, with {batch}:\n  {_what(error)}"
+        text = f"{model} does not fit {data}. In {_where(step, error)}, with {batch}:\n  {_what(error)}"
     elif argument_of(error) in experiment.trainer:
         text = _in_section(experiment.trainer, error)
     elif isinstance(error, CONFIG_ERRORS):
@@ -205,34 +207,41 @@ def _chosen(section: Section, choices: Choices) -> str:
 
 
 def _step(error: Exception) -> str | None:
-    """Return the step of the model in which an error was raised, a key of `STEPS`; None while reading a batch."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        name = frame.f_code.co_name
-        if name in STEPS:
-            return name
-        if frame.f_globals.get("__name__") == "runner.training.dataloader" and name != "_count":
-            return None  # inner functions may have names of steps, such as a transform's forward()
-    return None
+    """Return the step of the model in which an error was raised, a key of `STEPS`; None while reading a batch.
+
+    It is what the innermost line of the loops calls, whatever functions of others are called within that.
+    """
+    step = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if _LOOPS.fullmatch(frame.f_globals.get("__name__", "")):
+            calls = CALL.search(linecache.getline(frame.f_code.co_filename, line, frame.f_globals))
+            step = calls[1] if calls is not None else step
+    return step
+
+
+def _where(step: str, error: Exception) -> str:
+    """Return a phrase for a step of the model."""
+    modules = (str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__))
+    is_traced = step == "forward" and any(name.startswith("torch._dynamo.") for name in modules)
+    return f"{STEPS[step]}{', as torch.compile traces it' if is_traced else ''}"
 
 
 def _batch(error: Exception, with_outputs: bool) -> str:
-    """Return a description of the batch at an error, from the loop's state or the arguments of an evaluation step."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    in_evaluation = any(frame.f_globals.get("__name__") == "runner.training.evaluation" for frame in frames)
-    for frame in frames:
-        code = frame.f_code
-        state = frame.f_locals.get("state")
-        made = ""
-        if in_evaluation:  # by now the state has been restored to that of training
-            place = BATCH_ARGUMENTS.get(code.co_name, code.co_argcount)
-            batch = frame.f_locals.get(code.co_varnames[place]) if place < code.co_argcount else None
-        else:
-            batch = getattr(state, "batch", None)
-            if with_outputs and batch is not None:
+    """Return a description of the batch at an error, and of its outputs in training."""
+    batch = None
+    made = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        state: Any = frame.f_locals.get("state")
+        if frame.f_globals.get("__name__") == "runner.training.evaluation" and "batch" in frame.f_locals:
+            batch = frame.f_locals["batch"]  # by now the state has been restored to that of training
+            made = ""
+        elif batch is None and getattr(state, "batch", None) is not None:
+            batch = state.batch
+            if with_outputs:
                 made = f" and outputs of {describe_batch(getattr(state, 'outputs', None))}"
-        if batch is not None:
-            return f"a batch of {describe_batch(batch, with_ranges=True)}{made}{_embedding(error)}"
-    return "a batch"
+    if batch is None:
+        return "a batch"
+    return f"a batch of {describe_batch(batch, with_ranges=True)}{made}{_embedding(error)}"
 
 
 def _embedding(error: Exception) -> str:

@@ -10,8 +10,11 @@ import pytest
 import torch
 from composed_configs import small_experiment
 
+import runner
 from runner.failures.errors import RankFailed, WrongConfig, wrong_argument
-from runner.trials.diagnosis import naming_fault, noting_batch
+from runner.timing.time import Timestamp
+from runner.training.accumulation import train_microbatch
+from runner.trials.diagnosis import CALL, STEPS, naming_fault, noting_batch
 
 DIGITS = ("trainer.max_duration=2ba", "callbacks=none")
 TEXT = ("experiment=stdlib_lm_plain", *DIGITS, "data.eval_bytes=256")
@@ -228,12 +231,31 @@ class Unreadable(dict[str, Any]):
         raise KeyError("no items")
 
 
-def note_of(batch: Any) -> str:
-    def forward(state: Any) -> None:
-        raise ValueError("the original")
+def train_on(batch: Any, error: Exception) -> None:
+    """Run the loop's microbatch with a model whose forward pass raises an error."""
 
+    def fail(microbatch: Any) -> None:
+        raise error
+
+    nothing = Nothing()
+    state = SimpleNamespace(batch=batch, microbatch=batch, timestamp=Timestamp(), drop_outputs=nothing)
+    run: Any = SimpleNamespace(state=state, on=nothing, forward_stream=nothing, training_step=None, forward=fail)
+    train_microbatch(run, 0, lambda: 1.0)
+
+
+class Nothing:
+    """Has any method, which does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: None
+
+    def __call__(self) -> None:
+        pass
+
+
+def note_of(batch: Any) -> str:
     with pytest.raises(ValueError, match="the original") as raised, noting_batch(small_experiment()):
-        forward(SimpleNamespace(batch=batch))
+        train_on(batch, ValueError("the original"))
     return "\n".join(getattr(raised.value, "__notes__", []))
 
 
@@ -257,20 +279,32 @@ def test_of_many_tensors_some_are_described_and_of_none_it_says_so():
 
 
 def test_a_wrong_argument_in_a_step_is_shown_without_its_class():
-    def forward(state: Any) -> None:
-        raise wrong_argument("context", 4, "must be at least 8")
-
     with (
         pytest.raises(WrongConfig, match=r"In its forward pass, .*:\n  context=4: must"),
         naming_fault(small_experiment()),
     ):
-        forward(SimpleNamespace(batch=torch.ones(2)))
+        train_on(torch.ones(2), wrong_argument("context", 4, "must be at least 8"))
 
 
 def test_a_rank_that_another_one_ends_has_no_fault_of_its_own():
-    def forward(state: Any) -> None:
-        raise RankFailed(1, "it was killed")
-
     with pytest.raises(RankFailed) as raised, noting_batch(small_experiment()):
-        forward(SimpleNamespace(batch=torch.ones(2)))
+        train_on(torch.ones(2), RankFailed(1, "it was killed"))
     assert not hasattr(raised.value, "__notes__")
+
+
+def test_a_function_of_a_user_with_the_name_of_a_step_is_none():
+    def loss() -> None:
+        raise ValueError("the original")
+
+    with pytest.raises(ValueError, match="the original") as raised, noting_batch(small_experiment()):
+        loss()
+    assert not hasattr(raised.value, "__notes__")
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_step_is_called_by_the_loops(name: str):
+    """A call that is spelled in another way there would leave errors without their step."""
+    rooms = Path(runner.__file__).parent
+    modules = [*(rooms / "training").glob("*.py"), rooms / "models" / "loss.py", rooms / "models" / "first_loss.py"]
+    lines = (line for path in modules for line in path.read_text().splitlines() if "def " not in line)
+    assert name in [call[1] for call in map(CALL.search, lines) if call is not None]

@@ -66,7 +66,10 @@ def section_of(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
     """Return the section of a group that every run needs."""
     section = config.get(group)
     if not isinstance(section, Mapping) or "_target_" not in section:
-        allowed = tuple(one.name for one in choices() if one.group == group)
+        allowed = tuple(choice.name for choice in choices() if choice.group == group)
+        if section is None:  # removed with ~, or set to null in a file
+            advice = Advice(f"none is chosen, and every run needs one; write {group}=<name>: {', '.join(allowed)}")
+            raise WrongKey(group, advice.knowing(allowed=allowed))
         reason = Advice(f"needs a `_target_`; choose a file of conf/{group}/").knowing(allowed=allowed)
         raise WrongKey(group, reason, repr(section))
     return section

@@ -22,7 +22,7 @@ HOOKS = {
     ("changed", "message"),
     [
         ({"budget": "soon"}, "budget='soon': must be wall-clock time"),
-        ({"launch": None}, "launch=None: needs a `_target_`"),
+        ({"launch": None}, "launch: none is chosen, and every run needs one"),
         ({"optimizer": {"lr": 1}}, "optimizer={'lr': 1}: needs a `_target_`"),
         ({"callbacks": {"first": None}}, "callbacks.first=None: needs a `_target_`"),
         ({"mode": "eval"}, "mode: no such key"),

@@ -28,7 +28,7 @@ SHORT = ("lr-range", "model=mlp", "--batches=40")
         ({"end": 1e-6}, ..., "--end=1e-06: must be larger than --start 1e-05"),
         ({"batches": 19}, ..., "--batches=19: too few to see a slope; give at least 20"),
         ({"picture": "x.jpg"}, ..., "--picture='x.jpg': must end in .png"),
-        ({}, None, "optimizer=None: needs a `_target_`"),
+        ({}, None, "optimizer: none is chosen"),
         ({}, {}, "optimizer={}: needs a `_target_`"),
         ({}, {"generator": {"_target_": "a"}, "critic": {"_target_": "b"}}, "of one optimizer, not generator, critic"),
         ({}, {"_target_": "mine"}, "optimizer.lr=None: lr-range varies it"),

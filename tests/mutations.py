@@ -1624,7 +1624,7 @@ FAULTS = (
     Fault(
         "pruning: the last batch of an epoch is not the end",
         "runner/training/loop.py",
-        "        run.end_if_interrupted()  # at FIT_START",
+        "        run.end_if_interrupted()  # only if interrupted at FIT_START",
         "        # at FIT_START",
         "sweeps/test_pruning.py training/test_loop_stops.py",
     ),

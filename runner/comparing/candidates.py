@@ -242,7 +242,7 @@ def check_comparable(a: Candidate, b: Candidate, metric: str, pairing: Sequence[
 
 
 def find_differences(a: Candidate, b: Candidate) -> list[tuple[str, str, str]]:
-    """Return the differences between two candidates, with both values: first groups, then keys in no such group."""
+    """Return the differences between two candidates, with both values: first choices of groups, then other keys."""
     first = a.runs[0]
     second = b.runs[0]
     choices = first.result.choices, second.result.choices

@@ -36,9 +36,7 @@ MOST_FLIPPED = 20  # up to this number of pairs, all sign patterns are tried
 MOST_SPLITS = 200_000  # up to this number of ways to divide values in two, all are tried
 DRAWS = 50_000  # random sign patterns or divisions otherwise
 BLOCK = 10_000_000  # random numbers drawn at a time
-MOST_RESAMPLES = (
-    400_000  # up to this number, all distinct resamples are enumerated: of 11 values, or of 6 in each of two
-)
+MOST_RESAMPLES = 400_000  # up to this number of distinct resamples, all are enumerated: of 11 values, or of 6 and 6
 RESAMPLES = 9_999  # random resamples otherwise
 MOST_NEEDED = 1_000  # more values than anyone would train
 SIMULATED = 10  # up to this number of pairs, or of values in both samples together, power is simulated
@@ -59,8 +57,8 @@ class Decision:
         effect: the difference divided by the standard deviation, of the differences if paired; NaN below two values.
         p: two-sided p-value, corrected for the number of comparisons.
         smallest_p: the smallest p-value that this number of values can have, with the same correction.
-        more: how many more values of each sample would detect a difference of this size with 80 % power; None if more
-            than a thousand are needed, or if the effect is unknown.
+        more: number of further values of each sample that would detect a difference of this size with 80 % power; None
+            if more than a thousand values are needed, or if the effect is unknown.
     """
 
     is_paired: bool
@@ -79,7 +77,7 @@ class Decision:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the means differ."""
+        """Whether the test finds that the means differ."""
         return self.p <= LEVEL
 
 
@@ -149,9 +147,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def flip_signs(differences: np.ndarray) -> float:
     """Return the two-sided p-value of the hypothesis that paired differences `(n,)` have the mean 0.
 
-    If both values of a pair have one distribution, each difference is as likely with the other sign, and all 2^n sign
-    patterns are equally likely. So p is the fraction of patterns with at least the observed |sum| (Fisher 1935). Of
-    random patterns it is (1 + count) / (1 + draws): the observed one is counted as well (Phipson and Smyth 2010).
+    If the values of each pair could as well be exchanged, each difference is as likely with the other sign, and all 2^n
+    sign patterns are equally likely. So p is the fraction of patterns with at least the observed |sum| (Fisher 1935).
+    With random patterns, the observed one counts as well: p is (1 + count) / (1 + draws) (Phipson and Smyth 2010).
     """
     observed = abs(differences.sum()) * (1 - ROUNDING)
     if len(differences) <= MOST_FLIPPED:
@@ -195,7 +193,7 @@ def bootstrap(*samples: np.ndarray) -> tuple[float, float] | None:
     """Return the 95 % confidence interval of a mean, or of the mean of a second sample minus that of the first.
 
     BCa (Efron 1987): the bounds are the quantiles Phi(b + (b + z) / (1 - a (b + z))) of the estimates of resamples. The
-    bias b is Phi^-1 of the fraction of resamples below the estimate, with half of those equal to it. The skew a is
+    bias b is Phi^-1 of the fraction of resamples below the estimate, plus half of those equal to it. The skew a is
     sum(u^3) / (6 sum(u^2)^1.5), with the influence u of each value on the estimate. In place of the normal quantiles,
     z is +-sqrt(n / f) t(f), with f degrees of freedom: a bootstrap of n values has sqrt(f / n) times the standard error
     and no tails of Student's t (Hesterberg 2014, "expanded").
@@ -277,7 +275,7 @@ def smallest_p(n: int, m: int | None = None) -> float:
 
 
 def count_needed(effect: float, level: float = LEVEL, is_paired: bool = True) -> int | None:
-    """Return how many values per sample detect a difference between normal distributions with 80 % power.
+    """Return the number of values per sample that detect a difference between normal distributions with 80 % power.
 
     Args:
         effect: the true difference divided by the standard deviation; NaN if it is unknown.
@@ -313,11 +311,10 @@ def find_power(effect: float, n: int, level: float = LEVEL, is_paired: bool = Tr
 
 
 def _simulate_power(effect: float, n: int, level: float, is_paired: bool) -> float:
-    """Return the fraction of simulated data sets of which the exact test rejects; few values have few p-values."""
+    """Return the fraction of simulated data sets that the exact test rejects; a few values have only a few p-values."""
     if is_paired:
-        patterns = 1 - 2 * (
-            np.arange(2 ** (n - 1))[:, None] >> np.arange(n) & 1
-        )  # the last sign is fixed: -pattern has the same |sum|
+        # The last sign is fixed, because the opposite pattern has the same |sum|.
+        patterns = 1 - 2 * (np.arange(2 ** (n - 1))[:, None] >> np.arange(n) & 1)
     else:
         divisions = [*itertools.combinations(range(2 * n), n)]
         patterns = np.full((len(divisions), 2 * n), -1)

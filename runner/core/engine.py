@@ -83,13 +83,12 @@ class Engine:
         self._closed = True
         state = self.state
         first = state.error
-        destinations = self.logger.destinations
         hooks: list[Hooks] = [*state.callbacks, *state.algorithms]
         steps: list[tuple[str, str, Callable[[], None]]] = [
             *((hook.config_key, "close", partial(hook.close, state, self.logger)) for hook in hooks),
             ("logger", "flush", self.logger.flush),
-            *((hook.config_key, "close", partial(hook.close, state, self.logger)) for hook in destinations),
-            *((hook.config_key, "post_close", hook.post_close) for hook in (*hooks, *destinations)),
+            *((hook.config_key, "close", partial(hook.close, state, self.logger)) for hook in self.logger.destinations),
+            *((hook.config_key, "post_close", hook.post_close) for hook in (*hooks, *self.logger.destinations)),
             ("logger", "close", self.logger.close),
         ]
         for owner, method, step in steps:

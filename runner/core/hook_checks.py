@@ -24,9 +24,8 @@ def check_hooks(hook: Hooks) -> None:
     for name, arguments in overridden.items():
         check_call(hook, name, arguments, ", or rename it if it is not a hook")
     if len(overridden.keys() & {"match", "apply"}) == 1:
-        raise TypeError(
-            f"{kind.__name__}: apply(event, state, logger) is called when match(event, state) returns True: define both"
-        )
+        rule = "apply(event, state, logger) is called when match(event, state) returns True"
+        raise TypeError(f"{kind.__name__}: {rule}: define both")
     defined = (name for base in kind.__mro__ if issubclass(base, Hooks) for name in vars(base))
     for name in defined:
         if name in HOOKS_HERE and (here := HOOKS_HERE[name]) not in overridden:
@@ -45,8 +44,9 @@ def check_hooks(hook: Hooks) -> None:
 def check_call(owner: object, name: str, arguments: Sequence[str], remedy: str = "") -> None:
     """Raise TypeError if a method of an object cannot be called with the given arguments."""
     method = getattr(owner, name)
+    kind = type(owner).__name__
     if inspect.isgeneratorfunction(method) or inspect.iscoroutinefunction(method):
-        raise TypeError(f"{type(owner).__name__}.{name} would do nothing when called: define it without yield or async")
+        raise TypeError(f"{kind}.{name} would do nothing when called: define it without yield or async")
     try:
         # The signature of a decorated method itself: the function that it wraps may take other arguments.
         inspect.signature(method, follow_wrapped=False).bind(*arguments)
@@ -54,6 +54,4 @@ def check_call(owner: object, name: str, arguments: Sequence[str], remedy: str =
         return  # built in C, without a signature
     except TypeError:
         called, defined = (f"{name}({', '.join(names)})" for names in (arguments, ["self", *arguments]))
-        raise TypeError(
-            f"{type(owner).__name__}.{name} cannot be called as {called}: define {defined}{remedy}"
-        ) from None
+        raise TypeError(f"{kind}.{name} cannot be called as {called}: define {defined}{remedy}") from None

@@ -135,7 +135,7 @@ def group_jobs(jobs: Sequence[SweepJob]) -> list[Setting]:
 
 
 def judge(settings: Sequence[Setting]) -> list[Setting]:
-    """Return settings, given best first, with verdicts: which of them may have the best true mean."""
+    """Return settings, sorted best first, with verdicts on which of them may have the best true mean."""
     leader, *followers = settings
     judged = [setting for setting in followers if setting.is_complete and _are_evaluated_alike(leader, setting)]
     if not judged or not leader.is_complete or len(leader.scores) < 2:

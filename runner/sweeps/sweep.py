@@ -62,7 +62,7 @@ class Sweep:
         folder: the folder that contains the folders of its jobs.
         id: the id, unique even if several machines log to one MLflow store.
         name: the name, such as `sweep-lr-seed-mlp-digits`.
-        identity: a hash of the config and the swept values; the same sweep has the same when it is started again.
+        identity: a hash of the config and the swept values, equal whenever the same sweep is started again.
         fixed: the keys that were typed with a single value.
         launcher: Hydra's name of the launcher: basic, joblib, submitit_local, ...
         directions: 'minimize' or 'maximize' for each objective if the sweeper needs them; otherwise empty.

@@ -62,7 +62,7 @@ def check_arguments(
     check_session(session)
     check_microbatches(grad_accum, microbatch_size)
     Precision(precision).check(pick_device(device))
-    check_seed(seed)
+    check_whole("seed", seed, 0)
     layout = Layout(parallel, shard_size, gather_dtype, tensor_parallel)
     if get_world_size() > 1:
         layout.check_ranks(get_world_size())
@@ -84,6 +84,7 @@ def make_state(
     """Return the State with which a run begins, from the Trainer's arguments of the same names."""
     check_model(model)
     check_microbatches(grad_accum, microbatch_size)
+    check_whole("seed", seed, 0)
     chosen = pick_device(device)
     collect_garbage(chosen)
     return State(
@@ -91,7 +92,7 @@ def make_state(
         model=model,
         device=chosen,
         precision=Precision(precision),
-        rank_zero_seed=check_seed(seed),
+        rank_zero_seed=seed,
         run_name=run_name or "",
         config=dict(config or {}),
         max_duration=check_duration(max_duration),
@@ -141,12 +142,6 @@ def check_model(model: Any) -> None:
     for name, method in vars(Model).items():
         if inspect.isfunction(method) and not name.startswith("_"):
             check_call(model, name, [*inspect.signature(method).parameters][1:])
-
-
-def check_seed(seed: int) -> int:
-    """Return a seed after checking it."""
-    check_whole("seed", seed, 0)
-    return seed
 
 
 def check_iteration_length(value: str | int | Time | None) -> Time | None:

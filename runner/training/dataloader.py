@@ -116,8 +116,7 @@ class BatchStream:
             batches = itertools.islice(batches, batch - first, None)
         if self.length is None and self.label != "train":  # training ends at max_duration, whatever the loader does
             batches = warn_if_endless(batches, self._name)
-        if (move := self._move) is not None:
-            batches = (move(batch) for batch in batches)
+        batches = batches if self._move is None else map(self._move, batches)
         return batches if self._cast is None else map(self._cast, batches)
 
     def _find_length(self) -> int | None:
@@ -127,7 +126,7 @@ class BatchStream:
         return length if self.ranks_read is None else shares.length_of_shares(self.ranks_read, length, self._name)
 
     def _read(self, epoch: int, batch: int) -> Iterator[Any]:
-        """Yield batches; seed torch's generators before each is read. The loader is at the given batch."""
+        """Yield batches, the first of which has the number `batch`; seed torch's generators before each is read."""
         for reader in (self.loader, shares.find_sampler(self.loader)):
             if isinstance(generator := getattr(reader, "generator", None), torch.Generator):
                 generator.manual_seed(stream_seed(self._seed, "order", epoch))

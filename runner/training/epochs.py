@@ -1,4 +1,4 @@
-"""What happens between epochs: their starts and ends, the ends of iterations, and what a resumed run catches up on."""
+"""The steps between epochs: starts and ends of epochs and iterations, and the events that a resumed run still owes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ def catch_up(run: Run) -> None:
         with state.changing(settles=state.is_consistent):
             run.engine.fire_unhandled()
         evaluate_now(run, [evaluator for evaluator in state.due_evaluators() if evaluator.is_owed(state)])
-    now = state.timestamp
-    if now.epoch_in_iteration and now.batch_in_epoch == 0 and run.is_iteration_complete():
+    if state.timestamp.epoch_in_iteration and state.timestamp.batch_in_epoch == 0 and run.is_iteration_complete():
         end_iteration(run)
 
 

@@ -1,8 +1,8 @@
 """The loops of evaluation and prediction, whose events fire here, each in one place.
 
-The loops leave training unchanged: its mode, weights, current batch, gradients and clock are restored before
-EVAL_AFTER_ALL and EVAL_STANDALONE_END. A model's random draws in a batch depend only on the seed, the rank and the
-number of the batch, so equal weights give equal values, whatever callbacks draw.
+The loops leave training unchanged: its mode, weights, current batch, gradients and clock. All but the clock are
+restored before EVAL_AFTER_ALL and EVAL_STANDALONE_END. A model's random draws in a batch depend only on the seed, the
+rank and the number of the batch, so equal weights give equal values, whatever callbacks draw.
 """
 
 from __future__ import annotations
@@ -104,9 +104,7 @@ def predict(run: Run, stream: BatchStream) -> list[Any]:
     def keep(outputs: Any, samples: int) -> None:
         if samples:
             # The intended sync.
-            predictions.append(
-                map_tensors(outputs, lambda tensor: tensor.cpu(), objects=lambda output: output.to("cpu"))
-            )
+            predictions.append(map_tensors(outputs, lambda x: x.cpu(), objects=lambda output: output.to("cpu")))
 
     predict_each(run, stream, keep)
     return predictions

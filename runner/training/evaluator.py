@@ -67,8 +67,7 @@ class Evaluator:
     @property
     def runs_mid_epoch(self) -> bool:
         """Whether it can be due after any batch, and not only at the end of an epoch."""
-        interval = self.eval_interval
-        return not (isinstance(interval, Interval) and interval.ends_epochs)
+        return not getattr(self.eval_interval, "ends_epochs", False)
 
     def is_due(self, state: State) -> bool:
         """Return whether the last advance of time reached a multiple of the interval, or the function returns true."""
@@ -90,9 +89,8 @@ class Evaluator:
             return metrics
         for name in self.metric_names:
             if name not in metrics:
-                raise ValueError(
-                    f"evaluator {self.label!r}: metric_names={name!r}: must be among the model's metrics, {[*metrics]}"
-                )
+                allowed = f"must be among the model's metrics, {[*metrics]}"
+                raise ValueError(f"evaluator {self.label!r}: metric_names={name!r}: {allowed}")
         return {name: metrics[name] for name in self.metric_names}
 
 
@@ -154,11 +152,8 @@ def _listed(eval_dataloader: Any) -> list[Evaluator]:
         if len({*labels}) < len(labels):
             raise ValueError(f"eval_dataloader: evaluators must have different labels, not {labels}")
         return list(items)
-    has_loaders = any(
-        isinstance(item, Evaluator) or hasattr(item, "dataset") or hasattr(item, "order") for item in items
-    )
-    if isinstance(eval_dataloader, Mapping) or has_loaders:
-        raise ValueError(
-            "eval_dataloader: must be a loader, an Evaluator, or a list of Evaluators, each with its label and loader"
-        )
+    is_wrong = any(isinstance(item, Evaluator) or hasattr(item, "dataset") or hasattr(item, "order") for item in items)
+    if isinstance(eval_dataloader, Mapping) or is_wrong:
+        allowed = "a loader, an Evaluator, or a list of Evaluators, each with its label and loader"
+        raise ValueError(f"eval_dataloader: must be {allowed}")
     return [Evaluator("eval", eval_dataloader)]

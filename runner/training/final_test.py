@@ -74,7 +74,7 @@ def evaluate_test_data(trainer: Trainer, weights: str | None) -> str | None:
     checkpoint: str | None = None
     if weights == "best":
         checkpoints = [getattr(callback, "best_checkpoint", None) for callback in state.callbacks]
-        # Only rank 0 writes checkpoints; the other ranks wait here until it has written this one.
+        # Only rank 0 writes checkpoints; the others wait here until the best one is written.
         checkpoint = broadcast_object(next((str(path) for path in checkpoints if path is not None), None))
         if checkpoint is None:
             log.warning("test='best': nothing was tested, as monitor=%r was never finite", _monitor(state))

@@ -16,7 +16,7 @@ class FitResult:
     run_dir: Path
     """The run's folder; it exists only if something was written to it."""
     best: Path | None
-    """The best checkpoint by the `monitor` of a `CheckpointSaver`; None without one, and on all ranks but 0."""
+    """The best checkpoint by the `monitor` of a `CheckpointSaver`; None without one, and on ranks other than 0."""
 
     def __init__(self, state: State) -> None:
         self.run_dir = state.run_dir

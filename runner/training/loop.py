@@ -29,7 +29,7 @@ def fit(run: Run) -> None:
     run.on.fit_start()
     catch_up(run)  # only in a resumed run, or after a fit that ended within an iteration
     while state.timestamp < state.max_duration and not state.stop_requested:
-        run.end_if_interrupted()  # at FIT_START, or at the end of an epoch
+        run.end_if_interrupted()  # only if interrupted at FIT_START, or at the end of an epoch
         if state.timestamp.batch_in_epoch == 0:  # not if training continues in the middle of an epoch
             start_epoch(run)
         run.follow_freezing()  # once per epoch: hooks may have frozen or unfrozen layers
@@ -61,7 +61,7 @@ def train_epoch(run: Run, stream: BatchStream) -> bool:
         train_batch(run, samples, all_samples)
         if run.freezing.is_new:  # only after the first batch, and when hooks have frozen or unfrozen layers
             run.freezing.check_gradients()
-        if evaluates_mid_epoch and (evaluators := state.due_evaluators()):  # only when an interval is over
+        if evaluates_mid_epoch and (evaluators := state.due_evaluators()):  # only when one is due
             evaluate_now(run, evaluators)
         on.batch_checkpoint()  # after the evaluation, so that checkpoints hold its values and can be ranked by them
         run.end_if_interrupted()  # only after a signal; the checkpoint event came first, so that nothing is saved twice

@@ -33,7 +33,7 @@ def name_metric(key: str) -> tuple[str, str]:
 
 
 def short_name(name: str) -> str:
-    """Return 'eval/loss' for the logged 'loss/eval/total'; return a name that is not a logged one unchanged."""
+    """Return 'eval/loss' for the logged 'loss/eval/total'; return any other name unchanged."""
     is_logged = name.startswith(("loss/", "metrics/")) and name.count("/") > 1
     return "/".join(name_metric(name)) if is_logged else name
 
@@ -119,6 +119,5 @@ def _warn_if_never_measured(state: State, choice: MetricChoice, requested: str) 
     intervals = {evaluator.label: evaluator.eval_interval for evaluator in state.evaluators}
     interval = intervals.get(choice.label)
     if isinstance(interval, Interval) and not interval.time.value and get_global_rank() == 0:
-        log.warning(
-            "%s never has a value in training: %r is not evaluated there (eval_interval=0)", requested, choice.label
-        )
+        reason = f"{choice.label!r} is not evaluated there (eval_interval=0)"
+        log.warning("%s never has a value in training: %s", requested, reason)

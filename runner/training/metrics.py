@@ -78,9 +78,7 @@ def make_metrics(model: Model, train: bool, device: torch.device) -> dict[str, A
     returned: Any = model.metrics(train)
     metrics: dict[str, Any] | None = dict(returned.items()) if hasattr(returned, "items") else None
     source = f"{type(model).__name__}.metrics(train={train})"
-    if metrics is None or not all(
-        isinstance(metric, nn.Module) and hasattr(metric, "sync") for metric in metrics.values()
-    ):
+    if metrics is None or not all(isinstance(item, nn.Module) and hasattr(item, "sync") for item in metrics.values()):
         allowed = "a dict of torchmetrics by name, such as {'accuracy': MulticlassAccuracy(10)}, or a MetricCollection"
         raise TypeError(f"{source} returned {returned!r}: must be {allowed}")
     for metric in metrics.values():
@@ -123,8 +121,8 @@ def update_metrics(model: Model, batch: Any, outputs: Any, metrics: Mapping[str,
 
 def lower_is_better(name: str, metric: Any) -> bool:
     """Return whether smaller values of a metric are better, judging by its name or its `higher_is_better`."""
-    is_named_so = any(word in name.lower() for word in ("loss", "error", "perplexity"))
-    return is_named_so or getattr(metric, "higher_is_better", None) is False
+    is_loss_like = any(word in name.lower() for word in ("loss", "error", "perplexity"))
+    return is_loss_like or getattr(metric, "higher_is_better", None) is False
 
 
 class WeightedMean:

@@ -25,7 +25,16 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("runner", "callbacks", "algorithms", "conf", "tests", "benchmarks", "docs", ".editable")
-FILES = ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "LICENSE", "constraints.txt")
+FILES = (
+    "pyproject.toml",
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "Makefile",
+    "LICENSE",
+    "constraints.txt",
+)
 AT_ONCE = 2
 NO_TESTS = 5  # pytest's exit code where none is selected
 TIMEOUT = 1800.0  # seconds for the whole first tier

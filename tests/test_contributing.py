@@ -1,4 +1,4 @@
-"""What CONTRIBUTING shows, done as it says in a copy of the project, passes the project's own tests."""
+"""What docs/extending.md shows, done as it says in a copy of the project, passes the project's own tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SHOWN = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+SHOWN = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 # The files of its blocks, in their order; the schedule goes to the end of a file that is there.
 FILES = {
@@ -73,7 +73,7 @@ def copy_with_additions(folder: Path) -> None:
     """Copy the project, and add to it what is shown."""
     for name in ("runner", "callbacks", "algorithms", "conf", "tests", "docs"):
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml"):
+    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     for language, files in FILES.items():
         blocks = re.findall(rf"```{language}\n(.*?)```", SHOWN, re.DOTALL)

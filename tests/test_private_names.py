@@ -1,4 +1,4 @@
-"""The table of private names in CONTRIBUTING.md is complete, and holds nothing that is no longer used."""
+"""The table of private names in docs/private_names.md is complete, and holds nothing that is no longer used."""
 
 import ast
 import re
@@ -72,7 +72,7 @@ def used() -> set[tuple[str, str]]:
 
 def listed() -> list[tuple[str, str]]:
     """(Path of a file, pattern of a private name) as the table says."""
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "private_names.md").read_text(encoding="utf-8")
     _, _, section = text.partition("\n## Private names of other libraries\n")
     section = section.partition("\n## ")[0]
     pairs = []

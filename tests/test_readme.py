@@ -20,8 +20,9 @@ from runner.config.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
+OF_THE_ROOT = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 PAGES = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in ROOT.glob("docs/*.md")}
-PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")}
+PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in OF_THE_ROOT}
 README = PAGES["README.md"]
 OF_A_PAGE = (  # what a page has the reader write, which tests/test_docs.py does
     "model=two_layers",

@@ -2,7 +2,7 @@
 
 Each is a function in this folder, beside the public way. `RUNNER_PUBLIC_ONLY=1` takes the public way everywhere, with
 the same numbers: to find out whether a shortcut is at fault after an upgrade. A list of names, such as
-`RUNNER_PUBLIC_ONLY=backward,exit`, does so for these alone. CONTRIBUTING.md says what each saves.
+`RUNNER_PUBLIC_ONLY=backward,exit`, does so for these alone. docs/private_names.md says what each saves.
 """
 
 from __future__ import annotations

@@ -140,7 +140,9 @@ def test_what_is_read_first_imports_no_verb_no_hydra_and_no_torch(module: str):
 
 
 def test_the_verb_that_contributing_shows_runs(tmp_path: Path):
-    row, content = re.findall(r"```py\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
+    row, content = re.findall(
+        r"```py\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     for package in ("runner", "callbacks", "algorithms", "conf"):
         shutil.copytree(ROOT / package, tmp_path / package, symlinks=True)
     (tmp_path / "runner" / "verbs" / "parameters.py").write_text(content)

@@ -50,7 +50,7 @@ def test_the_variable_takes_the_public_way_of_all_or_some(
 
 
 def test_the_table_of_shortcuts_names_them_all():
-    section = (ROOT / "CONTRIBUTING.md").read_text().partition("\n## Shortcuts\n")[2].partition("\n## ")[0]
+    section = (ROOT / "docs" / "private_names.md").read_text().partition("\n## Shortcuts\n")[2].partition("\n## ")[0]
     assert [row.split("`")[1] for row in section.splitlines() if row.startswith("| `")] == list(NAMES)
 
 

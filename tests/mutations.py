@@ -168,7 +168,7 @@ FAULTS = (
     Fault(
         "mirror: a file may lead out of the folder",
         "runner/checkpoints/mirror.py",
-        "if not _is_inside(one):",
+        "if not _is_inside(name):",
         "if False:",
         "history/test_mirrored.py",
     ),
@@ -431,8 +431,8 @@ FAULTS = (
     Fault(
         "fused: a resumed run steps with the kernels of the run that saved",
         "runner/optim/fused.py",
-        '{**its, "fused": group["fused"]} if "fused" in group else its',
-        "its",
+        '{**saved_group, "fused": group["fused"]} if "fused" in group else saved_group',
+        "saved_group",
         "optim/test_fused.py",
     ),
     Fault(
@@ -899,7 +899,7 @@ FAULTS = (
     Fault(
         "weights by name: pretrained ones are drawn",
         "runner/models/by_name.py",
-        " and not is_deferred(one)",
+        " and not is_deferred(weight)",
         "",
         "models/hf/test_deferred_weights.py",
     ),
@@ -1141,14 +1141,14 @@ FAULTS = (
     Fault(
         "a checkpoint is copied into the memory of another kind of tensor",
         "runner/checkpoints/copies.py",
-        "made.shape != tensor.shape or ",
+        "out.shape != tensor.shape or ",
         "",
         "checkpoints/test_copies.py",
     ),
     Fault(
         "a checkpoint is copied into new memory each time",
         "runner/checkpoints/copies.py",
-        "self._free = deque(self._made)",
+        "self._free = deque(self._used)",
         "self._free = deque()",
         "checkpoints/test_copies.py",
     ),

@@ -1,1 +1,1 @@
-"""Checkpoints: what they contain, how they are stored on disk, and digests that show where two runs differ."""
+"""Checkpoints, their files on disk and at an address, and digests that show where two runs differ."""

@@ -1,4 +1,4 @@
-"""What a checkpoint can hold: tensors, numbers, strings, lists and dicts, which load without unpickling."""
+"""The content of a checkpoint: tensors, numbers, strings, lists and dicts, which load without unpickling."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _STATE = {
     "evaluated_at": dict,
     "order": dict,
 }
-"""What `state.pt` must hold, and of which type."""
+"""The entries that `state.pt` must have, and their types."""
 
 
 def map_saved(value: Any, function: Callable[[Tensor], Any]) -> Any:
     """Return a copy of nested containers with `function` applied to their tensors, ready for `torch.save`.
 
-    Subclasses are refused too, such as an `IntEnum`, a named tuple or a `defaultdict`: torch would write the name of
-    their class, and refuse to load it. Numbers of numpy become Python's.
+    Subclasses such as an `IntEnum`, a named tuple or a `defaultdict` are refused: torch would write the name of their
+    class, and then refuse to load it. NumPy's numbers become Python's.
 
     Raises:
-        UnsupportedType: something in it cannot be loaded from a checkpoint.
+        UnsupportedType: the value contains something that cannot be loaded from a checkpoint.
     """
     if isinstance(value, Tensor):
         return function(value)
@@ -58,7 +58,7 @@ def map_saved(value: Any, function: Callable[[Tensor], Any]) -> Any:
 
 
 def check_content(name: str, content: Any) -> None:
-    """Check that the content of `model.pt` or `state.pt` has the parts that are read later."""
+    """Check that the content of `model.pt` or `state.pt` has the required entries; raise ValueError if not."""
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ValueError("it holds no dict of names")
     if name == "state.pt":

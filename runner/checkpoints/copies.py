@@ -1,4 +1,4 @@
-"""Copies of tensors in CPU memory that is reused: filling new memory takes three times as long."""
+"""Copy tensors into CPU memory that is reused: filling new memory takes three times as long."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ class Copies:
     """
 
     def __init__(self) -> None:
-        self._made: list[Tensor] = []
+        self._used: list[Tensor] = []
         self._free: deque[Tensor] = deque()
         self._pending: list[tuple[Tensor, Tensor]] = []
 
     def reuse(self) -> None:
-        """Let the next copies overwrite all that were made so far, in the same order."""
-        self._free = deque(self._made)
-        self._made = []
-        self._pending = []  # of a capture that failed
+        """Let the next copies overwrite all earlier ones, in the same order."""
+        self._free = deque(self._used)
+        self._used = []
+        self._pending = []  # left by a capture that failed
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """Return a CPU tensor that will hold the values of another after `finish`, or that of `Staging` from a GPU."""
+        """Return a CPU tensor that gets the values in `finish`, or, for a tensor on a GPU, in `Staging.finish`."""
         if type(tensor) is not Tensor or tensor.layout is not torch.strided or not (tensor.is_cpu or tensor.is_cuda):
             return tensor.clone() if tensor.is_cpu else tensor.cpu()
-        made = self._free.popleft() if self._free else None
-        if made is None or made.shape != tensor.shape or made.dtype != tensor.dtype or made.stride() != tensor.stride():
-            made = torch.empty_like(tensor, device="cpu")
-        self._made.append(made)
+        out = self._free.popleft() if self._free else None
+        if out is None or out.shape != tensor.shape or out.dtype != tensor.dtype or out.stride() != tensor.stride():
+            out = torch.empty_like(tensor, device="cpu")
+        self._used.append(out)
         if tensor.is_cuda:
-            return staging(tensor.device).copy(tensor, made)
-        self._pending.append((made, tensor))
-        return made
+            return staging(tensor.device).copy(tensor, out)
+        self._pending.append((out, tensor))
+        return out
 
     def finish(self) -> None:
-        """Copy the values that pending tensors have now."""
+        """Copy the current values of all pending tensors."""
         if self._pending:
-            # At once: after each large copy, Python would find none of its own memory in the processor's caches.
-            targets, sources = (list(one) for one in zip(*self._pending, strict=True))
+            # All in one call: a large copy evicts Python's own memory from the processor's caches each time.
+            targets, sources = map(list, zip(*self._pending, strict=True))
             torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
             self._pending.clear()
 
 
 def to_host(tensor: Tensor, copies: Copies | None) -> Tensor:
-    """Return a tensor on the CPU: a copy, or, without `copies`, the tensor itself if it is there already."""
+    """Return a tensor on the CPU: a copy, or, without `copies`, the tensor itself if it is already there."""
     if copies is not None:
         return copies.copy(tensor)
     on_gpu = tensor.is_cuda and tensor.layout is torch.strided

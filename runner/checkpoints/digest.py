@@ -1,7 +1,7 @@
 """Digests of a run: short hashes of its state, for comparing two runs bit by bit.
 
 Equal states have equal digests on any device and in any process; states that differ in one bit have different ones.
-torch is not imported until there is a state to hash, so that comparing files of digests starts fast.
+torch is imported only to hash a state, so that comparing files of digests starts fast.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
 
 FILE = "digests.jsonl"
 PARTS = ("samples", "content", "randomness", "loss", "gradients", "weights", "optimizer", "algorithms")
-"""Parts of a run that a line of the file may hold digests of, in the order in which one causes the next; the callback
-`StateDigest` describes each."""
+"""Parts of a run whose digests a line may hold, in causal order; the callback `StateDigest` describes each."""
 MEASURED = ("loss", "gradients", "weights")
 """Parts for which a line also holds a number, under 'values'."""
 
 
 def digest_state(state: State) -> dict[str, str]:
-    """Return digests of this rank's state by part, all but `samples`; call it after a batch and before evaluations.
+    """Return digests of this rank's state by part, except `samples`; call it after a batch and before evaluations.
 
     Sharded tensors are gathered, so call it on all ranks if the model is sharded.
     """
@@ -43,14 +42,14 @@ def digest_state(state: State) -> dict[str, str]:
     parts = {
         "content": state.batch,
         "randomness": generators,
-        "loss": getattr(state, "total_loss", None),  # not before the first batch
-        "gradients": {name: one.grad for name, one in state.unwrapped_model.named_parameters()},
+        "loss": getattr(state, "total_loss", None),  # missing before the first batch
+        "gradients": {name: weight.grad for name, weight in state.unwrapped_model.named_parameters()},
         "weights": state.unwrapped_model.state_dict(keep_vars=True),  # detaching each would take as long as hashing
         "optimizer": [
-            [one.state_dict() for one in (*state.optimizers, *state.schedulers)],
+            [item.state_dict() for item in (*state.optimizers, *state.schedulers)],
             state.scaler.state_dict() if state.scaler is not None else None,
         ],
-        "algorithms": {one.config_key: one.state_dict() for one in state.algorithms},
+        "algorithms": {algorithm.config_key: algorithm.state_dict() for algorithm in state.algorithms},
     }
     return {name: digest(part) for name, part in parts.items()}
 
@@ -58,15 +57,15 @@ def digest_state(state: State) -> dict[str, str]:
 def measure_state(state: State) -> dict[str, float]:
     """Return the loss of this rank's last batch, and the norms of its gradients and weights.
 
-    Waits for the device. Sharded tensors are gathered, so call it on all ranks if the model is sharded.
+    This waits for the device. Sharded tensors are gathered, so call it on all ranks if the model is sharded.
     """
     weights = [*state.unwrapped_model.parameters()]
-    gradients = [one.grad for one in weights if one.grad is not None]
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
     return dict(zip(MEASURED, (float(state.total_loss), norm(gradients), norm(weights)), strict=True))
 
 
 def norm(tensors: Iterable[Tensor]) -> float:
-    """Return the norm of all elements of some tensors together; gathers what is sharded, one tensor at a time."""
+    """Return the Euclidean norm of all elements of some tensors; sharded ones are gathered one at a time."""
     import torch
 
     from runner.device.numbers import numbers_of
@@ -75,10 +74,10 @@ def norm(tensors: Iterable[Tensor]) -> float:
     tensors = [*tensors]
     if not tensors:
         return 0.0
-    fused = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-    is_fused = {tensor.dtype for tensor in tensors} <= fused and len({tensor.device for tensor in tensors}) == 1
+    supported = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+    can_fuse = {tensor.dtype for tensor in tensors} <= supported and len({tensor.device for tensor in tensors}) == 1
     with torch.no_grad():
-        if any_sharded(tensors) or not is_fused:  # such as frozen weights of 8 bits
+        if any_sharded(tensors) or not can_fuse:  # for example, frozen 8-bit weights
             return sum(float(numbers_of(whole(tensor)).double().norm()) ** 2 for tensor in tensors) ** 0.5
         numbers = [*map(numbers_of, tensors)]
         norms = torch._foreach_norm(numbers, 2, dtype=torch.float64)  # pyright: ignore[reportPrivateImportUsage]
@@ -95,15 +94,15 @@ def read_digests(path: str | Path) -> list[dict[str, Any]]:
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(f"path={str(path)!r}: no digests there; a run writes them with +callbacks=state_digest")
-    found = []
+    entries = []
     for line in path.read_text(errors="replace").splitlines():
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict) and isinstance(entry.get("batch"), int):
-            found.append(entry)
-    return found
+            entries.append(entry)
+    return entries
 
 
 def append_digests(path: Path, entry: Mapping[str, Any]) -> None:
@@ -114,7 +113,7 @@ def append_digests(path: Path, entry: Mapping[str, Any]) -> None:
 
 def truncate_digests(path: Path, batch: int) -> None:
     """Remove the entries after a batch from a file of digests, by replacing the file."""
-    write_whole(path, "".join(_to_line(one) for one in read_digests(path) if one["batch"] <= batch))
+    write_whole(path, "".join(_to_line(entry) for entry in read_digests(path) if entry["batch"] <= batch))
 
 
 def _to_line(entry: Mapping[str, Any]) -> str:
@@ -122,7 +121,7 @@ def _to_line(entry: Mapping[str, Any]) -> str:
 
 
 class Comparison(NamedTuple):
-    """How far two runs agree, judged by the batches for which both have digests."""
+    """How far two runs agree, on the batches for which both have digests."""
 
     agreed: int
     """The last batch up to which they agree, counted from 1; 0 if they differ at the first one compared."""
@@ -133,22 +132,23 @@ class Comparison(NamedTuple):
 
 
 def first_difference(a: str | Path, b: str | Path, parts: Iterable[str] = PARTS) -> Comparison:
-    """Return the batch at which two runs diverge, and in which parts, or the batch up to which they agree.
+    """Return the batch and the parts in which two runs first differ, or the batch up to which they agree.
 
-    A run is given by its folder or its file of digests. Runs on different numbers of ranks can only agree in `samples`.
+    Each run is given as its folder or its file of digests. On different numbers of ranks, runs can only agree in
+    `samples`.
 
     Raises:
         ValueError: the two runs have digests of no batch in common.
         FileNotFoundError: one of the runs has no digests.
     """
-    others = {one["batch"]: one for one in read_digests(b)}
-    pairs = [(one, others[one["batch"]]) for one in read_digests(a) if one["batch"] in others]
+    entries_b = {entry["batch"]: entry for entry in read_digests(b)}
+    pairs = [(entry, entries_b[entry["batch"]]) for entry in read_digests(a) if entry["batch"] in entries_b]
     if not pairs:
         raise ValueError(f"{str(a)!r} and {str(b)!r} have digests of no batch in common: give both the same interval")
     agreed = 0
-    for one, other in pairs:
-        differing = tuple(part for part in parts if one.get(part) != other.get(part))
+    for entry_a, entry_b in pairs:
+        differing = tuple(part for part in parts if entry_a.get(part) != entry_b.get(part))
         if differing:
-            return Comparison(agreed, one["batch"], differing)
-        agreed = one["batch"]
+            return Comparison(agreed, entry_a["batch"], differing)
+        agreed = entry_a["batch"]
     return Comparison(agreed, None, ())

@@ -1,4 +1,4 @@
-"""Checkpoints on disk. They are written atomically, and a manifest reveals later damage."""
+"""Find, verify and read checkpoints on disk. They are written atomically, and a manifest reveals later damage."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ log = logging.getLogger("runner")
 
 CONFIG = "config.json"
 Snapshot = dict[str, Any]
-"""Content by file name (`.pt` or `.json`), and the training time under 'timestamp'. If it is sharded, there is under
-'places' the `Place` of each tensor that is a part of a whole, by its `id`."""
+"""Content by file name (`.pt` or `.json`), and the training time under 'timestamp'. A sharded snapshot also has, under
+'places', the `Place` of each tensor that is a part of a whole, by the tensor's `id`."""
 
 
 def discard(path: Path) -> None:
-    """Remove a checkpoint folder atomically: it never appears half removed under its name."""
+    """Remove a checkpoint folder atomically: it never shows half removed under its name."""
     shutil.rmtree(hide(path), ignore_errors=True)
 
 
 def hide(path: Path) -> Path:
-    """Rename a checkpoint folder to a hidden name, on which `find_checkpoint` falls back after a kill; return that."""
+    """Rename a checkpoint folder to a hidden name, and return it. `find_checkpoint` falls back on it after a kill."""
     hidden = path.parent / f".{path.name}.discarded-{os.getpid()}"
     os.rename(path, hidden)
     return hidden
@@ -48,7 +48,7 @@ def hide(path: Path) -> Path:
 def verify(path: str | Path, rank: int = 0, ranks: int = 1) -> str | None:
     """Return why a folder is not an intact checkpoint, or None if every file matches its manifest and can be loaded.
 
-    Of `ranks` ranks that read the files together, each checks its share.
+    If `ranks` ranks verify the files together, each hashes its share.
     """
     path = Path(path)
     try:
@@ -76,7 +76,7 @@ def _hash(path: Path) -> str:
 
 
 def verify_together(path: str | Path) -> str | None:
-    """Return the same as `verify`; each rank hashes some of the files. All ranks."""
+    """Return the result of `verify` on all ranks, of which each hashes some of the files. All ranks."""
     faults = gather_objects(verify(path, get_global_rank(), get_world_size()))
     return next((fault for fault in faults if fault is not None), None)
 
@@ -90,7 +90,7 @@ def find_checkpoint(path: str | Path, check: Callable[[Path], str | None] | None
     """Return the checkpoint to use: `path` itself, or the newest intact one in a run's folder.
 
     Truncated or modified checkpoints are reported, and the previous one is used. `check` returns why a checkpoint is
-    not intact; by default it is `verify`, called once for each unchanged one.
+    not intact, or None; by default it is `verify`, called only once for an unchanged checkpoint.
 
     Raises:
         FileNotFoundError: `path` holds no intact checkpoint.
@@ -102,14 +102,14 @@ def find_checkpoint(path: str | Path, check: Callable[[Path], str | None] | None
         if fault is not None:
             raise ValueError(f"checkpoint {str(path)!r} cannot be used: {fault}")
         return path.resolve()
-    for names in ("[!.]*", ".*.discarded-*"):  # the latter are left by a kill during a replacement
-        # A run keeps its checkpoints in a separate folder, which its config may rename.
+    for names in ("[!.]*", ".*.discarded-*"):  # a kill during a replacement leaves the latter
+        # A run keeps its checkpoints in a subfolder, whose name its config may change.
         manifests = (file for up in ("", "[!.]*/") for file in path.glob(f"{up}{names}/{MANIFEST}"))
-        found = {Path(os.path.realpath(file)).parent for file in manifests}
-        for one in sorted(found, key=saved_at, reverse=True):
-            facts = tuple((file, file.lstat().st_size, file.lstat().st_mtime_ns) for file in one.iterdir())
-            if _report(one, check(one)) if check is not None else _is_usable(one, facts):
-                return one
+        checkpoints = {Path(os.path.realpath(file)).parent for file in manifests}
+        for checkpoint in sorted(checkpoints, key=saved_at, reverse=True):
+            facts = tuple((file, file.lstat().st_size, file.lstat().st_mtime_ns) for file in checkpoint.iterdir())
+            if _report(checkpoint, check(checkpoint)) if check is not None else _is_usable(checkpoint, facts):
+                return checkpoint
     raise FileNotFoundError(f"path={str(path)!r}: no complete checkpoint there; give a run's folder or a checkpoint's")
 
 
@@ -123,12 +123,12 @@ def _report(path: Path, fault: str | None) -> bool:
 
 @functools.lru_cache
 def _is_usable(path: Path, facts: tuple[Any, ...]) -> bool:
-    """Return whether a checkpoint is intact; unchanged files are read only once."""
+    """Return whether a checkpoint is intact; the cache spares a second read of unchanged files."""
     return _report(path, verify(path))
 
 
 def read_config(path: str | Path) -> dict[str, Any] | None:
-    """Return the config of the run that wrote a verified checkpoint, or None if it has none."""
+    """Return the config of the run that wrote a verified checkpoint, or None if the checkpoint has no config."""
     return read_object(Path(path) / CONFIG) or None
 
 
@@ -138,20 +138,20 @@ def read_file(path: str | Path, name: str, mapped: bool = False) -> Any:
     Args:
         path: the folder of the checkpoint.
         name: `model.pt` or `state.pt`.
-        mapped: whether values are not read but mapped into memory, for a look at their structure.
+        mapped: whether to map the file into memory instead of reading it, to see the structure only.
 
     Raises:
         UnreadableCheckpoint: the file contains more than tensors, numbers, strings, lists and dicts, takes more memory
-            than its size, or lacks what such a file must have.
+            than its size, or lacks a required entry.
     """
     path = Path(path)
     content = read_tensors(path / name, mapped)
     manifest = read_manifest(path)
-    return join(content, name, path, manifest) if any(one.endswith(SUFFIX) for one in manifest.files) else content
+    return join(content, name, path, manifest) if any(file.endswith(SUFFIX) for file in manifest.files) else content
 
 
 def read_tensors(path: Path, mapped: bool = False) -> Any:
-    """Return the content of a file of `torch.save`, as `read_file` does, without the shards beside it.
+    """Return the content of a file of `torch.save` like `read_file`, but without its shards.
 
     Raises:
         UnreadableCheckpoint: see `read_file`.
@@ -164,12 +164,12 @@ def read_tensors(path: Path, mapped: bool = False) -> Any:
     except OSError:
         raise
     except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest of torch's message explains how to unpickle anyway
-        what = f"objects ({found[1]})" if found else "objects"
+        match = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest of torch's message explains how to unpickle anyway
+        objects = f"objects ({match[1]})" if match else "objects"
         raise UnreadableCheckpoint(
-            f"{path} holds {what} that would have to be unpickled, which could run code, so it is rejected"
+            f"{path} holds {objects} that would have to be unpickled, which could run code, so it is rejected"
         ) from None
-    except Exception as error:  # torch has no type of its own for a damaged file
+    except Exception as error:  # torch raises many types for a damaged file
         reason = f"{error}".partition("\n")[0] or "it ends too early"
         raise UnreadableCheckpoint(f"{path} was not written by this project: {reason}") from None
 
@@ -178,7 +178,7 @@ def _check_zip(path: Path) -> None:
     """Check that a file of `torch.save` unpacks to no more than its size."""
     with zipfile.ZipFile(path) as file:
         entries = file.infolist()
-    if any(one.compress_type != zipfile.ZIP_STORED or one.file_size != one.compress_size for one in entries):
+    if any(item.compress_type != zipfile.ZIP_STORED or item.file_size != item.compress_size for item in entries):
         raise ValueError("something in it is compressed")
-    if sum(one.file_size for one in entries) > path.stat().st_size:
+    if sum(item.file_size for item in entries) > path.stat().st_size:
         raise ValueError("its parts overlap")

@@ -1,4 +1,4 @@
-"""Finds the checkpoint of a run that precedes a batch. Imports no torch until one is read."""
+"""Find the checkpoint of a run that precedes a batch. torch is imported only to read one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from runner.timing.time import Timestamp
 
 
 def checkpoint_before(run_dir: Path, batch: int) -> Path | None:
-    """Return the newest intact checkpoint before a batch, counted from 1; None for the beginning of the run."""
+    """Return the newest intact checkpoint before a batch, counted from 1; None means the beginning of the run."""
     from runner.checkpoints.files import verify
 
-    found = {one: read_time(one).batch for one in _resumable(run_dir)}
-    before = [one for one, trained in found.items() if trained < batch]
-    newest_first = sorted(before, key=lambda one: (found[one], saved_at(one)), reverse=True)
-    return next((one for one in newest_first if verify(one) is None), None)
+    batches = {checkpoint: read_time(checkpoint).batch for checkpoint in _resumable(run_dir)}
+    earlier = [checkpoint for checkpoint, trained in batches.items() if trained < batch]
+    newest_first = sorted(earlier, key=lambda checkpoint: (batches[checkpoint], saved_at(checkpoint)), reverse=True)
+    return next((checkpoint for checkpoint in newest_first if verify(checkpoint) is None), None)
 
 
 def read_time(checkpoint: Path) -> Timestamp:
-    """Return the time of training of a checkpoint, the beginning if its manifest cannot be read."""
+    """Return the training time of a checkpoint, or the beginning if its manifest cannot be read."""
     try:
         return read_manifest(checkpoint).timestamp
     except (FileNotFoundError, UnreadableCheckpoint):
@@ -29,6 +29,6 @@ def read_time(checkpoint: Path) -> Timestamp:
 
 
 def _resumable(run_dir: Path) -> set[Path]:
-    """Return the checkpoints that belong to a run and hold more than weights."""
-    found = {Path(os.path.realpath(one)).parent for one in run_dir.glob(f"[!.]*/[!.]*/{MANIFEST}")}
-    return {one for one in found if (one / "state.pt").is_file()}
+    """Return the checkpoints of a run that hold more than weights."""
+    checkpoints = {Path(os.path.realpath(file)).parent for file in run_dir.glob(f"[!.]*/[!.]*/{MANIFEST}")}
+    return {checkpoint for checkpoint in checkpoints if (checkpoint / "state.pt").is_file()}

@@ -1,6 +1,6 @@
-"""The manifest of a checkpoint: when it was written, and the size and hash of each of its files. Imports no torch.
+"""The manifest of a checkpoint: its time, and the size and hash of each of its files. torch is not imported.
 
-Whoever wrote the checkpoint, types and ranges of all values are checked here, before anything else is read.
+A checkpoint may come from anyone, so the types and ranges of all values are checked before anything else is read.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 LATEST = "latest"  # link beside a run's checkpoints
 LARGEST = 4_000_000  # bytes of a manifest; a file takes about 120
-MOST = 2**53  # of any count
-RESERVED = ("", LATEST, "best", "config.yaml")  # names beside checkpoints that mean something else
+MOST = 2**53  # largest count
+RESERVED = ("", LATEST, "best", "config.yaml")  # names with another meaning next to checkpoints
 
 
 class Manifest(NamedTuple):
     """The content of a manifest."""
 
     timestamp: Timestamp
-    """The time of training at which the checkpoint was written."""
+    """The training time of the checkpoint."""
     saved_at: float
-    """When it was written, in seconds since 1970."""
+    """Time of writing, in seconds since 1970."""
     files: dict[str, dict[str, Any]]
     """Size in bytes and SHA-256 of each file by name."""
     save: str | None = None
-    """Identity of the save, which its shards have too; None if it has no shards."""
+    """ID of the save, which its shards also have; None for a checkpoint without shards."""
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return the manifest of a checkpoint, given its folder.
+    """Return the manifest of the checkpoint in a folder.
 
     Raises:
-        FileNotFoundError: it has none.
-        UnreadableCheckpoint: it is damaged, or a later version wrote it.
+        FileNotFoundError: the folder has no manifest.
+        UnreadableCheckpoint: the manifest is damaged, or a later version wrote it.
     """
     try:
         content = json.loads(read_bounded(path / MANIFEST, LARGEST))
@@ -53,7 +53,7 @@ def read_manifest(path: Path) -> Manifest:
             name: {"size": number(facts["size"]), "sha256": str(facts["sha256"])}
             for name, facts in content["files"].items()
         }
-        weights = {"model.pt": files["model.pt"]}  # first
+        weights = {"model.pt": files["model.pt"]}  # the first file to verify
         time = read_time(content["timestamp"])
         saved = number(content["saved_at"])
         return Manifest(time, saved, {**weights, **files}, content.get("save"))
@@ -64,7 +64,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def saved_at(path: Path) -> float:
-    """Return when a checkpoint was written, by its manifest if possible, since copying changes the times of files."""
+    """Return the time of writing of a checkpoint, from its manifest if possible: copying changes file times."""
     try:
         return read_manifest(path).saved_at
     except FileNotFoundError:
@@ -77,7 +77,7 @@ def saved_at(path: Path) -> float:
 
 
 def read_time(state: Mapping[str, Any]) -> Timestamp:
-    """Return a time of training as `Timestamp.state_dict` gave it, after checking its numbers."""
+    """Return the training time that `Timestamp.state_dict` wrote, after checking its numbers."""
     time = Timestamp.from_state_dict({name: number(value) for name, value in state.items()})
     for part, whole in (("epoch", "iteration"), ("batch", "epoch"), ("sample", "epoch"), ("token", "epoch")):
         if getattr(time, f"{part}_in_{whole}") > getattr(time, part):
@@ -86,7 +86,7 @@ def read_time(state: Mapping[str, Any]) -> Timestamp:
 
 
 def number(value: Any) -> Any:
-    """Return a number that is finite and at least 0."""
+    """Check that a value is a number from 0 to `MOST`, and return it; raise TypeError or ValueError if not."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"a {type(value).__name__} is no number")
     if not 0 <= value <= MOST or not math.isfinite(value):
@@ -97,7 +97,7 @@ def number(value: Any) -> Any:
 def is_name(name: object) -> bool:
     """Return whether a checkpoint may have this name.
 
-    It is not a path, not hidden, not the name of anything else in its folder, and means the same in an address.
+    It must not be a path, hidden, or reserved for something else in the folder, and must mean the same in an address.
     """
     return (
         isinstance(name, str)

@@ -1,4 +1,4 @@
-"""The accumulators of training metrics in a checkpoint: merged over the ranks, and given back to the first of them."""
+"""Save the accumulators of training metrics merged over the ranks, and restore them on the first of these ranks."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def metric_states(state: State) -> dict[str, Any]:
     """Return the training metrics' accumulators, merged over all ranks. All ranks."""
     states = {}
     for name, metric in state.train_metrics.items():
-        shared = get_world_size() > 1 and state.timestamp.batch_in_epoch > 0
-        if shared:
+        is_shared = get_world_size() > 1 and state.timestamp.batch_in_epoch > 0
+        if is_shared:
             metric.sync()
         states[name] = dict(metric.state_dict())
-        if shared:
+        if is_shared:
             metric.unsync()
     return states
 
 
 def load_metric_states(state: State, saved: Mapping[str, Any]) -> None:
-    """Give the merged accumulators to the first of the merged ranks; the others start from empty ones."""
+    """Restore the merged accumulators on the first of the merged ranks; the others start empty."""
     for name, metric in state.train_metrics.items():
         if name not in saved:
             continue
@@ -35,7 +35,7 @@ def load_metric_states(state: State, saved: Mapping[str, Any]) -> None:
         for part in metric.modules():
             for key, value in getattr(part, "metric_state", {}).items():
                 if isinstance(part._defaults[key], list) and isinstance(value, Tensor):
-                    setattr(part, key, [value])  # merging ranks joined the list
+                    setattr(part, key, [value])  # merging the ranks concatenated the list
         if get_data_parallel_rank() != 0:
             empty(metric)
         metric._update_count = 1  # otherwise compute() warns that the metric was never updated

@@ -1,12 +1,12 @@
 """A run's checkpoints at an address: each is uploaded atomically, and verified in both directions.
 
-    <address>/mirror.json                      whose checkpoints these are, and their names: nothing else is removed
+    <address>/mirror.json                      the owner, a run, and its checkpoints: only these are ever removed
               <checkpoint>/index.json          names, sizes and hashes of the other files; written last
                            config.yaml ...     the run's record
                            checkpoints/<checkpoint>/model.pt ...
 
-Each is the folder of a run with a single checkpoint, all that another machine needs to continue. What is read there may
-be anybody's: names that lead elsewhere and files that differ from their hashes are refused.
+Each has the layout of a run's folder with a single checkpoint: all that another machine needs to continue. Files at an
+address may come from anyone: paths that lead elsewhere and files that differ from their hashes are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from runner.libraries.remote_files import open_address
 INDEX = "index.json"
 FORMAT = 1
 LARGEST_INDEX = 4_000_000  # bytes
-LARGEST_RECORD = 100_000_000  # bytes of a file outside of the checkpoint
+LARGEST_RECORD = 100_000_000  # bytes of a file outside the checkpoint
 BLOCK = 1 << 20  # bytes read at a time
 OWNER = "mirror.json"
 UPLOADED = (*RECORD, CODE, "mlflow/run.json", OWNER)  # the last two identify its MLflow run and its mirror
@@ -41,8 +41,8 @@ class Index:
 
     Attributes:
         checkpoint: path of the checkpoint in the run's folder, such as `checkpoints/ep2-ba64`.
-        saved_at: when it was written, in seconds since 1970.
-        best: names of the run's best checkpoints by then, best first.
+        saved_at: time of writing, in seconds since 1970.
+        best: names of the run's best checkpoints at that time, best first.
         files: size and SHA-256 of each file, by its path in the run's folder.
     """
 
@@ -54,26 +54,26 @@ class Index:
 
     @classmethod
     def read(cls, text: bytes) -> Index:
-        """Return what a file holds."""
+        """Return the index in the text of a file; raise ValueError if it is not valid."""
         try:
-            found = cls(**json.loads(text))
-            names = [found.checkpoint, *found.best, *found.files]
-            for value in (found.format, found.saved_at, *(one["size"] for one in found.files.values())):
+            index = cls(**json.loads(text))
+            names = [index.checkpoint, *index.best, *index.files]
+            for value in (index.format, index.saved_at, *(facts["size"] for facts in index.files.values())):
                 number(value)
         except (TypeError, AttributeError, LookupError, ValueError, RecursionError) as error:
             raise ValueError(f"its {INDEX} cannot be read ({error})") from None
-        if found.format > FORMAT:
-            raise ValueError(f"a later version of this project wrote it (format {found.format})")
-        for one in names:
-            if not _is_inside(one):
-                raise ValueError(f"its {INDEX} names {one!r}, which leads out of its folder")
-        for name, facts in found.files.items():
-            if not name.startswith(f"{found.checkpoint}/") and facts["size"] > LARGEST_RECORD:
+        if index.format > FORMAT:
+            raise ValueError(f"a later version of this project wrote it (format {index.format})")
+        for name in names:
+            if not _is_inside(name):
+                raise ValueError(f"its {INDEX} names {name!r}, which leads out of its folder")
+        for name, facts in index.files.items():
+            if not name.startswith(f"{index.checkpoint}/") and facts["size"] > LARGEST_RECORD:
                 raise ValueError(f"its {name} has {facts['size']:,} bytes, at most {LARGEST_RECORD:,} are read")
-        for one in (found.name, *found.best):
-            if not is_name(one):
-                raise ValueError(f"its {INDEX} names {one!r}, which a checkpoint cannot be called")
-        return found
+        for name in (index.name, *index.best):
+            if not is_name(name):
+                raise ValueError(f"its {INDEX} names {name!r}, which a checkpoint cannot be called")
+        return index
 
     @property
     def name(self) -> str:
@@ -82,7 +82,7 @@ class Index:
 
 
 class Mirror:
-    """The checkpoints of one run at an address. All methods wait for the other side.
+    """The checkpoints of one run at an address. All methods wait for the remote side.
 
     Args:
         address: the run's own folder, such as `s3://bucket/runs/NAME`.
@@ -94,18 +94,18 @@ class Mirror:
     def __init__(self, address: str) -> None:
         self._remote, self._path = open_address(address)
         self._owner = ""
-        self._own: set[str] = set()  # names of the checkpoints that its owner has uploaded
+        self._own: set[str] = set()  # names of the checkpoints that the owner has uploaded
 
     def claim(self, owner: str, overwrite: bool) -> None:
-        """Make the folder that of a run, so that checkpoints can be uploaded.
+        """Claim the folder for a run, before the first upload.
 
         Args:
-            owner: identifies the run. The folder is new or empty, or has been this run's before.
-            overwrite: whether it may also be another run's.
+            owner: ID of the run. The folder must be new, empty, or already this run's.
+            overwrite: whether the folder may also be another run's.
 
         Raises:
             FileExistsError: the folder holds other files.
-            ValueError: its mark cannot be read.
+            ValueError: the owner's mark in it cannot be read.
         """
         self._remote.invalidate_cache()
         try:
@@ -126,33 +126,33 @@ class Mirror:
         self._own = {name for name in names if _is_inside(name) and "/" not in name}
 
     def saved(self, report: Callable[[str, ValueError], object] = lambda name, error: None) -> dict[str, Index]:
-        """Return the index of each whole checkpoint by name, the newest first.
+        """Return the index of each complete checkpoint by name, newest first.
 
         Args:
-            report: called with the name of each one that cannot be used, and why.
+            report: called with the name of each checkpoint that cannot be used, and its error.
         """
-        found = {}
+        indexes = {}
         for name in self.names():
             try:
-                found[name] = self.read_index(name)
+                indexes[name] = self.read_index(name)
             except FileNotFoundError:
                 pass  # its upload was interrupted
             except ValueError as error:
                 report(name, error)
-        return dict(sorted(found.items(), key=lambda one: one[1].saved_at, reverse=True))
+        return dict(sorted(indexes.items(), key=lambda item: item[1].saved_at, reverse=True))
 
     def names(self) -> list[str]:
-        """Return the names of all folders there that may be checkpoints, whole or not."""
+        """Return the names of all folders at the address that may be checkpoints, complete or not."""
         self._remote.invalidate_cache()
         try:
             entries = self._remote.ls(self._path, detail=True)
         except FileNotFoundError:
             return []
-        names = [one["name"].rstrip("/").rpartition("/")[2] for one in entries if one["type"] == "directory"]
+        names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "directory"]
         return [*filter(is_name, names)]
 
     def read_index(self, name: str = "") -> Index:
-        """Return the index of a checkpoint; without a name, of the one that the address itself is.
+        """Return the index of a checkpoint; without a name, the address itself is the checkpoint.
 
         Raises:
             FileNotFoundError: the checkpoint does not exist or is incomplete.
@@ -161,18 +161,22 @@ class Mirror:
         with self._open(self._at(name, INDEX)) as file:
             index = Index.read(file.read(LARGEST_INDEX))
         if name not in ("", index.name):
-            raise ValueError(f"it holds the checkpoint {index.name!r}, not the one that it is called after")
+            raise ValueError(f"it holds the checkpoint {index.name!r}, not the one of its own name")
         return index
 
     def upload(self, folder: Path, name: str, checkpoint: str, best: Sequence[str]) -> None:
-        """Upload a folder as one checkpoint, replacing another of the run of that name, and read it back.
+        """Upload a folder as one checkpoint, replacing the run's earlier one of that name, and read it back.
 
-        If that fails, what was uploaded is removed, if possible: it would take the room that the next one needs. The
-        folder is that of a run with one checkpoint, and must not change during the upload. `best` are sorted, best
-        first.
+        If that fails, the uploaded files are removed, if possible, because the next checkpoint needs their space.
+
+        Args:
+            folder: a run's folder with one checkpoint; it must not change during the upload.
+            name: name of the checkpoint at the address.
+            checkpoint: path of the checkpoint in the folder.
+            best: names of the run's best checkpoints, best first.
 
         Raises:
-            FileExistsError: the run has not uploaded what has that name there.
+            FileExistsError: the address has a folder of that name that the run has not uploaded.
             OSError: a file that was read back differs from the upload.
         """
         if name not in self._own:
@@ -195,7 +199,7 @@ class Mirror:
             raise
 
     def prune(self, keep: int, best: Collection[str]) -> None:
-        """Remove the run's checkpoints but the newest `keep` (-1: all) and the best, also half uploaded ones."""
+        """Remove the run's checkpoints, also incomplete ones, except the newest `keep` (-1: all) and the best."""
         if keep == -1:
             return
         kept = {*[name for name in self.saved() if name in self._own][:keep], *best}
@@ -204,19 +208,19 @@ class Mirror:
         self._remote.invalidate_cache()
 
     def download(self, index: Index, name: str, into: Path, only: str = "") -> None:
-        """Download a checkpoint with the run's record, and verify each file.
+        """Download a checkpoint with the run's record into an existing folder, and verify each file.
 
-        The folder exists; `only` is a prefix of the paths of the files to download.
+        `only` is a prefix of the paths of the files to download.
 
         Raises:
             ValueError: a file does not match the index.
-            OSError: the disk has no room for it, or a file is missing there.
+            OSError: the disk has too little space, or a file is missing at the address.
         """
-        wanted = {file: facts for file, facts in index.files.items() if file.startswith(only)}
-        size = sum(facts["size"] for facts in wanted.values())
+        files = {file: facts for file, facts in index.files.items() if file.startswith(only)}
+        size = sum(facts["size"] for facts in files.values())
         if size > (free := shutil.disk_usage(into).free):
             raise OSError(f"it has {size:,} bytes, and {free:,} are free in {into}")
-        for file, facts in wanted.items():
+        for file, facts in files.items():
             (into / file).parent.mkdir(parents=True, exist_ok=True)
             with self._open(self._at(name, file)) as source, (into / file).open("xb") as target:
                 if _copy(source, facts["size"], target) != facts:
@@ -249,7 +253,7 @@ class Mirror:
 
 
 def stage(run_dir: Path, checkpoint: str, into: Path) -> None:
-    """Link the files to upload for a checkpoint into a folder, where they survive changes to the originals.
+    """Link the files to upload for a checkpoint into a folder, so that they survive changes to the originals.
 
     Raises:
         OSError: the folder cannot be made.
@@ -267,20 +271,20 @@ def stage(run_dir: Path, checkpoint: str, into: Path) -> None:
 
 
 def _facts(folder: Path, checkpoint: str, known: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return size and hash of each file in a folder; those of the checkpoint are the ones with which it was written."""
-    found = {}
-    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+    """Return the size and hash of each file in a folder; for those of the checkpoint, from its manifest (`known`)."""
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         facts = known.get(name.removeprefix(f"{checkpoint}/")) if name.startswith(f"{checkpoint}/") else None
         if facts is None:
             with path.open("rb") as file:
                 facts = _copy(file, path.stat().st_size)
-        found[name] = {"size": facts["size"], "sha256": facts["sha256"]}
-    return found
+        files[name] = {"size": facts["size"], "sha256": facts["sha256"]}
+    return files
 
 
 def _copy(source: Any, size: int, target: Any = None) -> dict[str, Any]:
-    """Read a file, to `target` if given, but little more than the size it should have; return its size and hash."""
+    """Read a file, at most one byte beyond its expected size, and copy it to `target`; return its size and hash."""
     digest = hashlib.sha256()
     read = 0
     while read <= size and (block := source.read(min(BLOCK, size + 1 - read))):
@@ -292,8 +296,8 @@ def _copy(source: Any, size: int, target: Any = None) -> dict[str, Any]:
 
 
 def _is_inside(name: Any) -> bool:
-    """Return whether a name is a path that stays in a folder, without hidden parts."""
+    """Return whether a name is a relative path that stays in its folder, without hidden parts."""
     if not isinstance(name, str) or not name.isprintable() or "\\" in name:
         return False
     parts = name.split("/")
-    return PurePosixPath(name).as_posix() == name and not any(one.startswith(".") or not one for one in parts)
+    return PurePosixPath(name).as_posix() == name and not any(part.startswith(".") or not part for part in parts)

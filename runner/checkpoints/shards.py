@@ -1,9 +1,9 @@
 """Sharded checkpoints: each rank writes its parts of weights and optimizer states to its own file.
 
-Beside `model.pt` and `state.pt` there is a safetensors file for each rank that has parts. In the `.pt` files a sharded
-tensor is an empty one on the meta device, which has its shape and type. Its parts are named after the place where it
-stands and the position at which they begin: `model.pt['module.head.weight']@128,0`. Which rank wrote a part does not
-matter to those who read it, so any number of ranks may, in any layout.
+Beside `model.pt` and `state.pt` there is a safetensors file for each rank that has parts. In the `.pt` files an empty
+tensor on the meta device, with shape and type, stands for a sharded tensor. Each of its parts is named after the path
+of the tensor in the file and the index at which the part begins: `model.pt['module.head.weight']@128,0`. Readers do not
+need to know which rank wrote a part, so any number of ranks may read them, in any layout.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""Types that can be sharded, and what safetensors calls them."""
+"""Types that can be sharded, with their names in safetensors."""
 
 
-def should_shard(state: State, wanted: bool | None) -> bool:
-    """Return whether a checkpoint is to be sharded. All ranks.
+def should_shard(state: State, sharded: bool | None) -> bool:
+    """Return whether to write a sharded checkpoint. All ranks.
 
-    Unless the user decides, it is sharded if all weights and optimizer states would take more than half of the memory
-    that is free on rank 0's machine.
+    With `sharded=None`, a sharded model's checkpoint is sharded if all weights and optimizer states would take more
+    than half of the free memory of rank 0's machine.
     """
-    if wanted is not None or not is_sharded(state.unwrapped_model):
-        return bool(wanted) and is_sharded(state.unwrapped_model)
+    if sharded is not None or not is_sharded(state.unwrapped_model):
+        return bool(sharded) and is_sharded(state.unwrapped_model)
     import psutil
 
-    held = [*state.unwrapped_model.parameters(), *(one.state_dict() for one in state.optimizers)]
-    size = sum(one.nbytes for one in tensors(held))  # of a sharded tensor, that of the whole
+    content = [*state.unwrapped_model.parameters(), *(optimizer.state_dict() for optimizer in state.optimizers)]
+    size = sum(tensor.nbytes for tensor in tensors(content))  # a sharded tensor counts as a whole
     return broadcast_object(2 * size > psutil.virtual_memory().available)
 
 
@@ -66,11 +66,11 @@ def should_shard(state: State, wanted: bool | None) -> bool:
 
 
 def split(snapshot: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the content of a snapshot's files with empty tensors for sharded ones, and this rank's parts by name."""
+    """Return a snapshot with empty tensors instead of sharded ones, and this rank's parts by name."""
     empty: dict[int, Tensor] = {}
     parts: dict[str, Tensor] = {}
 
-    def cut(name: str, tensor: Tensor) -> Tensor:
+    def take_parts(name: str, tensor: Tensor) -> Tensor:
         place = snapshot["places"].get(id(tensor))
         if place is None:
             return tensor
@@ -80,103 +80,104 @@ def split(snapshot: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor
                 parts[f"{name}@{','.join(map(str, start))}"] = tensor[block]
         return empty[id(tensor)]
 
-    files = {name: _map_named(content, cut, name) for name, content in snapshot.items() if name.endswith(".pt")}
+    files = {name: _map_named(content, take_parts, name) for name, content in snapshot.items() if name.endswith(".pt")}
     return {**snapshot, **files}, parts
 
 
 def write_safetensors(write: Callable[[Any], Any], content: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write tensors in the format of safetensors, one by one; its own function would copy all of them before.
+    """Write tensors in the format of safetensors, one by one; the library's own function would first copy them all.
 
     Source: https://github.com/huggingface/safetensors#format
     """
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
-    for name, one in content.items():
-        start, end = end, end + one.nbytes
-        header[name] = {"dtype": DTYPES[one.dtype], "shape": [*one.shape], "data_offsets": [start, end]}
+    for name, tensor in content.items():
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     write(struct.pack("<Q", len(text)) + text)
-    for one in content.values():
-        write(unsaved(one).contiguous().view(-1).view(torch.uint8).numpy())
+    for tensor in content.values():
+        write(unsaved(tensor).contiguous().view(-1).view(torch.uint8).numpy())
 
 
 # Reading
 
 
 def join(content: Any, name: str, folder: Path, manifest: Manifest) -> Any:
-    """Return the content of a file of a checkpoint with its sharded tensors in the place of empty ones.
+    """Return the content of a checkpoint's file with its sharded tensors instead of empty ones.
 
     Raises:
-        UnreadableCheckpoint: the parts of a tensor are not those of the whole, or are from another checkpoint.
+        UnreadableCheckpoint: the parts of a tensor do not make it whole, or are from another checkpoint.
     """
     pieces: dict[str, list[Piece]] = {}
     types: dict[str, set[str]] = {}
     for owner, piece, dtype in _read_pieces(folder, manifest, f"{name}["):
         pieces.setdefault(owner, []).append(piece)
         types.setdefault(owner, set()).add(dtype)
-    made: dict[int, SavedTensor] = {}
+    joined: dict[int, SavedTensor] = {}
 
-    def fill(place: str, tensor: Tensor) -> Tensor:
+    def fill(path: str, tensor: Tensor) -> Tensor:
         if not tensor.is_meta:
             return tensor
-        if id(tensor) not in made:
-            found = pieces.get(place, [])
-            if types.get(place, set()) - {DTYPES.get(tensor.dtype)} or not _is_whole(tensor.shape, found):
+        if id(tensor) not in joined:
+            own_pieces = pieces.get(path, [])
+            if types.get(path, set()) - {DTYPES.get(tensor.dtype)} or not _is_whole(tensor.shape, own_pieces):
                 raise UnreadableCheckpoint(
-                    f"the shards of {place} are not a whole tensor {tuple(tensor.shape)}, {tensor.dtype}"
+                    f"the shards of {path} are not a whole tensor {tuple(tensor.shape)}, {tensor.dtype}"
                 )
-            made[id(tensor)] = SavedTensor(tensor, found)
-        return made[id(tensor)]
+            joined[id(tensor)] = SavedTensor(tensor, own_pieces)
+        return joined[id(tensor)]
 
     return _map_named(content, fill, name)
 
 
 def _read_pieces(folder: Path, manifest: Manifest, prefix: str) -> Iterator[tuple[str, Piece, str]]:
-    """Yield the parts in a checkpoint's files with a prefix: the tensor's name, the part, and its type."""
+    """Yield the parts of tensors whose path has a prefix: the tensor's path, the part, and its type."""
     from safetensors import SafetensorError, safe_open
 
-    for file in sorted(one for one in manifest.files if one.endswith(SUFFIX)):
+    for file in sorted(name for name in manifest.files if name.endswith(SUFFIX)):
         try:
-            opened = safe_open(folder / file, framework="pt")  # its memory stays mapped as long as a piece is used
-            if (opened.metadata() or {}).get("save") != manifest.save:
+            shard = safe_open(folder / file, framework="pt")  # stays mapped as long as a piece of it is in use
+            if (shard.metadata() or {}).get("save") != manifest.save:
                 raise UnreadableCheckpoint(f"{file} belongs to another checkpoint")
-            for key in opened.keys():  # noqa: SIM118 - not a dict
-                if (named := NAME.fullmatch(key)) is None:
+            for key in shard.keys():  # noqa: SIM118 - not a dict
+                if (match := NAME.fullmatch(key)) is None:
                     raise UnreadableCheckpoint(f"{file} contains {key!r}, which is not the name of a part")
-                if named[1].startswith(prefix):
-                    content = opened.get_slice(key)
-                    start = tuple(map(int, named[2].split(","))) if named[2] else ()
-                    yield named[1], Piece(start, tuple(content.get_shape()), content), content.get_dtype()
+                if match[1].startswith(prefix):
+                    content = shard.get_slice(key)
+                    start = tuple(map(int, match[2].split(","))) if match[2] else ()
+                    yield match[1], Piece(start, tuple(content.get_shape()), content), content.get_dtype()
         except SafetensorError as error:
             raise UnreadableCheckpoint(f"{file} is not a safetensors file ({error})") from None
 
 
 def _is_whole(shape: Sequence[int], pieces: Sequence[Piece]) -> bool:
     """Return whether parts cover a tensor completely: all lie inside it, none overlap, and their sizes add up."""
-    inside = all(
-        len(shape) == len(one.start) == len(one.shape)
-        and all(0 <= a <= a + b <= whole for a, b, whole in zip(one.start, one.shape, shape, strict=True))
-        for one in pieces
+    are_inside = all(
+        len(shape) == len(piece.start) == len(piece.shape)
+        and all(0 <= a <= a + b <= whole for a, b, whole in zip(piece.start, piece.shape, shape, strict=True))
+        for piece in pieces
     )
-    return inside and sum(prod(one.shape) for one in pieces) == prod(shape) and not _overlap(pieces)
+    return are_inside and sum(prod(piece.shape) for piece in pieces) == prod(shape) and not _overlap(pieces)
 
 
 def _overlap(pieces: Sequence[Piece]) -> bool:
-    ordered = sorted(pieces, key=lambda one: one.start)
-    for index, one in enumerate(ordered):
-        for other in takewhile(lambda it: it.start[0] < one.start[0] + one.shape[0], ordered[index + 1 :]):  # noqa: B023
-            if all(a < c + d and c < a + b for a, b, c, d in zip(*one[:2], *other[:2], strict=True)):
+    ordered = sorted(pieces, key=lambda piece: piece.start)
+    for index, piece in enumerate(ordered):
+        end = piece.start[0] + piece.shape[0]
+        for other in takewhile(lambda later: later.start[0] < end, ordered[index + 1 :]):  # noqa: B023
+            if all(a < c + d and c < a + b for a, b, c, d in zip(*piece[:2], *other[:2], strict=True)):
                 return True
     return False
 
 
 def _map_named(value: Any, function: Callable[[str, Tensor], Any], name: str) -> Any:
-    """Return nested dicts and lists with `function` applied to the names, such as `model.pt['a'][0]`, and tensors."""
+    """Return nested dicts and lists with `function` applied to each tensor and its path, such as `model.pt['a'][0]`."""
     if isinstance(value, Tensor):
         return function(name, value)
     if isinstance(value, dict):
-        return {key: _map_named(one, function, f"{name}[{key!r}]") for key, one in value.items()}
+        return {key: _map_named(item, function, f"{name}[{key!r}]") for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_map_named(one, function, f"{name}[{index}]") for index, one in enumerate(value))
+        return type(value)(_map_named(item, function, f"{name}[{index}]") for index, item in enumerate(value))
     return value

@@ -1,4 +1,4 @@
-"""Checkpoints: what they contain, and how a run is restored from one.
+"""Capture the content of a checkpoint from a run, and restore a run from one.
 
 A checkpoint is a folder:
 
@@ -6,11 +6,10 @@ A checkpoint is a folder:
 - `state.pt`: everything else that a resumed run needs; with an averaging algorithm, also the weights in training.
 - `config.json`: the resolved config of the run, for comparison.
 - `shard-00000-of-00002.safetensors` and so on, if it is sharded: see `runner.checkpoints.shards`.
-- `manifest.json`: size and SHA-256 of each file, and the training time. A folder without a valid manifest is not used.
+- `manifest.json`: size and SHA-256 of each file, and the training time. Folders without a valid one are not used.
 
 Everything is tensors, numbers, strings, lists and dicts, loaded with `weights_only=True`: nothing is unpickled.
-The timestamp determines the position in the data, and the streams of random numbers are functions of it: see
-`runner.core.randomness`.
+The timestamp determines the position in the data and the streams of random numbers: see `runner.core.randomness`.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ log = logging.getLogger("runner")
 
 
 def save_checkpoint(state: State, path: str | Path, weights_only: bool = False, sharded: bool | None = None) -> None:
-    """Write a checkpoint folder at `path`, complete or not at all. Call it on all ranks; rank 0 writes.
+    """Write a checkpoint folder at `path`, completely or not at all. Call it on all ranks; rank 0 writes.
 
     Args:
         state: the run, between two batches.
         path: the folder to write; an existing checkpoint is replaced once the new one is complete.
-        weights_only: leave out `state.pt`. The rest is enough to evaluate and to start from, but not to resume.
+        weights_only: leave out `state.pt`. Such a checkpoint can be evaluated or started from, but not resumed.
         sharded: whether each rank of a sharded model writes its part; None: only if rank 0 has too little memory.
 
     Raises:
@@ -69,26 +68,26 @@ def save_checkpoint(state: State, path: str | Path, weights_only: bool = False, 
 def capture(
     state: State, weights_only: bool = False, copies: Copies | None = None, sharded: bool | None = None
 ) -> Snapshot | None:
-    """Return the content of a checkpoint, on the CPU; None on ranks other than 0 if it is not sharded. All ranks.
+    """Return the content of a checkpoint on the CPU; None on ranks other than 0 unless it is sharded. All ranks.
 
     Args:
         state: the run, between two batches.
-        weights_only: leave out what only a resumed run needs.
-        copies: makes copies of tensors, so that training can continue while they are written; None: they are shared.
+        weights_only: leave out `state.pt`, which only a resumed run needs.
+        copies: copies tensors, so that training can continue during the writing; None shares CPU tensors with the run.
         sharded: as in `save_checkpoint`.
     """
     places: dict[int, Place] | None = {} if should_shard(state, sharded) else None
     metrics = metric_states(state)
-    for one in _gathering(state):
-        one.gather_state()
+    for hook in _gathering(state):
+        hook.gather_state()
     if get_global_rank() != 0 and not is_sharded(state.unwrapped_model):
-        return None  # otherwise this rank helps to gather tensors, one at a time, and keeps none
+        return None  # with a sharded model, all ranks must help to gather each tensor
 
-    keep = partial(_kept, copies=copies, places=places)
-    averaged = any(type(one).evaluation_weights is not Algorithm.evaluation_weights for one in state.algorithms)
+    to_save = partial(_map_to_cpu, copies=copies, places=places)
+    is_averaged = any(type(hook).evaluation_weights is not Algorithm.evaluation_weights for hook in state.algorithms)
     with evaluation_weights(state):
-        # The average is swapped into these tensors only for now: copy them before the weights are swapped back.
-        weights = _weights(state.unwrapped_model, copies or (Copies() if averaged else None), places)
+        # The averaged weights are swapped into these tensors: copy them before the training weights are swapped back.
+        weights = _weights(state.unwrapped_model, copies or (Copies() if is_averaged else None), places)
     snapshot: Snapshot = {
         "timestamp": state.timestamp.state_dict(),
         "model.pt": weights,
@@ -97,10 +96,10 @@ def capture(
     }
     if not weights_only:
         snapshot["state.pt"] = {
-            "algorithms": _states(state.algorithms, keep),
-            "callbacks": _states([*state.callbacks, *state.loggers], keep),
-            "model": _weights(state.unwrapped_model, copies, places) if averaged else None,
-            **keep({
+            "algorithms": _states(state.algorithms, to_save),
+            "callbacks": _states([*state.callbacks, *state.loggers], to_save),
+            "model": _weights(state.unwrapped_model, copies, places) if is_averaged else None,
+            **to_save({
                 "timestamp": state.timestamp.state_dict(),
                 "previous_timestamp": state.previous_timestamp.state_dict(),
                 "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
@@ -109,7 +108,7 @@ def capture(
                 "train_metrics": metrics,
                 "train_metric_values": state.train_metric_values,
                 "eval_metric_values": state.eval_metric_values,
-                "evaluated_at": {one.label: one.evaluated_at for one in state.evaluators},
+                "evaluated_at": {evaluator.label: evaluator.evaluated_at for evaluator in state.evaluators},
                 "order": _order(state),
                 "frozen": describe_freezing(state.unwrapped_model),
                 "microbatch_size": state.samples_per_microbatch,
@@ -123,35 +122,35 @@ def capture(
     if copies is not None:
         copies.finish()
     if state.device.type == "cuda":
-        staging(state.device).finish()  # The intended sync: all copies at once.
+        staging(state.device).finish()  # The intended host-device sync: all copies at once.
     return snapshot if get_global_rank() == 0 or places is not None else None
 
 
 def can_save_alone(state: State) -> bool:
     """Return whether this rank can save a checkpoint alone, after an error that other ranks may not have had.
 
-    It can if it is rank 0, its state is consistent, and no other rank holds accumulators of training metrics, what a
-    hook gathers, or a part of the model.
+    It can if it is rank 0, its state is consistent, and no other rank holds accumulators of training metrics, state
+    that a hook gathers, or a part of the model.
     """
-    # Each rank has its own until TrainMetrics, or the hook, has handled the end of the epoch.
-    holders = [*(["train_metrics"] if state.train_metrics else []), *(one.config_key for one in _gathering(state))]
+    # Each rank has such state of its own until TrainMetrics, or the hook, has handled the end of the epoch.
+    holders = [*(["train_metrics"] if state.train_metrics else []), *(hook.config_key for hook in _gathering(state))]
     unheard = {key for keys in state.unheard.values() for key in keys}
-    shared = get_world_size() > 1 and bool(holders if state.timestamp.batch_in_epoch else unheard & {*holders})
-    alone = not shared and not is_sharded(state.unwrapped_model)
-    return state.is_consistent and get_global_rank() == 0 and alone
+    is_spread = get_world_size() > 1 and bool(holders if state.timestamp.batch_in_epoch else unheard & {*holders})
+    has_all = not is_spread and not is_sharded(state.unwrapped_model)
+    return state.is_consistent and get_global_rank() == 0 and has_all
 
 
 def _gathering(state: State) -> list[Hooks]:
-    return [one for one in (*state.algorithms, *state.callbacks) if overrides(one, "gather_state")]
+    return [hook for hook in (*state.algorithms, *state.callbacks) if overrides(hook, "gather_state")]
 
 
 def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
     """Load a checkpoint's `model.pt`, the weights that evaluations measured, into the model. All ranks.
 
     Args:
-        state: the run, of which only the model changes.
+        state: the run; only its model changes.
         path: the folder of a checkpoint or a run, or a file that `runner export` wrote.
-        strict: raise if names differ; otherwise load the weights whose names match, and warn.
+        strict: whether to raise if names differ; otherwise matching weights are loaded, with a warning.
 
     Raises:
         ValueError: names or shapes differ; the message lists all of them.
@@ -162,13 +161,13 @@ def load_weights(state: State, path: str | Path, strict: bool = True) -> None:
 
 
 def read_timestamp(path: str | Path) -> Timestamp:
-    """Return the time of training at which a checkpoint was written, given its folder."""
+    """Return the training time of the checkpoint in a folder."""
     return read_manifest(Path(path)).timestamp
 
 
 @contextmanager
 def weights_of(state: State, path: str | Path) -> Iterator[None]:
-    """Put a checkpoint's `model.pt` into the model, and its time into the state, within the `with` block.
+    """Use a checkpoint's weights in the model and its time in the state within the `with` block.
 
     Raises:
         ValueError: the weights do not fit the model, or the checkpoint was modified.
@@ -176,7 +175,7 @@ def weights_of(state: State, path: str | Path) -> Iterator[None]:
     """
     path = find_checkpoint(path)
     model = state.unwrapped_model
-    now = state.timestamp
+    timestamp = state.timestamp
     weights = {
         name: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
         for name, value in model.state_dict().items()
@@ -186,7 +185,7 @@ def weights_of(state: State, path: str | Path) -> Iterator[None]:
         state.timestamp = read_timestamp(path)
         yield
     finally:
-        state.timestamp = now
+        state.timestamp = timestamp
         model.load_state_dict(weights)
 
 
@@ -207,20 +206,20 @@ def restore(state: State, path: str | Path) -> None:
     weights = read_file(path, "model.pt") if saved["model"] is None else saved["model"]
     load_all_into(state.unwrapped_model, weights, path, strict=True)
     restore_freezing(state.unwrapped_model, saved["frozen"])
-    for kind, own in (("optimizers", state.optimizers), ("schedulers", state.schedulers)):
-        if len(saved[kind]) != len(own):
+    for kind, items in (("optimizers", state.optimizers), ("schedulers", state.schedulers)):
+        if len(saved[kind]) != len(items):
             raise ValueError(
-                f"checkpoint {str(path)!r} has {len(saved[kind])} {kind}, this run has {len(own)}: keep their number"
+                f"checkpoint {str(path)!r} has {len(saved[kind])} {kind}, this run has {len(items)}: keep their number"
             )
-        for one, its in zip(own, saved[kind], strict=True):
+        for item, part in zip(items, saved[kind], strict=True):
             try:
-                load_optimizer(one, its) if kind == "optimizers" else one.load_state_dict(its)
+                load_optimizer(item, part) if kind == "optimizers" else item.load_state_dict(part)
             except (LookupError, TypeError, AttributeError) as error:
-                what = f"its state of {type(one).__name__} cannot be used ({type(error).__name__}: {error})"
-                raise UnreadableCheckpoint(f"checkpoint {str(path)!r}: {what}") from error
+                reason = f"its state of {type(item).__name__} cannot be used ({type(error).__name__}: {error})"
+                raise UnreadableCheckpoint(f"checkpoint {str(path)!r}: {reason}") from error
     optimizers: list[Any] = state.optimizers
     for optimizer in optimizers:
-        optimizer._opt_called = True  # else torch's schedulers warn that they step first, at the end of an epoch
+        optimizer._opt_called = True  # else torch's schedulers warn at the end of an epoch that they step first
     if state.scaler is not None and saved["scaler"] is not None:
         state.scaler.load_state_dict(saved["scaler"])
     _load_states(state.algorithms, saved["algorithms"])
@@ -240,7 +239,7 @@ def restore(state: State, path: str | Path) -> None:
 
 
 def _order(state: State) -> dict[str, Any]:
-    """Return the settings that decide which samples are in a batch; none for a loader without order, or a stand-in."""
+    """Return the settings that decide which samples a batch has; empty for a loader without order or a stand-in."""
     loader = state.train_dataloader
     order = None if getattr(loader, "stands_in", False) else getattr(loader, "order", None)
     names = ("num_samples", "batch_size", "shuffle", "drop_last", "seed", "blocks")
@@ -248,40 +247,40 @@ def _order(state: State) -> dict[str, Any]:
 
 
 def _check_order(path: Path, saved: Mapping[str, Any], state: Any) -> None:
-    """Raise if the rest of the epoch would not consist of the samples that are still missing."""
+    """Raise ValueError if the rest of the epoch would not have exactly the samples that are still missing."""
     order = _order(state)
     before = saved.get("order", {})
-    stands = Timestamp.from_state_dict(saved["timestamp"])
-    changes = [f"{name} {before[name]} -> {now}" for name, now in order.items() if before.get(name, now) != now]
-    if changes and stands.batch_in_epoch > 0:
+    timestamp = Timestamp.from_state_dict(saved["timestamp"])
+    changes = [f"{name} {before[name]} -> {value}" for name, value in order.items() if before.get(name, value) != value]
+    if changes and timestamp.batch_in_epoch > 0:
         raise ValueError(
-            f"checkpoint {str(path)!r} was saved mid-epoch, after {stands.sample_in_epoch} samples, and the order of "
-            f"batches has changed: {', '.join(changes)}; resuming would repeat or skip samples. Undo that change, or "
-            "resume from the end of an epoch"
+            f"checkpoint {str(path)!r} was saved mid-epoch, after {timestamp.sample_in_epoch} samples, and the "
+            f"order of batches has changed: {', '.join(changes)}; resuming would repeat or skip samples. Undo that "
+            "change, or resume from the end of an epoch"
         )
-    if order and stands.batch_in_epoch > len(state.train_dataloader.order):
-        raise UnreadableCheckpoint(f"checkpoint {str(path)!r}: an epoch has no batch {stands.batch_in_epoch}")
+    if order and timestamp.batch_in_epoch > len(state.train_dataloader.order):
+        raise UnreadableCheckpoint(f"checkpoint {str(path)!r}: an epoch has no batch {timestamp.batch_in_epoch}")
 
 
 def _weights(model: nn.Module, copies: Copies | None, places: dict[int, Place] | None) -> dict[str, Any]:
-    """Return a model's `state_dict` on the CPU, in which names that share a weight still share it."""
-    own = model.state_dict(keep_vars=True)  # the parameters themselves: detaching DTensors would take a while
-    kept: dict[int, Any] = {}
-    for name, value in own.items():
-        if id(value) not in kept:
-            with _naming(f"{name!r} of the model's state_dict()"):
-                kept[id(value)] = _kept(value, copies, places)
+    """Return a model's `state_dict` on the CPU; names that share a weight still share it."""
+    weights = model.state_dict(keep_vars=True)  # the parameters themselves, because detaching DTensors is slow
+    on_cpu: dict[int, Any] = {}
+    for name, value in weights.items():
+        if id(value) not in on_cpu:
+            with _naming_owner(f"{name!r} of the model's state_dict()"):
+                on_cpu[id(value)] = _map_to_cpu(value, copies, places)
     if copies is not None:
         copies.finish()
-    return {name: kept[id(value)] for name, value in own.items()}
+    return {name: on_cpu[id(value)] for name, value in weights.items()}
 
 
-def _kept(value: Any, copies: Copies | None, places: dict[int, Place] | None) -> Any:
+def _map_to_cpu(value: Any, copies: Copies | None, places: dict[int, Place] | None) -> Any:
     return map_saved(value, lambda tensor: _to_cpu(tensor, copies, places))
 
 
 def _to_cpu(tensor: Any, copies: Copies | None, places: dict[int, Place] | None) -> Tensor:
-    """Return a tensor to write; a sharded one in full, or this rank's part if `places` are given."""
+    """Return a tensor to write on the CPU; for a sharded one, the whole, or this rank's part if `places` is given."""
     if not is_sharded(tensor):
         tensor = tensor.detach()
         # A dry run allocates no memory.
@@ -290,24 +289,24 @@ def _to_cpu(tensor: Any, copies: Copies | None, places: dict[int, Place] | None)
         gathered = whole(tensor)
         return gathered.cpu() if get_global_rank() == 0 else gathered.new_empty(0)
     place = place_of(tensor)
-    held = tensor.to_local()
-    part = to_host(held, copies) if place.is_first_copy else held.new_empty(0, device="cpu")
+    local = tensor.to_local()
+    part = to_host(local, copies) if place.is_first_copy else local.new_empty(0, device="cpu")
     places[id(part)] = place
     return part
 
 
-def _states(hooks: Any, keep: Callable[[Any], Any]) -> dict[str, Any]:
+def _states(hooks: Any, to_save: Callable[[Any], Any]) -> dict[str, Any]:
     states = {}
-    for one in hooks:
-        with _naming(f"{type(one).__name__}.state_dict()"):
-            if own := one.state_dict():
-                states[one.config_key] = keep(own)
+    for hook in hooks:
+        with _naming_owner(f"{type(hook).__name__}.state_dict()"):
+            if hook_state := hook.state_dict():
+                states[hook.config_key] = to_save(hook_state)
     return states
 
 
 @contextmanager
-def _naming(owner: str) -> Iterator[None]:
-    """Let a TypeError within the context name the owner of the state that cannot be saved."""
+def _naming_owner(owner: str) -> Iterator[None]:
+    """Name the owner of state that cannot be saved in TypeErrors within the `with` block."""
     try:
         yield
     except TypeError as error:
@@ -317,10 +316,10 @@ def _naming(owner: str) -> Iterator[None]:
 
 
 def _load_states(hooks: list[Hooks] | tuple[Hooks, ...], saved: Mapping[str, Any]) -> None:
-    for one in hooks:
-        if one.config_key in saved:
-            one.load_state_dict(saved[one.config_key])
-    for key in saved.keys() - {one.config_key for one in hooks}:
+    for hook in hooks:
+        if hook.config_key in saved:
+            hook.load_state_dict(saved[hook.config_key])
+    for key in saved.keys() - {hook.config_key for hook in hooks}:
         if get_global_rank() != 0:
             break  # only rank 0 has destinations
         log.warning("the checkpoint's state of %r is not used: nothing in this run has that name", key)

@@ -1,4 +1,4 @@
-"""Weights that are loaded by name into a model, and what does not fit."""
+"""Load weights into a model by name, and report those that do not fit."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ log = logging.getLogger("runner")
 
 OTHER_SHAPE = "of another shape"
 WRAPPED = "module."
-"""What the names of a plain network's weights begin with in a model that holds it, such as `ClassificationModel`."""
+"""Prefix of the names of a plain network's weights in a model that holds it, such as `ClassificationModel`."""
 
 
 def differences(weights: Mapping[str, Any], model: nn.Module, ignored: Collection[str] = ()) -> dict[str, list[str]]:
-    """Return the names of weights that do not fit a model's own, by kind of difference, without `ignored` ones.
+    """Return the names of weights that do not fit a model, by kind of difference, without `ignored` ones.
 
-    Shapes are compared only where they are fixed: not in what `get_extra_state` returned, nor in observers.
+    Shapes of extra state (`get_extra_state`) and of observers are not fixed, and so are not compared.
     """
     own = {key: value for key, value in model.state_dict().items() if key not in ignored}
     fixed = _with_fixed_shapes(model, own)
@@ -44,15 +44,16 @@ def differences(weights: Mapping[str, Any], model: nn.Module, ignored: Collectio
 def read_weights(
     path: str | Path, model: nn.Module, check: Callable[[Path], str | None] | None = None
 ) -> dict[str, Any]:
-    """Return weights by the names that they have in a model.
+    """Read weights, and return them by their names in a model.
 
     Args:
-        path: the folder of a run or of a checkpoint; or a file as `runner export` writes it, `.pt` or `.safetensors`.
-        model: a `ClassificationModel` or another one that holds the plain network, whose weights may be in a file.
+        path: the folder of a run or of a checkpoint, or a file that `runner export` wrote, `.pt` or `.safetensors`.
+        model: the model. If it holds a plain network, like `ClassificationModel`, a file may have the network's
+            weights.
         check: see `find_checkpoint`.
 
     Raises:
-        FileNotFoundError: there is neither.
+        FileNotFoundError: there is neither a checkpoint nor a file.
         ValueError: the weights cannot be read.
     """
     path = Path(path)
@@ -60,12 +61,12 @@ def read_weights(
         return read_file(find_checkpoint(path, check), "model.pt")
     weights = _read_safetensors(path) if path.suffix == SUFFIX else read_tensors(path)
     own = model.state_dict().keys()
-    is_of_network = not own & weights.keys() and any(f"{WRAPPED}{name}" in own for name in weights)
-    return {f"{WRAPPED}{name}": value for name, value in weights.items()} if is_of_network else weights
+    has_plain_names = not own & weights.keys() and any(f"{WRAPPED}{name}" in own for name in weights)
+    return {f"{WRAPPED}{name}": value for name, value in weights.items()} if has_plain_names else weights
 
 
 def is_weights_file(path: Path) -> bool:
-    """Return whether a path is that of a file of weights, by its suffix."""
+    """Return whether a path is a file of weights, judging by its suffix."""
     return path.suffix in (".pt", SUFFIX) and path.is_file()
 
 
@@ -80,7 +81,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 
 
 def describe_differences(wrong: Mapping[str, Sequence[str]]) -> str:
-    """Return what `differences` found as text, with the first three names of each kind."""
+    """Return the result of `differences` as text, with the first three names of each kind."""
     return "; ".join(
         f"{kind} {', '.join(keys[:3])}" + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
         for kind, keys in wrong.items()
@@ -88,7 +89,7 @@ def describe_differences(wrong: Mapping[str, Sequence[str]]) -> str:
 
 
 def load_all_into(model: nn.Module, weights: Mapping[str, Any], path: str | Path, strict: bool) -> None:
-    """Load the weights of a checkpoint into a model; a warning names those that do not fit, if that is allowed."""
+    """Load the weights of a checkpoint into a model; without `strict`, a warning lists names that differ."""
     wrong = differences(weights, model)
     if OTHER_SHAPE in wrong or (strict and wrong):
         raise ValueError(f"weights of {str(path)!r} do not fit the model: {describe_differences(wrong)}")
@@ -98,21 +99,21 @@ def load_all_into(model: nn.Module, weights: Mapping[str, Any], path: str | Path
 
 
 def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Load weights by name, whole on each rank, into a model; other weights stay, and shards take their part."""
+    """Load weights, whole on each rank, into a model by name; shards take their part, and other weights stay."""
     own = model.state_dict()
-    placed = {
+    fitting = {
         name: like(value, own[name]) if isinstance(value, Tensor) and isinstance(own[name], Tensor) else value
         for name, value in weights.items()
         if name in own
     }
     try:
-        model.load_state_dict(placed, strict=False)
-    except RuntimeError as error:  # of torch, where no shape was compared
+        model.load_state_dict(fitting, strict=False)
+    except RuntimeError as error:  # torch's own error, for shapes that were not compared
         raise ValueError(f"these weights do not fit the model: {error}") from error
 
 
 def _with_fixed_shapes(model: nn.Module, own: Mapping[str, Any]) -> list[str]:
-    """Return the names in a model's own state whose values cannot be loaded with another shape."""
+    """Return the names of a model's state whose values cannot be loaded with another shape."""
     observers = names_of_observers(model)
     return [
         key
@@ -122,7 +123,7 @@ def _with_fixed_shapes(model: nn.Module, own: Mapping[str, Any]) -> list[str]:
 
 
 def names_of_observers(model: nn.Module) -> set[str]:
-    """Return the names of a model's observers of quantization, whose buffers get their shapes from the first batch."""
+    """Return the names of a model's quantization observers, whose buffers get their shapes from the first batch."""
     packages = ("torch.ao.quantization", "torchao.quantization")
     return {
         name

@@ -1,4 +1,4 @@
-"""Writes checkpoints atomically, from one rank or from all of them."""
+"""Write checkpoints atomically, from one rank or from all of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from runner.distributed.together import do_together
 from runner.files.whole import sync_file, sync_folder
 
 LARGE = 1 << 20
-"""Bytes that are hashed and written at the same time."""
+"""Smallest data, in bytes, that is hashed in parallel with writing."""
 
 
 def write_checkpoint(
@@ -37,16 +37,22 @@ def write_checkpoint(
     before: Callable[[], object] = lambda: None,
     after: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write what `capture` returned. It is None on ranks other than 0, where nothing is written, unless it is sharded.
+    """Write the snapshot that `capture` returned; a rank whose snapshot is None writes nothing.
 
     The files are written to a hidden folder beside `path` and synced; a single rename then makes them visible. Of a
-    sharded snapshot each rank writes its own file there; call this on all ranks then. A sharded checkpoint is on a file
-    system that all ranks share. The ranks agree in `group`, if not in that of training. Rank 0 calls `before` first,
-    whose OSError is raised on all ranks like errors of writing, and `after` once the checkpoint is complete.
+    sharded snapshot each rank writes its own file, on a file system that all ranks share; call this on all ranks then.
+
+    Args:
+        snapshot: the result of `capture`.
+        path: the folder to write.
+        group: process group in which the ranks agree on a sharded checkpoint; None is that of training.
+        before: called first, on rank 0.
+        after: called on rank 0 once the checkpoint is complete.
 
     Raises:
         FileExistsError: `path` exists and is not a checkpoint.
-        OSError: the disk is full or the folder is read-only; no partial checkpoint is left behind. All ranks raise it.
+        OSError: the disk is full or the folder is read-only, or `before` raised it; no partial checkpoint is left
+            behind. All ranks raise it.
     """
     if snapshot is None:
         return
@@ -56,12 +62,12 @@ def write_checkpoint(
     parts: dict[str, Tensor] = {}
     if "places" in snapshot:
         snapshot, parts = split(snapshot)
-    begun, save = together(lambda: _begin(path, before) if is_first else ("", ""))[0]
-    hidden = Path(begun)
+    folder, save = together(lambda: _make_hidden(path, before) if is_first else ("", ""))[0]
+    hidden = Path(folder)
     try:
-        written = together(lambda: _write_parts(hidden, parts, save))
-        shards = {name: facts for files in written for name, facts in files.items()}
-        together(lambda: _finish(snapshot, hidden, path, shards, save, after) if is_first else None)
+        files_by_rank = together(lambda: _write_parts(hidden, parts, save))
+        shards = {name: facts for files in files_by_rank for name, facts in files.items()}
+        together(lambda: _complete(snapshot, hidden, path, shards, save, after) if is_first else None)
     except BaseException:
         if is_first:
             shutil.rmtree(hidden, ignore_errors=True)
@@ -72,8 +78,8 @@ def _do_alone(function: Callable[[], Any]) -> list[Any]:
     return [function()]
 
 
-def _begin(path: Path, before: Callable[[], object]) -> tuple[str, str]:
-    """Make the hidden folder, and return its path and the id that marks the files of this checkpoint."""
+def _make_hidden(path: Path, before: Callable[[], object]) -> tuple[str, str]:
+    """Make the hidden folder, and return its path and the ID that marks the files of this save."""
     before()
     if path.exists() and not os.path.lexists(path / MANIFEST):
         raise FileExistsError(f"path={str(path)!r} exists and is not a checkpoint: choose another name")
@@ -84,26 +90,27 @@ def _begin(path: Path, before: Callable[[], object]) -> tuple[str, str]:
 
 
 def _write_parts(folder: Path, parts: dict[str, Tensor], save: str) -> dict[str, Any]:
-    """Write this rank's file if it has parts, and return its facts for the manifest by its name."""
+    """Write this rank's file if it has parts, and return its size and hash by its name."""
     if not parts:
         return {}
     path = folder / f"shard-{get_global_rank():05}-of-{get_world_size():05}{SUFFIX}"
     return {path.name: write_file(path, lambda file: write_safetensors(file.write, parts, {"save": save}))}
 
 
-def _finish(
+def _complete(
     snapshot: Snapshot, hidden: Path, path: Path, shards: dict[str, Any], save: str, after: Callable[[], object]
 ) -> None:
+    """Write the other files and the manifest, and make the checkpoint visible."""
     for name, facts in shards.items():
         if (hidden / name).stat().st_size != facts["size"]:
             raise OSError(f"{name} is missing, but another rank wrote it: {path.parent} must be shared by all ranks")
-    own = {name: _write(hidden / name, snapshot[name]) for name in snapshot if "." in name}
+    files = {name: _write(hidden / name, snapshot[name]) for name in snapshot if "." in name}
     manifest = {
         "format": FORMAT,
         "timestamp": snapshot["timestamp"],
-        "saved_at": max(time.time(), saved_at(path.parent / LATEST) + 1e-3),  # grows even if a clock is set back
+        "saved_at": max(time.time(), saved_at(path.parent / LATEST) + 1e-3),  # grows even if the clock is set back
         "torch": torch.__version__,
-        "files": {**own, **shards},
+        "files": {**files, **shards},
         **({"save": save} if shards else {}),
     }
     _write(hidden / MANIFEST, manifest)
@@ -113,17 +120,17 @@ def _finish(
     after()
 
 
-def _replace(path: Path, by: Path) -> None:
-    hidden = hide(path) if path.exists() else None
-    os.rename(by, path)
-    if hidden is not None:
-        shutil.rmtree(hidden, ignore_errors=True)
+def _replace(path: Path, new: Path) -> None:
+    old = hide(path) if path.exists() else None
+    os.rename(new, path)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 class _HashingFile:
-    """A file that hashes its content while writing, in `thread` if there is much of it.
+    """A file that hashes its content while writing, in `thread` if the data is large.
 
-    Keeps an OSError that torch.save would replace.
+    `error` keeps an OSError that `torch.save` would replace by another one.
     """
 
     def __init__(self, file: BinaryIO, thread: Executor) -> None:
@@ -140,29 +147,29 @@ class _HashingFile:
             self.error = error
             raise
         finally:
-            wait()  # the caller may use the memory again
+            wait()  # the caller may then reuse the memory
 
     def flush(self) -> None:
         self.file.flush()
 
     def _hash(self, data: Any) -> Callable[[], None]:
-        """Hash data, in the thread if there is much of it, and return a function that waits until it is hashed."""
+        """Hash data, in the thread if it is large, and return a function that waits for the hash."""
         if len(data) >= LARGE:
-            with suppress(RuntimeError):  # threads cannot be started once the interpreter has begun to end
+            with suppress(RuntimeError):  # no threads can be started while the interpreter shuts down
                 return self._thread.submit(self.digest.update, data).result
         self.digest.update(data)
         return lambda: None
 
 
 def _write(path: Path, content: Any) -> dict[str, Any]:
-    """Write a `.json` or `.pt` file, and return its facts for the manifest."""
+    """Write a `.json` or `.pt` file, and return its size and hash for the manifest."""
     if path.suffix == ".json":
         return write_file(path, lambda file: file.write(json.dumps(content, indent=1, default=str).encode()))
     return write_file(path, lambda file: torch.save(content, file))  # type: ignore[arg-type]
 
 
 def write_file(path: Path, fill: Callable[[_HashingFile], object]) -> dict[str, Any]:
-    """Write a file, synced, with a function that gets it open, and return its size and hash for a manifest.
+    """Write and sync a file with a function that gets it open, and return its size and hash for the manifest.
 
     Raises:
         OSError: the disk is full or the folder cannot be written to.

@@ -1,1 +1,1 @@
-"""Other libraries' interfaces: code that was written for them runs here with another import."""
+"""Interfaces of other libraries: code written for them runs here after a change of its imports."""

@@ -1,4 +1,4 @@
-"""Networks as plain modules, classes that add a loss and metrics to them, and tools that replace parts of a model."""
+"""Networks as plain modules, models that add a loss and metrics to them, and surgery that replaces their layers."""
 
 from runner.models.gpt import GPT
 from runner.models.mlp import MLP

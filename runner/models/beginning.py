@@ -1,4 +1,4 @@
-"""How a model begins to train: in training mode, and with a line on what may surprise in that."""
+"""Prepare a model for training: put it into training mode, and log what may surprise the user."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def begin_training(state: State) -> None:
-    """Put the model into training mode, if it is not, and say what may surprise. All ranks.
+    """Put the model into training mode and log what may surprise the user. All ranks.
 
-    If the model is in training mode, modules that its own code has put into evaluation mode stay there, such as a
-    frozen backbone with batch norm.
+    If the model is already in training mode, nothing changes: modules that its own code has put into evaluation mode
+    stay there, such as a frozen backbone with batch norm.
     """
     model = state.unwrapped_model
     if not model.training:
         model.train()
     if get_global_rank() != 0:
         return
-    resting = [name for name, one in model.named_modules() if not one.training]
-    if outermost := [name for name in resting if name.rpartition(".")[0] not in resting]:
-        log.info("in evaluation mode, and left there: %s; call train() on what should not be", listed(outermost))
-    splits = state.grad_accum > 1 or isinstance(state.microbatch_size, int)  # 'auto' says when it has to split
+    in_eval = [name for name, module in model.named_modules() if not module.training]
+    if outermost := [name for name in in_eval if name.rpartition(".")[0] not in in_eval]:
+        log.info("these modules stay in evaluation mode: %s; call train() on those that should not", listed(outermost))
+    splits = state.grad_accum > 1 or isinstance(state.microbatch_size, int)  # 'auto' logs when it has to split
     if count := count_split_norms(state, splits):
         parts, remedies = ("microbatch", "") if splits else ("rank's share", "SyncBatchNorm, ")
         log.log(
@@ -43,10 +43,14 @@ def begin_training(state: State) -> None:
 
 
 def count_split_norms(state: State, splits: bool) -> int:
-    """Return how many batch norms in training mode see only a part of a batch, whether a microbatch or a rank's share.
+    """Return how many batch norms in training mode see only a part of a batch: a microbatch or a rank's share.
 
-    Those that see chunks of a batch in any case (`ghost_batch_size` of the module around them) do not count if the
-    parts consist of whole chunks.
+    Batch norms that see chunks of a batch anyway (`ghost_batch_size` of an enclosing module) do not count if each part
+    consists of whole chunks.
+
+    Args:
+        state: the run.
+        splits: whether batches are split into microbatches.
     """
     ranks = get_data_parallel_size()
     batch_size = getattr(getattr(state.train_dataloader, "order", None), "batch_size", 0)
@@ -56,6 +60,7 @@ def count_split_norms(state: State, splits: bool) -> int:
         chunk = getattr(module, "ghost_batch_size", 0)
         if chunk and size and size % chunk == 0:
             chunked |= {*module.modules()}
-    norms = [one for one in state.unwrapped_model.modules() if isinstance(one, BATCH_NORMS) and one.training]
-    split = [one for one in norms if splits or (ranks > 1 and not isinstance(one, nn.SyncBatchNorm))]
-    return len([one for one in split if one not in chunked])
+    modules = state.unwrapped_model.modules()
+    norms = [module for module in modules if isinstance(module, BATCH_NORMS) and module.training]
+    split_norms = [norm for norm in norms if splits or (ranks > 1 and not isinstance(norm, nn.SyncBatchNorm))]
+    return sum(norm not in chunked for norm in split_norms)

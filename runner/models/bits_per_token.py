@@ -1,4 +1,4 @@
-"""A metric for language models: the mean cross entropy in bits. Importing it takes torchmetrics."""
+"""A metric for language models: the mean cross entropy in bits. It imports torchmetrics."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ else:
 class BitsPerToken(Metric):
     """The cross entropy of the targets under the model, in bits per target token; lower is better.
 
-    The mean is over all valid targets of all updates and all ranks, however they were split into batches. When the
-    vocabulary is the 256 bytes, this is the number of bits per byte. It is NaN before the first valid target.
+    Torch's cross entropy is `-ln p(target)`, in nats. As `log2 p = ln p / ln 2`, dividing by `ln 2` gives bits: the
+    code length of the target under the model (Shannon 1948, "A Mathematical Theory of Communication"). The metric sums
+    bits and valid targets over all updates and ranks, and divides only then, so the split into batches does not matter.
+
+    For a vocabulary of the 256 bytes, this is the number of bits per byte. It is NaN before the first valid target.
 
     Args:
         ignore_index: targets with this value do not count.

@@ -1,8 +1,8 @@
-"""First weights that are drawn one by one, each from the seed and its name, after the model has been built.
+"""Draw initial weights one by one, each from the seed and its own name, after the model has been built.
 
 Each rank of a sharded model draws a weight, keeps its part, and moves on to the next: no rank ever holds the whole
-model, and the weights are the same on any number of ranks. They are not those of the same seed without this, for
-which weights are drawn one after another from one generator.
+model, and the weights are the same on any number of ranks. They differ from the default initial weights of the same
+seed, which one generator draws in order.
 """
 
 from __future__ import annotations
@@ -23,97 +23,99 @@ from runner.distributed.deferred import defer, is_deferred
 
 T = TypeVar("T")
 BLANK = ("empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like")
+"""Operations that allocate a tensor without values."""
 SETTING = ("normal_", "uniform_", "zero_", "fill_")
-"""Operations that leave nothing of what a tensor held."""
+"""Operations that overwrite a tensor without reading its values."""
 
 _is_active = ContextVar("_is_active", default=False)
 
 
 def is_making_by_name() -> bool:
-    """Return whether a module is being made whose weights get their values later."""
+    """Return whether `make_by_name` is making a module, whose weights get their values later."""
     return _is_active.get()
 
 
 def make_by_name(make: Callable[[], T], seed: int) -> T:
-    """Return the module that a function makes, whose weights are drawn later, from the seed and their names.
+    """Return the module that `make` makes; its weights are drawn later, from the seed and their names.
 
-    These are the weights that are made without values, as those of torch's own layers, and what initializes them:
-    drawing, filling, scaling, also of a part of them. Weights made of values, such as `torch.ones(3)`, keep these, and
-    those that are deferred already, because a file has them, are read from there.
+    This applies to weights that are allocated without values, as in torch's own layers, and then initialized in whole
+    or in part: drawn, filled, scaled. Weights made from values, such as `torch.ones(3)`, keep these values. Weights
+    that are already deferred, because a file has them, are read from that file.
 
     Raises:
-        ValueError: a weight's first value is computed from others, as in orthogonal initialization.
+        ValueError: a weight's initial value is computed from other tensors, as in orthogonal initialization.
     """
-    notes = _Notes()
-    handle = register_module_parameter_registration_hook(notes.register)
+    recorder = _Recorder()
+    handle = register_module_parameter_registration_hook(recorder.register)
     active = _is_active.set(True)
     try:
-        with notes:
-            made = make()
+        with recorder:
+            module = make()
     finally:
         _is_active.reset(active)
         handle.remove()
-    named: Any = made.named_parameters() if isinstance(made, nn.Module) else ()
-    for name, one in named:
-        if (steps := notes.steps.get(_storage(one))) is not None and not is_deferred(one):
-            defer(one, partial(_draw, stream_seed(seed, f"weights.{name}"), one.shape, one.dtype, tuple(steps)))
-    return made
+    parameters: Any = module.named_parameters() if isinstance(module, nn.Module) else ()
+    for name, weight in parameters:
+        if (steps := recorder.steps.get(_storage_id(weight))) is not None and not is_deferred(weight):
+            weight_seed = stream_seed(seed, f"weights.{name}")
+            defer(weight, partial(_draw, weight_seed, weight.shape, weight.dtype, tuple(steps)))
+    return module
 
 
 def _draw(seed: int, shape: torch.Size, dtype: torch.dtype, steps: tuple[Any, ...]) -> Tensor:
-    """Return the whole value of a weight, on the CPU, the same on each rank."""
+    """Return the whole value of a weight, on the CPU; it is the same on each rank."""
     value = torch.empty(shape, dtype=dtype, device="cpu")
     generator = torch.Generator().manual_seed(seed)
     for function, (size, stride, offset), arguments, options in steps:
-        if any(one.name == "generator" for one in function._schema.arguments):
+        if any(argument.name == "generator" for argument in function._schema.arguments):
             options = {**options, "generator": generator}
         function(value.as_strided(size, stride, offset), *arguments, **options)
     return value
 
 
-class _Notes(TorchDispatchMode):
-    """Records operations on weights without values instead of running them: their memory is never touched.
+class _Recorder(TorchDispatchMode):
+    """Records operations on weights without values instead of running them: the weights' memory is never touched.
 
     Attributes:
-        steps: recorded operations on each weight without values, by storage.
+        steps: the recorded operations on each weight without values, by storage.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: dict[int, list[Any]] = {}
-        self._blank: dict[int, Any] = {}  # storages that nothing was written to
+        self._blank: dict[int, Any] = {}  # storages that nothing has been written to
 
-    def register(self, module: nn.Module, name: str, one: Any) -> None:
-        """Note a parameter that a module registers, if it has no value."""
-        if one is not None and self._blank.pop(_storage(one), None) is not None:
-            self.steps[_storage(one)] = []
+    def register(self, module: nn.Module, name: str, parameter: Any) -> None:
+        """Start to record operations on a parameter that a module registers, if it has no value."""
+        if parameter is not None and self._blank.pop(_storage_id(parameter), None) is not None:
+            self.steps[_storage_id(parameter)] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        ours = [one for one in given if _storage(one) in self.steps]
-        if ours and not func.is_view and not name.endswith("_like") and not name.startswith("new_"):
-            return self._note(func, name, args, kwargs, given)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        has_weight = any(_storage_id(tensor) in self.steps for tensor in tensors)
+        if has_weight and not func.is_view and not name.endswith("_like") and not name.startswith("new_"):
+            return self._record(func, name, args, kwargs, tensors)
         if func._schema.is_mutable:
-            for one in given:
-                self._blank.pop(_storage(one), None)
+            for tensor in tensors:
+                self._blank.pop(_storage_id(tensor), None)
         result = func(*args, **kwargs)
         if name in BLANK:
-            self._blank[_storage(result)] = result.untyped_storage()
+            self._blank[_storage_id(result)] = result.untyped_storage()
         return result
 
-    def _note(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor]) -> Tensor:
-        if not name.endswith("_") or len(given) > 1:
-            reason = f"the first value of a weight is computed from others ({name}), not drawn independently"
+    def _record(self, func: Any, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> Tensor:
+        if not name.endswith("_") or len(tensors) > 1:
+            reason = f"the initial value of a weight is computed from other tensors ({name}), not drawn independently"
             raise ValueError(f"init_weights='by_name': {reason}; set in_order")
-        (one,) = given
-        steps = self.steps[_storage(one)]
-        if name in SETTING and one.nbytes == one.untyped_storage().nbytes():
+        (weight,) = tensors
+        steps = self.steps[_storage_id(weight)]
+        if name in SETTING and weight.nbytes == weight.untyped_storage().nbytes():
             steps.clear()
-        steps.append((func, (one.shape, one.stride(), one.storage_offset()), args[1:], kwargs))
-        return one
+        steps.append((func, (weight.shape, weight.stride(), weight.storage_offset()), args[1:], kwargs))
+        return weight
 
 
-def _storage(one: Tensor) -> int:
-    return one.untyped_storage()._cdata
+def _storage_id(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -24,9 +24,9 @@ class ClassificationModel(SupervisedModel):
     Args:
         module: maps inputs `(N, ...)` to logits `(N, C)`.
         num_classes: C, at least 2.
-        loss_fn: `loss_fn(logits, targets)` as in `SupervisedModel`; None is torch's `cross_entropy` of samples that all
-            have a class. Give `nn.CrossEntropyLoss()` where some have none, -100.
-        metrics: torchmetrics by name, instead of the accuracy; None is the accuracy, as `MulticlassAccuracy`.
+        loss_fn: `loss_fn(logits, targets)` as in `SupervisedModel`. None is torch's `cross_entropy` and needs a class
+            for every sample; give `nn.CrossEntropyLoss()` if some samples have the target -100, which means no class.
+        metrics: torchmetrics by name; None is the accuracy, under the name `MulticlassAccuracy`.
         inputs: entries of the batch for `module`; see `SupervisedModel`.
         targets: the entry of the batch with the targets.
 
@@ -48,12 +48,12 @@ class ClassificationModel(SupervisedModel):
         check_whole("num_classes", num_classes, 2)
         if loss_fn is None:
             self._mean = None
-            self._averages = "samples"  # as all of them count, ranks need not ask each other how many do
+            self._averages = "samples"  # every sample counts, so ranks need not exchange numbers of targets
         self.num_classes = num_classes
         self._has_own_metrics = metrics is not None
 
     def metrics(self, train: bool) -> dict[str, Metric]:
-        """Return the given metrics, or `MulticlassAccuracy`: the share of samples whose largest logit is right."""
+        """Return the user's metrics, or `MulticlassAccuracy`: the fraction of samples whose largest logit is right."""
         if self._has_own_metrics:
             return super().metrics(train)
         from runner.models.top1_accuracy import Top1Accuracy
@@ -62,10 +62,10 @@ class ClassificationModel(SupervisedModel):
 
     def predictions(self, batch: Any, outputs: Tensor) -> dict[str, Any]:
         """Return `target`, the most probable class as `prediction` `(N,)`, and `probabilities` `(N, C)`."""
-        found = {"prediction": outputs.argmax(dim=1), "probabilities": outputs.float().softmax(dim=1)}
-        return super().predictions(batch, found)
+        columns = {"prediction": outputs.argmax(dim=1), "probabilities": outputs.float().softmax(dim=1)}
+        return super().predictions(batch, columns)
 
-    def _compared(self, batch: Any) -> tuple[list[Any], dict[str, Any]]:
-        """Return the class numbers; targets that are probabilities count as their most probable class."""
-        positional, named = super()._compared(batch)
-        return [one.argmax(dim=1) if one.is_floating_point() else one for one in positional], named
+    def _metric_targets(self, batch: Any) -> tuple[list[Any], dict[str, Any]]:
+        """Return the class numbers; targets that are probabilities become their most probable class."""
+        positional, named = super()._metric_targets(batch)
+        return [target.argmax(dim=1) if target.is_floating_point() else target for target in positional], named

@@ -1,4 +1,4 @@
-"""Which entries of a batch go where: positions of a tuple or list, keys of a mapping."""
+"""Pick entries of a batch: positions of a tuple or list, keys of a mapping."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from runner.failures.errors import wrong_argument
 Key = int | str
 """An entry of a batch: a position in a tuple or list, or a key of a mapping."""
 Entries = Key | Sequence[Key] | Mapping[str, Key]
-"""One entry, several for positional arguments, or entries by the names of keyword arguments."""
+"""One entry, several as positional arguments, or entries by the names of keyword arguments."""
 
 
 def check_entries(name: str, entries: Any) -> Any:
-    """Return entries as they were given; the argument `name` is for the message.
+    """Check entries and return them unchanged; `name` is the argument that holds them, for the message.
 
     Raises:
-        ValueError: an entry is neither an int nor a string, or there is none.
+        ValueError: an entry is neither an int nor a string, or there are no entries.
     """
-    listed = entries.values() if isinstance(entries, Mapping) else [entries] if _is_key(entries) else entries
-    works = isinstance(listed, Sequence | type({}.values())) and len(listed) > 0 and all(map(_is_key, listed))
+    keys = entries.values() if isinstance(entries, Mapping) else [entries] if _is_key(entries) else entries
+    is_valid = isinstance(keys, Sequence | type({}.values())) and len(keys) > 0 and all(map(_is_key, keys))
     allowed = "a position or key of the batch, such as 0 or 'image', a list of them, or a mapping {argument: key}"
-    refuse_if(not works, name, entries, f"must be {allowed}")
+    refuse_if(not is_valid, name, entries, f"must be {allowed}")
     return entries
 
 
@@ -48,7 +48,7 @@ def pick(batch: Any, entries: Entries, name: str) -> tuple[list[Any], dict[str, 
 
 
 def pick_value(batch: Any, entries: Entries, name: str) -> Any:
-    """Return a single entry as is, and several as a dict by their keys, or by the names of arguments."""
+    """Return a single entry itself, or several in a dict, by key or by the name of their argument."""
     if isinstance(entries, Key):
         return pick_entry(batch, entries, name)
     named = entries if isinstance(entries, Mapping) else {str(key): key for key in entries}
@@ -56,16 +56,16 @@ def pick_value(batch: Any, entries: Entries, name: str) -> Any:
 
 
 def pick_entry(batch: Any, key: Key, name: str) -> Any:
-    """Return a single entry as is; otherwise as `pick`."""
+    """Return the entry of a batch at one position or key; arguments and errors as in `pick`."""
     try:
         if type(batch) in (tuple, list):
             return batch[key]
         if isinstance(key, str) and not isinstance(batch, Mapping):
-            return getattr(batch, key)  # of a named tuple, a dataclass, a graph
+            return getattr(batch, key)  # a named tuple, a dataclass, a graph
         if isinstance(batch, tuple | list | Mapping):
             return batch[key]  # type: ignore[index]
         if isinstance(batch, Tensor) and key == 0:
-            return batch  # inputs alone, as in a prediction
+            return batch  # a batch of inputs alone, as in a prediction
         raise TypeError
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         if isinstance(batch, Mapping):
@@ -73,7 +73,7 @@ def pick_entry(batch: Any, key: Key, name: str) -> Any:
         elif isinstance(batch, tuple | list):
             held = f"the positions 0 to {len(batch) - 1}"
         else:
-            held = f"none: it is a {type(batch).__name__}"
+            raise wrong_argument(name, key, f"the batch is a {type(batch).__name__} without this entry") from error
         raise wrong_argument(name, key, f"the batch has {held}; give one of them") from error
 
 

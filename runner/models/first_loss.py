@@ -1,4 +1,4 @@
-"""What the first loss of a run shows: whether it can be trained, and whether it is a mean over samples."""
+"""Check the first loss of a run: that it can be trained, and that it is a mean over samples."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from runner.models.model import Model, in_eval_mode
 
 log = logging.getLogger("runner")
 
-
-MOST_SAMPLES = 8  # of a batch whose microbatches are too small to be split
+MOST_SAMPLES = 8  # samples to compare when a microbatch holds a single one
 
 
 def check_loss(model: Model, loss: Any, name: str, trains: bool) -> None:
@@ -52,17 +51,20 @@ def check_loss(model: Model, loss: Any, name: str, trains: bool) -> None:
 def warn_of_other_means(state: State, lengths: Iterable[int | None], loss: Callable[..., Any], part: Any) -> bool:
     """Warn if the loss of a batch is not the mean of the losses of its halves, weighted by their samples. All ranks.
 
-    The model, its modes, its buffers and the generators stay as they are. Nothing is found out about a loss that draws
-    random numbers, or of a batch that cannot be split. The device is waited for.
+    A mean over n samples, split into halves of n1 and n2, equals (n1 * loss1 + n2 * loss2) / n; a relative difference
+    above the square root of the machine epsilon counts. The check skips losses that draw random numbers and batches
+    that cannot be split. It waits for the device, and leaves the model, its modes, its buffers and the generators
+    unchanged.
 
     Args:
         state: the run, with the outputs of `part`.
         lengths: the number of batches of each evaluation.
         loss: returns the loss of outputs and a batch.
-        part: the batch or microbatch to compare with its halves; if it is a single sample, a part of the batch serves.
+        part: the batch or microbatch to compare with its halves; if it is a single sample, up to `MOST_SAMPLES` of the
+            batch are compared.
 
     Returns:
-        Whether it has been looked at; otherwise nothing is split, and it does not matter.
+        False if the run splits nothing, so that the check is not needed; otherwise True.
     """
     splits = get_data_parallel_size() > 1 or state.grad_accum > 1 or state.microbatch_size is not None
     if not splits and all(length == 1 for length in lengths):
@@ -77,17 +79,17 @@ def warn_of_other_means(state: State, lengths: Iterable[int | None], loss: Calla
     if any_rank(samples < 2):  # the loss may be a collective
         return True
     forward = state.precision.autocast(state.device)(model.forward)
-    found: tuple[float, float] | None = None
-    with suppress(Exception), _left_alone(model):  # whatever fails here fails in training as well, or does not matter
-        found = _compare(model, forward, loss, outputs, part, samples)
-    if found is not None and get_global_rank() == 0:
+    difference: tuple[float, float] | None = None
+    with suppress(Exception), _preserve(model):  # whatever fails here fails in training as well, or does not matter
+        difference = _compare(model, forward, loss, outputs, part, samples)
+    if difference is not None and get_global_rank() == 0:
         log.warning(
             "%s: the loss of a batch is %.5g, but that of its halves, weighted by their samples, is %.5g: with "
             "microbatches, ranks or batches of an evaluation, the result is not that of the whole. If the loss is a "
             "mean over something else, such as the targets that count, define loss_weight(batch), which returns their "
-            "number. A sum has to become a mean. What compares samples with each other depends on the batch size",
+            "number. Replace a sum by a mean. A loss that compares samples with each other depends on the batch size",
             type(model).__name__,
-            *found,
+            *difference,
         )
     return True
 
@@ -95,13 +97,14 @@ def warn_of_other_means(state: State, lengths: Iterable[int | None], loss: Calla
 def _compare(
     model: Model, forward: Callable[..., Any], loss: Callable[..., Any], outputs: Any, batch: Any, samples: int
 ) -> tuple[float, float] | None:
-    """Return the loss of a batch and the mean of those of its halves, if they differ.
+    """Return the loss of a batch and the mean of the losses of its halves, if they differ.
 
-    `forward` is called only if there are no outputs, or if they cannot be split, as where they contain the loss.
+    `forward` is called only if there are no outputs, or if they cannot be split, for example because they contain the
+    loss.
     """
     halves = [part for _, part in split(batch, samples, model.slice_batch, parts=2)]
     sizes = [model.num_samples(half) for half in halves]
-    if outputs is not None and all(one.ndim and one.size(0) == samples for one in tensors(outputs)):
+    if outputs is not None and all(tensor.ndim and tensor.size(0) == samples for tensor in tensors(outputs)):
         bounds = [(0, sizes[0]), (sizes[0], samples)]
         parts = [(slice_samples(outputs, *ends, samples), half) for ends, half in zip(bounds, halves, strict=True)]
     else:
@@ -109,24 +112,24 @@ def _compare(
         parts = [(forward(half), half) for half in halves]
     totals: list[Tensor] = [total_of(loss(*pair)) for pair in ((outputs, batch), (outputs, batch), *parts)]
     tolerance = torch.finfo(totals[0].dtype).eps ** 0.5
-    whole, again, *rest = [float(one) for one in totals]
-    mean = sum(size * one for size, one in zip(sizes, rest, strict=True)) / samples
-    is_alike = abs(whole - mean) <= tolerance * max(abs(whole), *map(abs, rest))
-    return None if whole != again or is_alike or not math.isfinite(whole) else (whole, mean)
+    whole, repeated, *half_losses = [float(total) for total in totals]
+    mean = sum(size * half_loss for size, half_loss in zip(sizes, half_losses, strict=True)) / samples
+    is_close = abs(whole - mean) <= tolerance * max(abs(whole), *map(abs, half_losses))
+    return None if whole != repeated or is_close or not math.isfinite(whole) else (whole, mean)
 
 
 @contextmanager
-def _left_alone(model: Model) -> Iterator[None]:
-    """Evaluate copies of the model's buffers within the `with` block, then put back its attributes and generators.
+def _preserve(model: Model) -> Iterator[None]:
+    """Replace the model's buffers by copies within the `with` block, then restore attributes, modes and generators.
 
-    The buffers themselves stay as they are: the backward pass that is to come would notice a write to them.
+    The buffers themselves must not be written to: the backward pass of this batch, which comes later, would notice.
     """
     attributes = [(module, dict(vars(module))) for module in model.modules()]
     device = next(model.parameters()).device
     try:
         for module, values in attributes:
-            buffers = {name: None if one is None else one.clone() for name, one in values["_buffers"].items()}
-            vars(module)["_buffers"] = buffers
+            buffers = values["_buffers"].items()
+            vars(module)["_buffers"] = {name: None if tensor is None else tensor.clone() for name, tensor in buffers}
         with torch.no_grad(), in_eval_mode(model), torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:

@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"gelu": nn.GELU, "relu_square
 
 
 class CausalAttention(nn.Module):
-    """Softmax attention of each position to itself and those before it; it has no weights.
+    """Softmax attention of each position to itself and earlier positions; it has no weights.
 
     Args:
         dropout: probability with which an attention weight is dropped in training.
@@ -36,7 +36,7 @@ class CausalAttention(nn.Module):
         self.dropout = dropout
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the heads' outputs, `(N, H, T, D / H)` as the queries, keys and values.
+        """Return the outputs of the heads, with the shape of the queries, keys and values: `(N, H, T, D / H)`.
 
         A mask comes from `document_mask`.
         """
@@ -45,7 +45,7 @@ class CausalAttention(nn.Module):
 
 
 def document_mask(positions: Tensor) -> Tensor:
-    """Return which positions (columns) each position (rows) attends to: those before it in its document, and itself.
+    """Return which positions (columns) each position (rows) attends to: itself and earlier ones of its document.
 
     Args:
         positions: position of each token in its document `(N, T)`, int64; a document begins at position 0.
@@ -66,12 +66,12 @@ class Attention(nn.Module):
         dropout: probability with which an attention weight is dropped in training.
 
     Attributes:
-        qkv: makes queries, keys and values, `(N, T, D)` -> `(N, T, 3 D)`.
+        qkv: maps inputs to queries, keys and values, `(N, T, D)` -> `(N, T, 3 D)`.
         q_norm: applied to the queries `(N, H, T, D / H)`; the identity until an algorithm replaces it.
         k_norm: the same for the keys.
         rotary: applied to both after their norms; the identity until an algorithm replaces it.
-        value_embedding: tokens `(N, T)` -> what is added to the values `(N, T, D)`, or None.
-        attend: gathers values by queries and keys.
+        value_embedding: maps tokens `(N, T)` to vectors `(N, T, D)` that are added to the values, or None.
+        attend: maps queries, keys and values to the outputs of the heads.
         out: maps the joined heads back, `(N, T, D)` -> `(N, T, D)`.
     """
 
@@ -92,7 +92,7 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         if self.value_embedding is not None:
             v = v + self.value_embedding(tokens)
-        q, k, v = (one.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for one in (q, k, v))
+        q, k, v = (tensor.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for tensor in (q, k, v))
         q = self.rotary(self.q_norm(q))
         k = self.rotary(self.k_norm(k))
         return self.out(self.attend(q, k, v, mask).transpose(1, 2).flatten(start_dim=2))
@@ -123,7 +123,7 @@ class TransformerBlock(nn.Module):
     Args:
         d_model: D, a multiple of n_heads.
         n_heads: number of attention heads.
-        dropout: probability in training, for attention weights and for what each half adds.
+        dropout: probability in training, for attention weights and for the output of each half.
         norm: a name of `NORMS`.
         activation: a name of `ACTIVATIONS`.
     """
@@ -153,8 +153,9 @@ class TransformerBlock(nn.Module):
 class GPT(nn.Module):
     """A decoder-only transformer language model.
 
-    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2), whose initialization it
-    shares: normal with deviation 0.02, divided by the root of the number of residual additions where one is made.
+    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2), also for the initial
+    weights: normal with standard deviation 0.02, and 0.02 / (2 n_layers) ** 0.5 for the two layers of a block that
+    add to the residual stream.
 
     Args:
         vocab_size: V, number of different tokens.
@@ -162,11 +163,11 @@ class GPT(nn.Module):
         d_model: width D of the residual stream, a multiple of n_heads.
         n_layers: number of blocks.
         n_heads: attention heads in each block.
-        dropout: probability in [0, 1) in training, for embeddings, attention weights and what each half-block adds.
+        dropout: probability in [0, 1) in training, for embeddings, attention weights and the output of each half-block.
         norm: `'layer_norm'`, or `'rms_norm'` (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467).
         activation: activation of the feed-forward layers, `'gelu'`, or `'relu_squared'` (`ReLUSquared`).
-        tied_head: whether the head's weight is the token embedding's, rather than its own.
-        zero_init: whether what each half-block adds, and an untied head, start at zero.
+        tied_head: whether the head shares the weight of the token embedding.
+        zero_init: whether the last layer of each half-block, and an untied head, start at zero.
 
     Attributes:
         position_embedding: the learned positions, or None when something else (rotary, ALiBi) encodes positions.
@@ -226,8 +227,8 @@ class GPT(nn.Module):
         if self.position_embedding is not None:
             if length > self.context:
                 raise ValueError(f"a sequence of {length} tokens is longer than context={self.context!r}")
-            places = torch.arange(length, device=tokens.device) if positions is None else positions
-            x = x + self.position_embedding(places)
+            indices = torch.arange(length, device=tokens.device) if positions is None else positions
+            x = x + self.position_embedding(indices)
         x = self.dropout(x)
         mask = None if positions is None else document_mask(positions)
         for block in self.blocks:
@@ -237,8 +238,11 @@ class GPT(nn.Module):
     def flops_per_token(self, context: int) -> float:
         """Return the floating-point operations of the forward and backward pass for one token of a sequence.
 
-        Six for each weight that multiplies, and 12 x layers x D x context for the attention, not counting that half of
-        it is masked. Source: Chowdhery et al. 2022, "PaLM", appendix B, https://arxiv.org/abs/2204.02311.
+        A weight takes one multiplication and one addition in the forward pass, and twice that in the backward pass, for
+        the gradients of the inputs and of the weight: 6 in all. In each layer, the products of queries with keys and of
+        attention weights with values take 2 x D x context each in the forward pass, so 12 x D x context with the
+        backward pass. The causal mask, which makes half of these unnecessary, is ignored.
+        Source: Chowdhery et al. 2022, "PaLM", appendix B, https://arxiv.org/abs/2204.02311.
 
         Args:
             context: length of the sequence, in tokens.
@@ -247,7 +251,7 @@ class GPT(nn.Module):
 
     @cached_property
     def _num_multiplied(self) -> int:
-        """The number of weights without embeddings, which are looked up; a tied one multiplies as the head."""
+        """The number of weights without embeddings, which are looked up, except one that the head shares."""
         looked_up = {id(embedding.weight) for embedding in self.modules() if isinstance(embedding, nn.Embedding)}
         looked_up.discard(id(self.head.weight))
         return sum(weight.numel() for weight in self.parameters() if id(weight) not in looked_up)

@@ -18,17 +18,17 @@ IGNORED_TARGET = -100  # the value at which torch's own cross entropy leaves a t
 class LanguageModel(Model):
     """A language model made of a plain module: the mean cross entropy of the next token.
 
-    Batches are `(inputs, targets)`, both `(N, T)` int64; targets of -100 are left out. The loss also takes targets
-    that are probabilities `(N, T, V)`, which algorithms put in their place. Where several documents share a row, a
-    third tensor has the position `(N, T)` of each token in its document.
+    Batches are `(inputs, targets)`, both `(N, T)` int64; targets of -100 are left out. If several documents share a
+    row, a third tensor has the position `(N, T)` of each token in its document. Algorithms may replace the targets by
+    probabilities `(N, T, V)`.
 
     Args:
         module: maps inputs `(N, T)`, and positions if batches have them, to logits `(N, T, V)`. If it has a method
-            `flops_per_token(context)`, the model can tell its floating-point operations.
+            `flops_per_token(context)`, the model reports its floating-point operations.
         metric_name: name of the evaluation metric, such as `'BitsPerByte'` when the tokens are bytes.
 
     Attributes:
-        loss_fn: torch's `cross_entropy`; `LabelSmoothing` puts one that smooths in its place.
+        loss_fn: torch's `cross_entropy`, which `LabelSmoothing` replaces by one that smooths.
     """
 
     def __init__(self, module: nn.Module, metric_name: str = "BitsPerToken") -> None:
@@ -54,7 +54,7 @@ class LanguageModel(Model):
     def metrics(self, train: bool) -> dict[str, Metric]:
         """Return the bits per target token as `metric_name` for an evaluation, and no metrics for training."""
         if train:
-            return {}  # the training loss is the same figure in nats
+            return {}  # the training loss is the same quantity in nats
         from runner.models.bits_per_token import BitsPerToken
 
         return {self.metric_name: BitsPerToken(ignore_index=IGNORED_TARGET)}

@@ -1,7 +1,9 @@
 """Losses: the quantity to minimize, and the weight of each microbatch and each rank.
 
-The gradient of a batch is the mean over the items that its loss averages over, however the batch is split into
-microbatches and spread over ranks. The items are samples, or, say, target tokens if a model overrides `loss_weight`.
+A loss L is a mean over w items: samples, or for example target tokens if the model overrides `loss_weight`. For a batch
+split into parts with losses L_i over w_i items, the mean over all items is sum_i (w_i / W) L_i, with W = sum_i w_i.
+So each microbatch's loss is multiplied by its `fractions` entry w_i / W. DDP averages over R ranks instead of summing,
+so each rank's loss is multiplied by its `rank_share` R w_r / W. The gradient is then that of the whole batch.
 """
 
 from __future__ import annotations
@@ -19,25 +21,25 @@ from runner.models.model import Model
 
 Weight = float | Tensor
 Share = Callable[[], Weight]
-"""Returns a part of a batch of all ranks, once the forward pass has been queued; it may have to wait for the ranks."""
+"""Returns the factor of `rank_share`. Call it after the forward pass has been queued: it may wait for the ranks."""
 
 
 def total_of(loss: Tensor | dict[str, Tensor]) -> Tensor:
-    """Return the tensor to minimize: the loss itself or, from a dict, the entry 'total' or else the sum of all."""
+    """Return the tensor to minimize: the loss itself or, of a dict, the entry 'total' or else the sum of all."""
     if isinstance(loss, Tensor):
         return loss
     return loss["total"] if "total" in loss else sum(loss.values())  # type: ignore[return-value]
 
 
 def root_gradient(total: Tensor, scale: Weight, kept: dict[float, Tensor]) -> Tensor:
-    """Return the gradient from which the backward pass of `scale * total` starts at `total`: the scale itself.
+    """Return the gradient of `scale * total` with respect to `total`, which is the scale itself.
 
-    Given to `total.backward`, it spares the device the product and its own backward pass.
+    Passing it to `total.backward` spares the device the product and its backward pass.
 
     Args:
         total: the tensor to minimize.
         scale: a number, or a zero-dimensional tensor.
-        kept: the gradients made so far, by number; it spares the device a new one for each batch.
+        kept: a cache of gradients by number, which spares the device a new tensor for each batch.
     """
     if isinstance(scale, Tensor):
         return scale.to(total.dtype)
@@ -64,7 +66,7 @@ def detach(loss: Tensor | dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]
 
 
 def fractions(model: Model, microbatches: Sequence[Any]) -> list[Weight]:
-    """Return each microbatch's fraction of this rank's batch, by loss weight; the fractions add up to 1."""
+    """Return each microbatch's fraction of the loss weight of this rank's batch; the fractions add up to 1."""
     weights = [_exact(model.loss_weight(microbatch)) for microbatch in microbatches]
     total = sum(weights)
     total = torch.where(total > 0, total, 1) if isinstance(total, Tensor) else total or 1.0
@@ -72,26 +74,33 @@ def fractions(model: Model, microbatches: Sequence[Any]) -> list[Weight]:
 
 
 def rank_share(model: Model, batch: Any, samples: int, all_samples: int, ranks: int, by_samples: bool) -> Share:
-    """Return a function for this rank's fraction of the batch of all ranks, by loss weight, times the number of ranks.
+    """Return a function for this rank's fraction of the loss weight of all ranks, times the number of ranks. All ranks.
 
-    DDP averages gradients over ranks, so 1 is right if all ranks have equal weights. The sampler knows how many samples
-    each rank has. If the loss averages over something of which samples may have different amounts, the ranks sum one
-    number, on the device, beside the forward pass: only the function waits for it. All ranks. `samples` is 0 if the
-    batch only stands in for an empty share; for `by_samples` see `weigh_alike`.
+    It is 1 if all ranks have equal weights. If weights are numbers of samples, the sampler knows them. Otherwise the
+    ranks sum their weights on the device, in parallel with the forward pass; only the returned function waits for the
+    sum.
+
+    Args:
+        model: the model, for its `loss_weight`.
+        batch: this rank's batch.
+        samples: samples in this rank's share; 0 if the batch only stands in for an empty share.
+        all_samples: samples in the batch of all ranks.
+        ranks: number of ranks.
+        by_samples: whether weights are numbers of samples; see `weigh_alike`.
     """
     if ranks == 1 or by_samples:
         known = samples * ranks / all_samples if ranks > 1 else 1.0
         return lambda: known
-    mine = _exact(model.loss_weight(batch)) if samples else 0.0
+    weight = _exact(model.loss_weight(batch)) if samples else 0.0
     device = next(model.parameters()).device
-    mine = mine if isinstance(mine, Tensor) else torch.full((), mine, dtype=_float(device), device=device)
-    everyones = mine.clone()
-    work: Any = dist.all_reduce(everyones, group=get_data_parallel_group(), async_op=True)
+    weight = weight if isinstance(weight, Tensor) else torch.full((), weight, dtype=_float(device), device=device)
+    total = weight.clone()
+    work: Any = dist.all_reduce(total, group=get_data_parallel_group(), async_op=True)
 
     @cache
     def share() -> Weight:
         work.wait()
-        return mine * ranks / torch.where(everyones > 0, everyones, 1)
+        return weight * ranks / torch.where(total > 0, total, 1)
 
     return share
 

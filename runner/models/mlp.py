@@ -11,10 +11,10 @@ from runner.failures.checks import check_counts, check_number, refuse_if
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU, and dropout if asked for, between them.
+    """Linear layers with ReLU between them, and dropout if `dropout` is above 0.
 
     Args:
-        in_features: numbers in one input, after flattening.
+        in_features: size of one input after flattening.
         hidden: width of each hidden layer, from input to output; empty is a linear model.
         num_classes: C of the logits `(N, C)`.
         dropout: probability in [0, 1) with which a hidden unit is dropped in training.
@@ -41,5 +41,5 @@ class MLP(nn.Module):
         return self.layers(inputs.flatten(start_dim=1))
 
     def flops_per_sample(self, shape: Sequence[int]) -> float:
-        """Return the floating-point operations of the forward and backward pass for one sample: six a weight."""
+        """Return the floating-point operations of the forward and backward pass for one sample: six per weight."""
         return 6.0 * sum(weight.numel() for weight in self.parameters() if weight.dim() == 2)

@@ -39,8 +39,8 @@ class Model(nn.Module):
             next. A batch advances time by one batch, whatever the number of optimizer steps.
         slice_batch: None, or a method `slice_batch(batch, start, end)` of the subclass, which returns samples `start`
             to `end - 1` of a batch: a microbatch of `grad_accum` or `microbatch_size`. Without it these are views of
-            its tensors, parts of its lists, and `one[start:end]` of objects with a method `to(device)`.
-        validate: None, or a method `validate(batch) -> (outputs, targets)` of the subclass, the earlier name of
+            its tensors, parts of its lists, and `x[start:end]` of an object x with a method `to(device)`.
+        validate: None, or a method `validate(batch) -> (outputs, targets)` of the subclass, the earlier form of
             `eval_forward`. In evaluation the metrics then see the targets that it returns.
 
     Raises:
@@ -67,8 +67,8 @@ class Model(nn.Module):
     def loss(self, outputs: Any, batch: Any) -> Tensor | dict[str, Tensor]:
         """Return the loss of a batch: a zero-dimensional tensor, or a dict of zero-dimensional tensors.
 
-        Training minimizes the entry `'total'` of a dict, or the sum of all entries if there is none. The loss is a mean
-        over `loss_weight(batch)` items, so that microbatches and ranks can be weighted.
+        Training minimizes the entry `'total'` of a dict, or the sum of all entries if it has no 'total'. The loss is a
+        mean over `loss_weight(batch)` items, by which microbatches and ranks are weighted.
 
         Args:
             outputs: the outputs that `forward(batch)` returned.
@@ -95,7 +95,7 @@ class Model(nn.Module):
         return outputs
 
     def metrics(self, train: bool) -> dict[str, Metric]:
-        """Return new metrics by name, as a dict or a `MetricCollection`; none by default.
+        """Return new metrics by name, as a dict or a `MetricCollection`; by default an empty dict.
 
         In an evaluation the name `'loss'` is reserved for the model's own loss, which is always measured.
 
@@ -118,7 +118,7 @@ class Model(nn.Module):
         """Return the number of samples in this rank's batch.
 
         By default this is the size of dimension 0 of the first tensor, or, if samples stand in lists, the length of
-        those lists: `([image, image], [boxes, boxes])` holds two. Of an object with a method `to(device)` it is its
+        those lists: `([image, image], [boxes, boxes])` holds two. For an object with a method `to(device)` it is
         `len()`. An ambiguous first batch is refused.
 
         Raises:
@@ -144,10 +144,10 @@ class Model(nn.Module):
 
     @property
     def loss_averages(self) -> Literal["samples", "weights", "unknown"]:
-        """What the loss averages over: samples, or what `loss_weight` counts.
+        """The items that the loss averages over: 'samples', or those that `loss_weight` counts ('weights').
 
-        By default a model that does not override `loss_weight` is 'unknown'. It is taken for a mean over samples, and
-        its first batch shows whether it is.
+        By default it is 'unknown' for a model that does not override `loss_weight`. Such a loss is treated as a mean
+        over samples, and checked on the first batch.
         """
         return "unknown" if type(self).loss_weight is Model.loss_weight else "weights"
 
@@ -156,7 +156,7 @@ class Model(nn.Module):
         return None
 
     def predictions(self, batch: Any, outputs: Any) -> dict[str, Any]:
-        """Return what prediction records of a batch: tensors by column name, with one row per sample.
+        """Return the tensors that prediction records for a batch, by column name, with one row per sample.
 
         By default these are the outputs, under their own names or as `output`, and `batch[1]` as `target` if it is a
         tensor.
@@ -165,8 +165,8 @@ class Model(nn.Module):
             batch: this rank's batch.
             outputs: the outputs of `eval_forward` for the batch.
         """
-        pair = isinstance(batch, tuple | list) and len(batch) > 1 and isinstance(batch[1], Tensor)
-        targets = {"target": self._targets(batch)} if pair else {}
+        has_target = isinstance(batch, tuple | list) and len(batch) > 1 and isinstance(batch[1], Tensor)
+        targets = {"target": self._targets(batch)} if has_target else {}
         return {**targets, **(outputs if isinstance(outputs, Mapping) else {"output": outputs})}
 
     def _targets(self, batch: Any) -> Any:
@@ -189,6 +189,6 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def own_forward_methods(model: nn.Module) -> list[str]:
-    """Return the names of the methods beside `forward` with which a model's class calls its layers."""
+    """Return the names of the methods other than `forward` that a model's class overrides to call its layers."""
     names = ("eval_forward", "validate")
     return [name for name in names if getattr(type(model), name, None) is not getattr(Model, name, None)]

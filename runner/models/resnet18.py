@@ -16,13 +16,13 @@ class ResNet18(nn.Module):
     """A stem, eight residual blocks in four stages, global average pooling and a linear layer: 11 million weights.
 
     Source: He et al. 2015, "Deep Residual Learning for Image Recognition", https://arxiv.org/abs/1512.03385; with
-    `small_images` the stem is the usual one for CIFAR, as the original one reduces 32 x 32 pixels to 8 x 8.
+    `small_images` the stem is the usual one for CIFAR, because the original one reduces 32 x 32 pixels to 8 x 8.
 
     Args:
         in_channels: channels of the images `(N, in_channels, H, W)`, of any size.
         num_classes: C of the logits `(N, C)`.
         small_images: whether the stem is a 3x3 convolution that keeps the size; otherwise it is a 7x7 convolution of
-            stride 2 and max pooling, which leave a quarter of height and width.
+            stride 2 and max pooling, which together divide height and width by 4.
 
     Raises:
         ValueError: an argument is below 1.
@@ -41,8 +41,8 @@ class ResNet18(nn.Module):
             stem.append(nn.MaxPool2d(3, stride=2, padding=1))
         self.stem = nn.Sequential(*stem)
         blocks: list[nn.Module] = []
-        for before, width in zip((WIDTHS[0], *WIDTHS), WIDTHS, strict=False):
-            blocks += [BasicBlock(before, width, stride=1 if before == width else 2), BasicBlock(width, width)]
+        for previous, width in zip((WIDTHS[0], *WIDTHS), WIDTHS, strict=False):
+            blocks += [BasicBlock(previous, width, stride=1 if previous == width else 2), BasicBlock(width, width)]
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(WIDTHS[-1], num_classes)
         for module in self.modules():

@@ -14,7 +14,7 @@ from runner.failures.checks import check_counts
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions with batch norm and a shortcut around them: `relu(norm(conv(relu(norm(conv(x))))) + x)`.
 
-    Where the shape changes, the shortcut is a 1x1 convolution with batch norm. Source: He et al. 2015,
+    If the shape changes, the shortcut is a 1x1 convolution with batch norm. Source: He et al. 2015,
     "Deep Residual Learning for Image Recognition", https://arxiv.org/abs/1512.03385.
 
     Args:
@@ -82,8 +82,9 @@ def flops_of_residual_network(
 ) -> float:
     """Return the floating-point operations of the forward and backward pass for an image of shape `(C, H, W)`.
 
-    They are six for each weight of a convolution and each pixel of its output, and six for each weight of the head. The
-    rest is not counted.
+    They are six for each weight of a convolution and each pixel of its output, and six for each weight of the head: one
+    multiplication and one addition, in the forward pass and twice in the backward pass. Biases, norms and activations
+    are not counted.
     """
     height, width = shape[-2:]
     multiplied = _count_weights(head, 2)

@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 
 class SupervisedModel(Model):
-    """A plain module with a loss function and metrics, which both compare its outputs with targets of the batch.
+    """A plain module with a loss function and metrics that compare its outputs with targets of the batch.
 
-    `inputs` and `targets` say which entries of the batch go where: one position or key, such as 0 or 'image'; several,
-    which become positional arguments; or a mapping from argument names to entries, which become keyword arguments.
+    `inputs` and `targets` select entries of the batch: one position or key, such as 0 or 'image'; several, which become
+    positional arguments; or a mapping from argument names to entries, which become keyword arguments.
 
     Outputs `(N, ..., 1)` for targets `(N, ...)` count as `(N, ...)`, so that a network with one output unit fits a
-    column of numbers. Whole numbers and truth values in the shape of the outputs become floating point for the loss
-    function, as binary cross entropy needs them. The metrics see them as they are.
+    column of numbers. Integer and boolean targets in the shape of the outputs become floating point for the loss
+    function, as binary cross entropy requires; the metrics see them unchanged.
 
     Args:
-        module: called with the inputs, returns the outputs. If it has a method `flops_per_sample(shape)`, the model can
-            tell its floating-point operations.
+        module: called with the inputs, returns the outputs. If it has a method `flops_per_sample(shape)`, the model
+            reports its floating-point operations.
         loss_fn: `loss_fn(outputs, targets)` returns a zero-dimensional tensor, or a dict of such tensors: a mean over
-            samples. Of torch's own losses, `weight`, `ignore_index` and `reduction` are read, so that what they average
-            over decides how microbatches, ranks and batches are weighted; see `loss_weight`.
-        metrics: torchmetrics by name, or a `MetricCollection`; training and each evaluation get separate copies.
-            Where the classes are torchmetrics' own, `validate_args=False` spares a wait for the device per batch.
+            samples. Torch's own losses may average over something else: their `weight`, `ignore_index` and `reduction`
+            are read, and microbatches, ranks and batches are weighted accordingly; see `loss_weight`.
+        metrics: torchmetrics by name, or a `MetricCollection`; training and each evaluation get separate copies. For
+            torchmetrics' own classes, `validate_args=False` saves one wait for the device per batch.
         inputs: entries of the batch for `module`.
         targets: entries of the batch for `loss_fn` and the metrics, after the outputs.
 
@@ -67,11 +67,11 @@ class SupervisedModel(Model):
         self.inputs = check_entries("inputs", inputs)
         self.targets = check_entries("targets", targets)
         self._templates = check_metrics(metrics)
-        self._counted: tuple[Any, float] = None, 0.0  # shape of a sample, and its floating-point operations
+        self._sample_flops: tuple[Any, float] = None, 0.0  # shape of a sample, its operations
 
     def forward(self, batch: Any) -> Any:
         """Return the outputs of the module for the inputs of a batch."""
-        module: Any = self._modules["module"]  # self.module would take half a microsecond of each batch
+        module: Any = self._modules["module"]  # self.module takes 0.5 us longer per batch
         if isinstance(self.inputs, Key):
             return module(pick_entry(batch, self.inputs, "inputs"))
         positional, named = pick(batch, self.inputs, "inputs")
@@ -82,20 +82,21 @@ class SupervisedModel(Model):
         positional, named = pick(batch, self.targets, "targets")
         if len(positional) == 1 and isinstance(positional[0], Tensor) and isinstance(outputs, Tensor):
             target = positional[0]
-            outputs = _without_last(outputs, target)
-            is_alike = target.ndim == outputs.ndim and target.shape == outputs.shape
-            if is_alike and not (target.is_floating_point() or target.is_complex()):
+            outputs = _squeeze_column(outputs, target)
+            has_same_shape = target.ndim == outputs.ndim and target.shape == outputs.shape
+            if has_same_shape and not (target.is_floating_point() or target.is_complex()):
                 positional = [target.to(outputs.dtype)]
         mean = self._mean
         loss_fn = self.loss_fn
-        if mean is not None and mean.loss_fn is loss_fn:  # no algorithm has put another in its place
+        if mean is not None and mean.loss_fn is loss_fn:  # no algorithm has replaced it
             return mean(outputs, *positional, **named)
         return loss_fn(outputs, *positional, **named)
 
     def loss_weight(self, batch: Any) -> int | Tensor:
-        """Return the number of targets that count in torch's cross entropy, or the sum of their class weights.
+        """Return the number of items that the loss averages over.
 
-        For every other loss it is the number of samples.
+        For torch's cross entropy and negative log-likelihood it is the number of targets that count, or the sum of
+        their class weights; for every other loss, the number of samples.
         """
         mean = self._mean
         if mean is None or type(self).loss is not SupervisedModel.loss:
@@ -105,7 +106,7 @@ class SupervisedModel(Model):
 
     @property
     def loss_averages(self) -> Literal["samples", "weights", "unknown"]:
-        """What the loss averages over; unknown if it is neither torch's own nor declared in a `loss_weight`."""
+        """The items that the loss averages over; 'unknown' if neither torch nor a `loss_weight` defines them."""
         if type(self).loss_weight is not SupervisedModel.loss_weight:
             return "weights"
         return self._averages if type(self).loss is SupervisedModel.loss else "unknown"
@@ -120,9 +121,9 @@ class SupervisedModel(Model):
         Raises:
             ValueError: the metric does not fit the outputs and targets.
         """
-        positional, named = self._compared(batch)
+        positional, named = self._metric_targets(batch)
         if len(positional) == 1 and isinstance(outputs, Tensor):
-            outputs = _without_last(outputs, positional[0])
+            outputs = _squeeze_column(outputs, positional[0])
         update_checked(metric, outputs, positional, named)
 
     def flops_per_batch(self, batch: Any) -> float | None:
@@ -135,56 +136,56 @@ class SupervisedModel(Model):
             return None
         inputs = pick_value(batch, self.inputs, "inputs")
         shape = inputs.shape[1:]
-        if shape != self._counted[0]:
-            self._counted = shape, flops_per_sample(shape)
-        return len(inputs) * self._counted[1]
+        if shape != self._sample_flops[0]:
+            self._sample_flops = shape, flops_per_sample(shape)
+        return len(inputs) * self._sample_flops[1]
 
     def predictions(self, batch: Any, outputs: Any) -> dict[str, Any]:
-        """Return the outputs, under their own names or as `output`, and what the batch holds of the targets."""
-        found = {**outputs} if isinstance(outputs, Mapping) else {"output": outputs}
+        """Return the outputs, under their own names or as `output`, and the targets if the batch has them."""
+        columns = {**outputs} if isinstance(outputs, Mapping) else {"output": outputs}
         try:
             target = pick_value(batch, self.targets, "targets")
         except ValueError:  # data to predict need not have targets
-            return found
+            return columns
         targets = target if isinstance(target, Mapping) else {"target": target}
-        return {**{name: one for name, one in targets.items() if isinstance(one, Tensor)}, **found}
+        return {**{name: value for name, value in targets.items() if isinstance(value, Tensor)}, **columns}
 
     def without_targets(self, batch: Any) -> Any:
-        """Return a batch as it is in inference: only the inputs of a mapping, any other batch unchanged."""
+        """Return a batch as inference sees it: only the inputs of a mapping, any other batch unchanged."""
         if not isinstance(batch, Mapping):
             return batch
         keys = self.inputs.values() if isinstance(self.inputs, Mapping) else self.inputs
         return {key: batch[key] for key in ([keys] if isinstance(keys, int | str) else keys)}
 
-    def _compared(self, batch: Any) -> tuple[list[Any], dict[str, Any]]:
-        """Return what a metric compares the outputs with, as positional and keyword arguments."""
+    def _metric_targets(self, batch: Any) -> tuple[list[Any], dict[str, Any]]:
+        """Return the targets for a metric, as positional and keyword arguments."""
         if self._validated is not None and self._validated[0] is batch:
             return [self._validated[1]], {}
         return pick(batch, self.targets, "targets")
 
 
 def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return metrics by name, in a dict that does not make them part of the model.
+    """Return metrics in a plain dict by name, so that they do not become modules of the model.
 
     Raises:
         TypeError: an entry is not a metric of torchmetrics.
     """
-    found = {} if metrics is None else dict(metrics.items()) if hasattr(metrics, "items") else None
+    named = {} if metrics is None else dict(metrics.items()) if hasattr(metrics, "items") else None
     allowed = "must be torchmetrics by name, such as {'f1': torchmetrics.F1Score(task='multiclass', num_classes=10)}"
-    if found is None:
+    if named is None:
         raise wrong_argument("metrics", metrics, allowed, TypeError)
-    for name, metric in found.items():
+    for name, metric in named.items():
         if not isinstance(metric, nn.Module) or not hasattr(metric, "sync"):
             missing = "; it lacks _target_" if isinstance(metric, Mapping) and "_target_" not in metric else ""
             raise wrong_argument("metrics", {name: metric}, allowed + missing, TypeError)
-    return found
+    return named
 
 
 def update_checked(metric: Any, outputs: Any, targets: Sequence[Any], named: Mapping[str, Any]) -> None:
     """Update a metric with outputs and targets.
 
     Raises:
-        ValueError: the metric refuses them; the message has both and what the metric says.
+        ValueError: the metric refuses them; the message describes both and quotes the metric's error.
     """
     try:
         metric.update(outputs, *targets, **named)
@@ -192,20 +193,20 @@ def update_checked(metric: Any, outputs: Any, targets: Sequence[Any], named: Map
         raise
     except (ValueError, TypeError, IndexError, RuntimeError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
-        given = ", ".join(_described(one) for one in (*targets, *named.values()))
+        target_shapes = ", ".join(_describe(target) for target in (*targets, *named.values()))
         raise ValueError(
-            f"metrics: {type(metric).__name__} does not fit outputs of {_described(outputs)} and targets of {given}: "
-            f"{reason}. Choose another metric, or other arguments for it"
+            f"metrics: {type(metric).__name__} does not fit outputs of {_describe(outputs)} and targets of "
+            f"{target_shapes}: {reason}. Choose another metric, or other arguments for it"
         ) from error
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"shape {tuple(value.shape)} and {str(value.dtype).removeprefix('torch.')}"
     return f"type {type(value).__name__}"
 
 
-def _without_last(outputs: Tensor, target: Any) -> Tensor:
-    """Return outputs `(N, ..., 1)` as `(N, ...)` if that is the shape of the target, and otherwise as they are."""
+def _squeeze_column(outputs: Tensor, target: Any) -> Tensor:
+    """Return outputs `(N, ..., 1)` as `(N, ...)` if that is the shape of the target, and otherwise unchanged."""
     is_column = isinstance(target, Tensor) and outputs.ndim == target.ndim + 1 and outputs.shape[-1] == 1
     return outputs.squeeze(-1) if is_column and outputs.shape[:-1] == target.shape else outputs

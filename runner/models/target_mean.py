@@ -1,4 +1,10 @@
-"""What torch's losses average over: samples, or, for cross entropy and negative log-likelihood, targets that count."""
+"""Find out what a loss of torch averages over.
+
+Most of torch's losses average over samples. Cross entropy and negative log-likelihood average over the targets y_i that
+count, sum_i w[y_i] l_i / sum_i w[y_i], with class weights w and without targets of `ignore_index`. The divisor differs
+between the parts of a batch, so each part is weighted by it: the sum of the numerators of all parts over the sum of
+their divisors is the loss of the whole batch. Source: torch's documentation of `nn.CrossEntropyLoss`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_OVER_TARGETS: dict[Any, Callable[..., Tensor]] = {
+_FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
     nn.CrossEntropyLoss.forward: F.cross_entropy,
     nn.NLLLoss.forward: F.nll_loss,
     F.cross_entropy: F.cross_entropy,
@@ -22,12 +28,12 @@ _OPTIONS = ("weight", "ignore_index", "label_smoothing")
 class TargetMean:
     """A loss of torch that is a mean over targets, and the weight of a batch in a mean over batches.
 
-    Torch divides by the sum of the class weights of all targets but those of `ignore_index`. The mean is the same here,
-    but 0 if nothing counts: a NaN for such a microbatch or rank would spoil the whole batch.
+    The mean equals torch's, except that it is 0 if no target counts: torch's NaN for such a microbatch or rank would
+    spoil the whole batch.
 
     Args:
         loss_fn: the loss: a module or a function of torch, or a `functools.partial` of the function.
-        function: the function that it calls, `cross_entropy` or `nll_loss`.
+        function: the function that the loss calls, `cross_entropy` or `nll_loss`.
     """
 
     def __init__(self, loss_fn: Callable[..., Tensor], function: Callable[..., Tensor]) -> None:
@@ -35,7 +41,7 @@ class TargetMean:
         self._function = function
 
     def __call__(self, input: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of outputs (N, C, ...) for targets (N, ...) or probabilities (N, C, ...)."""
+        """Return the loss of outputs `(N, C, ...)` for targets `(N, ...)` or probabilities `(N, C, ...)`."""
         if target.is_floating_point():
             return self.loss_fn(input, target)
         weight = torch.as_tensor(self.weight_of(target))
@@ -43,9 +49,10 @@ class TargetMean:
         return total / torch.where(weight > 0, weight, 1)
 
     def weight_of(self, target: Tensor) -> int | Tensor:
-        """Return what the loss of some targets is divided by; a tensor is 0-dim, on their device.
+        """Return the divisor of the loss of some targets, as an int or as a 0-dim tensor on their device.
 
-        This is the number of targets that count, or the sum of their class weights. Probabilities all count as 1.
+        This is the number of targets that count, or the sum of their class weights. Targets that are probabilities
+        count as 1 each.
         """
         if target.is_floating_point():
             return target.numel() // target.shape[1]
@@ -58,12 +65,12 @@ class TargetMean:
 
     @property
     def weighs(self) -> bool:
-        """Whether classes have weights, or one is left out under a number other than torch's default."""
+        """Whether classes have weights, or `ignore_index` differs from torch's default, -100."""
         options = self._options()
         return options.get("weight") is not None or options.get("ignore_index", -100) != -100
 
     def smoothed(self, smoothing: float) -> TargetMean | None:
-        """Return the same mean with torch's own label smoothing; None if torch cannot smooth it, or does already."""
+        """Return the same mean with torch's own label smoothing; None if torch cannot smooth it or already does."""
         options = self._options()
         if self._function is not F.cross_entropy or options.get("label_smoothing"):
             return None
@@ -71,23 +78,23 @@ class TargetMean:
         return TargetMean(partial(F.cross_entropy, **options), F.cross_entropy)
 
     def _options(self) -> dict[str, Any]:
-        options = _options_of(self.loss_fn)  # read each time, as a module's class weights move with it
+        options = _options_of(self.loss_fn)  # read at each call, because class weights move with the module
         return {name: options[name] for name in _OPTIONS if name in options}
 
 
 def read_loss(loss_fn: Any) -> TargetMean | Literal["samples"] | None:
-    """Return what a loss function averages over, or None if it is no mean of torch's.
+    """Return the items that a loss function averages over, or None if it is not one of torch's means.
 
-    Torch's other losses are means over samples, or over as many numbers for each sample. Their `pos_weight` and
-    `weight` change these numbers, but not what the sum is divided by.
+    Torch's other losses are means over samples, or over a fixed number of elements per sample. Their `pos_weight` and
+    `weight` change the elements, but not the divisor.
     """
     is_partial = isinstance(loss_fn, partial) and not loss_fn.args
-    computes = type(loss_fn).forward if isinstance(loss_fn, nn.Module) else loss_fn.func if is_partial else loss_fn
+    origin = type(loss_fn).forward if isinstance(loss_fn, nn.Module) else loss_fn.func if is_partial else loss_fn
     options = _options_of(loss_fn)
     is_mean = options.get("reduction", "mean") in ("mean", "batchmean") and not {"reduce", "size_average"} & {*options}
-    if not is_mean or getattr(computes, "__module__", "") not in ("torch.nn.functional", "torch.nn.modules.loss"):
+    if not is_mean or getattr(origin, "__module__", "") not in ("torch.nn.functional", "torch.nn.modules.loss"):
         return None
-    function = _OVER_TARGETS.get(computes)
+    function = _FUNCTIONS.get(origin)
     return "samples" if function is None else TargetMean(loss_fn, function)
 
 

@@ -21,8 +21,9 @@ def timm_model(
     """Return a classification model of timm: images `(N, in_channels, H, W)` -> logits `(N, num_classes)`.
 
     Many models take images of one size only, such as 224 x 224. Pretrained weights come from the Hugging Face Hub on
-    first use and are kept in its cache; those of the last layer are new if `num_classes` differs from theirs, and
-    those of the first are summed or repeated over channels if `in_channels` differs. Source: https://github.com/huggingface/pytorch-image-models.
+    first use and stay in its cache. The last layer gets new weights if `num_classes` differs from theirs; the weights
+    of the first are summed or repeated over channels if `in_channels` differs. Source:
+    https://github.com/huggingface/pytorch-image-models.
 
     Args:
         name: a name of `timm.list_models()`, such as resnet18 or vit_tiny_patch16_224; a tag, as in
@@ -33,18 +34,18 @@ def timm_model(
 
     Raises:
         ModuleNotFoundError: timm or torchvision is not installed.
-        ValueError: a number is below 1, or timm does not have the model or pretrained weights of it.
+        ValueError: a number is below 1, or timm does not have the model, or no pretrained weights for it.
         OSError: the weights cannot be downloaded.
     """
     check_counts(num_classes=num_classes, in_channels=in_channels)
     timm = _import_timm()
     _check_name(timm, name, pretrained)
-    # runner check makes models without memory behind their weights, and has no use for their values.
+    # `runner check` makes models on the meta device, whose weights have no values.
     load = pretrained and torch.get_default_device().type != "meta"
     try:
         return timm.create_model(name, pretrained=load, num_classes=num_classes, in_chans=in_channels)
     except Exception as error:
-        # Errors of its HTTP library that the Hub's client lets through are not OSErrors.
+        # The Hub's client lets errors of its HTTP library through, which are not OSErrors.
         if not load or not (isinstance(error, OSError) or type(error).__module__.partition(".")[0] == "httpx"):
             raise
         reason = str(error).partition("\n")[0].partition(". ")[0]
@@ -57,7 +58,7 @@ def timm_model(
 def _import_timm() -> Any:
     if find_spec("timm") is None:
         raise ModuleNotFoundError(f"timm is not installed here: {how_to_install('vision')}", name="timm")
-    import_torchvision()  # timm imports it in the ordinary way, which may fail
+    import_torchvision()  # timm imports torchvision itself, but not in a way that always works
     import timm  # type: ignore[import-not-found]
 
     return timm
@@ -68,9 +69,10 @@ def _check_name(timm: Any, name: str, pretrained: bool) -> None:
     known = timm.list_models()
     if architecture not in known:
         near = difflib.get_close_matches(architecture, known, n=5, cutoff=0.5)
-        meant = f"did you mean {', '.join(near)}?" if near else "timm.list_models() has all names"
-        raise wrong_argument("name", name, f"timm has no such model; {meant}")
-    tagged = [one for one in timm.list_pretrained(f"{architecture}.*") if one.partition(".")[0] == architecture]
+        hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() has all names"
+        raise wrong_argument("name", name, f"timm has no such model; {hint}")
+    pretrained_names = timm.list_pretrained(f"{architecture}.*")
+    tagged = [tagged_name for tagged_name in pretrained_names if tagged_name.partition(".")[0] == architecture]
     if tag and name not in tagged:
         raise wrong_argument("name", name, f"timm has no such weights; choose among {', '.join(tagged) or 'none'}")
     if pretrained and not timm.models.is_model_pretrained(name):

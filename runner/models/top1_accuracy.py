@@ -1,4 +1,4 @@
-"""A metric for classifiers: the share of right answers, in few operations. Importing it takes torchmetrics."""
+"""A metric for classifiers: the fraction of right answers, in few operations. It imports torchmetrics."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ else:
 class Top1Accuracy(Metric):
     """The fraction of samples whose largest logit belongs to their target.
 
-    It is torchmetrics' `MulticlassAccuracy(average='micro')` to the bit, which also counts the other answers and so
-    takes 14 operations on the device for each batch, where this takes 5. It is 0 before the first sample.
+    It is bit-identical to torchmetrics' `MulticlassAccuracy(average='micro')`, which also counts the wrong answers:
+    that takes 14 operations on the device for each batch, and this takes 5. It is 0 before the first sample.
     """
 
     full_state_update = False
@@ -46,5 +46,5 @@ class Top1Accuracy(Metric):
         self.samples += targets.numel()
 
     def compute(self) -> Tensor:
-        """Return the share over all updates and ranks, as a 0-dim float tensor."""
+        """Return the fraction over all updates and ranks, as a 0-dim float tensor."""
         return self.right.float() / self.samples.clamp(min=1).float()

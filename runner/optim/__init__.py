@@ -1,4 +1,4 @@
-"""Optimizers, parameter groups and learning-rate schedules: how they are made, and how they step."""
+"""Make and step optimizers, with parameter groups and learning-rate schedules."""
 
 from __future__ import annotations
 

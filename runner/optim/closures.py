@@ -1,4 +1,4 @@
-"""Optimizers whose step computes the loss several times, by calling a function, such as torch's LBFGS."""
+"""Refuse optimizers that need a closure to compute the loss, such as torch's LBFGS, unless the model passes one."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def check_closure(optimizer: Optimizer, model: Any) -> None:
     """Check that an optimizer that needs a closure gets one, from a `Model` with `manual_optimization`.
 
     Raises:
-        TypeError: the run would step it without one.
+        TypeError: the run would step the optimizer without a closure.
     """
     closure = inspect.signature(optimizer.step).parameters.get("closure")
-    needs = closure is not None and closure.default is inspect.Parameter.empty
-    if needs and not getattr(model, "manual_optimization", True):  # a plain module only tries a factory out
+    is_required = closure is not None and closure.default is inspect.Parameter.empty
+    if is_required and not getattr(model, "manual_optimization", True):  # a plain module: a factory is only tried out
         name = type(optimizer).__name__
         kind = type(model).__name__
         reason = f"its step computes the loss several times. Add this to a subclass of {kind}, and train on one rank"

@@ -14,7 +14,7 @@ from runner.optim.closures import check_closure
 from runner.optim.fused import fuse
 from runner.optim.param_groups import OptimizerFactory, call_factory
 from runner.optim.scheduled_rates import ScheduledRates
-from runner.optim.schedulers import Curve, GivenFunction, Schedule
+from runner.optim.schedulers import Curve, FunctionSchedule, Schedule
 from runner.optim.torch_schedulers import torch_schedulers
 from runner.timing.time import Progress
 
@@ -22,16 +22,16 @@ Optimizers = OptimizerFactory | Optimizer | Mapping[str, OptimizerFactory | Opti
 
 
 def existing_optimizers(optimizers: Any) -> list[Optimizer]:
-    """Return the given optimizers, leaving out factories."""
-    given = optimizers.values() if isinstance(optimizers, Mapping) else optimizers
-    given = given if isinstance(given, Iterable) else [given]
-    return [one for one in given if isinstance(one, Optimizer)]
+    """Return the optimizers among the user's arguments, without factories."""
+    entries = optimizers.values() if isinstance(optimizers, Mapping) else optimizers
+    entries = entries if isinstance(entries, Iterable) else [entries]
+    return [entry for entry in entries if isinstance(entry, Optimizer)]
 
 
 def make_optimizers(optimizers: Any, model: nn.Module) -> list[Optimizer]:
-    """Return a list of optimizers over the model's parameters as they are now, in the order given.
+    """Return a list of optimizers over the model's current parameters, in the order of the argument.
 
-    On CUDA they use fused kernels, where these serve and the optimizer's `fused` is None.
+    On CUDA they use fused kernels if these apply (see `fuse`) and the optimizer's `fused` is None.
 
     Args:
         optimizers: a factory from parameters to an optimizer (or from the model, if its first argument is named
@@ -40,28 +40,28 @@ def make_optimizers(optimizers: Any, model: nn.Module) -> list[Optimizer]:
         model: the model after INIT.
 
     Raises:
-        TypeError: an entry is neither an optimizer nor a factory of one, or needs a closure, see `check_closure`.
-        ValueError: an optimizer holds parameters that the model does not have, or that another optimizer holds too; or
-            a key names no submodule.
+        TypeError: an entry is neither an optimizer nor a factory of one, or needs a closure (see `check_closure`).
+        ValueError: an optimizer holds parameters that the model does not have or that another optimizer holds too, or a
+            key names no submodule.
     """
     if optimizers is None:
         return []
     if isinstance(optimizers, Mapping):
-        made = [_make(one, submodule(model, key), f"optimizers[{key!r}]") for key, one in optimizers.items()]
+        made = [_make(source, submodule(model, key), f"optimizers[{key!r}]") for key, source in optimizers.items()]
     elif isinstance(optimizers, list | tuple):
-        made = [_make(one, model, "optimizers") for one in optimizers]
+        made = [_make(source, model, "optimizers") for source in optimizers]
     else:
         made = [_make(optimizers, model, "optimizers")]
-    for one in made:
-        check_closure(one, model)
-        _check_parameters(one, model)
-        fuse(one, model)
+    for optimizer in made:
+        check_closure(optimizer, model)
+        _check_parameters(optimizer, model)
+        fuse(optimizer, model)
     trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    held = [id(parameter) for one in made for group in one.param_groups for parameter in group["params"]]
-    held = [parameter for parameter in held if parameter in trained]
+    held = [id(parameter) for optimizer in made for group in optimizer.param_groups for parameter in group["params"]]
+    held = [parameter_id for parameter_id in held if parameter_id in trained]
     if shared := len(held) - len({*held}):
-        twice = f"{shared} parameters are in several of them, which would each step them"
-        raise ValueError(f"optimizers: {twice} (weights that submodules share?); give them to one optimizer only")
+        reason = f"{shared} parameters are in several of them, which would each step them"
+        raise ValueError(f"optimizers: {reason} (weights that submodules share?); give them to one optimizer only")
     return made
 
 
@@ -79,7 +79,7 @@ def _make(source: Any, module: nn.Module, name: str) -> Optimizer:
 
 
 def submodule(model: nn.Module, name: str) -> nn.Module:
-    """Return the module with a name such as 'generator' or 'module.head'; raise ValueError if there is none."""
+    """Return the submodule of a name such as 'generator' or 'module.head'; raise ValueError if the model lacks it."""
     modules = dict(model.named_modules())
     needed = f"the keys must name submodules of the model, which are {[child for child, _ in model.named_children()]}"
     refuse_if(name not in modules, "optimizers", name, needed)
@@ -87,8 +87,8 @@ def submodule(model: nn.Module, name: str) -> nn.Module:
 
 
 def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
-    own = {id(parameter) for parameter in model.parameters()}
-    foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
+    known = {id(parameter) for parameter in model.parameters()}
+    foreign = sum(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"])
     if foreign:
         raise ValueError(
             f"optimizers={type(optimizer).__name__}: {foreign} of its parameters are not in the model (an algorithm "
@@ -98,12 +98,12 @@ def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
 
 
 class Schedulers(NamedTuple):
-    """The schedulers, by when they act."""
+    """The schedulers of a run, by the time at which they act."""
 
     rates: list[ScheduledRates]
     """Set the rate before each batch, from the batch's own timestamp."""
     stepped: list[Any]
-    """torch's own, stepped after each batch or epoch."""
+    """Torch's own schedulers, stepped after each batch or epoch."""
 
 
 def make_schedulers(
@@ -116,27 +116,27 @@ def make_schedulers(
             argument is named `timestamp`; a torch scheduler, or a factory of one from an optimizer; a list of these,
             either of schedules and functions or of torch schedulers; or None.
         optimizers: the optimizers whose rates are set.
-        progress: tells the length of the run, against which the schedules' lengths are checked.
+        progress: has the length of the run, against which the schedules' lengths are checked.
         ratio: factor of the schedules' lengths, `scale_schedule_ratio`.
         scale_warmup: whether the factor applies to warm-ups too.
 
     Raises:
-        TypeError: an entry is none of these, or needs a metric to step.
-        ValueError: a schedule does not fit into the run, schedules of both kinds are given, or a torch scheduler is of
-            an optimizer that is not in this run.
+        TypeError: an entry is of another kind, or needs a metric to step.
+        ValueError: a schedule does not fit into the run, schedules of both kinds are given, or a torch scheduler
+            belongs to an optimizer that is not in this run.
     """
-    given: Any = [] if schedulers is None else schedulers if isinstance(schedulers, list | tuple) else [schedulers]
+    entries: Any = [] if schedulers is None else schedulers if isinstance(schedulers, list | tuple) else [schedulers]
     schedules: list[Schedule] = []
     stepped: list[Any] = []
-    for one in given:
-        if isinstance(one, Schedule):
-            schedules.append(one.scaled(ratio, scale_warmup) if isinstance(one, Curve) else one)
-        elif callable(one) and next(iter(inspect.signature(one).parameters), None) == "timestamp":
-            schedules.append(GivenFunction(cast(Any, one)))
+    for entry in entries:
+        if isinstance(entry, Schedule):
+            schedules.append(entry.scaled(ratio, scale_warmup) if isinstance(entry, Curve) else entry)
+        elif callable(entry) and next(iter(inspect.signature(entry).parameters), None) == "timestamp":
+            schedules.append(FunctionSchedule(cast(Any, entry)))
         else:
-            stepped += torch_schedulers(one, optimizers)
+            stepped += torch_schedulers(entry, optimizers)
     for schedule in schedules:
         schedule(progress)  # raises if it does not fit into the run
     mixed = "schedules of runner.optim.schedulers and torch's would undo each other"
-    refuse_if(schedules and stepped, "schedulers", given, mixed)
-    return Schedulers([ScheduledRates(one, schedules) for one in optimizers] if schedules else [], stepped)
+    refuse_if(schedules and stepped, "schedulers", entries, mixed)
+    return Schedulers([ScheduledRates(optimizer, schedules) for optimizer in optimizers if schedules], stepped)

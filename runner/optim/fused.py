@@ -1,4 +1,4 @@
-"""Step all parameters in one kernel, if the optimizer supports it and the user has not decided otherwise."""
+"""Use torch's fused optimizer kernels, which step many parameters at once, unless the user has decided otherwise."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from runner.distributed.sharding import like_parameters
 from runner.optim.muon import Muon
 from runner.optim.param_groups import check_groups
 
-FUSED = (SGD, Adam, AdamW, Muon)  # and no subclasses, which may step in another way
+FUSED = (SGD, Adam, AdamW, Muon)  # without subclasses, which may step in another way
 DEVICES = ("cuda",)
 
 
 def fuse(optimizer: Optimizer, model: nn.Module, devices: Collection[str] = DEVICES) -> None:
     """Make an optimizer that has not stepped yet use torch's fused kernels, in each group that supports them.
 
-    Torch itself never chooses them: with `fused=None` it takes a few kernels for each operation. They serve where all
-    parameters are plain and floating-point on a GPU, and no module gives sparse gradients. What a user sets, `fused`
-    or `foreach`, stays.
+    The step is the same formula, but one kernel reads and writes each parameter once; with `fused=None` torch starts a
+    few kernels for each operation. A group supports it if all its parameters are plain floating-point tensors on a GPU
+    and no module of the model has sparse gradients. A user's `fused` or `foreach` is kept.
     """
-    if type(optimizer) not in FUSED or optimizer.state or any(getattr(one, "sparse", False) for one in model.modules()):
+    has_sparse_gradients = any(getattr(module, "sparse", False) for module in model.modules())
+    if type(optimizer) not in FUSED or optimizer.state or has_sparse_gradients:
         return
     for group in optimizer.param_groups:
-        is_open = "fused" in group and group["fused"] is None and group["foreach"] is None
-        if is_open and not group["differentiable"] and all(_is_plain(one, devices) for one in group["params"]):
+        is_unset = "fused" in group and group["fused"] is None and group["foreach"] is None
+        are_plain = all(_is_plain(parameter, devices) for parameter in group["params"])
+        if is_unset and are_plain and not group["differentiable"]:
             group["fused"] = True
 
 
@@ -38,7 +40,7 @@ def _is_plain(parameter: Tensor, devices: Collection[str]) -> bool:
 
 
 def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Load a saved state into an optimizer, which keeps its shards and the kernels chosen for its own device.
+    """Load a saved state into an optimizer, which keeps its sharding and the kernels chosen for its device.
 
     Raises:
         ValueError: the parameter groups differ.
@@ -46,7 +48,7 @@ def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     check_groups(optimizer, saved)
     saved = like_parameters(optimizer, saved)
     groups: list[Mapping[str, Any]] = [
-        {**its, "fused": group["fused"]} if "fused" in group else its
-        for group, its in zip(optimizer.param_groups, saved["param_groups"], strict=True)
+        {**saved_group, "fused": group["fused"]} if "fused" in group else saved_group
+        for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True)
     ]
     optimizer.load_state_dict({**saved, "param_groups": groups})

@@ -1,4 +1,4 @@
-"""Parameter groups by rules: which parameters get their own rate, weight decay or other setting."""
+"""Parameter groups by rules, which give some parameters their own learning rate, weight decay or other settings."""
 
 from __future__ import annotations
 
@@ -30,20 +30,22 @@ def takes_model(factory: Any) -> bool:
 
 
 def call_factory(factory: Any, model: nn.Module) -> Any:
-    """Return the result of calling a factory with a model or its parameters; frozen ones may be unfrozen later."""
+    """Call a factory with a model or its parameters, also frozen ones, and return the optimizer."""
     spare_compiler()
-    return factory(model if takes_model(factory) else [one for one in model.parameters() if is_steppable(one)])
+    if takes_model(factory):
+        return factory(model)
+    return factory([parameter for parameter in model.parameters() if is_steppable(parameter)])
 
 
 def is_steppable(parameter: Tensor) -> bool:
-    """Return whether an optimizer can step a parameter: not one of integers, as quantized weights are."""
+    """Return whether an optimizer can step a parameter: integers, such as quantized weights, it cannot."""
     return parameter.is_floating_point() or parameter.is_complex()
 
 
 class ParamGroups:
     """A factory for an optimizer in which rules give some parameters their own settings.
 
-    Each rule selects parameters and says what is different for them:
+    Each rule selects parameters and lists the settings that differ for them:
 
         ParamGroups(
             lambda params: AdamW(params, lr=1e-3, weight_decay=0.1),
@@ -53,32 +55,33 @@ class ParamGroups:
             },
         )
 
-    A rule selects the parameters that fulfil all of its conditions; without a condition, all parameters:
+    A rule selects the parameters that meet all of its conditions; without a condition, all parameters:
 
     - `names`: a shell pattern for full names, or a list of patterns, at least one of which must match;
     - `modules`: the name of a class, or a list of names: parameters inside modules of such a class or a subclass;
-    - `max_ndim`: the most dimensions. Norms and biases have 1.
+    - `max_ndim`: the largest number of dimensions. Norms and biases have 1.
 
-    All its other keys are settings of the optimizer's groups, such as `lr` or `weight_decay`, and two factors:
+    All other keys are settings of the optimizer's groups, such as `lr` or `weight_decay`, and two factors:
 
     - `lr_scale`: the factor for the learning rate;
-    - `layer_decay`: the factor for the learning rate from each layer to the one below, above 0 and at most 1. Layers
-      are the numbered modules, such as `blocks.0`, in the order of the model. What comes before them is the lowest
-      layer, and what comes after is the highest.
+    - `layer_decay`: the factor for the learning rate from each layer to the one below, above 0 and at most 1: d layers
+      below the highest, the rate is multiplied by `layer_decay ** d`. Layers are the numbered modules, such as
+      `blocks.0`, in the order of the model. All parameters before them form the lowest layer, and those after them the
+      highest.
 
-    Rules also select frozen parameters, which have their settings if they are unfrozen later.
+    Rules also select frozen parameters, so that these have their settings if they are unfrozen later.
 
-    Where several rules select a parameter, all apply: the later one wins where both have the same setting, and factors
-    multiply. The parameters that the same rules select form a group, which has the names of the rules under the key
-    'name'. Schedules multiply the rate of each group. If the optimizer has several groups to begin with, each is split.
+    If several rules select a parameter, all apply: the later rule wins if both have the same setting, and factors
+    multiply. Parameters that the same rules select form a group, with the names of the rules under the key 'name'.
+    Schedules multiply the rate of each group. If the optimizer already has several groups, each is split.
 
     Args:
         optimizer: a factory from parameters, or from the model if its first argument is named `model`.
         rules: the rules by name, at least one.
 
     Raises:
-        ValueError, TypeError: a rule is malformed; or, when the optimizer is made, it or one of its patterns selects no
-            parameter, it sets what the optimizer does not have, or all parameters get a learning rate of 0.
+        ValueError, TypeError: a rule is malformed; or, when the optimizer is made, a rule or one of its patterns
+            selects no parameter, the optimizer lacks a setting, or all parameters get a learning rate of 0.
     """
 
     def __init__(self, optimizer: OptimizerFactory, rules: Mapping[str, Mapping[str, Any]]) -> None:
@@ -89,7 +92,7 @@ class ParamGroups:
         self.rules = [_Rule.parse(f"param_groups.{name}", rule) for name, rule in rules.items()]
 
     def __call__(self, model: nn.Module) -> Optimizer:
-        """Return the optimizer of a model, with the groups of the rules."""
+        """Return the optimizer of a model, with its groups split by the rules."""
         optimizer = call_factory(self.optimizer, model)
         if isinstance(optimizer, Optimizer):
             self._split(optimizer, model)
@@ -97,20 +100,23 @@ class ParamGroups:
 
     def _split(self, optimizer: Optimizer, model: nn.Module) -> None:
         """Split the groups of an optimizer that has not stepped yet."""
-        held = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        known = [one for one in _describe(model) if one.key in held]
-        selected = [(rule, rule.select(known)) for rule in self.rules]
-        for rule, its in selected:
-            touched = [group for group in optimizer.param_groups if any(id(one) in its for one in group["params"])]
-            rule.check(type(optimizer).__name__, touched)
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        known = [parameter for parameter in _describe(model) if parameter.key in held]
+        selections = [(rule, rule.select(known)) for rule in self.rules]
+        for rule, depths in selections:
+            changed = [group for group in optimizer.param_groups if any(id(p) in depths for p in group["params"])]
+            rule.check(type(optimizer).__name__, changed)
         groups = []
         for group in optimizer.param_groups:
-            parts: dict[tuple[tuple[_Rule, int], ...], list[nn.Parameter]] = {(): []}  # what no rule selects is first
-            for one in group["params"]:
-                applied = tuple((rule, its[id(one)]) for rule, its in selected if id(one) in its)
-                parts.setdefault(applied, []).append(one)
+            parts: dict[tuple[tuple[_Rule, int], ...], list[nn.Parameter]] = {
+                (): []
+            }  # parameters without a rule come first
+            for parameter in group["params"]:
+                key = id(parameter)
+                applied = tuple((rule, depths[key]) for rule, depths in selections if key in depths)
+                parts.setdefault(applied, []).append(parameter)
             groups += [_group(group, applied, part) for applied, part in parts.items() if part]
-        trained = [group for group in groups if any(one.requires_grad for one in group["params"])]
+        trained = [group for group in groups if any(parameter.requires_grad for parameter in group["params"])]
         if not any(group.get("lr", 1) for group in trained) and any(
             group.get("lr") for group in optimizer.param_groups
         ):
@@ -129,7 +135,8 @@ def check_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """
 
     def outline(groups: Sequence[Mapping[str, Any]]) -> str:
-        return ", ".join(f"{one.get('name', index)} ({len(one['params'])})" for index, one in enumerate(groups))
+        sizes = [(group.get("name", index), len(group["params"])) for index, group in enumerate(groups)]
+        return ", ".join(f"{name} ({size})" for name, size in sizes)
 
     before = outline(saved["param_groups"])
     now = outline(optimizer.param_groups)
@@ -151,7 +158,7 @@ class _Parameter(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Rule:
-    """One rule; `key` is its name in messages."""
+    """A rule of `ParamGroups`; `key` is its name in messages."""
 
     key: str
     names: Sequence[str] | None
@@ -167,8 +174,8 @@ class _Rule:
         if not isinstance(rule, Mapping):
             raise wrong_argument(key, rule, "must be a rule, such as {'names': '*head*', 'lr_scale': 10}", TypeError)
         settings = {str(name): value for name, value in rule.items()}
-        names = _listed(f"{key}.names", settings.pop("names", None))
-        modules = _listed(f"{key}.modules", settings.pop("modules", None))
+        names = _parse_names(f"{key}.names", settings.pop("names", None))
+        modules = _parse_names(f"{key}.modules", settings.pop("modules", None))
         max_ndim = settings.pop("max_ndim", None)
         if max_ndim is not None:
             check_whole(f"{key}.max_ndim", max_ndim, 0)
@@ -184,23 +191,25 @@ class _Rule:
         return cls(key, names, modules, max_ndim, lr_scale, layer_decay, settings)
 
     def select(self, known: Sequence[_Parameter]) -> dict[int, int]:
-        """Return the parameters that the rule selects, as their keys and how far below the highest layer each is."""
+        """Return the keys of the selected parameters, each with its number of layers below the highest one."""
         for kind, entries in (("names", self.names), ("modules", self.modules)):
             for entry in entries or ():
-                if not any(_matches(one, kind, entry) for one in known):
-                    there_are = self._there_are(known, kind)
-                    raise ValueError(f"{self.key}.{kind}={entry!r}: matches no parameter; {there_are}")
-        chosen = [one for one in known if self._selects(one)]
-        if not chosen:
-            conditions = {"names": self.names, "modules": self.modules, "max_ndim": self.max_ndim}
-            asked = ", ".join(f"{self.key}.{name}={value!r}" for name, value in conditions.items() if value is not None)
-            raise ValueError(f"{asked}: selects no parameter; {self._there_are(known, 'names')}")
+                if not any(_matches(parameter, kind, entry) for parameter in known):
+                    choices = _describe_choices(known, kind)
+                    raise ValueError(f"{self.key}.{kind}={entry!r}: matches no parameter; {choices}")
+        selected = [parameter for parameter in known if self._selects(parameter)]
+        if not selected:
+            values = {"names": self.names, "modules": self.modules, "max_ndim": self.max_ndim}
+            conditions = [f"{self.key}.{name}={value!r}" for name, value in values.items() if value is not None]
+            choices = _describe_choices(known, "names")
+            raise ValueError(f"{', '.join(conditions)}: selects no parameter; {choices}")
         if self.layer_decay is None:
-            return {one.key: 0 for one in chosen}
-        layers = _layers([one.names[0] for one in chosen])
+            return {parameter.key: 0 for parameter in selected}
+        layers = _layers([parameter.names[0] for parameter in selected])
         if not any(layers):
             raise ValueError(f"{self.key}.layer_decay={self.layer_decay!r}: no module here is numbered, as in blocks.0")
-        return {one.key: max(layers) - layer for one, layer in zip(chosen, layers, strict=True)}
+        highest = max(layers)
+        return {parameter.key: highest - layer for parameter, layer in zip(selected, layers, strict=True)}
 
     def check(self, optimizer: str, groups: Sequence[Mapping[str, Any]]) -> None:
         """Check that each setting exists in at least one of the groups that the rule changes."""
@@ -211,33 +220,33 @@ class _Rule:
                 hint = f"did you mean {near[0]!r}? " if near else ""
                 listed = ", ".join([*allowed, "lr_scale", "layer_decay"])
                 raise ValueError(f"{self.key}.{name}={value!r}: {optimizer} has no such setting; {hint}It has {listed}")
-            _check_like(f"{self.key}.{name}", value, next(group[name] for group in groups if name in group))
+            _check_kind(f"{self.key}.{name}", value, next(group[name] for group in groups if name in group))
 
-    def _selects(self, one: _Parameter) -> bool:
-        by_name = self.names is None or any(_matches(one, "names", entry) for entry in self.names)
-        by_class = self.modules is None or any(_matches(one, "modules", entry) for entry in self.modules)
-        return by_name and by_class and (self.max_ndim is None or one.ndim <= self.max_ndim)
+    def _selects(self, parameter: _Parameter) -> bool:
+        by_name = self.names is None or any(_matches(parameter, "names", entry) for entry in self.names)
+        by_class = self.modules is None or any(_matches(parameter, "modules", entry) for entry in self.modules)
+        return by_name and by_class and (self.max_ndim is None or parameter.ndim <= self.max_ndim)
 
-    def _there_are(self, known: Sequence[_Parameter], kind: str) -> str:
-        """Return a phrase that lists what could have been selected."""
-        if kind == "modules":
-            found = list(dict.fromkeys(name for one in known for name in sorted(one.classes)))
-            what = "classes"
-        else:
-            found = [one.names[0] for one in known]
-            what = "parameters"
-        return f"{what} are {', '.join(found[:6])}{f' and {len(found) - 6} more' * (len(found) > 6)}"
+
+def _describe_choices(known: Sequence[_Parameter], kind: str) -> str:
+    """Return a phrase that lists the parameters or classes that a rule could select."""
+    if kind == "modules":
+        names = list(dict.fromkeys(name for parameter in known for name in sorted(parameter.classes)))
+    else:
+        names = [parameter.names[0] for parameter in known]
+    subject = "classes" if kind == "modules" else "parameters"
+    return f"{subject} are {', '.join(names[:6])}{f' and {len(names) - 6} more' * (len(names) > 6)}"
 
 
 def _matches(parameter: _Parameter, kind: str, entry: str) -> bool:
-    """Return whether a parameter has a name, or is in a module, that an entry of a rule gives."""
+    """Return whether an entry of a rule matches a name or a class of a parameter."""
     if kind == "modules":
         return entry in parameter.classes
     return any(fnmatchcase(name, entry) for name in parameter.names)
 
 
 def _group(group: dict[str, Any], applied: Sequence[tuple[_Rule, int]], part: list[nn.Parameter]) -> dict[str, Any]:
-    """Return the part of a group to which some rules apply, each with a number of layers below the highest."""
+    """Return a group for the part to which some rules apply, each with its number of layers below the highest."""
     changed = {**group, "params": part}
     scale = 1.0
     for rule, depth in applied:
@@ -251,26 +260,24 @@ def _group(group: dict[str, Any], applied: Sequence[tuple[_Rule, int]], part: li
 
 
 def _describe(model: nn.Module) -> list[_Parameter]:
-    """Return each parameter of a model, in its order, with all its names where modules share it."""
-    kinds = {path: {one.__name__ for one in type(module).__mro__} for path, module in _modules(model).items()}
-    found: dict[int, _Parameter] = {}
+    """Return each parameter of a model once, in the model's order, with all names of a shared parameter."""
+    modules = model.named_modules(remove_duplicate=False)
+    classes = {path: {cls.__name__ for cls in type(module).__mro__} for path, module in modules}
+    descriptions: dict[int, _Parameter] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        one = found.setdefault(id(parameter), _Parameter(id(parameter), [], set(), parameter.ndim))
-        one.names.append(name)
+        key = id(parameter)
+        description = descriptions.setdefault(key, _Parameter(key, [], set(), parameter.ndim))
+        description.names.append(name)
         owners = name.split(".")[:-1]
         for depth in range(len(owners) + 1):
-            one.classes.update(kinds[".".join(owners[:depth])])
-    return list(found.values())
-
-
-def _modules(model: nn.Module) -> dict[str, nn.Module]:
-    return dict(model.named_modules(remove_duplicate=False))
+            description.classes.update(classes[".".join(owners[:depth])])
+    return list(descriptions.values())
 
 
 def _layers(names: Sequence[str]) -> list[int]:
-    """Return the layer of each parameter: 0 before the first numbered module, then one more for each of these."""
+    """Return the layer of each parameter: 0 before the first numbered module, then one more for each."""
     paths = [name.split(".")[:-1] for name in names]
-    shared = 0  # how many parts all names begin with; a number among them tells no layers apart
+    shared = 0  # length of the prefix of all paths; a number in it does not distinguish layers
     for parts in zip(*paths, strict=False):
         if len({*parts}) > 1:
             break
@@ -287,17 +294,17 @@ def _layers(names: Sequence[str]) -> list[int]:
     return [len(numbered) + 1 if layer is None else layer for layer in layers]
 
 
-def _listed(key: str, value: Any) -> Sequence[str] | None:
+def _parse_names(key: str, value: Any) -> Sequence[str] | None:
     if value is None:
         return None
-    listed = [value] if isinstance(value, str) else value
-    if not isinstance(listed, list | tuple) or not listed or not all(isinstance(one, str) for one in listed):
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
         raise wrong_argument(key, value, "must be a name or a list of names", TypeError)
-    return listed
+    return names
 
 
-def _check_like(key: str, value: Any, current: Any) -> None:
-    """Check a setting against the value that the optimizer has for all other parameters."""
+def _check_kind(key: str, value: Any, current: Any) -> None:
+    """Check that a setting has the type of the optimizer's own value for other parameters."""
     if isinstance(current, bool):
         fits = isinstance(value, bool)
     elif isinstance(current, list | tuple):

@@ -20,10 +20,12 @@ def _base_rate(group: dict[str, Any]) -> float:
 
 
 class ScheduledRates:
-    """Sets an optimizer's learning rates: each group's base rate times the product of the schedules.
+    """Sets an optimizer's learning rates: each group's base rate times the product of the schedules' multipliers.
 
-    The base rate is the group's `initial_lr`, set to its `lr` if it is missing, as torch's schedulers do. A rate
-    that is a tensor is filled in place. Without schedules the rates stay as they are.
+    Each batch's rate is computed from the base rate and the batch's timestamp, never from the previous rate. So
+    rounding errors do not add up, and the base rates are all that a resumed run needs. The base rate is the group's
+    `initial_lr`, set to its `lr` if it is missing, as in torch's schedulers. A rate that is a tensor is filled in
+    place. Without schedules the rates do not change.
     """
 
     def __init__(self, optimizer: Optimizer, schedules: Sequence[Schedule]) -> None:
@@ -36,7 +38,7 @@ class ScheduledRates:
             _base_rate(group)
 
     def step(self, progress: Progress) -> None:
-        """Set the rates for the batch that comes at `progress`; raise ValueError as `Schedule.bind` does."""
+        """Set the rates for the batch at `progress`; raises ValueError like `Schedule.bind`."""
         timestamp, max_duration, batches_per_epoch = progress
         if max_duration is not self._bound_to[0] or batches_per_epoch != self._bound_to[1]:
             self._multipliers = [schedule.bind(max_duration, batches_per_epoch) for schedule in self.schedules]
@@ -56,7 +58,7 @@ class ScheduledRates:
         return {"base_rates": [_base_rate(group) for group in self.optimizer.param_groups]}
 
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Restore the base rates, one per group (else a ValueError); the next `step` sets the rates."""
+        """Restore the base rates; the next `step` sets the rates. ValueError: not one base rate per group."""
         groups = self.optimizer.param_groups
         base_rates = state["base_rates"]
         if len(groups) != len(base_rates):

@@ -1,9 +1,9 @@
 """Learning-rate schedules: pure functions from time to a multiplier of the base rate.
 
-Every schedule takes `t_warmup`: while t < t_warmup, the multiplier is t / t_warmup of the value that the schedule
-starts with (1, but for `constant` and `linear`). In the formulas t is the time since the start of training and
-x = (t - t_warmup) / (t_max - t_warmup), held at 1 from t_max on. Epochs count in fractions where the number of batches
-in the epoch in progress is known, else in whole epochs.
+Every schedule takes `t_warmup`: while t < t_warmup, the multiplier is t / t_warmup times the schedule's value at t = 0
+(`alpha` of `constant`, `alpha_i` of `linear`, 1 of all others). In the formulas t is the time since the start of
+training and x = (t - t_warmup) / (t_max - t_warmup), held at 1 from t_max on. Epochs count in fractions if the number
+of batches in the current epoch is known, else in whole epochs.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Shape = Callable[[float], float]
 
 
 def time_axis(unit: TimeUnit, max_duration: Time, batches: int | None) -> tuple[Length, Callable[[Timestamp], float]]:
-    """Return two functions: the exact length of a time on one axis, and a timestamp's position on it.
+    """Return two functions: the exact length of a time on the axis of a unit, and a timestamp's position on it.
 
-    Epochs are counted in their batches.
+    Epochs are measured in batches if the number of batches in an epoch is known.
     """
     per_epoch = batches if unit is TimeUnit.EPOCH else None
 
@@ -45,12 +45,12 @@ class Schedule(ABC):
     """A multiplier of the learning rate, 0 or more, as a function of time: `schedule(progress)`."""
 
     def __call__(self, progress: Progress) -> float:
-        """Return the multiplier at this point of training; raise ValueError as `bind` does."""
+        """Return the multiplier at this point of training; raises ValueError like `bind`."""
         return self.bind(progress.max_duration, progress.batches_per_epoch)(progress.timestamp)
 
     @abstractmethod
     def bind(self, max_duration: Time, batches_per_epoch: int | None) -> Callable[[Timestamp], float]:
-        """Return the multiplier as a function of the timestamp alone, with all conversions done; also a check.
+        """Return the multiplier as a function of the timestamp alone, with all times checked and converted.
 
         Raises:
             ValueError: the schedule does not fit the length of the run.
@@ -58,9 +58,9 @@ class Schedule(ABC):
 
 
 def warn_of_mixed_units(schedules: Iterable[Schedule], max_duration: Time) -> bool:
-    """Warn of the first schedule that converts between epochs and batches; return whether there is one.
+    """Warn of the first schedule that converts between epochs and batches; return whether one does.
 
-    Call it when the number of batches in an epoch has changed. Epochs, and fractions of a run of epochs, are then still
+    Call it when the number of batches in an epoch has changed. Times in epochs, and fractions of a run in epochs, stay
     exact, because a position in an epoch is a fraction of that epoch.
     """
     for schedule in schedules:
@@ -78,18 +78,21 @@ def warn_of_mixed_units(schedules: Iterable[Schedule], max_duration: Time) -> bo
 
 @dataclass(frozen=True)
 class Curve(Schedule):
-    """A schedule that rises to its curve in a warm-up.
+    """A schedule that rises linearly to its curve in a warm-up.
 
-    Curves are equal when their arguments are, and can be pickled. Times other than `t_warmup` are above 0, numbers
-    at least 0; anything else is a ValueError, and what is neither time string nor number a TypeError.
+    Curves with equal arguments are equal, and curves can be pickled.
+
+    Raises:
+        ValueError: a time other than `t_warmup` is not above 0, or a number is negative or infinite.
+        TypeError: an argument is neither a time string nor a number.
     """
 
     t_warmup: str | Time = field(default="0ba", kw_only=True)
 
-    _ratio: Fraction = field(default=Fraction(1), init=False, repr=False)  # of lengths, but those in dur
+    _ratio: Fraction = field(default=Fraction(1), init=False, repr=False)  # factor of lengths, except those in dur
     _warmup_ratio: Fraction = field(default=Fraction(1), init=False, repr=False)
 
-    # Which fields are lengths of time above 0; the first decides the unit in which the schedule counts.
+    # The fields that are lengths of time above 0; the first one sets the unit of the schedule's axis.
     _lengths: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -109,10 +112,10 @@ class Curve(Schedule):
                 raise ValueError(f"{name}={value!r} must be a finite number of at least {minimum}")
 
     def bind(self, max_duration: Time, batches_per_epoch: int | None) -> Callable[[Timestamp], float]:
-        """Return the multiplier as a function of the timestamp alone, with all conversions done; also a check.
+        """Return the multiplier as a function of the timestamp alone, with all times checked and converted.
 
         Raises:
-            ValueError: the warm-up is longer than the schedule, or its times cannot be put in one unit.
+            ValueError: the warm-up is longer than the schedule, or its times cannot be converted to one unit.
         """
         leading: Any = getattr(self, self._lengths[0]) if self._lengths else self.t_warmup
         warmup: Any = self.t_warmup
@@ -128,23 +131,23 @@ class Curve(Schedule):
         exact_warmup = scaled(warmup, self._warmup_ratio)
         curve = self._curve(scaled, exact_warmup)
         initial = curve(0)
-        rise = position
-        if warmup.value and unit_of_warmup is not unit:  # where epochs differ in length, it takes as long as it says
-            own_length, rise = time_axis(unit_of_warmup, max_duration, batches_per_epoch)
+        warmup_position = position
+        if warmup.value and unit_of_warmup is not unit:  # keeps its length if epochs differ in length
+            own_length, warmup_position = time_axis(unit_of_warmup, max_duration, batches_per_epoch)
             exact_warmup = scaled(warmup, self._warmup_ratio, own_length)
         end = float(exact_warmup)
 
         def multiplier(timestamp: Timestamp) -> float:
             t = position(timestamp)
-            risen = t if rise is position else rise(timestamp)
-            return curve(t) if risen >= end else initial * risen / end
+            warmup_t = t if warmup_position is position else warmup_position(timestamp)
+            return curve(t) if warmup_t >= end else initial * warmup_t / end
 
         return multiplier
 
     def scaled(self, ratio: float, scale_warmup: bool = False) -> Curve:
         """Return the schedule with its lengths multiplied by `ratio`, exactly; the warm-up only with `scale_warmup`.
 
-        Lengths in `dur` stay, as they follow max_duration.
+        Lengths in `dur` are not multiplied, because they follow max_duration.
 
         Raises:
             ValueError: `ratio` is not above 0, or infinite.
@@ -157,12 +160,12 @@ class Curve(Schedule):
 
     @abstractmethod
     def _curve(self, length: Length, warmup: Fraction) -> Shape:
-        """Return the multiplier at t after the warm-up; before that, the value that the warm-up leads to."""
+        """Return the multiplier as a function of t; the warm-up rises to its value at t = 0."""
 
 
 @dataclass(frozen=True)
-class GivenFunction(Schedule):
-    """A user's own function from a `Timestamp` to a multiplier; it is called before each batch."""
+class FunctionSchedule(Schedule):
+    """A user's function from a `Timestamp` to a multiplier, called before each batch."""
 
     function: Callable[[Timestamp], float]
 
@@ -172,10 +175,10 @@ class GivenFunction(Schedule):
         def multiplier(timestamp: Timestamp) -> float:
             value = self.function(timestamp)
             if not isinstance(value, int | float) or not 0 <= value < math.inf:
-                function: Any = getattr(self.function, "func", self.function)  # what is inside a partial
-                where = f"returned {value!r} at batch {timestamp.batch}"
+                function: Any = getattr(self.function, "func", self.function)  # the function inside a partial
+                problem = f"returned {value!r} at batch {timestamp.batch}"
                 name = getattr(function, "__qualname__", function)
-                raise ValueError(f"schedulers={name}: {where}; must be a finite number of at least 0")
+                raise ValueError(f"schedulers={name}: {problem}; must be a finite number of at least 0")
             return value
 
         return multiplier
@@ -193,21 +196,21 @@ class constant(Curve):
 
 @dataclass(frozen=True)
 class step(Curve):
-    """gamma ^ floor(t / step_size): steps count from the start of training, warm-up included."""
+    """gamma ^ floor(t / step_size), where steps count from the start of training, warm-up included."""
 
     step_size: str | Time
     gamma: float = 0.1
     _lengths: ClassVar = ("step_size",)
 
     def _curve(self, length: Length, warmup: Fraction) -> Shape:
-        # In whole numbers, so that no rounding moves a step to the next batch.
+        # In integers, because rounding could move a step to the next batch.
         numerator, denominator = length(self.step_size).as_integer_ratio()
         return lambda t: self.gamma ** (t * denominator // numerator)
 
 
 @dataclass(frozen=True)
 class multi_step(Curve):
-    """gamma ^ (number of milestones at or before t): they count from the start of training, warm-up included."""
+    """gamma ^ (number of milestones at or before t), which count from the start of training, warm-up included."""
 
     milestones: Sequence[str | Time]
     gamma: float = 0.1
@@ -220,7 +223,7 @@ class multi_step(Curve):
 
 @dataclass(frozen=True)
 class exponential(Curve):
-    """gamma ^ ((t - t_warmup) / decay_period), continuous: it falls in every batch, not once a period."""
+    """gamma ^ ((t - t_warmup) / decay_period): falls by a factor of gamma per period, a little in every batch."""
 
     gamma: float
     decay_period: str | Time = "1ep"
@@ -236,8 +239,8 @@ class exponential(Curve):
 class cosine_annealing_warm_restarts(Curve):
     """alpha_f + (1 - alpha_f) * (1 + cos(pi * y)) / 2, where y rises from 0 to 1 in each cycle.
 
-    The first cycle starts at t_warmup and lasts `t_0`, each next one `t_mult` times as long as the one before.
-    Source: Loshchilov and Hutter, SGDR, 2017.
+    The first cycle starts at t_warmup and lasts `t_0`; each later cycle is `t_mult` times as long as the previous one.
+    Source: Loshchilov and Hutter 2017, SGDR, https://arxiv.org/abs/1608.03983.
     """
 
     t_0: str | Time
@@ -250,14 +253,14 @@ class cosine_annealing_warm_restarts(Curve):
         first_cycle = float(length(self.t_0))
 
         def curve(t: float) -> float:
-            since = max(0.0, t - start)
+            elapsed = max(0.0, t - start)  # in the current cycle, at the end
             cycle = first_cycle
             if self.t_mult == 1:
-                since %= cycle
-            while since >= cycle:
-                since -= cycle
+                elapsed %= cycle
+            while elapsed >= cycle:
+                elapsed -= cycle
                 cycle *= self.t_mult
-            return self.alpha_f + (1 - self.alpha_f) * (1 + math.cos(math.pi * since / cycle)) / 2
+            return self.alpha_f + (1 - self.alpha_f) * (1 + math.cos(math.pi * elapsed / cycle)) / 2
 
         return curve
 
@@ -271,10 +274,10 @@ class _Ending(Curve):
 
     @abstractmethod
     def _value(self, x: float) -> float:
-        """Return the multiplier when the fraction x of the way from the warm-up to `t_max` is done."""
+        """Return the multiplier at the fraction x of the time between `_start` and `t_max`."""
 
     def _start(self, length: Length, warmup: Fraction) -> Fraction:
-        """Return the time at which the way to the final value starts."""
+        """Return the time at which the curve starts to change."""
         return warmup
 
     def _curve(self, length: Length, warmup: Fraction) -> Shape:
@@ -285,13 +288,13 @@ class _Ending(Curve):
             raise ValueError(f"{times} is longer than t_max={str(self.t_max)!r}: shorten it, or train longer")
         first = float(start)
         last = float(end)
-        way = float(end - start) or 1.0
-        return lambda t: self._value(1.0 if t >= last else max(0.0, t - first) / way)
+        duration = float(end - start) or 1.0
+        return lambda t: self._value(1.0 if t >= last else max(0.0, t - first) / duration)
 
 
 @dataclass(frozen=True)
 class linear(_Ending):
-    """alpha_i + (alpha_f - alpha_i) * x."""
+    """alpha_i + (alpha_f - alpha_i) * x, a straight line from `alpha_i` to `alpha_f`."""
 
     alpha_i: float = 1.0
     alpha_f: float = 0.0
@@ -302,7 +305,11 @@ class linear(_Ending):
 
 @dataclass(frozen=True)
 class cosine_annealing(_Ending):
-    """alpha_f + (1 - alpha_f) * (1 + cos(pi * x)) / 2."""
+    """alpha_f + (1 - alpha_f) * (1 + cos(pi * x)) / 2.
+
+    The cosine falls from 1 to `alpha_f`, flat at both ends. Source: Loshchilov and Hutter 2017, SGDR,
+    https://arxiv.org/abs/1608.03983, without restarts.
+    """
 
     alpha_f: float = 0.0
 
@@ -312,7 +319,7 @@ class cosine_annealing(_Ending):
 
 @dataclass(frozen=True)
 class polynomial(_Ending):
-    """alpha_f + (1 - alpha_f) * (1 - x) ^ power."""
+    """alpha_f + (1 - alpha_f) * (1 - x) ^ power, from 1 to `alpha_f`; a power of 1 is `linear`."""
 
     power: float
     alpha_f: float = 0.0
@@ -323,7 +330,11 @@ class polynomial(_Ending):
 
 @dataclass(frozen=True)
 class warmup_stable_decay(_Ending):
-    """1 until t_max - t_decay, then linear to `alpha_f` at t_max. Source: Hu et al., MiniCPM, 2024."""
+    """1 until t_max - t_decay, then linear to `alpha_f` at t_max.
+
+    Here x = (t - (t_max - t_decay)) / t_decay, and the decay is 1 + (alpha_f - 1) * x. Source: Hu et al. 2024, MiniCPM,
+    https://arxiv.org/abs/2404.06395.
+    """
 
     t_decay: str | Time = "0.4dur"
     alpha_f: float = 0.0

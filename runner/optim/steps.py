@@ -1,4 +1,4 @@
-"""How optimizers step after each batch: plainly, with the loss scaler of amp_fp16, or in the model's own code.
+"""Step optimizers after each batch: plainly, with the loss scaler of amp_fp16, or in the model's own code.
 
 For each batch the training loop calls `finish_gradients`, fires AFTER_TRAIN_BATCH, and calls `step`.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Steps:
     """Steps each optimizer, then the torch schedulers that step with every batch.
 
-    `reduces` tells whether gradients still have to be averaged over the ranks after backward.
+    `reduces` is whether gradients still have to be averaged over the ranks after backward.
     """
 
     def __init__(self, state: State, schedulers: Iterable[Any], reduces: bool) -> None:
@@ -43,7 +43,7 @@ class Steps:
             scheduler.step()
 
     def watch(self, training_step: Callable[[State], Any]) -> Callable[[State], Any]:
-        """Return a model's `training_step` in the form in which the loop should call it."""
+        """Return a model's `training_step`, wrapped if this class needs to know when it runs."""
         return training_step
 
     def close(self) -> None:
@@ -53,8 +53,8 @@ class Steps:
 class ScaledSteps(Steps):
     """Steps with the loss scaler of amp_fp16, which skips a step if gradients overflow.
 
-    If an optimizer skips its step, its scheduler does not step either. As without a scaler, an optimizer whose
-    parameters have no gradients does not step.
+    If an optimizer skips its step, its scheduler does not step either. An optimizer whose parameters have no gradients
+    does not step, just as without a scaler.
     """
 
     def __init__(self, state: State, schedulers: Iterable[Any], reduces: bool) -> None:
@@ -63,18 +63,18 @@ class ScaledSteps(Steps):
         self.scaler = state.scaler
         self._unscaled: list[Optimizer] = []
         self._stepped: set[int] = set()
-        self._hooks = [one.register_step_post_hook(self._has_stepped) for one in state.optimizers]
+        self._hooks = [optimizer.register_step_post_hook(self._record_step) for optimizer in state.optimizers]
 
     def finish_gradients(self) -> None:
         super().finish_gradients()
-        self._unscaled = [one for one in self.state.optimizers if has_gradients(one)]
+        self._unscaled = [optimizer for optimizer in self.state.optimizers if has_gradients(optimizer)]
         for optimizer in self._unscaled:
             self.scaler.unscale_(optimizer)
 
     def step(self) -> None:
         self._stepped.clear()
         for optimizer in self._unscaled:
-            self.scaler.step(optimizer)  # the intended host-device sync: reads back one flag, as torch's fp16 does
+            self.scaler.step(optimizer)  # an intended host-device sync: torch reads back one flag
         if self._unscaled:
             self.scaler.update()
         for scheduler in self.schedulers:
@@ -85,7 +85,7 @@ class ScaledSteps(Steps):
         for hook in self._hooks:
             hook.remove()
 
-    def _has_stepped(self, optimizer: Optimizer, *_: Any) -> None:
+    def _record_step(self, optimizer: Optimizer, *_: Any) -> None:
         self._stepped.add(id(optimizer))
 
 
@@ -93,96 +93,96 @@ class OwnSteps(Steps):
     """Leaves the optimizer steps to a model with `manual_optimization`.
 
     While the model's `training_step` runs, `optimizer.step()` first averages the gradients of that optimizer over the
-    ranks, and unscales them with amp_fp16. A closure computes gradients itself, so it needs a single rank, and no
-    amp_fp16. A model without `manual_optimization` must not step optimizers. `others` steps the optimizers if the model
-    does not; it is None with `manual_optimization`.
+    ranks, and unscales them with amp_fp16. A closure computes gradients itself, so it works only on a single rank and
+    without amp_fp16. A model without `manual_optimization` must not step optimizers: then `run_steps` steps them after
+    its `training_step`. With `manual_optimization` it is None.
     """
 
-    def __init__(self, state: State, schedulers: Iterable[Any], others: Steps | None) -> None:
+    def __init__(self, state: State, schedulers: Iterable[Any], run_steps: Steps | None) -> None:
         super().__init__(state, schedulers, reduces=False)
-        self._others = others
-        self._running = False  # whether the model's training_step is running
-        self._ever = False  # whether it has ever stepped an optimizer
-        self._scaled: set[int] = set()  # the optimizers that the scaler has stepped in this batch
-        self._before = [one.__dict__.get("step") for one in state.optimizers]
+        self._run_steps = run_steps
+        self._is_running = False  # whether the model's training_step is running
+        self._has_stepped = False  # whether training_step has ever stepped an optimizer
+        self._stepped: set[int] = set()  # the optimizers that the scaler has stepped in this batch
+        self._own_steps = [vars(optimizer).get("step") for optimizer in state.optimizers]
         for optimizer in state.optimizers:
-            optimizer.step = self._watched(optimizer, optimizer.step)
+            optimizer.step = self._wrap(optimizer, optimizer.step)
 
     def watch(self, training_step: Callable[[State], Any]) -> Callable[[State], Any]:
-        """Return a model's `training_step`, wrapped so that optimizers know when it is running."""
+        """Return a model's `training_step`, wrapped so that optimizers know when it runs."""
 
-        def watched(state: State) -> Any:
-            self._running = True
+        def wrapped(state: State) -> Any:
+            self._is_running = True
             try:
                 return training_step(state)
             finally:
-                self._running = False
+                self._is_running = False
 
-        return watched
+        return wrapped
 
     def finish_gradients(self) -> None:
-        if self._others is not None:
-            self._others.finish_gradients()
+        if self._run_steps is not None:
+            self._run_steps.finish_gradients()
 
     def step(self) -> None:
-        if self._others is not None:
-            self._others.step()
+        if self._run_steps is not None:
+            self._run_steps.step()
             return
-        if not self._ever:
+        if not self._has_stepped:
             model = type(self.state.unwrapped_model).__name__
             remedy = "call step() on those of state.optimizers, or leave manual_optimization out"
             raise RuntimeError(f"{model}.training_step stepped no optimizer, with manual_optimization=True: {remedy}")
-        if self._scaled and self.state.scaler is not None:
+        if self._stepped and self.state.scaler is not None:
             self.state.scaler.update()
-            self._scaled.clear()
+            self._stepped.clear()
         for scheduler in self.schedulers:
             scheduler.step()
 
     def close(self) -> None:
-        for optimizer, before in zip(self.state.optimizers, self._before, strict=True):
+        for optimizer, own_step in zip(self.state.optimizers, self._own_steps, strict=True):
             vars(optimizer).pop("step", None)
-            if before is not None:
-                optimizer.step = before
-        if self._others is not None:
-            self._others.close()
+            if own_step is not None:
+                optimizer.step = own_step
+        if self._run_steps is not None:
+            self._run_steps.close()
 
-    def _watched(self, optimizer: Optimizer, plain: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(plain)
+    def _wrap(self, optimizer: Optimizer, step_fn: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(step_fn)
         def step(*arguments: Any, **named: Any) -> Any:
-            if not self._running:
-                return plain(*arguments, **named)
+            if not self._is_running:
+                return step_fn(*arguments, **named)
             name = type(optimizer).__name__
             model = type(self.state.unwrapped_model).__name__
-            if self._others is not None:
+            if self._run_steps is not None:
                 remedy = f"set manual_optimization = True in {model}, or leave the step to the run"
                 raise RuntimeError(f"{model}.training_step stepped {name}, which the run steps after it: {remedy}")
             if (arguments or named) and (get_world_size() > 1 or self.state.scaler is not None):
-                where = "on one rank only, without amp_fp16; call backward before it"
-                raise TypeError(f"{model}.training_step: {name}.step() takes a closure {where}")
-            return self._step(optimizer, partial(plain, *arguments, **named))
+                limits = "on one rank only, without amp_fp16; call backward before it"
+                raise TypeError(f"{model}.training_step: {name}.step() takes a closure {limits}")
+            return self._step(optimizer, partial(step_fn, *arguments, **named))
 
         return step
 
-    def _step(self, optimizer: Optimizer, plain: Callable[[], Any]) -> Any:
+    def _step(self, optimizer: Optimizer, step_fn: Callable[[], Any]) -> Any:
         state = self.state
         if get_world_size() > 1:
-            all_reduce_gradients(one for group in optimizer.param_groups for one in group["params"])
+            all_reduce_gradients(parameter for group in optimizer.param_groups for parameter in group["params"])
         state.is_consistent = False
-        self._ever = True
+        self._has_stepped = True
         if state.scaler is None:
-            return plain()
-        if id(optimizer) in self._scaled:
+            return step_fn()
+        if id(optimizer) in self._stepped:
             name = type(optimizer).__name__
             raise RuntimeError(f"precision='amp_fp16': {name} can step only once per batch; use amp_bf16")
         if has_gradients(optimizer):
-            self._scaled.add(id(optimizer))
-            self._running = False
+            self._stepped.add(id(optimizer))
+            self._is_running = False
             state.scaler.step(optimizer)
-            self._running = True
+            self._is_running = True
 
 
 def make_steps(state: State, schedulers: Iterable[Any], reduces: bool) -> Steps:
-    """Return the object that steps a run's optimizers; takes the arguments of `Steps`."""
+    """Return the `Steps` of a run, for its precision and its model; the arguments are those of `Steps`."""
     steps = (Steps if state.scaler is None else ScaledSteps)(state, schedulers, reduces)
     model = state.unwrapped_model
     if model.training_step is None:
@@ -192,4 +192,4 @@ def make_steps(state: State, schedulers: Iterable[Any], reduces: bool) -> Steps:
 
 def has_gradients(optimizer: Optimizer) -> bool:
     """Return whether any parameter of an optimizer has a gradient."""
-    return any(one.grad is not None for group in optimizer.param_groups for one in group["params"])
+    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])

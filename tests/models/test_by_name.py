@@ -73,7 +73,7 @@ def test_a_weight_that_is_computed_from_others_is_refused(change: Any):
         change(made.weight)
         return made
 
-    with pytest.raises(ValueError, match=r"init_weights='by_name': .* computed from others .*; set in_order"):
+    with pytest.raises(ValueError, match=r"init_weights='by_name': .* computed from other tensors .*; set in_order"):
         make_by_name(make, 0)
 
 

@@ -161,7 +161,7 @@ def test_wrong_arguments(options: dict[str, Any], message: str):
     [
         ("y", {"x": 1, "z": 2}, "inputs='y': the batch has the entries 'x', 'z'; give one of them"),
         (2, (1, 2), "inputs=2: the batch has the positions 0 to 1"),
-        (1, torch.ones(3), "inputs=1: the batch has none: it is a Tensor"),
+        (1, torch.ones(3), "inputs=1: the batch is a Tensor without this entry"),
     ],
 )
 def test_a_batch_without_the_entry(key: Any, batch: Any, message: str):

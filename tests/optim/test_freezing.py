@@ -166,7 +166,7 @@ def test_modules_in_evaluation_mode_stay_so_and_are_named(caplog: pytest.LogCapt
     expected = [True, True, False, False, False, False, True]
     assert seen == [expected] * 9
     messages = [one.getMessage() for one in caplog.records if "evaluation mode" in one.getMessage()]
-    assert messages == ["in evaluation mode, and left there: module.0; call train() on what should not be"]
+    assert messages == ["these modules stay in evaluation mode: module.0; call train() on those that should not"]
     start = make_model().state_dict()
     assert torch.equal(weights_of(trainer)["module.0.1.running_mean"], start["module.0.1.running_mean"])
     caplog.clear()

@@ -1,13 +1,10 @@
-"""MosaicML Composer's names for callbacks and algorithms: what was written for it runs with only the import changed.
-
-.. code-block:: python
+"""MosaicML Composer's interface: its callbacks and algorithms run here after a change of their imports.
 
     from runner.compat.composer import Callback, Event, Logger, State, Time
 
-A subclass of `Callback` or `Algorithm` from here is one of this library, so it works in a config, on several ranks and
-in a resumed run. Its hooks get Composer's view of the state, of time and of the logger. Anything without a counterpart
-raises an error that says what to use. Only these classes make views: other callbacks, and runs without such classes,
-    have no overhead.
+A subclass of this `Callback` or `Algorithm` is also a subclass of this library's, so it works in a config, on several
+ranks and in a resumed run. Its hooks get Composer's view of the state, of time and of the logger. Names without a
+counterpart raise an error that says what to use. Only hooks of these classes cost the time to make views.
 """
 
 from __future__ import annotations
@@ -43,10 +40,10 @@ __all__ = [
     "save_checkpoint",
 ]
 
-_FROM_HERE = "import the names in runner.compat.composer.__all__"
+_IMPORT_NAMES = "import the names in runner.compat.composer.__all__"
 
-_HERE = {
-    **dict.fromkeys(("checkpoint", "core", "devices", "utils"), _FROM_HERE),
+_REMEDIES = {
+    **dict.fromkeys(("checkpoint", "core", "devices", "utils"), _IMPORT_NAMES),
     **dict.fromkeys(("algorithms", "functional"), "use runner.algorithms"),
     **dict.fromkeys(("callbacks", "loggers", "CheckpointSaver"), "use runner.callbacks"),
     **dict.fromkeys(("profiler", "Profiler"), "use runner.callbacks.TorchProfiler"),
@@ -71,6 +68,6 @@ _HERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HERE:  # an ImportError, because `from ... import` would hide the message of an AttributeError
-        raise ImportError(f"runner.compat.composer has no {name}: {_HERE[name]}")
+    if name in _REMEDIES:  # ImportError: `from ... import` would hide an AttributeError's message
+        raise ImportError(f"runner.compat.composer has no {name}: {_REMEDIES[name]}")
     raise AttributeError(f"module 'runner.compat.composer' has no attribute {name!r}; it has {', '.join(__all__)}")

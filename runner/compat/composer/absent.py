@@ -1,4 +1,4 @@
-"""Attributes of Composer's objects that are missing here: their equivalents, or what to do instead."""
+"""Attributes of Composer's objects that are missing here, with their values or with remedies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SWITCHED_OFF: dict[str, Any] = {
     "dataset_resumption": {},
     "fsdp_modules": {},
 }
-"""Attributes of features that do not exist here, as they are in Composer where the feature is not used."""
+"""Attributes of features that do not exist here, with the values that they have in Composer while not in use."""
 
 _TIME = "read state.timestamp"
 _SAVE = "call runner.compat.composer.save_checkpoint(state, path) on all ranks"
@@ -47,7 +47,7 @@ READ: dict[str, str] = {
     "steps_per_epoch": "read state.dataloader_len",
     "using_torch_2": "torch is 2.11 or newer",
 }
-"""Attributes that cannot be read, and what to use instead of each."""
+"""Attributes of the state that cannot be read, each with a replacement."""
 
 WRITTEN: dict[str, str] = {
     "callbacks": "list callbacks in the config or the Trainer",
@@ -67,7 +67,7 @@ WRITTEN: dict[str, str] = {
     "run_name": "give run_name in the config or the Trainer",
     "grad_accum": "give trainer.microbatch_size a size, and set state.device_train_microbatch_size",
 }
-"""Attributes that cannot be set, and what to do instead; all others are the user's own."""
+"""Attributes of the state that cannot be set, each with a remedy; all others are the user's own."""
 
 TIMESTAMP: dict[str, str] = {
     "copy": "a timestamp never changes: keep it, or call to_next_batch and the like",
@@ -76,7 +76,7 @@ TIMESTAMP: dict[str, str] = {
     "load_state_dict": "call Timestamp.from_state_dict(state)",
     "token_in_iteration": "take the difference to timestamp.token at ITERATION_START",
 }
-"""Attributes of a timestamp that cannot be read, and what to use instead of each."""
+"""Attributes of a timestamp that cannot be read, each with a replacement."""
 
 _STEPPED = "the loop steps schedules"
 
@@ -87,14 +87,14 @@ SCHEDULERS: dict[str, str] = {
     "step": f"{_STEPPED}; change param_group['lr'] at AFTER_TRAIN_BATCH",
     "_step_count": f"{_STEPPED}; {_TIME}",
 }
-"""Attributes of a schedule of `runner.optim.schedulers` that cannot be read, and what to use instead of each."""
+"""Attributes of schedules of `runner.optim.schedulers` that cannot be read, each with a replacement."""
 
 DEVICE: dict[str, str] = {
     "dist_backend": "call torch.distributed.get_backend()",
     "optimizer_to_device": "optimizers are made on the device",
     **dict.fromkeys(("state_dict", "load_state_dict"), "checkpoints hold random states"),
 }
-"""Attributes of a device that cannot be read, and what to use instead of each."""
+"""Attributes of a device that cannot be read, each with a replacement."""
 
 _LOG = "call logger.log_metrics"
 _UPLOAD = "call logger.upload_file"
@@ -102,29 +102,29 @@ _UPLOAD = "call logger.upload_file"
 LOGGER: dict[str, str] = {
     "log_traces": "log a table with log_table(columns, rows, name)",
     "log_analytics": "nothing is sent to anyone",
-    "has_file_upload_destination": "upload_file does nothing where no destination takes files",
+    "has_file_upload_destination": "upload_file does nothing if no destination takes files",
     **dict.fromkeys(("data_fit", "data_epoch", "data_batch", "metric_fit", "metric_epoch", "metric_batch"), _LOG),
     **dict.fromkeys(("log_fit", "log_epoch", "log_batch"), _LOG),
     **dict.fromkeys(("file_artifact", "file_symlink", "symlink_file"), _UPLOAD),
     "get_file_artifact": "read files from the run's folder",
 }
-"""Attributes of the logger that cannot be read, and what to use instead of each."""
+"""Attributes of the logger that cannot be read, each with a replacement."""
 
-_ONE_FIRST = "work where get_local_rank() is 0, then call dist.barrier() on all ranks"
+_ON_RANK_ZERO = "do the work if get_local_rank() is 0, then call dist.barrier() on all ranks"
 _TENSORS = "it would unpickle data from another rank: gather or broadcast tensors"
 
 DIST: dict[str, str] = {
     **dict.fromkeys(("all_gather_object", "broadcast_object_list"), _TENSORS),
-    **dict.fromkeys(("run_local_rank_zero_first", "local_rank_zero_download_and_wait"), _ONE_FIRST),
-    **dict.fromkeys(("busy_wait_for_local_rank_zero", "write_signal_file", "get_node_signal_file_name"), _ONE_FIRST),
+    **dict.fromkeys(("run_local_rank_zero_first", "local_rank_zero_download_and_wait"), _ON_RANK_ZERO),
+    **dict.fromkeys(("busy_wait_for_local_rank_zero", "write_signal_file", "get_node_signal_file_name"), _ON_RANK_ZERO),
     "initialize_dist": "set launch.nproc_per_node, or start with torchrun or srun",
     "get_sampler": "use torch.utils.data.DistributedSampler, or loaders of runner.data, which need none",
 }
-"""Functions of `dist` that cannot be called, and what to do instead."""
+"""Functions of `dist` that cannot be called, each with a remedy."""
 
 
 def missing(owner: str, name: str, remedies: Mapping[str, str]) -> AttributeError:
-    """Return the error that says what to use instead of an attribute."""
+    """Return the error for a missing attribute, with its remedy if it has one."""
     remedy = remedies.get(name)
-    rest = f"has no counterpart here: {remedy}" if remedy else "is not part of runner.compat.composer"
-    return AttributeError(f"{owner}.{name} {rest}")
+    reason = f"has no counterpart here: {remedy}" if remedy else "is not part of runner.compat.composer"
+    return AttributeError(f"{owner}.{name} {reason}")

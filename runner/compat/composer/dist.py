@@ -33,7 +33,7 @@ def get_local_world_size() -> int:
 
 
 def get_node_rank() -> int:
-    """Return this machine's number among all, as torchrun or Slurm counts them; 0 for a single machine."""
+    """Return this machine's rank among all machines, from torchrun or Slurm; 0 for a single machine."""
     return int(os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0")))
 
 
@@ -66,7 +66,7 @@ def broadcast(tensor: Tensor, src: int) -> None:
 
 
 def all_gather(tensor: Tensor) -> Sequence[Tensor]:
-    """Return the tensor of each rank, which must all have one shape. All ranks."""
+    """Return the tensors of all ranks, which must have equal shapes. All ranks."""
     if not is_initialized():
         return [tensor]
     gathered = [torch.empty_like(tensor) for _ in range(get_world_size())]

@@ -23,19 +23,21 @@ _REFUSED = {
 
 
 def _replace(cls: type, name: str, adapt: Callable[[Callable[..., Any], str], Callable[..., Any]]) -> None:
-    """Replace a method that a class or one of its mixins defines by its adaptation, once."""
+    """Replace a method that a class or one of its mixins defines by its adapted form, once."""
     method = getattr(cls, name)
     if inspect.isfunction(method) and method is not getattr(ours.Hooks, name) and not hasattr(method, "is_adapted"):
         adapted = functools.wraps(method)(adapt(method, name))
-        adapted.__signature__ = inspect.signature(method)  # type: ignore[attr-defined] # by which a run checks hooks
+        adapted.__signature__ = inspect.signature(method)  # type: ignore[attr-defined] # a run checks it
         adapted.is_adapted = True  # type: ignore[attr-defined]
         setattr(cls, name, adapted)
 
 
-def _with_views(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _pass_views(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a hook that gets views of the state and the logger, for the event that calls it."""
+
     def adapted(self: Any, *arguments: Any, **named: Any) -> Any:
         event = arguments[0] if arguments and isinstance(arguments[0], Event) else name
-        return method(self, *(_view(one, event) for one in arguments), **named)
+        return method(self, *(_view(argument, event) for argument in arguments), **named)
 
     return adapted
 
@@ -51,12 +53,12 @@ _TIME = "runner.compat.composer.Time"
 _TIMESTAMP = "runner.compat.composer.Timestamp"
 
 
-def _encoding(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _encode_result(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     return lambda self: _encode(method(self))
 
 
-def _decoding(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    return lambda self, state, *rest, **named: method(self, _decode(state), *rest, **named)
+def _decode_state(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    return lambda self, state, *args, **kwargs: method(self, _decode(state), *args, **kwargs)
 
 
 def _encode(value: Any) -> Any:
@@ -65,26 +67,26 @@ def _encode(value: Any) -> Any:
     if isinstance(value, Timestamp):
         return {_TIMESTAMP: value.state_dict()}
     if type(value) is dict:
-        return {key: _encode(one) for key, one in value.items()}
-    return type(value)(_encode(one) for one in value) if type(value) in (list, tuple) else value
+        return {key: _encode(item) for key, item in value.items()}
+    return type(value)(_encode(item) for item in value) if type(value) in (list, tuple) else value
 
 
 def _decode(value: Any) -> Any:
     if type(value) in (list, tuple):
-        return type(value)(_decode(one) for one in value)
+        return type(value)(_decode(item) for item in value)
     if not isinstance(value, dict):
         return value
     if value.keys() == {_TIME}:
         return Time.from_timestring(value[_TIME])
     if value.keys() == {_TIMESTAMP}:
         return Timestamp.from_state_dict(value[_TIMESTAMP])
-    return {key: _decode(one) for key, one in value.items()}
+    return {key: _decode(item) for key, item in value.items()}
 
 
-class _Viewing(ours.Hooks):
-    """Passes views to the hooks that a subclass defines; an event without a hook stays without a listener."""
+class _ComposerHooks(ours.Hooks):
+    """Passes views to the hooks that a subclass defines; events without a hook get no listener."""
 
-    if TYPE_CHECKING:  # a subclass passes its views on
+    if TYPE_CHECKING:  # subclasses may call it with their views
 
         def run_event(self, event: Event, state: Any, logger: Any) -> None: ...
 
@@ -94,14 +96,14 @@ class _Viewing(ours.Hooks):
             if hasattr(cls, name):
                 raise TypeError(f"{cls.__name__}.{name} has no counterpart here: leave it out; {remedy}")
         for name in _CALLED_WITH_STATE:
-            _replace(cls, name, _with_views)
-        _replace(cls, "state_dict", _encoding)
-        _replace(cls, "load_state_dict", _decoding)
+            _replace(cls, name, _pass_views)
+        _replace(cls, "state_dict", _encode_result)
+        _replace(cls, "load_state_dict", _decode_state)
 
 
-class Callback(_Viewing, ours.Callback):
+class Callback(_ComposerHooks, ours.Callback):
     """A callback written for Composer."""
 
 
-class Algorithm(_Viewing, ours.Algorithm):
+class Algorithm(_ComposerHooks, ours.Algorithm):
     """An algorithm written for Composer, with `match` and `apply`, or with a method for each event."""

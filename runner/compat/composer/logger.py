@@ -1,4 +1,4 @@
-"""The logger as Composer has it."""
+"""Composer's logger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runner.core import logger as ours
 
 
 class Logger:
-    """Logs through this library's logger, in the calls that Composer has."""
+    """Composer's methods for logging, on this library's logger."""
 
     __slots__ = ("_logger",)
 
@@ -49,29 +49,29 @@ class Logger:
         mask_class_labels: Any = None,
         use_table: bool = True,
     ) -> None:
-        """Log an image or several: arrays or tensors on any device, uint8 or floats from 0 to 1.
+        """Log one or several images: arrays or tensors on any device, uint8 or floats from 0 to 1.
 
-        Their shapes are (N, C, H, W), (C, H, W) or (H, W), or they are a list of images; C is 1 or 3, and comes last
-        with `channels_last`. Masks are not supported, and `use_table` has no effect.
+        The shape is `(N, C, H, W)`, `(C, H, W)` or `(H, W)`, or the images are a list; C is 1 or 3, and comes last with
+        `channels_last`. Masks are not supported, and `use_table` has no effect.
 
         Raises:
-            ValueError: the images have another type or shape, or masks are given, which no destination here can show.
+            ValueError: the images have another type or shape, or there are masks, which no destination here can show.
         """
         if masks is not None or mask_class_labels is not None:
             raise ValueError("masks=...: log_images shows images only; runner.callbacks.ImageVisualizer shows masks")
         self._logger.log_images(_to_uint8(images, channels_last), name, step)
 
     def upload_file(self, remote_file_name: str, file_path: str | Path, *, overwrite: bool = False) -> None:
-        """Log the complete file at `file_path`, in the folder that `remote_file_name` names; its name stays."""
+        """Log the complete file at `file_path` under its own name, in the folder part of `remote_file_name`."""
         folder = str(PurePosixPath(remote_file_name).parent)
         self._logger.log_artifact(file_path, None if folder == "." else folder)
 
 
 def _to_uint8(images: Any, channels_last: bool) -> Any:
-    """Return images as a uint8 array (N, H, W, C) on the CPU; this waits for the device."""
-    several = isinstance(images, list | tuple)
-    stacked = torch.stack([torch.as_tensor(one) for one in images]) if several else torch.as_tensor(images)
-    if stacked.ndim == 2 or (several and stacked.ndim == 3):
+    """Return images as a uint8 array `(N, H, W, C)` on the CPU; this waits for the device."""
+    is_list = isinstance(images, list | tuple)
+    stacked = torch.stack([torch.as_tensor(image) for image in images]) if is_list else torch.as_tensor(images)
+    if stacked.ndim == 2 or (is_list and stacked.ndim == 3):
         stacked = stacked.unsqueeze(-1 if channels_last else -3)
     if stacked.ndim == 3:
         stacked = stacked.unsqueeze(0)

@@ -1,4 +1,4 @@
-"""The state of a run as Composer has it: a view, made for each call of a hook, that reads and writes the run's own."""
+"""Composer's state: a view of the run's own state, made for each call of a hook."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ from runner.training.precision import Precision
 
 _IN_MICROBATCH = ("before_forward", "after_forward", "before_loss", "after_loss", "before_backward", "after_backward")
 _WRITABLE = ("loss", "outputs", "train_metrics", "eval_metrics")
-_FIELDS = {one.name for one in dataclasses.fields(OurState)}
+_FIELDS = {field.name for field in dataclasses.fields(OurState)}
 
 
 class State:
     """Composer's view of the state.
 
-    What differs from Composer: `batch` is the whole batch outside of a microbatch, `eval_metric_values` has the mean
-    loss as 'loss' too, and attributes of one's own are refused. `unwrapped` is this library's state, for functions of
-    `runner`.
+    Differences from Composer: `batch` is the whole batch outside a microbatch, `eval_metric_values` also has the mean
+    loss as 'loss', and new attributes are refused. `unwrapped` is this library's state, for functions of `runner`.
 
     Args:
         state: the run's state.
-        event: the value of the event at which a hook is called.
+        event: the value of the event that calls the hook.
     """
 
     __slots__ = ("hook_event", "unwrapped")
@@ -57,8 +56,8 @@ class State:
             raise AttributeError(f"state.{name} {reason} at {self.hook_event.upper()}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        own = getattr(type(self), name, None)
-        if isinstance(own, property) and own.fset is not None:
+        attribute = getattr(type(self), name, None)
+        if isinstance(attribute, property) and attribute.fset is not None:
             object.__setattr__(self, name, value)
         elif name in _WRITABLE:
             setattr(self.unwrapped, name, value)
@@ -91,7 +90,7 @@ class State:
 
     @property
     def max_duration(self) -> Time:
-        """The length of training. Set to a time that has passed, training ends after this batch."""
+        """The length of training. If it is set to a time that has passed, training ends after this batch."""
         return Time.from_input(self.unwrapped.max_duration)
 
     @max_duration.setter
@@ -116,14 +115,14 @@ class State:
         """Return a part of the batch.
 
         Args:
-            key: a position or name, an attribute, several of them, a function of the batch, or a pair of functions
+            key: a position, a key or an attribute, a list of these, a function of the batch, or a pair of functions
                 that read and write the part.
         """
         get = key[0] if _is_pair_of_functions(key) else key
         if callable(get):
             return get(self.batch)
         if isinstance(key, list | tuple):
-            return [_item(self.batch, one) for one in key]
+            return [_item(self.batch, part_key) for part_key in key]
         return _item(self.batch, key)
 
     def batch_set_item(self, key: Any, value: Any) -> None:
@@ -131,9 +130,9 @@ class State:
         if _is_pair_of_functions(key):
             self.batch = key[1](self.batch, value)
             return
-        several = isinstance(key, list | tuple)
-        for one, part in zip(key, value, strict=True) if several else ((key, value),):
-            self.batch = _with_item(self.batch, one, part)
+        parts = zip(key, value, strict=True) if isinstance(key, list | tuple) else [(key, value)]
+        for part_key, part in parts:
+            self.batch = _with_item(self.batch, part_key, part)
 
     @property
     def dataloader_len(self) -> Time | None:
@@ -166,12 +165,12 @@ class State:
 
     @property
     def auto_microbatching(self) -> bool:
-        """Whether the size of microbatches is found automatically."""
+        """Whether the size of microbatches is chosen automatically."""
         return self.unwrapped.microbatch_size == "auto"
 
     @property
     def eval_metric_values(self) -> dict[str, Any]:
-        """The latest results of all evaluators by metric name; where two share a name, the later evaluator's."""
+        """The latest results of all evaluators by metric name; for a shared name, those of the last evaluator."""
         return {name: value for values in self.unwrapped.eval_metric_values.values() for name, value in values.items()}
 
     @property
@@ -183,7 +182,8 @@ class State:
     @property
     def schedulers(self) -> list[Any]:
         """The schedulers, each with `get_last_lr()`."""
-        return [one if hasattr(one, "get_last_lr") else _Rates(one) for one in self.unwrapped.schedulers]
+        schedulers = self.unwrapped.schedulers
+        return [item if hasattr(item, "get_last_lr") else _Rates(item) for item in schedulers]
 
     @property
     def deterministic_mode(self) -> bool:
@@ -207,7 +207,7 @@ class State:
 
 
 class Device:
-    """A torch device with Composer's names around it."""
+    """A torch device with Composer's attributes and methods."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -235,7 +235,7 @@ class Device:
 
 
 class _Rates:
-    """Schedules of this library with the names of torch's schedulers."""
+    """This library's schedules with the attributes and methods of torch's schedulers."""
 
     def __init__(self, rates: Any) -> None:
         self._rates = rates
@@ -247,7 +247,7 @@ class _Rates:
 
     @property
     def base_lrs(self) -> list[float]:
-        """The rate of each parameter group, before any schedule."""
+        """The base rate of each parameter group, without any schedule."""
         return self._rates.state_dict()["base_rates"]
 
     def get_last_lr(self) -> list[float]:
@@ -255,7 +255,7 @@ class _Rates:
 
 
 def _is_pair_of_functions(key: Any) -> bool:
-    return isinstance(key, tuple | list) and len(key) == 2 and all(callable(one) for one in key)
+    return isinstance(key, tuple | list) and len(key) == 2 and all(map(callable, key))
 
 
 def _item(batch: Any, key: Any) -> Any:
@@ -263,7 +263,7 @@ def _item(batch: Any, key: Any) -> Any:
 
 
 def _with_item(batch: Any, key: Any, value: Any) -> Any:
-    """Return a batch with a part replaced: the batch itself, or a new one if it is a tuple."""
+    """Replace a part of a batch, and return the batch: a new one if it is a tuple, otherwise the same."""
     if isinstance(batch, tuple):
         position = batch._fields.index(key) if isinstance(key, str) else range(len(batch))[key]  # type: ignore[attr-defined]
         items = [value if index == position else item for index, item in enumerate(batch)]
@@ -276,19 +276,20 @@ def _with_item(batch: Any, key: Any, value: Any) -> Any:
 
 
 def get_precision_context(precision: Precision | str, device: str = "cpu") -> AbstractContextManager[Any]:
-    """Return the context in which a forward pass of a precision runs on a type of device."""
+    """Return the autocast context of a precision for a forward pass on a type of device."""
     dtypes = {Precision.AMP_BF16: torch.bfloat16, Precision.AMP_FP16: torch.float16}
     dtype = dtypes.get(Precision(precision))
     return nullcontext() if dtype is None else torch.autocast(device, dtype)
 
 
 def save_checkpoint(state: State, filename: str = "ep{epoch}-ba{batch}", *, weights_only: bool = False) -> Path:
-    """Write a checkpoint, from which a run can be resumed, and return its folder. Call it on all ranks.
+    """Write a checkpoint and return its folder. Call it on all ranks.
 
     Args:
         state: the view that a hook got.
-        filename: the folder to write; `{epoch}`, `{batch}`, `{run_name}` and the like are filled in.
-        weights_only: leave out what only a resumed run needs.
+        filename: the folder to write; `{epoch}`, `{batch}` and other fields of the timestamp, and `{run_name}`, are
+            filled in.
+        weights_only: leave out the state that only a resumed run needs.
     """
     ours = state.unwrapped
     path = Path(filename.format(**ours.timestamp._asdict(), run_name=ours.run_name, rank=0))

@@ -1,4 +1,4 @@
-"""Lengths and positions of training with Composer's names: counts are `Time` objects, wall-clock times `timedelta`."""
+"""Composer's lengths and positions in training: counts are `Time` objects, wall-clock times are `timedelta`."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _NUMBER = re.compile(f"(-?(?:[0-9]+[.]?[0-9]*|[.][0-9]+)(?:e[+-]?[0-9]+)?)({'|'.
 _REAL = (TimeUnit.DURATION, TimeUnit.SECOND)
 
 
-def _from(unit: TimeUnit) -> Callable[[Any, float], Time]:
+def _constructor(unit: TimeUnit) -> Callable[[Any, float], Time]:
     return lambda cls, value: cls(value, unit)
 
 
-def _combining(operate: Callable[[Any, Any], Any], swapped: bool = False) -> Callable[[Any, Any], Any]:
-    """Return an operator of `Time` whose operands have one unit, and whose result is a `Time` in that unit."""
+def _arithmetic(operate: Callable[[Any, Any], Any], swapped: bool = False) -> Callable[[Any, Any], Any]:
+    """Return an operator of `Time` for operands of the same unit, whose result is a `Time` in that unit."""
 
     def method(self: Time, other: Any) -> Any:
         time = self._operand(other)
         if time is None:
             return NotImplemented
-        mine, its = self._numbers(time)
-        return _cut(operate(its, mine) if swapped else operate(mine, its), self.unit)
+        value, other_value = self._numbers(time)
+        return _from_result(operate(other_value, value) if swapped else operate(value, other_value), self.unit)
 
     return method
 
 
-def _comparing(operate: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
+def _comparison(operate: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
     def method(self: Time, other: Any) -> Any:
         time = self._operand(other)
         return NotImplemented if time is None else operate(*self._numbers(time))
@@ -44,17 +44,17 @@ def _comparing(operate: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]
 
 
 class Time(ours.Time):
-    """A length of training as Composer has it: also built and combined with plain numbers, in its own unit.
+    """Composer's length of training, which also combines with plain numbers in its own unit.
 
-    A multiple or a quotient with a number stays in the unit, without a fraction; the quotient of two lengths is in
+    Multiplied or divided by a number, it keeps its unit and loses its fraction; the quotient of two lengths is in
     'dur'.
 
     Args:
-        value: a whole number; a fraction of training and seconds need not be whole.
-        unit: what is counted.
+        value: an integer; in 'dur' and 'sec' any number.
+        unit: the unit of the value.
 
     Raises:
-        ValueError: the value is not whole, or not a number.
+        ValueError: the value is not an integer, or not a number.
     """
 
     __slots__ = ()
@@ -67,30 +67,30 @@ class Time(ours.Time):
             raise ValueError(f"time='{value}{unit}': must be a whole number of {unit}; '0.5dur' is half of training")
         super().__init__(number if unit in _REAL else int(value), unit)
 
-    from_iteration = classmethod(_from(TimeUnit.ITERATION))
-    from_epoch = classmethod(_from(TimeUnit.EPOCH))
-    from_batch = classmethod(_from(TimeUnit.BATCH))
-    from_sample = classmethod(_from(TimeUnit.SAMPLE))
-    from_token = classmethod(_from(TimeUnit.TOKEN))
-    from_duration = classmethod(_from(TimeUnit.DURATION))
-    from_second = classmethod(_from(TimeUnit.SECOND))
+    from_iteration = classmethod(_constructor(TimeUnit.ITERATION))
+    from_epoch = classmethod(_constructor(TimeUnit.EPOCH))
+    from_batch = classmethod(_constructor(TimeUnit.BATCH))
+    from_sample = classmethod(_constructor(TimeUnit.SAMPLE))
+    from_token = classmethod(_constructor(TimeUnit.TOKEN))
+    from_duration = classmethod(_constructor(TimeUnit.DURATION))
+    from_second = classmethod(_constructor(TimeUnit.SECOND))
 
     @classmethod
     def from_timedelta(cls, value: timedelta | str) -> Time:
         """Return a wall-clock length from a `timedelta`, or from text such as '1h30m'."""
-        return cls(value.total_seconds(), TimeUnit.SECOND) if isinstance(value, timedelta) else _known(value)
+        return cls(value.total_seconds(), TimeUnit.SECOND) if isinstance(value, timedelta) else _from_ours(value)
 
     @classmethod
     def from_timestring(cls, timestring: str) -> Time:
-        """Return the length given by a time string: as everywhere here, and also '3e4tok' and '-1ba'."""
+        """Return the length of a time string. Besides the usual forms, '3e4tok' and '-1ba' are allowed."""
         match = _NUMBER.fullmatch(timestring)
-        return _known(timestring) if match is None else cls(float(match[1]), match[2])
+        return _from_ours(timestring) if match is None else cls(float(match[1]), match[2])
 
     @classmethod
     def from_input(cls, i: Any, default_int_unit: TimeUnit | str | None = None) -> Time:
         """Return a length from a time string, a `Time`, or a number, which needs `default_int_unit`."""
         if isinstance(i, ours.Time):
-            return _known(i)
+            return _from_ours(i)
         if isinstance(i, str):
             return cls.from_timestring(i)
         if default_int_unit is None:
@@ -110,16 +110,16 @@ class Time(ours.Time):
             return Time.from_timestring(other)
         return Time(other, self.unit) if isinstance(other, int | float) else None
 
-    __add__ = __radd__ = _combining(operator.add)
-    __sub__ = _combining(operator.sub)
-    __rsub__ = _combining(operator.sub, swapped=True)
-    __mod__ = _combining(operator.mod)
-    __rmod__ = _combining(operator.mod, swapped=True)
-    __floordiv__ = _combining(operator.floordiv)
-    __lt__ = _comparing(operator.lt)
-    __le__ = _comparing(operator.le)
-    __gt__ = _comparing(operator.gt)
-    __ge__ = _comparing(operator.ge)
+    __add__ = __radd__ = _arithmetic(operator.add)
+    __sub__ = _arithmetic(operator.sub)
+    __rsub__ = _arithmetic(operator.sub, swapped=True)
+    __mod__ = _arithmetic(operator.mod)
+    __rmod__ = _arithmetic(operator.mod, swapped=True)
+    __floordiv__ = _arithmetic(operator.floordiv)
+    __lt__ = _comparison(operator.lt)
+    __le__ = _comparison(operator.le)
+    __gt__ = _comparison(operator.gt)
+    __ge__ = _comparison(operator.ge)
 
     def __eq__(self, other: object) -> bool:
         return self.value == other if isinstance(other, int | float) else ours.Time.__eq__(self, other)
@@ -128,19 +128,19 @@ class Time(ours.Time):
 
     def __mul__(self, other: Any) -> Time:
         if isinstance(other, int | float):
-            return _cut(self.value * other, self.unit)
-        its = Time.from_input(other)
-        if TimeUnit.DURATION not in (self.unit, its.unit):
-            raise ValueError(f"{str(self)!r} * {str(its)!r}: one of them must be a number, or in 'dur'")
-        return _cut(self.value * its.value, its.unit if self.unit is TimeUnit.DURATION else self.unit)
+            return _from_result(self.value * other, self.unit)
+        time = Time.from_input(other)
+        if TimeUnit.DURATION not in (self.unit, time.unit):
+            raise ValueError(f"{str(self)!r} * {str(time)!r}: one of them must be a number, or in 'dur'")
+        return _from_result(self.value * time.value, time.unit if self.unit is TimeUnit.DURATION else self.unit)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Time:
         if isinstance(other, int | float):
-            return _cut(self.value / other, self.unit)
-        mine, its = self._numbers(Time.from_input(other))
-        return Time(mine / its, TimeUnit.DURATION)
+            return _from_result(self.value / other, self.unit)
+        value, other_value = self._numbers(Time.from_input(other))
+        return Time(value / other_value, TimeUnit.DURATION)
 
     def __neg__(self) -> Time:
         return Time(-self.value, self.unit)
@@ -155,12 +155,12 @@ class Time(ours.Time):
         return float(self.value)
 
 
-def _cut(value: float, unit: TimeUnit) -> Time:
-    """Return the result of arithmetic as a time: counts lose their fraction."""
+def _from_result(value: float, unit: TimeUnit) -> Time:
+    """Return the result of arithmetic as a `Time`; counts lose their fraction."""
     return Time(value if unit in _REAL else int(value), unit)
 
 
-def _known(time: str | ours.Time) -> Time:
+def _from_ours(time: str | ours.Time) -> Time:
     parsed = ours.Time.parse(time) if isinstance(time, str) else time
     return Time(parsed.value, parsed.unit)
 
@@ -179,7 +179,7 @@ def _seconds(index: int) -> Any:
 
 
 class Timestamp(ours.Timestamp):
-    """A position in training as Composer has it: `timestamp.batch` is a `Time`, `timestamp.batch.value` its count."""
+    """Composer's position in training: `timestamp.batch` is a `Time`, `timestamp.batch.value` its count."""
 
     __slots__ = ()
 

@@ -16,21 +16,21 @@ from runner.models.hf.tasks import TASKS
 def add_adapters(network: Any, task: str, lora: Mapping[str, Any]) -> Any:
     """Return a model of peft around a model of transformers, in which only adapters and a new classifier train.
 
-    The network is changed in place; `lora` are arguments of peft's `LoraConfig`.
+    The network is changed in place; `lora` has the arguments of peft's `LoraConfig`.
 
     Raises:
         ModuleNotFoundError: peft is not installed.
         ValueError: peft has no such argument, or refuses a value.
     """
     peft = import_hf("peft")
-    known = sorted({one.name for one in fields(peft.LoraConfig) if one.init} - {"task_type", "inference_mode"})
+    known = sorted({field.name for field in fields(peft.LoraConfig) if field.init} - {"task_type", "inference_mode"})
     for key in lora:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
             raise wrong_argument("lora", dict(lora), f"peft's LoraConfig has no {key!r}; did you mean {near[0]!r}?")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # peft handles what it warns about, and old names of transformers
+            warnings.simplefilter("ignore")  # peft copes with what it warns about, and with old names of transformers
             return peft.get_peft_model(network, peft.LoraConfig(task_type=TASKS[task].peft_type, **lora))
     except (ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())

@@ -17,14 +17,14 @@ from runner.models.hf.network import HFNetwork
 class HFCausalLM(HFNetwork):
     """An `HFNetwork` for a `LanguageModel`: tokens `(N, T)` -> logits `(N, T, V)`.
 
-    Only the loss of a language model is trained: what a model of experts adds to its own loss is left out.
+    Only the loss of a language model is trained; the loss that a mixture of experts adds for routing is left out.
 
     Args:
-        name: see `HFNetwork`, like the arguments not listed here.
+        name: see `HFNetwork`.
         pretrained: see `HFNetwork`.
         overrides: see `HFNetwork`.
         attention: see `HFNetwork`.
-        context: the longest sequence, in tokens; None is the number of positions of the model.
+        context: the longest sequence, in tokens; None is the number of the model's positions.
         revision: see `HFNetwork`.
         lora: see `HFNetwork`.
 
@@ -45,15 +45,15 @@ class HFCausalLM(HFNetwork):
         lora: KernelOptions | None = None,
     ) -> None:
         check_whole("context", context, 1, "a number of tokens", none="all positions of the model")
-        self._longest = context
+        self._max_length = context
         super().__init__(name, "causal_lm", pretrained, None, overrides, attention, revision, lora)
         self.context = self._positions(self.config) if context is None else context
 
     def check_config(self, config: Any, name: str) -> None:
         positions = self._positions(config)
-        if self._longest is not None and positions is not None and self._longest > positions:
+        if self._max_length is not None and positions is not None and self._max_length > positions:
             reason = f"{name!r} has {positions} positions; give at most that many, or choose another model"
-            raise wrong_argument("context", self._longest, reason)
+            raise wrong_argument("context", self._max_length, reason)
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, tokens: Tensor, positions: Tensor | None = None
@@ -62,27 +62,27 @@ class HFCausalLM(HFNetwork):
 
         Args:
             tokens: int64 `(N, T)` in [0, V), T at most `context`. No row holds padding on its left.
-            positions: of each token in its document, int64 `(N, T)`, if rows hold several documents: transformers finds
-                out by itself where they start again, which waits for the device, and masks the attention.
+            positions: position of each token in its document, int64 `(N, T)`, if rows hold several documents:
+                transformers itself finds the starts of documents, which waits for the device, and masks the attention.
 
         Raises:
-            ValueError: the sequence is longer than `context`; or there are positions, and the model does not take any.
+            ValueError: the sequence is longer than `context`, or the model does not take positions.
         """
         if self.context is not None and tokens.shape[1] > self.context:
             raise ValueError(f"a sequence of {tokens.shape[1]} tokens is longer than context={self.context!r}")
         if positions is None:
             return super().forward(input_ids=tokens).logits
         if "position_ids" not in inspect.signature(self.base.forward).parameters:
-            raise ValueError(f"{type(self.base).__name__} takes no positions, so that documents cannot share a row")
+            raise ValueError(f"{type(self.base).__name__} takes no positions, so documents cannot share a row")
         return self.network(input_ids=tokens, position_ids=positions, **self._options).logits
 
     def flops_per_token(self, context: int) -> float:
         """Return the floating-point operations of the forward and backward pass for one token of a sequence.
 
-        Six for each weight that multiplies, and 12 x layers x heads x their width x context for the attention. This
-        does not subtract the half that is masked, nor account for models that attend to fewer positions or in which a
-        token meets only some experts. Source: Chowdhery et al. 2022, "PaLM", appendix B,
-        https://arxiv.org/abs/2204.02311.
+        Six for each weight that multiplies, and 12 x layers x heads x width of a head x context for the attention, as
+        derived in `runner.models.gpt.GPT.flops_per_token`. The masked half is not subtracted, and models that attend to
+        fewer positions, or use only some experts for a token, count in full. Source: Chowdhery et al. 2022, "PaLM",
+        appendix B, https://arxiv.org/abs/2204.02311.
 
         Args:
             context: length of the sequence, in tokens.
@@ -90,14 +90,14 @@ class HFCausalLM(HFNetwork):
         config = self.config.get_text_config(decoder=True)
         heads = getattr(config, "num_attention_heads", None)
         width = getattr(config, "head_dim", None)
-        # Without heads nothing attends; by default they share the width of the model.
+        # Without heads there is no attention; by default the heads share the width of the model.
         attended = heads * width if heads and width else config.hidden_size if heads else 0
         return 6.0 * self._num_multiplied + 12.0 * config.num_hidden_layers * attended * context
 
     @cached_property
     def _num_multiplied(self) -> int:
-        """The number of weights without embeddings, which are looked up; a tied one multiplies as the head."""
-        looked_up = {id(one.weight) for one in self.modules() if isinstance(one, nn.Embedding)}
+        """The number of weights without embeddings, which are looked up, except one that the head shares."""
+        looked_up = {id(module.weight) for module in self.modules() if isinstance(module, nn.Embedding)}
         looked_up.discard(id(getattr(self.base.get_output_embeddings(), "weight", None)))
         return sum(weight.numel() for weight in self.parameters() if id(weight) not in looked_up)
 

@@ -1,4 +1,4 @@
-"""Find models of transformers in a folder, its cache or the Hub, and explain in one sentence why one cannot be had."""
+"""Load models of transformers from a folder, its cache or the Hub, and explain a failure in one sentence."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ def quiet() -> Iterator[None]:
         ModuleNotFoundError: transformers is not installed.
     """
     prepare_import("transformers")
-    its_logging: Any = import_hf("transformers.utils.logging")
+    hf_logging: Any = import_hf("transformers.utils.logging")
     hub = logging.getLogger("huggingface_hub")
-    level = its_logging.get_verbosity()
+    hf_level = hf_logging.get_verbosity()
     hub_level = hub.level
-    with_bar = its_logging.is_progress_bar_enabled()
-    its_logging.set_verbosity_error()
+    has_bars = hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity_error()
     if not draws_bars():
         hub.setLevel(logging.ERROR)
-        its_logging._tqdm_active = False  # its public function warns if an environment variable decides
+        hf_logging._tqdm_active = False  # the public function warns if an environment variable overrides it
     try:
         with bars_on_terminals("huggingface_hub"):
             yield
     finally:
-        its_logging.set_verbosity(level)
+        hf_logging.set_verbosity(hf_level)
         hub.setLevel(hub_level)
-        its_logging._tqdm_active = with_bar
+        hf_logging._tqdm_active = has_bars
 
 
 def is_local(name: str) -> bool:
-    """Return whether a name is that of a folder."""
+    """Return whether a name is a folder rather than a model on the Hub."""
     return os.path.isdir(name) or name.startswith((".", "/", "~", os.sep)) or name.count("/") > 1
 
 
@@ -63,7 +63,7 @@ def find_config(name: str, revision: str | None, task: str, pretrained: bool) ->
         name: a folder, or a model on the Hub, which is asked only if the model is not in the cache. Without pretrained
             weights it may also be an architecture, such as 'bert'.
         revision: revision of the model on the Hub; None takes its main branch.
-        task: the key in `TASKS` of what the model is for.
+        task: a key of `TASKS`.
         pretrained: whether the model's weights are needed too.
 
     Raises:
@@ -80,7 +80,7 @@ def find_config(name: str, revision: str | None, task: str, pretrained: bool) ->
             raise FileNotFoundError(f"name={name!r}: has no config.json; give a folder that save_pretrained wrote")
     config = None
     with suppress(OSError):
-        config = _asked(AutoConfig, name, revision=revision, local_files_only=True)
+        config = _load_pretrained(AutoConfig, name, revision=revision, local_files_only=True)
     if config is None and not pretrained and name in transformers.CONFIG_MAPPING:
         config = AutoConfig.for_model(name)
     if config is None:
@@ -95,20 +95,20 @@ def find_config(name: str, revision: str | None, task: str, pretrained: bool) ->
     return config
 
 
-@functools.cache  # without a network the answer takes half a minute
+@functools.cache  # without a network this takes half a minute
 def _config_of_hub(name: str, revision: str | None) -> Any:
     from transformers import AutoConfig
 
     if get_global_rank() == 0:
         log.info("looking for %r on the Hub", name)
     try:
-        return _asked(AutoConfig, name, revision=revision)
+        return _load_pretrained(AutoConfig, name, revision=revision)
     except Exception as error:
         return error
 
 
 def override(config: Any, name: str, overrides: Mapping[str, Any]) -> Any:
-    """Return a config with some entries changed; of an entry that is a mapping, only the keys that are named.
+    """Return a config with some entries changed; mappings are merged.
 
     Raises:
         ValueError: the config has no such entry, or refuses the value.
@@ -125,7 +125,7 @@ def override(config: Any, name: str, overrides: Mapping[str, Any]) -> Any:
     named = {config.attribute_map.get(key, key): value for key, value in overrides.items()}
     try:
         return type(config).from_dict(_merge(config.to_dict(), named))
-    except Exception as error:  # of the library that validates, and of each config's own checks
+    except Exception as error:  # the validating library and each config's own checks raise their own kinds
         reason = " ".join(str(error).split())
         raise wrong_argument("overrides", dict(overrides), f"the config of {name!r} rejects them: {reason}") from error
 
@@ -133,19 +133,19 @@ def override(config: Any, name: str, overrides: Mapping[str, Any]) -> Any:
 def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(old)
     for key, value in new.items():
-        before = old.get(key)
-        if isinstance(before, Mapping) and isinstance(value, Mapping):
-            value = _merge(before, value)
+        old_value = old.get(key)
+        if isinstance(old_value, Mapping) and isinstance(value, Mapping):
+            value = _merge(old_value, value)
         merged[key] = value
     return merged
 
 
 def check_attention(attention: str | None) -> None:
-    """Raise ValueError if transformers does not know this way to compute attention."""
+    """Raise ValueError if transformers does not know this implementation of attention."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     known = ["eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
-    if attention is not None and attention not in known and "/" not in attention:  # a kernel of the Hub has an owner
+    if attention is not None and attention not in known and "/" not in attention:  # the Hub's kernels are owner/kernel
         near = difflib.get_close_matches(attention, known, n=1, cutoff=0.0)[0]
         raise wrong_argument("attention", attention, f"unknown attention implementation; did you mean {near!r}?")
 
@@ -157,7 +157,8 @@ def load_network(
 
     Raises:
         FileNotFoundError: the weights cannot be found.
-        ValueError: the weights do not fit the config, or the model is not causal or cannot compute attention this way.
+        ValueError: the weights do not fit the config, or the model is not causal or lacks this implementation of
+            attention.
     """
     auto_class = getattr(import_hf("transformers"), TASKS[task].auto_class)
     options = {"dtype": torch.float32, **({} if attention is None else {"attn_implementation": attention})}
@@ -173,9 +174,9 @@ def load_network(
             "attention", attention, f"does not work with {name!r}: {_first_sentence(error)}"
         ) from error
     if task == "causal_lm" and getattr(network, "loss_type", "") is None:
-        network.loss_type = "ForCausalLM"  # what transformers falls back to, with a warning
-    two_sided = any(getattr(one, "is_causal", None) is False for one in network.modules())
-    if task == "causal_lm" and two_sided and getattr(config, "is_decoder", None) is False:
+        network.loss_type = "ForCausalLM"  # transformers' fallback, which it would warn of
+    is_bidirectional = any(getattr(module, "is_causal", None) is False for module in network.modules())
+    if task == "causal_lm" and is_bidirectional and getattr(config, "is_decoder", None) is False:
         raise wrong_argument("name", name, "also sees later tokens; overrides={is_decoder: true} makes it causal")
     return network
 
@@ -186,47 +187,47 @@ def _load_weights(
     if is_making_by_name():
         network = auto_class.from_config(config, **options)
         try:
-            told = defer_weights(network, name, revision)
+            report = defer_weights(network, name, revision)
         except OSError as error:
             raise FileNotFoundError(f"name={name!r}: {_reason(error, name, revision)}") from error
     else:
         options = {**options, "config": config, "revision": revision, "output_loading_info": True}
         options |= {"ignore_mismatched_sizes": True}  # reported below, in one sentence
-        found = None
+        loaded = None
         if not is_local(name):
             with suppress(OSError):
-                found = _asked(auto_class, name, **options, local_files_only=True)
-        network, told = _asked(auto_class, name, **options) if found is None else found
-    lacking = sorted(told["missing_keys"]) + sorted(str(one[0]) for one in told["mismatched_keys"])
-    new = [key for key in lacking if task != "causal_lm" and _may_be_new(key, network.base_model_prefix)]
-    lacking = [key for key in lacking if key not in new]
-    if lacking:
+                loaded = _load_pretrained(auto_class, name, **options, local_files_only=True)
+        network, report = _load_pretrained(auto_class, name, **options) if loaded is None else loaded
+    unset = sorted(report["missing_keys"]) + sorted(str(entry[0]) for entry in report["mismatched_keys"])
+    new = [key for key in unset if task != "causal_lm" and _may_be_new(key, network.base_model_prefix)]
+    missing = [key for key in unset if key not in new]
+    if missing:
         raise wrong_argument(
             "name",
             name,
-            f"{len(lacking)} of the model's weights are missing or have another shape, such as "
-            f"{lacking[0]!r}; change overrides, give pretrained=false for new weights"
+            f"{len(missing)} of the model's weights are missing or have another shape, such as "
+            f"{missing[0]!r}; change overrides, give pretrained=false for new weights"
             + (", or set init_weights=in_order, which also converts weights" if is_making_by_name() else ""),
         )
     if get_global_rank() == 0:
         if new:
             log.info("%d weights of %r are new, for task=%r: %s", len(new), name, task, ", ".join(new))
-        elif unused := sorted(told["unexpected_keys"]):
+        elif unused := sorted(report["unexpected_keys"]):
             log.warning("%d weights of %r are not used, such as %r", len(unused), name, unused[0])
     return network
 
 
 def _may_be_new(key: str, prefix: str) -> bool:
-    """Return whether a weight belongs to what a task puts on top of a pretrained model, or below that to its pooler."""
+    """Return whether a weight belongs to a layer that a task adds to the pretrained model, or to its pooler."""
     return not key.startswith(f"{prefix}.") or ".pooler." in key
 
 
-def _asked(kind: Any, name: str, **options: Any) -> Any:
-    """Return what transformers loads for a name.
+def _load_pretrained(kind: Any, name: str, **options: Any) -> Any:
+    """Return the config or model of a name, as `from_pretrained` of transformers' class `kind` returns it.
 
     Raises:
-        FileNotFoundError: transformers finds nothing of that name; the message says what to do.
-        ValueError: transformers cannot load what it finds.
+        FileNotFoundError: transformers finds nothing under that name; the message says what to do.
+        ValueError: transformers cannot load the files that it finds.
     """
     try:
         return kind.from_pretrained(name, trust_remote_code=False, **options)
@@ -245,7 +246,7 @@ def _asked(kind: Any, name: str, **options: Any) -> Any:
 
 
 def _reason(error: OSError, name: str, revision: str | None) -> str:
-    """Return why nothing was found on the Hub, in the cache or in a folder, and what to do."""
+    """Return why a model was not found on the Hub, in the cache or in a folder, and what to do."""
     from huggingface_hub import errors
 
     cause = error.__cause__ or error

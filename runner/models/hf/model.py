@@ -1,4 +1,4 @@
-"""A model of transformers as a model to train: transformers computes the loss."""
+"""Train any model of transformers, which computes the loss itself."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class HFModel(Model):
     """Any model of transformers that computes its own loss, from batches that are mappings with `labels`.
 
     The loss of tokens is a mean over the labels that are not -100, and every other loss a mean over samples.
-    Algorithms that change targets or the loss function, such as label smoothing, cannot act here, because the loss is
-    computed inside transformers' model.
+    Algorithms that change targets or the loss function, such as label smoothing, cannot be used, because transformers'
+    model computes the loss itself.
 
     Args:
         module: an `HFNetwork`, or a model of transformers.
-        metrics: torchmetrics by name, instead of the default ones: bits per token for language models, the mean
-            squared error for regression, else accuracy. They see logits and labels; those of tokens are flattened to
-            `(N * T, C)` and `(N * T,)`, and may need `ignore_index=-100`.
+        metrics: torchmetrics by name. None is bits per token for language models, the mean squared error for
+            regression, else accuracy. Metrics see logits and labels; those of tokens are flattened to `(N * T, C)` and
+            `(N * T,)`, so that the metric may need `ignore_index=-100`.
 
     Raises:
         TypeError: an entry of `metrics` is of the wrong kind.
@@ -94,7 +94,7 @@ class HFModel(Model):
         """Return `prediction`, the class probabilities of each sequence, and `target` if the batch has labels.
 
         The prediction is the most probable class or token; for regression it is the estimated number, and with several
-        labels a sample it holds a truth value for each.
+        labels per sample it holds a truth value for each.
         """
         if self.task is None:
             return super().predictions(batch, outputs)
@@ -108,14 +108,14 @@ class HFModel(Model):
         return {**targets, "prediction": logits.argmax(-1), **probabilities}
 
     def loss_weight(self, batch: Any) -> int | Tensor:
-        """Return the number of labels that count, for a loss of tokens; otherwise the number of samples."""
+        """Return the number of labels that are not -100, for a loss of tokens; otherwise the number of samples."""
         labels = batch.get("labels")
         if not self._is_of_tokens(labels):
             return self.num_samples(batch)
         return (self._aligned(labels, labels)[1] != IGNORED_TARGET).sum()
 
     def without_targets(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a batch without labels, as it is in inference."""
+        """Return a batch without labels, as inference sees it."""
         return {name: value for name, value in batch.items() if name != "labels"}
 
     def _takes_numbers(self) -> bool:
@@ -126,5 +126,5 @@ class HFModel(Model):
         return isinstance(labels, Tensor) and self.task not in (None, "sequence_classification")
 
     def _aligned(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits and labels of the same tokens: those of a causal model are for the next token."""
+        """Return logits and the labels that they predict: those of the next token in a causal model."""
         return (logits[:, :-1], labels[:, 1:]) if self.task == "causal_lm" else (logits, labels)

@@ -1,4 +1,4 @@
-"""A model of Hugging Face's transformers, chosen by name, for every task whose loss it computes itself."""
+"""A model of Hugging Face's transformers by name, for the tasks whose loss it computes itself."""
 
 from __future__ import annotations
 
@@ -13,36 +13,37 @@ from runner.failures.errors import wrong_argument
 from runner.files.values import HubName, Kernel, KernelOptions
 from runner.models.hf.adapters import add_adapters
 from runner.models.hf.loading import check_attention, find_config, is_local, load_network, override, quiet
-from runner.models.hf.reading import one_sequence_a_row, without_reading
+from runner.models.hf.reading import one_sequence_per_row, skip_value_checks
 from runner.models.hf.tasks import check_task
 
 
 class HFNetwork(nn.Module):
     """A model of transformers, called with the entries of a batch by their names.
 
-    A model on the Hub is downloaded once, by each machine, into transformers' own cache (the environment's `HF_HOME`
-    says where). A model in the cache is used without asking the Hub again: `revision` says which version. A resumed run
-    takes its weights from the checkpoint; if the cache is gone, `model.module.pretrained=false` together with
-    `--allow-changes model.module.pretrained` avoids the download.
+    Each machine downloads a model on the Hub once, into transformers' own cache (environment variable `HF_HOME`). A
+    model in the cache is used without asking the Hub again; `revision` chooses the version. A resumed run takes its
+    weights from the checkpoint; if the cache is gone, `model.module.pretrained=false` together with `--allow-changes
+    model.module.pretrained` avoids the download.
 
-    Weights are float32, whatever they were saved in; the trainer's precision says what to compute in. Code that comes
-    with a model is not run.
+    Weights are float32, whatever type they were saved in; the trainer's precision is the type to compute in. Code that
+    comes with a model is not run.
 
     Args:
         name: a name on the Hub, such as `'google-bert/bert-base-uncased'`, or a folder that `save_pretrained` wrote.
             With `pretrained=False` also an architecture, such as `'bert'`.
         task: task of the model: 'causal_lm', 'masked_lm', 'seq2seq_lm', 'sequence_classification' or
             'token_classification'.
-        pretrained: whether the weights are the trained ones; otherwise they are drawn from torch's generator, so from
-            the run's seed alone. So is what a task adds to a pretrained model, such as a classifier.
-        num_labels: the number of classes of a classifier, 1 for regression; None is what the model's config says.
-        overrides: entries of the model's config to change, such as `{'hidden_dropout_prob': 0.0}`; of an entry that is
+        pretrained: whether the weights are the trained ones; otherwise they are drawn from torch's generator, and so
+            depend on the run's seed alone. The layers that a task adds, such as a classifier, are always drawn.
+        num_labels: the number of classes of a classifier, 1 for regression; None takes the number from the model's
+            config.
+        overrides: entries of the model's config to change, such as `{'hidden_dropout_prob': 0.0}`; in an entry that is
             a mapping, only the named keys change.
-        attention: how to compute attention, transformers' `attn_implementation`: `'eager'`, `'sdpa'`,
+        attention: implementation of attention, transformers' `attn_implementation`: `'eager'`, `'sdpa'`,
             `'flash_attention_2'`, ...; None is transformers' choice for the model.
         revision: a branch, tag or commit on the Hub; None is `'main'`.
         lora: arguments of peft's `LoraConfig`, such as `{'r': 8, 'lora_alpha': 16}`: only low-rank adapters and a new
-            classifier train, and the other weights stay as they are. None trains all weights.
+            classifier train, and the other weights are frozen. None trains all weights.
 
     Attributes:
         network: the model of transformers, inside a model of peft if there are adapters.
@@ -80,7 +81,7 @@ class HFNetwork(nn.Module):
             # On the meta device there are no values to load, and none are needed.
             pretrained = pretrained and torch.get_default_device().type != "meta"
             network = load_network(config, name, task, pretrained, attention, revision).train()
-            without_reading(network)
+            skip_value_checks(network)
             self.network = network if lora is None else add_adapters(network, task, dict(lora))
         takes_cache = "use_cache" in inspect.signature(network.forward).parameters
         self._options = {"return_dict": True, **({"use_cache": False} if takes_cache else {})}
@@ -99,10 +100,10 @@ class HFNetwork(nn.Module):
         return self.base.config
 
     def forward(self, **entries: Any) -> Any:
-        """Return what the model of transformers returns, with `loss` if the entries include labels.
+        """Return the outputs of the model of transformers, with `loss` if the entries include labels.
 
         Args:
             **entries: arguments of the model, such as `input_ids` and `attention_mask`, both `(N, T)`, and `labels`.
         """
-        with one_sequence_a_row():
+        with one_sequence_per_row():
             return self.network(**entries, **self._options)

@@ -17,20 +17,20 @@ KINDS = {f"{kind.__module__}.{kind.__name__}": kind for kind in (HFNetwork, HFCa
 
 
 def save_pretrained(run: str | Path, folder: str | Path, tokenizer: str | None = None) -> Path:
-    """Write a trained model for `from_pretrained` of transformers' classes to load, and return its folder.
+    """Write a trained model for transformers' `from_pretrained`, and return its folder.
 
-    The weights are the ones that the run's evaluations used (with an averaging algorithm, the average), in float32.
+    The weights are those that the run's evaluations used (with an averaging algorithm, the average), in float32.
     Adapters are merged into the weights that they adapt. From a shell:
     `python -c "from runner.models.hf.saving import save_pretrained as s; s('RUN', 'FOLDER')"`.
 
     Args:
-        run: the folder of a run, for its last checkpoint, or of a checkpoint; its model has an `HFNetwork`.
+        run: the folder of a run, whose last checkpoint is saved, or of a checkpoint; the model has an `HFNetwork`.
         folder: the folder to write, new or empty.
         tokenizer: a model, on the Hub or in a folder, whose tokenizer is saved there too; None saves none.
 
     Raises:
         FileExistsError: the folder is not empty.
-        FileNotFoundError: there is no checkpoint, or the model's config is no longer where the run found it.
+        FileNotFoundError: there is no checkpoint, or the model's config is no longer at the name that the run used.
         ValueError: the run's model has no HFNetwork, or an algorithm has changed its layers.
     """
     folder = Path(folder)
@@ -44,7 +44,7 @@ def save_pretrained(run: str | Path, folder: str | Path, tokenizer: str | None =
         reason = "its model is neither model=hf_model nor model=hf_causal_lm, so transformers could not load it"
         raise wrong_argument("run", str(run), reason)
     model = kind(**{**options, "pretrained": False})
-    weights = {key.removeprefix("module."): one for key, one in read_file(checkpoint, "model.pt").items()}
+    weights = {key.removeprefix("module."): weight for key, weight in read_file(checkpoint, "model.pt").items()}
     if wrong := differences(weights, model):
         reason = (
             f"some of its weights do not belong to transformers' model ({describe_differences(wrong)}): an algorithm "

@@ -1,4 +1,4 @@
-"""The tasks of transformers' models that can be trained, and the metrics by which each is measured."""
+"""The tasks for which transformers' models can be trained, and the default metrics of each."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from runner.models.language import IGNORED_TARGET
 
 
 class Task(NamedTuple):
-    """The names of a task in other places.
+    """The names of a task in transformers and peft.
 
     Attributes:
-        auto_class: the class of transformers that makes its models.
-        mapping: transformers' mapping from kinds of config to these models.
-        peft_type: the name of its `TaskType` in peft.
+        auto_class: the class of transformers that makes the models.
+        mapping: transformers' mapping from kinds of config to the models.
+        peft_type: the `TaskType` in peft.
     """
 
     auto_class: str
@@ -53,12 +53,12 @@ def task_of(network: Any) -> str | None:
 
 
 def default_metrics(task: str | None, config: Any, train: bool) -> dict[str, Any]:
-    """Return new metrics by name: bits per token for language, else accuracy, or the mean squared error of regression.
+    """Return new metrics by name: bits per token for language models, mean squared error for regression, else accuracy.
 
     Args:
-        task: the model's task; None has no metrics.
+        task: the model's task; None gives no metrics.
         config: the model's config.
-        train: whether the metrics are for training batches; the training loss itself is that of a language model.
+        train: whether the metrics are for training batches; language models have none, as the loss says the same.
     """
     from runner.libraries.torchmetrics import import_torchmetrics
 
@@ -80,10 +80,10 @@ def default_metrics(task: str | None, config: Any, train: bool) -> dict[str, Any
 
 
 def is_regression(config: Any) -> bool:
-    """Return whether a model for sequence classification estimates numbers instead."""
+    """Return whether a model for sequence classification predicts numbers instead of classes."""
     return config.problem_type == "regression" or config.num_labels == 1
 
 
 def is_multi_label(config: Any) -> bool:
-    """Return whether a model for sequence classification gives each class a truth value."""
+    """Return whether a model for sequence classification predicts a truth value for each class."""
     return config.problem_type == "multi_label_classification"

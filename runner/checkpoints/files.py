@@ -34,7 +34,7 @@ Snapshot = dict[str, Any]
 
 
 def discard(path: Path) -> None:
-    """Remove a checkpoint folder atomically: it never shows half removed under its name."""
+    """Remove a checkpoint folder atomically: it is never half removed under its own name."""
     shutil.rmtree(hide(path), ignore_errors=True)
 
 

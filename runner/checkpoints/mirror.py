@@ -161,7 +161,7 @@ class Mirror:
         with self._open(self._at(name, INDEX)) as file:
             index = Index.read(file.read(LARGEST_INDEX))
         if name not in ("", index.name):
-            raise ValueError(f"it holds the checkpoint {index.name!r}, not the one of its own name")
+            raise ValueError(f"it holds the checkpoint {index.name!r} under another name")
         return index
 
     def upload(self, folder: Path, name: str, checkpoint: str, best: Sequence[str]) -> None:

@@ -306,7 +306,7 @@ def _states(hooks: Any, to_save: Callable[[Any], Any]) -> dict[str, Any]:
 
 @contextmanager
 def _naming_owner(owner: str) -> Iterator[None]:
-    """Name the owner of state that cannot be saved in TypeErrors within the `with` block."""
+    """Add the owner of state that cannot be saved to TypeErrors raised within the `with` block."""
     try:
         yield
     except TypeError as error:

@@ -15,7 +15,7 @@ Selector = type[nn.Module] | Callable[[nn.Module], bool]
 modules for which it returns True."""
 
 Policy = Callable[[nn.Module, int], nn.Module | None]
-"""Returns a module's replacement, or None to keep the module; the int is the number of its earlier calls."""
+"""Returns a module's replacement, or None to keep the module; the int is the number of earlier calls of the policy."""
 
 _Pairs = dict[str, tuple[nn.Module, nn.Module]]
 

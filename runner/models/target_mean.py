@@ -1,9 +1,9 @@
 """Find out what a loss of torch averages over.
 
-Most of torch's losses average over samples. Cross entropy and negative log-likelihood average over the targets y_i that
-count, sum_i w[y_i] l_i / sum_i w[y_i], with class weights w and without targets of `ignore_index`. The divisor differs
-between the parts of a batch, so each part is weighted by it: the sum of the numerators of all parts over the sum of
-their divisors is the loss of the whole batch. Source: torch's documentation of `nn.CrossEntropyLoss`.
+Most of torch's losses average over samples. Cross entropy and negative log-likelihood average over targets: with losses
+l_i, targets y_i and class weights w, they are sum_i w[y_i] l_i / sum_i w[y_i], without the targets of `ignore_index`.
+The loss of a batch is the sum of its parts' numerators over the sum of their divisors: a mean over the parts' losses,
+weighted by their divisors. Source: torch's documentation of `nn.CrossEntropyLoss`.
 """
 
 from __future__ import annotations

@@ -47,22 +47,22 @@ def make_optimizers(optimizers: Any, model: nn.Module) -> list[Optimizer]:
     if optimizers is None:
         return []
     if isinstance(optimizers, Mapping):
-        made = [_make(source, submodule(model, key), f"optimizers[{key!r}]") for key, source in optimizers.items()]
+        created = [_make(source, submodule(model, key), f"optimizers[{key!r}]") for key, source in optimizers.items()]
     elif isinstance(optimizers, list | tuple):
-        made = [_make(source, model, "optimizers") for source in optimizers]
+        created = [_make(source, model, "optimizers") for source in optimizers]
     else:
-        made = [_make(optimizers, model, "optimizers")]
-    for optimizer in made:
+        created = [_make(optimizers, model, "optimizers")]
+    for optimizer in created:
         check_closure(optimizer, model)
         _check_parameters(optimizer, model)
         fuse(optimizer, model)
     trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    held = [id(parameter) for optimizer in made for group in optimizer.param_groups for parameter in group["params"]]
+    held = [id(parameter) for optimizer in created for group in optimizer.param_groups for parameter in group["params"]]
     held = [parameter_id for parameter_id in held if parameter_id in trained]
     if shared := len(held) - len({*held}):
         reason = f"{shared} parameters are in several of them, which would each step them"
         raise ValueError(f"optimizers: {reason} (weights that submodules share?); give them to one optimizer only")
-    return made
+    return created
 
 
 def _make(source: Any, module: nn.Module, name: str) -> Optimizer:

@@ -68,9 +68,9 @@ class Muon(Optimizer):
         U = (1 - m) G + m B             Nesterov: the mean gradient one step ahead
         W <- (1 - lr * weight_decay) W - lr * max(1, M / N) ** 0.5 * orthogonalize(U)
 
-    The singular values of the orthogonal matrix are about 1, so that rare directions learn as fast as frequent ones. As
-    it has min(M, N) of them, the root mean square of its M N entries is `(min(M, N) / (M N)) ** 0.5`, and that of the
-    step `lr / N ** 0.5` for every shape.
+    All min(M, N) singular values of the orthogonalized matrix are about 1, so that rare directions learn as fast as
+    frequent ones. Their squares add up to those of the M N entries, whose root mean square is therefore
+    `(min(M, N) / (M N)) ** 0.5`, and that of the step is `lr / N ** 0.5` for every shape.
 
     Group 0 has the matrices, group 1 everything else, each with its own rate; schedules multiply both rates, and rules
     of `ParamGroups` split both groups. `torch.optim.Muon` does the same for parameters of two dimensions, but accepts

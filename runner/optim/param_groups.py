@@ -38,7 +38,7 @@ def call_factory(factory: Any, model: nn.Module) -> Any:
 
 
 def is_steppable(parameter: Tensor) -> bool:
-    """Return whether an optimizer can step a parameter: integers, such as quantized weights, it cannot."""
+    """Return whether an optimizer can step a parameter; it cannot step integers, such as quantized weights."""
     return parameter.is_floating_point() or parameter.is_complex()
 
 

@@ -83,7 +83,7 @@ class Curve(Schedule):
     Curves with equal arguments are equal, and curves can be pickled.
 
     Raises:
-        ValueError: a time other than `t_warmup` is not above 0, or a number is negative or infinite.
+        ValueError: a time other than `t_warmup` is not above 0, or a number is infinite or below 0 (`t_mult`: below 1).
         TypeError: an argument is neither a time string nor a number.
     """
 
@@ -210,7 +210,7 @@ class step(Curve):
 
 @dataclass(frozen=True)
 class multi_step(Curve):
-    """gamma ^ (number of milestones at or before t), which count from the start of training, warm-up included."""
+    """gamma ^ (number of milestones at or before t); milestones count from the start of training, warm-up included."""
 
     milestones: Sequence[str | Time]
     gamma: float = 0.1
@@ -253,7 +253,7 @@ class cosine_annealing_warm_restarts(Curve):
         first_cycle = float(length(self.t_0))
 
         def curve(t: float) -> float:
-            elapsed = max(0.0, t - start)  # in the current cycle, at the end
+            elapsed = max(0.0, t - start)  # since the warm-up, then since the current cycle began
             cycle = first_cycle
             if self.t_mult == 1:
                 elapsed %= cycle

@@ -46,8 +46,8 @@ def _comparison(operate: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any
 class Time(ours.Time):
     """Composer's length of training, which also combines with plain numbers in its own unit.
 
-    Multiplied or divided by a number, it keeps its unit and loses its fraction; the quotient of two lengths is in
-    'dur'.
+    Multiplied or divided by a number, a length keeps its unit, and counts lose their fraction; the quotient of two
+    lengths is in 'dur'.
 
     Args:
         value: an integer; in 'dur' and 'sec' any number.

@@ -27,7 +27,7 @@ log = logging.getLogger("runner")
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside the context, transformers logs only errors, and draws progress bars only on rank 0's terminal.
+    """Within the `with` block, transformers logs only errors, and draws progress bars only on rank 0's terminal.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.

@@ -52,7 +52,7 @@ class HFModel(Model):
             )
             raise TypeError(f"a batch of type {type(batch).__name__}: {type(self).__name__} needs {needed}")
         labels = batch.get("labels")
-        if labels is not None and self._takes_numbers():
+        if labels is not None and self._needs_float_labels():
             batch = {**batch, "labels": labels.float()}
         outputs = self.module(**batch)
         return {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
@@ -82,8 +82,8 @@ class HFModel(Model):
         """
         logits = outputs["logits"]
         labels = batch["labels"]
-        if self._is_of_tokens(labels):
-            logits, labels = self._aligned(logits, labels)
+        if self._are_token_labels(labels):
+            logits, labels = self._align(logits, labels)
             logits = logits.reshape(-1, logits.shape[-1])
             labels = labels.reshape(-1)
         elif logits.shape == (*labels.shape, 1):
@@ -110,21 +110,21 @@ class HFModel(Model):
     def loss_weight(self, batch: Any) -> int | Tensor:
         """Return the number of labels that are not -100, for a loss of tokens; otherwise the number of samples."""
         labels = batch.get("labels")
-        if not self._is_of_tokens(labels):
+        if not self._are_token_labels(labels):
             return self.num_samples(batch)
-        return (self._aligned(labels, labels)[1] != IGNORED_TARGET).sum()
+        return (self._align(labels, labels)[1] != IGNORED_TARGET).sum()
 
     def without_targets(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return a batch without labels, as inference sees it."""
         return {name: value for name, value in batch.items() if name != "labels"}
 
-    def _takes_numbers(self) -> bool:
+    def _needs_float_labels(self) -> bool:
         config = self.module.config
         return self.task == "sequence_classification" and (is_regression(config) or is_multi_label(config))
 
-    def _is_of_tokens(self, labels: Any) -> bool:
+    def _are_token_labels(self, labels: Any) -> bool:
         return isinstance(labels, Tensor) and self.task not in (None, "sequence_classification")
 
-    def _aligned(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _align(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits and the labels that they predict: those of the next token in a causal model."""
         return (logits[:, :-1], labels[:, 1:]) if self.task == "causal_lm" else (logits, labels)

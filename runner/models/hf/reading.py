@@ -21,7 +21,7 @@ _ROWS = _Rows()
 
 @contextmanager
 def one_sequence_per_row() -> Iterator[None]:
-    """Inside the context, transformers treats each row of a batch as one sequence, without looking for several.
+    """Within the `with` block, transformers treats each row of a batch as one sequence, without looking for several.
 
     It does nothing while torch compiles, because transformers then reads no values.
     """

@@ -60,7 +60,7 @@ def map_saved(value: Any, function: Callable[[Tensor], Any]) -> Any:
 def check_content(name: str, content: Any) -> None:
     """Check that the content of `model.pt` or `state.pt` has the required entries; raise ValueError if not."""
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ValueError("it holds no dict of names")
+        raise ValueError("its content is not a dict with names as keys")
     if name == "state.pt":
         for key, kinds in _STATE.items():
             if not isinstance(content.get(key), kinds):

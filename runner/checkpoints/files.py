@@ -179,6 +179,6 @@ def _check_zip(path: Path) -> None:
     with zipfile.ZipFile(path) as file:
         entries = file.infolist()
     if any(item.compress_type != zipfile.ZIP_STORED or item.file_size != item.compress_size for item in entries):
-        raise ValueError("something in it is compressed")
+        raise ValueError("it has compressed entries")
     if sum(item.file_size for item in entries) > path.stat().st_size:
         raise ValueError("its parts overlap")

@@ -88,7 +88,7 @@ def read_time(state: Mapping[str, Any]) -> Timestamp:
 def number(value: Any) -> Any:
     """Check that a value is a number from 0 to `MOST`, and return it; raise TypeError or ValueError if not."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"a {type(value).__name__} is no number")
+        raise TypeError(f"a {type(value).__name__} is not a number")
     if not 0 <= value <= MOST or not math.isfinite(value):
         raise ValueError("a number is out of range")
     return value

@@ -69,10 +69,10 @@ class Index:
                 raise ValueError(f"its {INDEX} names {name!r}, which leads out of its folder")
         for name, facts in index.files.items():
             if not name.startswith(f"{index.checkpoint}/") and facts["size"] > LARGEST_RECORD:
-                raise ValueError(f"its {name} has {facts['size']:,} bytes, at most {LARGEST_RECORD:,} are read")
+                raise ValueError(f"its {name} has {facts['size']:,} bytes, at most {LARGEST_RECORD:,} are allowed")
         for name in (index.name, *index.best):
             if not is_name(name):
-                raise ValueError(f"its {INDEX} names {name!r}, which a checkpoint cannot be called")
+                raise ValueError(f"its {INDEX} names {name!r}, which is not a valid name for a checkpoint")
         return index
 
     @property

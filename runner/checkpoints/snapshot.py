@@ -209,7 +209,7 @@ def restore(state: State, path: str | Path) -> None:
     for kind, items in (("optimizers", state.optimizers), ("schedulers", state.schedulers)):
         if len(saved[kind]) != len(items):
             raise ValueError(
-                f"checkpoint {str(path)!r} has {len(saved[kind])} {kind}, this run has {len(items)}: keep their number"
+                f"checkpoint {str(path)!r} has {len(saved[kind])} {kind}, this run has {len(items)}: use as many"
             )
         for item, part in zip(items, saved[kind], strict=True):
             try:

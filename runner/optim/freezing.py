@@ -60,7 +60,7 @@ class Freezing:
         idle = [name for name, parameter in with_gradient if id(parameter) not in held]
         if idle and get_global_rank() == 0:
             remedy = "give them to an optimizer, or freeze them with requires_grad_(False)"
-            log.warning("not trained, as no optimizer has them, but with a gradient: %s; %s", listed(idle), remedy)
+            log.warning("these parameters have a gradient, but no optimizer trains them: %s; %s", listed(idle), remedy)
 
 
 def _trained_ids(model: nn.Module) -> list[int]:

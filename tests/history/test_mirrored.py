@@ -167,7 +167,7 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "the name of a link": (
         changed(lambda index: index.update(checkpoint="checkpoints/latest")),
-        "ep3: its index.json names 'latest', which a checkpoint cannot be called",
+        "ep3: its index.json names 'latest', which is not a valid name for a checkpoint",
     ),
     "an escape": (changed(lambda index: index["best"].append("..%2fx")), "ep3: its index.json names '..%2fx'"),
     "a later format": (changed(lambda index: index.update(format=2)), "ep3: a later version"),

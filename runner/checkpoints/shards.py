@@ -12,7 +12,6 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import takewhile
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -163,10 +162,12 @@ def _is_whole(shape: Sequence[int], pieces: Sequence[Piece]) -> bool:
 
 
 def _overlap(pieces: Sequence[Piece]) -> bool:
+    """Return whether any two pieces share an element."""
     ordered = sorted(pieces, key=lambda piece: piece.start)
     for index, piece in enumerate(ordered):
-        end = piece.start[0] + piece.shape[0]
-        for other in takewhile(lambda later: later.start[0] < end, ordered[index + 1 :]):  # noqa: B023
+        for other in ordered[index + 1 :]:
+            if other.start[0] >= piece.start[0] + piece.shape[0]:
+                break  # all later pieces begin beyond this one
             if all(a < c + d and c < a + b for a, b, c, d in zip(*piece[:2], *other[:2], strict=True)):
                 return True
     return False

@@ -108,9 +108,8 @@ class ParamGroups:
             rule.check(type(optimizer).__name__, changed)
         groups = []
         for group in optimizer.param_groups:
-            parts: dict[tuple[tuple[_Rule, int], ...], list[nn.Parameter]] = {
-                (): []
-            }  # parameters without a rule come first
+            # Parameters without a rule come first.
+            parts: dict[tuple[tuple[_Rule, int], ...], list[nn.Parameter]] = {(): []}
             for parameter in group["params"]:
                 key = id(parameter)
                 applied = tuple((rule, depths[key]) for rule, depths in selections if key in depths)

@@ -74,6 +74,7 @@ def _check_name(timm: Any, name: str, pretrained: bool) -> None:
     pretrained_names = timm.list_pretrained(f"{architecture}.*")
     tagged = [tagged_name for tagged_name in pretrained_names if tagged_name.partition(".")[0] == architecture]
     if tag and name not in tagged:
-        raise wrong_argument("name", name, f"timm has no such weights; choose among {', '.join(tagged) or 'none'}")
+        remedy = f"choose among {', '.join(tagged)}" if tagged else f"it has none for {architecture}"
+        raise wrong_argument("name", name, f"timm has no such weights; {remedy}")
     if pretrained and not timm.models.is_model_pretrained(name):
         raise ValueError(f"pretrained=True: timm has no weights for {name}; use pretrained=false")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.spawn import spawn
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 import sharded_runs as runs  # pyright: ignore[reportMissingImports]
 

@@ -30,8 +30,9 @@ LAUNCHED = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 TERMINAL = pytest.StashKey[int]()
 
-if str(HERE) not in sys.path:
-    sys.path.append(str(HERE))  # tests import `*_runs` from here; last, as it has folders named like packages
+SUPPORT = HERE / "support"
+sys.path += [str(folder) for folder in (HERE, SUPPORT) if str(folder) not in sys.path]  # last: `tests/` has folders
+# named like packages
 
 os.environ["COLUMNS"] = "120"  # what is printed is as wide wherever the tests run
 
@@ -307,7 +308,7 @@ def run_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> RunRa
         script = logs / "program.py"
         script.write_text(source + LEAVE)
         for module in ("tiny_runs.py", "turns.py"):
-            shutil.copy(HERE / module, logs)
+            shutil.copy(SUPPORT / module, logs)
         shared = {
             "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(world_size),

@@ -26,7 +26,7 @@ from runner.files.whole import read_object, write_whole
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = """
 import os, signal, sys, time
-sys.path[:0] = [{root!r}, {root!r} + "/tests", {tests!r}]
+sys.path[:0] = [{root!r}, {root!r} + "/tests/support", {tests!r}]
 from runner.callbacks import MLflowLogger
 MLflowLogger.warm_up()
 from runner.callbacks._mlflow.writer_process import shared_writer

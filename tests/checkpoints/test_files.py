@@ -237,7 +237,7 @@ def test_all_of_it_is_on_the_disk_before_it_appears_and_its_name_after_that(tmp_
 def test_a_kill_during_a_write_leaves_only_hidden_names_beside_complete_ones(tmp_path: Path):
     program = f"""
 import runpy, sys
-sys.path.append({str(Path(__file__).parents[1])!r})
+sys.path.append({str(Path(__file__).parents[1] / "support")!r})
 file = runpy.run_path({__file__!r})
 print("ready", flush=True)
 for number in range(1000000):

@@ -208,7 +208,7 @@ def test_two_ranks_train_what_one_does(run_ranks: Any, tmp_path: Path):
     torch.save(on_ranks(), tmp_path / "expected.pt")
     program = f"""
         import runpy, sys, torch
-        sys.path.append({str(Path(__file__).parents[1])!r})
+        sys.path.append({str(Path(__file__).parents[1] / "support")!r})
         found = runpy.run_path({__file__!r})["on_ranks"]()
         expected = torch.load("expected.pt")
         assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(found, expected))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-if (here := str(Path(__file__).parent / "algorithms")) not in sys.path:
+if (here := str(Path(__file__).parents[1] / "algorithms")) not in sys.path:
     sys.path.append(here)
 
 import tasks  # pyright: ignore[reportMissingImports]

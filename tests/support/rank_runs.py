@@ -312,8 +312,8 @@ def on_ranks() -> None:
 
 
 def program_of(module: str, function: str) -> str:
-    """A program for `run_ranks` that calls a function of a module in this folder, or in one below: 'loop/test_it'."""
-    here = Path(__file__).resolve().parent
-    path = here / module
-    folders = [str(here), str(path.parent)]
+    """Return a program for `run_ranks` that calls a function of a module in tests/, such as 'training/test_it'."""
+    support = Path(__file__).resolve().parent
+    path = support.parent / module
+    folders = [str(support.parent), str(support), str(path.parent)]
     return f"import sys; sys.path += {folders!r}; from {path.name} import {function}; {function}()"

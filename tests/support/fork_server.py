@@ -116,7 +116,7 @@ def warm_up_hydra() -> None:
     from runner.cli import foreign
     from runner.config.composing import initialized
 
-    conf = Path(__file__).resolve().parents[1] / "conf"
+    conf = Path(__file__).resolve().parents[2] / "conf"
     for file in conf.rglob("*.yaml"):
         OmegaConf.load(file)
     foreign.about_foreign("model")

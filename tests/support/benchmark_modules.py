@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def load(name: str, file: str) -> ModuleType:

@@ -71,7 +71,6 @@ class ReduceOnPlateau(Algorithm):
         evaluations, and a negative metric must improve by the threshold as well: torch accepts one that got worse.
     """
 
-    runs_before = ("SAM",)  # whose first pass steps with the rates of this batch
     conflicts_with = ("ReduceOnPlateau", "ScheduleFree", "SWA")
 
     def __init__(

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from runner import Algorithm, Event, Logger, State
 from runner.algorithms._averaging import copy_all
 from runner.algorithms._snapshot import KeptBuffers
-from runner.core.engine import overrides
-from runner.core.randomness import ForwardStream
-from runner.device.batch import split
 from runner.distributed.sharding import is_sharded
 from runner.failures.checks import check_numbers, check_whole
-from runner.models.loss import fractions, root_gradient, total_of
+from runner.models.loss import Share
+from runner.training.run import Accumulate, Run
 
 
 @torch.no_grad()
@@ -59,17 +59,12 @@ class SAM(Algorithm):
         Strong for image classification at twice the cost (Foret et al. 2021, arXiv:2010.01412); none at equal cost.
     """
 
-    # Others that act at BEFORE_TRAIN_BATCH come first. AFTER_TRAIN_BATCH runs in reverse order, so the weights are
-    # restored before others look at them.
-    runs_after = ("CutMix", "GradientClipping", "LayerFreezing", "MixUp", "NaNGuard", "SWA", "ScheduleFree")
-
     def __init__(self, rho: float = 0.05, epsilon: float = 1e-12, interval: int = 1) -> None:
         check_numbers("(0, inf]", rho=rho, epsilon=epsilon)
         check_whole("interval", interval, 1)
         self.rho = rho
         self.epsilon = epsilon
         self.interval = interval
-        self._kept: list[tuple[Tensor, Tensor]] = []
 
     def before_load(self, state: State, logger: Logger) -> None:
         if is_sharded(state.unwrapped_model):
@@ -86,64 +81,51 @@ class SAM(Algorithm):
                 "microbatch_size='auto': SAM's extra pass cannot be split further when memory runs out; "
                 "give a number of samples"
             )
-        for one in state.algorithms[state.algorithms.index(self) + 1 :]:
-            if overrides(one, Event.BEFORE_TRAIN_BATCH):
-                raise ValueError(
-                    f"SAM must come after {type(one).__name__}, which also acts before each batch: list SAM last"
-                )
         self._buffers = KeptBuffers(state.unwrapped_model)
-        self._stream = ForwardStream(state.seed, state.device)
-        self._roots: dict[float, Tensor] = {}
 
-    def before_train_batch(self, state: State, logger: Logger) -> None:
-        if state.timestamp.batch % self.interval:
-            return
-        parameters = [one for one in state.unwrapped_model.parameters() if one.requires_grad]
-        found = self._gradients(state, logger, parameters)
-        dense = (gradient if gradient is None else gradient.to_dense() for gradient in found)
-        climbing = [(one, gradient) for one, gradient in zip(parameters, dense, strict=True) if gradient is not None]
-        self._buffers.keep()
-        self._kept = [(one, one.detach().clone()) for one, _ in climbing]
-        state.is_consistent = False
-        ascend([one for one, _ in climbing], [gradient for _, gradient in climbing], self.rho, self.epsilon)
-
-    def after_train_batch(self, state: State, logger: Logger) -> None:
-        if self._kept:
-            copy_all([one for one, _ in self._kept], [weights for _, weights in self._kept])
-            self._kept = []
+    def wrap_accumulate(self, accumulate: Accumulate) -> Accumulate:
+        def climb_first(run: Run, share: Share) -> None:
+            state = run.state
+            if state.timestamp.batch % self.interval:
+                accumulate(run, share)
+                return
+            slopes = self._gradients(run, accumulate)
+            weights = [*slopes]
+            kept = [parameter.detach().clone() for parameter in weights]
+            self._buffers.keep()
+            state.is_consistent = False
+            ascend(weights, [*slopes.values()], self.rho, self.epsilon)
+            accumulate(run, share)
+            copy_all(weights, kept)
             self._buffers.put_back()
 
-    def _gradients(self, state: State, logger: Logger, parameters: list[Any]) -> list[Tensor | None]:
-        """Return the gradients of this rank's batch, by microbatches as in training; `.grad` is not touched."""
-        model = state.unwrapped_model
-        samples = model.num_samples(state.batch)
-        size = state.samples_per_microbatch
-        microbatches = split(state.batch, samples, model.slice_batch, state.grad_accum, size)
-        parts = fractions(model, [microbatch for _, microbatch in microbatches])
-        forward = state.precision.autocast(state.device)(model)
-        compute_loss = state.precision.autocast(state.device)(model.loss)
-        total: list[Tensor | None] = [None for _ in parameters]
-        for index, (state.microbatch_start, state.microbatch) in enumerate(microbatches):
-            _fire(Event.BEFORE_FORWARD, state, logger)
-            self._stream.start(state.timestamp.batch, index)
-            state.outputs = forward(state.microbatch)
-            _fire(Event.AFTER_FORWARD, state, logger)
-            _fire(Event.BEFORE_LOSS, state, logger)
-            state.loss = compute_loss(state.outputs, state.microbatch)
-            _fire(Event.AFTER_LOSS, state, logger)
-            # Not backward(), which would make DDP average the gradients over ranks.
-            loss = total_of(state.loss)
-            root = root_gradient(loss, parts[index], self._roots)
-            gradients = torch.autograd.grad(loss, parameters, root, allow_unused=True)
-            total = [_sum(old, new) for old, new in zip(total, gradients, strict=True)]
-        return total
+        return climb_first
 
+    def _gradients(self, run: Run, accumulate: Accumulate) -> dict[nn.Parameter, Tensor]:
+        """Return the gradients of this rank's batch, dense; `.grad` is not touched, and callbacks see no event."""
+        state = run.state
+        parameters = [parameter for parameter in run.parameters if parameter.requires_grad]
+        total: dict[nn.Parameter, Tensor] = {}
 
-def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    return other if one is None else one if other is None else one + other
+        def backward(loss: Tensor, gradient: Tensor) -> None:
+            # Not `loss.backward`, which would make DDP average the gradients over ranks.
+            slopes = torch.autograd.grad(loss, parameters, gradient, allow_unused=True)
+            for parameter, slope in zip(parameters, slopes, strict=True):
+                if slope is not None:
+                    total[parameter] = total[parameter] + slope if parameter in total else slope
 
-
-def _fire(event: Event, state: State, logger: Logger) -> None:
-    """Run an event of the algorithms only, for a pass that callbacks do not see."""
-    for one in reversed(state.algorithms) if event.closes_bracket else state.algorithms:
-        one.run_event(event, state, logger)
+        fire = partial(run.engine.run_event, hooks=[algorithm.config_key for algorithm in state.algorithms])
+        climb = copy.copy(run)
+        climb.on = SimpleNamespace(
+            before_forward=partial(fire, Event.BEFORE_FORWARD),
+            after_forward=partial(fire, Event.AFTER_FORWARD),
+            before_loss=partial(fire, Event.BEFORE_LOSS),
+            after_loss=partial(fire, Event.AFTER_LOSS),
+            before_backward=lambda: None,
+            after_backward=lambda: None,
+        )
+        climb.forward = state.precision.autocast(state.device)(state.unwrapped_model)
+        climb.backward = backward
+        climb.loss_is_checked = True  # by the second pass
+        accumulate(climb, lambda: 1.0)
+        return {parameter: total[parameter].to_dense() for parameter in parameters if parameter in total}

@@ -261,3 +261,10 @@ class Algorithm(Hooks):
     def evaluation_weights(self, state: State) -> AbstractContextManager[None]:
         """Return a context inside which the model holds the weights to evaluate and to export (an average, say)."""
         return nullcontext()
+
+    def wrap_accumulate(self, accumulate: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        """Return the function that computes the gradient of each batch; default: the one without this algorithm.
+
+        Both have the type `runner.training.run.Accumulate`.
+        """
+        return accumulate

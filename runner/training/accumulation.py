@@ -16,7 +16,6 @@ from runner.device.attempts import NOT_AGAIN, is_out_of_memory, remember, shapes
 from runner.device.batch import split
 from runner.device.memory import bytes_in_use
 from runner.distributed.collectives import any_rank, largest
-from runner.libraries.backward import backward
 from runner.models.loss import Share, detach, fractions, root_gradient, total_of, weighted_sum
 from runner.training.run import Accumulate, Run
 
@@ -154,5 +153,5 @@ def train_microbatch(run: Run, index: int, scale: Share) -> None:
     on.after_loss()
     on.before_backward()
     total = total_of(state.loss) if state.scaler is None else state.scaler.scale(total_of(state.loss))
-    backward(total, root_gradient(total, scale(), run.root_gradients))
+    run.backward(total, root_gradient(total, scale(), run.root_gradients))
     on.after_backward()

@@ -18,6 +18,7 @@ from runner.distributed.ranks import get_data_parallel_size
 from runner.distributed.session import ending
 from runner.distributed.sharding import is_sharded
 from runner.distributed.shares import weigh_alike
+from runner.libraries.backward import backward
 from runner.models.first_loss import check_loss, warn_of_other_means
 from runner.models.loss import Share
 from runner.models.model import Model
@@ -76,6 +77,9 @@ class Run:
         is_uneven = self.train_stream is not None and self.train_stream.ranks_read is not None
         picks_samples = any(algorithm.picks_samples for algorithm in self.state.algorithms)
         self.root_gradients: dict[float, Tensor] = {}  # see `loss.root_gradient`
+        self.backward = backward
+        for algorithm in self.state.algorithms:
+            self.accumulate = algorithm.wrap_accumulate(self.accumulate)
         self._sums_tokens = self.world_size > 1 and (picks_samples or is_uneven)
         self._mean_is_unknown = self.state.unwrapped_model.loss_averages == "unknown"
         self.weighs_by_samples = weigh_alike(self.state, self.engine.listeners)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from runner import Algorithm, Callback, ClassificationModel
-from runner.algorithms import SAM, GradientClipping, LabelSmoothing, MixUp, NaNGuard, ScheduleFree
+from runner.algorithms import SAM, GradientClipping, LabelSmoothing, MixUp, NaNGuard
 from runner.algorithms.sam import ascend
 from runner.models import MLP
 
@@ -131,12 +130,18 @@ def test_running_statistics_see_the_batch_once_at_the_weights(make_trainer):
     )
 
 
-def test_clipping_and_the_guard_see_the_weights_as_they_are(make_trainer):
-    algorithms = [SAM(), NaNGuard("skip"), GradientClipping("adaptive", 0.01), ScheduleFree()]
-    with make_trainer(*algorithms, optimizers=partial(torch.optim.SGD, lr=0.1), batch_norm=True) as trainer:
-        order = [type(one).__name__ for one in trainer.state.algorithms]
+@pytest.mark.parametrize("is_listed_first", [False, True])
+def test_other_algorithms_see_the_weights_before_the_ascent(make_trainer, is_listed_first: bool):
+    class Compare(Algorithm):
+        def before_train_batch(self, state, logger):
+            self.before = copy.deepcopy(state.unwrapped_model.state_dict())
+
+        def after_train_batch(self, state, logger):
+            torch.testing.assert_close(dict(state.unwrapped_model.state_dict()), dict(self.before), rtol=0, atol=0)
+
+    algorithms = [Compare(), SAM(rho=5.0)] if is_listed_first else [SAM(rho=5.0), Compare()]
+    with make_trainer(*algorithms, NaNGuard("skip"), GradientClipping("adaptive", 0.01)) as trainer:
         trainer.fit()
-    assert order.index("SAM") > order.index("NaNGuard") > order.index("GradientClipping")
 
 
 class OwnStep(ClassificationModel):
@@ -161,15 +166,34 @@ def test_what_it_cannot_do_exactly_is_refused(make_trainer):
             trainer.fit()
 
 
-def test_who_prepares_a_batch_comes_first(make_trainer):
-    class Prepares(Algorithm):
+@pytest.mark.parametrize("is_listed_first", [False, True])
+def test_both_passes_see_a_batch_prepared_by_others(make_trainer, is_listed_first: bool):
+    class Halve(Algorithm):
         def before_train_batch(self, state, logger):
-            pass
+            images, targets = state.batch
+            state.batch = images / 2, targets
 
-    with make_trainer(SAM(), Prepares()) as trainer, pytest.raises(ValueError, match="SAM must come after Prepares"):
+    record = Record()
+    algorithms = [Halve(), SAM(rho=0.5)] if is_listed_first else [SAM(rho=0.5), Halve()]
+    with make_trainer(*algorithms, callbacks=[record]) as trainer:
         trainer.fit()
-    with make_trainer(Prepares(), SAM()) as trainer:
+    for model, (images, targets), gradients, _ in record.steps:
+        halved = images / 2, targets
+        expected = sam_gradients(model, lambda model, batch=halved: model.loss(model(batch), batch), 0.5)
+        torch.testing.assert_close(gradients, expected)
+
+
+def test_callbacks_see_one_pass(make_trainer):
+    class Count(Callback):
+        losses = 0
+
+        def after_loss(self, state, logger):
+            self.losses += 1
+
+    count = Count()
+    with make_trainer(SAM(), callbacks=[count], grad_accum=2) as trainer:
         trainer.fit()
+    assert count.losses == 12  # six batches of two microbatches
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,13 @@ def test_what_has_nothing_to_call_is_refused(kind: str, own: tuple[str, ...]):
 
 @pytest.mark.parametrize(
     ("base", "name"),
-    [(Algorithm, "evaluation_weights"), (Callback, "wrap_handler"), (Callback, "close"), (Callback, "post_close")],
+    [
+        (Algorithm, "evaluation_weights"),
+        (Algorithm, "wrap_accumulate"),
+        (Callback, "wrap_handler"),
+        (Callback, "close"),
+        (Callback, "post_close"),
+    ],
 )
 def test_what_has_one_method_that_is_called_is_not(base: Any, name: str):
     mine = type("Mine", (base,), {name: lambda self, *arguments: getattr(super(mine, self), name)(*arguments)})

@@ -20,10 +20,10 @@ from runner.failures.checks import check_number, refuse_if
 
 MAX_SEVERITY = 10.0
 TOLERANCE = 0.2
-"""Distance outside [0, 1] that neither rounding nor interpolation explains."""
+"""Distance outside [0, 1] that rounding and interpolation cannot explain."""
 
 MAX_SHARE = 0.05
-"""Share of values that far outside which images may have; images that are still normalized have many more."""
+"""Largest share of values outside that tolerance; images that are still normalized have many more."""
 
 PerChannel = float | Sequence[float]
 """One number for all channels, or one per channel."""
@@ -54,8 +54,8 @@ class Augmentation(Algorithm, ABC):
     def after_dataloader(self, state: State, logger: Logger) -> None:
         images, mean, std = self._denormalize(state.batch)
         generator = numpy.random.default_rng(stream_seed(state.seed, self.config_key, state.timestamp.batch))
-        changed = (self.augment(images.clamp(0, 1), generator) - mean) / std
-        state.batch = with_item(state.batch, self.input_key, changed.to(get_item(state.batch, self.input_key).dtype))
+        augmented = (self.augment(images.clamp(0, 1), generator) - mean) / std
+        state.batch = with_item(state.batch, self.input_key, augmented.to(get_item(state.batch, self.input_key).dtype))
 
     def _denormalize(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Return the images of a batch in [0, 1], with the mean and the standard deviation to normalize them again."""
@@ -67,7 +67,9 @@ class Augmentation(Algorithm, ABC):
                     "give one number for all channels, or one per channel"
                 )
         dtype = torch.promote_types(images.dtype, torch.float32)
-        mean, std = (one.to(images.device, dtype, non_blocking=True).view(-1, 1, 1) for one in (self.mean, self.std))
+        mean, std = (
+            values.to(images.device, dtype, non_blocking=True).view(-1, 1, 1) for values in (self.mean, self.std)
+        )
         images = images.to(dtype) * std + mean
         if not self._is_checked and not images.is_meta:
             self._refuse_normalized(images)

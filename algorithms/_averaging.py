@@ -1,4 +1,4 @@
-"""Base of all weight averages: swaps the average in for evaluation, with matching batch norm statistics."""
+"""Base classes of weight averages, which evaluate the average with batch norm statistics of its own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wide_copy(tensor: Tensor) -> Tensor:
 
 
 def _parts(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return this rank's parts of tensors; those of a model that is not sharded as they are."""
+    """Return this rank's parts of sharded tensors; other tensors unchanged."""
     return [*(map(local, tensors) if any_sharded(tensors) else tensors)]
 
 
@@ -46,7 +46,10 @@ def copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 @torch.no_grad()
 def move_towards(averages: Sequence[Tensor], values: Sequence[Tensor], weight: float) -> None:
-    """Set each average a to a + weight (v - a), in place, in one fused operation; each rank its part of sharded ones.
+    """Set each average a to a + weight (v - a), in place, in one fused operation; sharded: each rank its part.
+
+    With the weight 1 - s this is the exponential average s a + (1 - s) v, and with the weight 1 / n of the n-th value
+    it is the plain mean, because n mean_n = (n - 1) mean_(n-1) + v_n.
 
     Args:
         averages: floating-point tensors, changed in place.
@@ -74,9 +77,9 @@ def swapped_in(live: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[Non
 
 
 def count_updates(state: State, interval: Time, start: Time, end: Time) -> float:
-    """Return how many positive multiples of an interval lie from `start` to `end`, or infinity if that is not known.
+    """Return the number of positive multiples of an interval from `start` to `end`, both included.
 
-    Units are converted where max_duration and the length of an epoch allow it.
+    It is infinite if max_duration and the length of an epoch do not allow to convert the units.
     """
 
     def in_intervals(time: Time) -> Fraction:
@@ -91,8 +94,8 @@ def count_updates(state: State, interval: Time, start: Time, end: Time) -> float
 class TimedAverage(Algorithm):
     """Base class of averages that are updated at an interval; warns, once and on rank 0, if no update will come.
 
-    The warning comes when training starts if the time units can be converted into each other, and otherwise when
-    training finishes by itself. It is not an error, because training may continue with another `fit` or a longer
+    If the time units can be converted into each other, the warning comes when training starts, otherwise when training
+    has reached its end. It is not an error, because training may continue with another `fit` or a longer
     max_duration.
     """
 
@@ -134,10 +137,11 @@ class WeightAverage(Algorithm):
     """Base class of averages of the trained parameters, for evaluations, exports and a checkpoint's `model.pt`.
 
     Training continues with its own weights. A subclass keeps the average in `_average`, by parameter name, and calls
-    `_changed` after each change. The running statistics of batch norm are not averaged. They are estimated for the
-    averaged weights from the first batches of the training data, in the loader's order, once for each moment at which
-    the average is evaluated or saved. Each rank reads its own share of the batches; the statistics of rank 0 are
-    evaluated. All other buffers come from training.
+    `_changed` after each change. The running statistics of batch norm are not averaged, because they describe the
+    activations of the trained weights, and the averaged weights have other activations (Izmailov et al.
+    2018). They are estimated from the first training batches, in the loader's order, once for each timestamp at which
+    the average is evaluated or saved. Each rank reads its own share of the batches; evaluations use the statistics of
+    rank 0. All other buffers come from training.
 
     Args:
         bn_batches: number of training batches to estimate the statistics from; 0 keeps the statistics of training.
@@ -155,31 +159,31 @@ class WeightAverage(Algorithm):
 
     def after_load(self, state: State, logger: Logger) -> None:
         model = state.unwrapped_model
-        self._parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        self._parameters = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         if self._average:
             parameters = dict(model.named_parameters())
             if differing := sorted(self._average.keys() - parameters.keys()):
                 raise ValueError(f"the saved average belongs to another model, which has {differing}")
             self._parameters = {name: parameters[name] for name in self._average}
             self._average = self._placed(self._average)
-        norms = [one for one in model.modules() if isinstance(one, BATCH_NORMS) and one.running_mean is not None]
-        self._norms = norms if self.bn_batches else []
+        norms = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
+        self._norms = [norm for norm in norms if norm.running_mean is not None] if self.bn_batches else []
 
     def fit_start(self, state: State, logger: Logger) -> None:
         loader = state.train_dataloader
-        shown = f"bn_batches={self.bn_batches!r}"
+        argument = f"bn_batches={self.bn_batches!r}"
         remedy = "set bn_batches=0 to keep the running statistics of training"
-        once = hasattr(loader, "__next__") or getattr(loader, "persistent_workers", False)
-        if self._norms and once and not hasattr(loader, "first"):
+        is_read_once = hasattr(loader, "__next__") or getattr(loader, "persistent_workers", False)
+        if self._norms and is_read_once and not hasattr(loader, "first"):
             raise ValueError(
-                f"{shown}: batch norm statistics need extra training batches, but the train dataloader can be read "
+                f"{argument}: batch norm statistics need extra training batches, but the train dataloader can be read "
                 f"only once; {remedy}"
             )
-        if get_world_size() > 1 and any(isinstance(one, nn.SyncBatchNorm) for one in self._norms):
-            raise ValueError(f"{shown}: SyncBatchNorm would wait for other ranks when rank 0 saves; {remedy}")
+        if get_world_size() > 1 and any(isinstance(norm, nn.SyncBatchNorm) for norm in self._norms):
+            raise ValueError(f"{argument}: SyncBatchNorm would wait for other ranks when rank 0 saves; {remedy}")
         if self._norms and is_sharded(state.unwrapped_model) and getattr(loader, "ranks_read", None) == "shares":
             raise ValueError(
-                f"{shown}: ranks of a sharded model run in lockstep, but may have different numbers of batches;  "
+                f"{argument}: ranks of a sharded model run in lockstep, but may have different numbers of batches; "
                 f"{remedy}"
             )
 
@@ -192,7 +196,7 @@ class WeightAverage(Algorithm):
                     self._changed()
 
     def _add(self, name: str, parameter: nn.Parameter) -> None:
-        """Begin to average a parameter that has been frozen so far."""
+        """Add a parameter to the average that was frozen until now."""
         self._average[name] = wide_copy(parameter)
 
     @contextmanager
@@ -229,45 +233,46 @@ class WeightAverage(Algorithm):
 
     def _placed(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return tensors by name, each on the device of the parameter with that name, and sharded like it."""
-        return {name: like(tensors[name], one) for name, one in self._parameters.items()}
+        return {name: like(tensors[name], weight) for name, weight in self._parameters.items()}
 
 
 @torch.no_grad()
 def estimate_statistics(state: State, norms: Sequence[Any], num_batches: int) -> None:
     """Set the running statistics of batch norm layers to their mean over the first training batches of this rank.
 
-    A batch that would make the statistics NaN or infinite is skipped. At most `num_batches` are used; an epoch may have
-    fewer.
+    Each batch counts alike: the running mean becomes the mean of the batches' means, and the running variance the mean
+    of their unbiased variances. A batch that would make the statistics NaN or infinite is skipped. At most
+    `num_batches` are used; an epoch may have fewer.
     """
     model = state.unwrapped_model
     loader = state.train_dataloader
-    before = [norm.momentum for norm in norms]
+    momenta = [norm.momentum for norm in norms]
     stream = ForwardStream(state.rank_zero_seed, state.device, "batch_norm")
     devices = [state.device] if state.device.type == "cuda" else []
     try:
         with in_eval_mode(model), torch.random.fork_rng(devices):
             for norm in norms:
                 norm.reset_running_stats()
-                norm.momentum = None  # the plain mean over batches; torch reads their number back, a host-device sync
+                norm.momentum = None  # a plain mean over batches; torch reads their number back, a host-device sync
                 norm.training = True
             stream.start(0, 0)
             batches = loader.first(num_batches) if hasattr(loader, "first") else iter(loader)  # type: ignore
             for batch in islice(batches, num_batches):
-                before_batch = [buffer.clone() for norm in norms for buffer in norm.buffers()]
+                before = [buffer.clone() for norm in norms for buffer in norm.buffers()]
                 batch = state.precision.cast(to_device(batch, state.device))
                 state.precision.autocast(state.device)(model)(batch)
                 running = [buffer for norm in norms for buffer in norm.buffers()]
                 # An intended host-device sync per batch, for the few batches of an evaluation.
                 if not torch.stack([buffer.isfinite().all() for buffer in running]).all():
-                    copy_all(running, before_batch)
+                    copy_all(running, before)
     finally:
-        for norm, momentum in zip(norms, before, strict=True):
+        for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
 
 
 def keep_base_rates(state: State, name: str) -> None:
-    """Remember each group's learning rate, so that `set_rates` does not start from one it has set. For BEFORE_LOAD."""
-    if not all(isinstance(one, ScheduledRates) for one in state.schedulers):
+    """Store each group's learning rate, so that `set_rates` never builds on its own rates. Call it at BEFORE_LOAD."""
+    if not all(isinstance(scheduler, ScheduledRates) for scheduler in state.schedulers):
         raise ValueError(
             f"{name}: torch's own schedulers would overwrite the learning rate; use those of runner.optim.schedulers"
         )

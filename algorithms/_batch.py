@@ -1,4 +1,4 @@
-"""Batch operations shared by several algorithms: get and replace parts, resize images, select samples, read targets."""
+"""Functions of batches for several algorithms: get and replace parts, resize images, select samples, read targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runner import Algorithm
 from runner.device.batch import map_samples
 
 Key = int | str
-"""Place of a part in a batch: an index into a tuple or list, or a key of a mapping."""
+"""Index of a part in a batch that is a tuple or list, or its key in a mapping."""
 
 IGNORED = -100  # target that torch's own losses ignore
 
@@ -26,7 +26,7 @@ AUGMENTATIONS = (
     "ColOut",
     "ProgressiveResizing",
 )
-"""Algorithms that change samples one by one; an algorithm that only selects samples runs before them."""
+"""Algorithms that change each sample separately; an algorithm that only selects samples runs before them."""
 
 
 def get_item(batch: Any, key: Key) -> Tensor:
@@ -39,9 +39,9 @@ def get_item(batch: Any, key: Key) -> Tensor:
     try:
         item = batch[key]  # type: ignore[index]
     except (LookupError, TypeError) as error:
-        held = ", ".join(map(repr, batch if isinstance(batch, Mapping) else range(len(batch))))
+        parts = ", ".join(map(repr, batch if isinstance(batch, Mapping) else range(len(batch))))
         remedy = "set input_key and target_key to where the batch holds inputs and targets"
-        raise ValueError(f"part {key!r} of the batch: the batch has the parts {held}; {remedy}") from error
+        raise ValueError(f"part {key!r} of the batch: the batch has the parts {parts}; {remedy}") from error
     if not isinstance(item, Tensor):
         raise TypeError(f"part {key!r} of the batch is a {type(item).__name__}; it must be a tensor")
     return item
@@ -59,8 +59,9 @@ def with_item(batch: Any, key: Key, value: Tensor) -> Any:
 def class_probabilities(targets: Tensor, logits: Tensor) -> Tensor:
     """Return targets as class probabilities in the shape of the logits.
 
-    Targets of -100 become rows of zeros. The other rows are scaled up so that a mean over all positions is the mean
-    over those that count, as in torch's own cross entropy. Nothing is read back from the device.
+    Targets of -100 become rows of zeros. If m of n positions count, the other rows sum to n / m instead of 1: a mean
+    over all n positions is then the mean over the m that count, as in torch's own cross entropy. Nothing is read back
+    from the device.
 
     Args:
         targets: class indices (N, ...), or one-hot vectors or probabilities (N, C, ...).
@@ -120,16 +121,17 @@ def pick_samples(batch: Any, num_samples: int, index: Tensor | slice) -> Any:
 
     def pick(items: Any) -> Any:
         # An intended host-device sync, for batches with lists only.
-        return items[index] if isinstance(index, slice) else type(items)(items[one] for one in index.tolist())
+        return items[index] if isinstance(index, slice) else type(items)(items[position] for position in index.tolist())
 
-    return map_samples(
-        batch, num_samples, lambda one: one[index] if one.ndim and len(one) == num_samples else one, pick
-    )
+    def pick_rows(tensor: Tensor) -> Tensor:
+        return tensor[index] if tensor.ndim and len(tensor) == num_samples else tensor
+
+    return map_samples(batch, num_samples, pick_rows, pick)
 
 
 def refuse_alternating_flips(algorithms: Iterable[Algorithm]) -> None:
     """Refuse BatchAugment's alternating flips, which need whole batches, for an algorithm that drops samples."""
-    if any(getattr(one, "flip", None) == "alternating" for one in algorithms):
+    if any(getattr(algorithm, "flip", None) == "alternating" for algorithm in algorithms):
         raise ValueError(
             "flip='alternating': BatchAugment needs whole batches for this, but another algorithm drops samples; "
             "set flip='random', or remove one of the two algorithms"

@@ -1,4 +1,4 @@
-"""Boxes at random places of an image, clipped at its edges."""
+"""Boxes at random positions in an image, clipped at its edges."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def draw_boxes(
         count: number of boxes.
         box: height and width of a box before it is clipped.
         size: height and width of the image.
-        uniform: whether each pixel is equally likely to be covered, for which centers may lie outside the image as far
-            as boxes still reach into it. Otherwise centers lie inside the image, as in the papers, and pixels near the
-            edges are covered less often.
-        seed: seed of the draw, which depends on nothing but the arguments.
+        uniform: whether each pixel is equally likely to be covered. A box may then start anywhere from 1 - length to
+            the image's side - 1, so that each pixel is covered from `length` of all starts, and centers may lie
+            outside. Otherwise centers lie inside the image, as in the papers, and pixels near the edges are covered
+            less often.
+        seed: seed of the draw; equal arguments give equal boxes.
     """
     generator = numpy.random.default_rng(seed)
     starts = []

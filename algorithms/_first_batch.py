@@ -1,4 +1,4 @@
-"""Checks the first training batch before training starts, so that unsuitable data is rejected immediately."""
+"""The first batch of data in memory, which lets an algorithm reject unsuitable data before training starts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from runner.data import TensorLoader
 
 
 def first_batch(loader: Any) -> Any:
-    """Return the first batch of data that are held in memory, before any algorithm changes it.
+    """Return this rank's first batch of data in memory, before any algorithm changes it.
 
     Returns:
-        A batch of this rank. None for any other loader, because reading from it may be slow, or may open what its
-        workers must open themselves; also None if a transform makes the batches, because it may draw random numbers or
-        keep count.
+        The batch; None for any other loader, because reading may be slow or open files that its workers must open; also
+        None for a loader with a transform, because that may draw random numbers or count its calls.
     """
     if not isinstance(loader, TensorLoader) or loader.transform is not None:
         return None

@@ -10,34 +10,34 @@ from torch import Tensor, nn
 
 from runner.models import GPT
 
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 
-class Kept(Generic[Made]):
-    """A value that depends only on the shape of queries, kept for the last shape: layers and most batches share it.
+class ShapeCache(Generic[Value]):
+    """A cached value that depends only on the shape of queries, the same for all layers and most batches.
 
     Args:
         make: computes the value for queries (N, H, T, D / H).
     """
 
-    def __init__(self, make: Callable[[Tensor], Made]) -> None:
+    def __init__(self, make: Callable[[Tensor], Value]) -> None:
         self.make = make
-        self._made_for: Any = None
-        self._made: Made | None = None
+        self._key: Any = None
+        self._value: Value | None = None
 
-    def of(self, x: Tensor) -> Made:
-        """Return it for queries or keys (N, H, T, D / H)."""
-        if torch.compiler.is_compiling():  # it becomes part of the graph, which knows what is computed twice
+    def get(self, x: Tensor) -> Value:
+        """Return the value for queries or keys (N, H, T, D / H)."""
+        if torch.compiler.is_compiling():  # the graph itself computes the value only once
             return self.make(x)
-        needed = (x.shape[1:], x.dtype, x.device)
-        if self._made is None or needed != self._made_for:
-            with torch.inference_mode(False):  # training may use it after an inference has made it
-                self._made = self.make(x)
-            self._made_for = needed
-        return self._made
+        key = (x.shape[1:], x.dtype, x.device)
+        if self._value is None or key != self._key:
+            with torch.inference_mode(False):  # training may use a value that was computed in inference
+                self._value = self.make(x)
+            self._key = key
+        return self._value
 
 
 def drop_positions(module: nn.Module, index: int) -> None:
-    """Remove a GPT's learned positions in place; a policy for `replace_modules` that keeps the module itself."""
+    """Remove a GPT's learned positions in place. Returns None, by which `replace_modules` keeps the module."""
     assert isinstance(module, GPT)
     module.position_embedding = None

@@ -1,4 +1,4 @@
-"""Image operations on a whole batch and on its device, with a separate strength for each image.
+"""Image operations for a whole batch on its device, with a separate strength for each image.
 
 The operations are those of AutoAugment (Cubuk et al. 2019, arXiv:1805.09501) and its successors, as Pillow and
 torchvision define them. Images are floating point (N, C, H, W), from 0 (black) to 1 (white), and results stay in that
@@ -28,12 +28,12 @@ POSTERIZED_BITS = 4  # largest number of bits dropped, of 8
 
 @lru_cache(maxsize=256)
 def _numbers(*values: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return numbers as a tensor, which crosses to the device only once."""
+    """Return numbers as a tensor, copied to the device only once."""
     return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
 
 def transform(images: Tensor, matrices: Tensor) -> Tensor:
-    """Return images after affine transforms with bilinear interpolation, filled with black from outside.
+    """Return images after affine transforms with bilinear interpolation; pixels from outside are black.
 
     Args:
         images: images (N, C, H, W).
@@ -49,11 +49,11 @@ def transform(images: Tensor, matrices: Tensor) -> Tensor:
 
 
 def _matrices(strengths: Tensor, **entries: Tensor) -> Tensor:
-    """Return identity matrices (N, 2, 3) with some entries replaced, where `x_y` names the share of y in x."""
+    """Return identity matrices (N, 2, 3) with some entries replaced; `x_y` is the factor of y in x."""
     matrices = torch.eye(2, 3, dtype=strengths.dtype, device=strengths.device).repeat(len(strengths), 1, 1)
     for name, values in entries.items():
-        into, source = name.split("_")
-        matrices[:, "xy".index(into), "xy1".index(source)] = values
+        row, column = name.split("_")
+        matrices[:, "xy".index(row), "xy1".index(column)] = values
     return matrices
 
 
@@ -92,7 +92,7 @@ def _blend(images: Tensor, others: Tensor, strengths: Tensor) -> Tensor:
 
 
 def _gray(images: Tensor) -> Tensor:
-    """Return the luminance (N, 1, H, W): of three channels by ITU-R 601, of any other number their mean."""
+    """Return the luminance (N, 1, H, W): of three channels by ITU-R 601, otherwise the mean of the channels."""
     if images.shape[1] != 3:
         return images.mean(dim=1, keepdim=True)
     weights = _numbers(0.299, 0.587, 0.114, dtype=images.dtype, device=images.device).view(1, 3, 1, 1)
@@ -145,7 +145,7 @@ def autocontrast(images: Tensor, strengths: Tensor) -> Tensor:
 
 
 def equalize(images: Tensor, strengths: Tensor) -> Tensor:
-    """Return images whose channels use all of 256 levels about equally often. The strength is ignored."""
+    """Return images whose channels use all 256 levels about equally often. The strength is ignored."""
     levels = (images * 255).round().clamp(0, 255).long().flatten(2)
     counts = torch.zeros(*levels.shape[:2], 256, dtype=torch.int64, device=images.device)
     counts.scatter_add_(2, levels, torch.ones_like(levels))
@@ -175,7 +175,7 @@ CORE: tuple[Operation, ...] = (
     translate_x,
     translate_y,
 )
-"""The operations of AugMix, which leaves out those that ImageNet-C tests."""
+"""The operations of AugMix, without those that the corruptions of ImageNet-C resemble."""
 
 ALL: tuple[Operation, ...] = (identity, *CORE, color, contrast, brightness, sharpness)
 """The operations of RandAugment and TrivialAugment."""
@@ -192,13 +192,13 @@ def apply_each(
         chosen: index (N,) of each image's operation; negative for none.
         strengths: strength (N,) of each image's operation, in [-1, 1].
     """
-    order = numpy.argsort(chosen, kind="stable")  # so that each operation gets its images in a row
+    order = numpy.argsort(chosen, kind="stable")  # the images of each operation in a row
     bounds = numpy.searchsorted(chosen[order], range(len(operations) + 1)).tolist()
     index = torch.from_numpy(order).to(images.device, non_blocking=True)
-    these = torch.from_numpy(strengths[order]).to(images.device, images.dtype, non_blocking=True)
+    ordered_strengths = torch.from_numpy(strengths[order]).to(images.device, images.dtype, non_blocking=True)
     ordered = images[index]
     changed = [ordered[: bounds[0]]]
     for operation, (start, end) in zip(operations, pairwise(bounds), strict=True):
         if end > start:
-            changed.append(operation(ordered[start:end], these[start:end]))
+            changed.append(operation(ordered[start:end], ordered_strengths[start:end]))
     return torch.empty_like(images).index_copy_(0, index, torch.cat(changed))

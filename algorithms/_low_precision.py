@@ -19,20 +19,20 @@ N = TypeVar("N", nn.LayerNorm, nn.GroupNorm)
 
 
 def in_low_precision(function: Callable[..., Tensor], inputs: Tensor, *tensors: Tensor | None) -> Tensor:
-    """Return `function(inputs, *tensors)` with all tensors in autocast's dtype, or unchanged where autocast is off.
+    """Return `function(inputs, *tensors)` with all tensors in autocast's dtype, or unchanged if autocast is off.
 
-    The sums inside a norm still have 32 bits, because torch's kernels accumulate in 32 bits.
+    Sums inside a norm keep 32 bits, because torch's kernels accumulate in 32 bits.
     """
     kind = inputs.device.type
     if not torch.is_autocast_enabled(kind):
         return function(inputs, *tensors)
     dtype = torch.get_autocast_dtype(kind)
     with torch.autocast(kind, enabled=False):
-        return function(inputs.to(dtype), *(None if one is None else one.to(dtype) for one in tensors))
+        return function(inputs.to(dtype), *(None if tensor is None else tensor.to(dtype) for tensor in tensors))
 
 
 def take_over(new: N, old: N) -> N:
-    """Return the new norm with the old norm's own parameters, which keeps names, optimizers and weight sharing."""
+    """Return the new norm with the old norm's parameters, which keeps names, optimizers and weight sharing."""
     new.register_parameter("weight", old.weight)
     new.register_parameter("bias", old.bias)
     return new
@@ -43,7 +43,7 @@ class LowPrecisionNorm(Algorithm, ABC):
 
     runs_after = ("GatedLinearUnits", "QKNorm")  # which may add norms
     kind: ClassVar[type[nn.Module]]
-    """Class of the norms to replace. Subclasses of it stay, because they may compute something else."""
+    """Class of the norms to replace. Its subclasses stay, because they may compute something else."""
 
     def __init__(self, allow_no_match: bool = False) -> None:
         self.allow_no_match = allow_no_match
@@ -54,8 +54,8 @@ class LowPrecisionNorm(Algorithm, ABC):
         """Return the module that replaces a norm."""
 
     def init(self, state: State, logger: Logger) -> None:
-        wanted = f"{self.kind.__name__} (a subclass does not count)"
-        operate(self, state, {self.kind: self.replace}, wanted, self.allow_no_match)
+        target = f"{self.kind.__name__} (a subclass does not count)"
+        operate(self, state, {self.kind: self.replace}, target, self.allow_no_match)
         if not state.precision.value.startswith("amp") and get_global_rank() == 0:
             log.warning(
                 "%s changes nothing with precision=%s: it is for amp_bf16 and amp_fp16",

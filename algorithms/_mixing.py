@@ -1,4 +1,9 @@
-"""Shared code of MixUp and CutMix: partners from the same batch, and interpolation of targets or losses."""
+"""Shared code of MixUp and CutMix: partners from the same batch, and interpolation of targets or losses.
+
+Cross entropy is linear in the targets, so the loss of (1 - w) y + w y' is (1 - w) loss(y) + w loss(y'): up to
+rounding, interpolated targets and interpolated losses are the same. A loss that takes only class indices needs the
+second.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from runner.models.target_mean import TargetMean, read_loss
 
 
 def draw_partners(num_samples: int, seed: int) -> Tensor:
-    """Return each sample's partner as a permutation (N,), int64, on the CPU, which depends on the arguments alone."""
+    """Return the index of each sample's partner (N,), int64, on the CPU: a permutation that the arguments determine."""
     return torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed))
 
 
@@ -29,7 +34,7 @@ def interpolate(values: Tensor, partners: Tensor, weight: float) -> Tensor:
 class Mixing(Algorithm, ABC):
     """Base of algorithms that mix each sample with a partner; a subclass draws the weight and mixes the inputs."""
 
-    # Used together they are meant to take turns from batch to batch, not to blend three samples.
+    # Recipes with both alternate from batch to batch; both on one batch would blend more than two samples.
     conflicts_with = ("MixUp", "CutMix")
 
     def __init__(self, alpha: float, interpolate_loss: bool, input_key: Key, target_key: Key) -> None:
@@ -51,14 +56,16 @@ class Mixing(Algorithm, ABC):
         """Return the inputs (n, ...) of a microbatch, mixed with their partners as `draw` decided."""
 
     def init(self, state: State, logger: Logger) -> None:
-        if self.interpolate_loss and any(type(one).__name__ == "LabelSmoothing" for one in state.algorithms):
+        if self.interpolate_loss and any(
+            type(algorithm).__name__ == "LabelSmoothing" for algorithm in state.algorithms
+        ):
             raise ValueError(
                 "interpolate_loss=True: this is for losses that accept only class indices, but LabelSmoothing turns "
                 "targets into probabilities; set interpolate_loss=False, or remove LabelSmoothing"
             )
-        splits = get_data_parallel_size() > 1 or state.grad_accum > 1 or state.microbatch_size is not None
+        is_split = get_data_parallel_size() > 1 or state.grad_accum > 1 or state.microbatch_size is not None
         mean = read_loss(getattr(state.unwrapped_model, "loss_fn", None))
-        if isinstance(mean, TargetMean) and mean.weighs and splits:
+        if isinstance(mean, TargetMean) and mean.weighs and is_split:
             raise wrong_argument(
                 "loss_fn",
                 mean.loss_fn,
@@ -83,11 +90,11 @@ class Mixing(Algorithm, ABC):
             return
         if not isinstance(state.outputs, Tensor):
             name = type(self).__name__
-            needed = "logits (N, C, ...) in a tensor, and a model that computes its loss from them afterwards"
-            raise TypeError(f"outputs of type {type(state.outputs).__name__}: {name} needs {needed}")
+            requirement = "logits (N, C, ...) in a tensor, and a model that computes its loss from them afterwards"
+            raise TypeError(f"outputs of type {type(state.outputs).__name__}: {name} needs {requirement}")
         targets = get_item(state.microbatch, self.target_key)
         partners = self._partners(state, self.target_key, len(targets))
-        own, other = (class_probabilities(one, state.outputs) for one in (targets, partners))
+        own, other = (class_probabilities(labels, state.outputs) for labels in (targets, partners))
         state.microbatch = with_item(state.microbatch, self.target_key, interpolate(own, other, self._weight))
 
     def after_loss(self, state: State, logger: Logger) -> None:

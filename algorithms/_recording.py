@@ -1,4 +1,4 @@
-"""Training steps whose GPU work is recorded once and then replayed, in fixed memory."""
+"""A training step whose GPU work is recorded once and then replayed, in fixed memory."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from runner.algorithms._whole_step import Step
 from runner.device.batch import map_tensors, tensors
 from runner.models.loss import total_of
 
-WARM_UP = 3  # passes before the recording, as torch does it: libraries choose and allocate what may not be recorded
+WARM_UP = 3  # passes before the recording, as in torch: libraries allocate memory that must not be recorded
 
 
 def record(function: Callable[[], Any], pool: Any) -> tuple[Any, Callable[[], None]]:
     """Record the GPU work of a function.
 
     Args:
-        function: works on tensors that stay where they are.
+        function: reads and writes tensors at fixed addresses.
         pool: memory that recordings share, from `torch.cuda.graph_pool_handle`.
 
     Returns:
-        What the function returned, and a function that has the GPU compute it again, in the same place.
+        The result of the function, and a function that makes the GPU compute it again in the same memory.
     """
     graph = torch.cuda.CUDAGraph()
-    # Threads that read back metrics meanwhile do no harm.
+    # Other threads may read back metrics meanwhile.
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         result = function()
     return result, graph.replay
 
 
 class Recording:
-    """Forward pass, loss and backward pass of one layout of batches, whose inputs and results lie in fixed memory."""
+    """Forward pass, loss and backward pass for batches of one layout, with inputs and results in fixed memory."""
 
     def __init__(self, step: Step, batch: Any, model: nn.Module) -> None:
         self.layout = layout_of(batch)
-        self.parameters = [one for one in model.parameters() if one.requires_grad]
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._inputs = map_tensors(batch, torch.clone)
-        cuda = [one.device for one in self.parameters[:1] if one.is_cuda]
+        cuda = [parameter.device for parameter in self.parameters[:1] if parameter.is_cuda]
         buffers = KeptBuffers(model)
         buffers.keep()
-        with torch.random.fork_rng(cuda):  # the passes here are none of training
+        with torch.random.fork_rng(cuda):  # these passes do not train
             stream = torch.cuda.Stream(cuda[0]) if cuda else None
             if stream is not None:
                 stream.wait_stream(torch.cuda.current_stream())
@@ -63,30 +63,31 @@ class Recording:
         self._parts = {name: part.detach() for name, part in loss.items()} if isinstance(loss, dict) else None
 
     def run(self, batch: Any) -> tuple[Any, Any]:
-        """Return the outputs for a batch, which last until the next, and its loss, through which gradients come."""
-        for its, given in zip(tensors(self._inputs), tensors(batch), strict=True):
-            its.copy_(given, non_blocking=True)
+        """Return the outputs for a batch, valid until the next batch, and its loss, which has gradients."""
+        for fixed, tensor in zip(tensors(self._inputs), tensors(batch), strict=True):
+            fixed.copy_(tensor, non_blocking=True)
         total = _Replayed.apply(self, *self.parameters)
         if self._parts is None:
             return self._outputs, total
         return self._outputs, {**{name: part.clone() for name, part in self._parts.items()}, "total": total}
 
     def forward(self) -> Tensor:
-        """Compute the loss; return a copy, because losses are read later than the next one is there."""
+        """Compute the loss; return a copy, because a loss may be read after the next one is computed."""
         self._replay_forward()
         return self._total.clone()
 
     def backward(self, scale: Tensor) -> list[Tensor | None]:
-        """Return the gradients of the loss times a scale, which last until the next."""
+        """Return the gradients of the loss times a scale, valid until the next batch."""
         self._scale.copy_(scale)
         self._replay_backward()
-        return [None if one is None else one.detach() for one in self._gradients]  # detached: `.grad` needs no copy
+        # Detached, so that `.grad` needs no copy.
+        return [None if gradient is None else gradient.detach() for gradient in self._gradients]
 
     def _forward(self, step: Step) -> tuple[Any, Any, Tensor]:
         kind = next(tensors(self._inputs)).device.type
         dtype = torch.get_autocast_dtype(kind)
         enabled = torch.is_autocast_enabled(kind)
-        # Weights that autocast has kept in another format are not looked at again when a recording is replayed.
+        # A replay would reuse weights from autocast's cache, in their values from the recording.
         with torch.autocast(kind, dtype, enabled, cache_enabled=False):
             outputs, loss = step(self._inputs)
             return outputs, loss, total_of(loss)
@@ -110,4 +111,4 @@ class _Replayed(torch.autograd.Function):
 
 def layout_of(batch: Any) -> Any:
     """Return the nesting of a batch with the shape and type of each tensor."""
-    return map_tensors(batch, lambda one: (one.shape, one.dtype))
+    return map_tensors(batch, lambda tensor: (tensor.shape, tensor.dtype))

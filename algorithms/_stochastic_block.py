@@ -1,4 +1,4 @@
-"""A residual block that training skips at random, and the draws that decide when."""
+"""A residual block that training skips at random, and the random draws for it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def draw_kept(rates: list[float], num_samples: int, seed: int) -> Tensor:
 class StochasticBlock(nn.Module):
     """A block f that returns x or f(x) in training, and their expected value in evaluation.
 
-    A block whose output has a different shape than its input is never skipped.
+    With the probability r of x, the expected value is r x + (1 - r) f(x) = x + (1 - r) (f(x) - x): a residual branch
+    g(x) = f(x) - x is scaled by the probability that training keeps it (Huang et al. 2016). A block whose
+    output has a different shape than its input is never skipped.
 
     Args:
         block: module that maps (N, ...) to (N, ...), its shortcut included.
@@ -57,9 +59,9 @@ class StochasticBlock(nn.Module):
     def forward(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return the inputs (N, ...), the block's output, or their mean weighted by the rate."""
         if self.training and self.kept is False and self.keeps_shape:
-            # The weights get a gradient of 0 rather than none, because DDP waits for each of them on every rank.
-            trained: list[Any] = [one for one in self.block.parameters() if one.requires_grad]
-            return inputs + 0 * sum((one.to_local() if is_sharded(one) else one).sum() for one in trained)
+            # The weights get gradients of 0 rather than None, because DDP waits for each of them on every rank.
+            weights: list[Any] = [weight for weight in self.block.parameters() if weight.requires_grad]
+            return inputs + 0 * sum((weight.to_local() if is_sharded(weight) else weight).sum() for weight in weights)
         outputs = self.block(inputs, *args, **kwargs)
         if not isinstance(outputs, Tensor):
             raise TypeError(f"{type(self.block).__name__} returns a {type(outputs).__name__}: it must return a tensor")

@@ -1,4 +1,4 @@
-"""How algorithms change a model at INIT: reproducibly, and never silently."""
+"""Changes of a model at INIT, which are reproducible and logged."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ LAYER_SURGERY = (
     "ValueEmbedding",
     "WeightStandardization",
 )
-"""Algorithms that change layers inside blocks, and so run before those that wrap blocks or the whole model."""
+"""Algorithms that change layers inside blocks, and therefore run before those that wrap blocks or the whole model."""
 
 
 def operate(
     algorithm: Algorithm,
     state: State,
     policies: Mapping[Selector, Policy],
-    wanted: str,
+    target: str,
     allow_no_match: bool = False,
     recurse_on_replaced: bool = False,
 ) -> dict[str, nn.Module]:
     """Replace modules of the run's model, and return the replacements by name.
 
-    New weights depend only on the seed and on the algorithm's config key. The model and any optimizers that exist are
-    changed in place; a `Model` that replaces the whole model is stored in the state. `wanted` describes in the message
-    what the policies look for.
+    New weights depend only on the seed and on the algorithm's config key. The model and its optimizers, if they exist
+    already, are changed in place; a `Model` that replaces the whole model is stored in the state. `target` names the
+    modules that the policies select, for the error message.
     """
     # New weights are drawn on the CPU, so that they are the same on all devices.
     with torch.random.fork_rng(devices=[]):
@@ -57,17 +57,17 @@ def operate(
         raise TypeError(f"{type(root).__name__} cannot replace the whole model: it must be a runner.Model")
     state.unwrapped_model = root
     state.model = root
-    report(algorithm, state, [*replaced], wanted, allow_no_match)
+    report(algorithm, state, [*replaced], target, allow_no_match)
     return replaced
 
 
-def report(algorithm: Algorithm, state: State, names: list[str], wanted: str, allow_no_match: bool = False) -> None:
-    """Log which modules an algorithm changed, on rank 0."""
+def report(algorithm: Algorithm, state: State, names: list[str], target: str, allow_no_match: bool = False) -> None:
+    """Log on rank 0 the modules that an algorithm changed; without any, raise a ValueError unless that is allowed."""
     name = type(algorithm).__name__
     if not names and not allow_no_match:
-        classes = ", ".join(sorted({type(one).__name__ for one in state.unwrapped_model.modules()}))
+        classes = ", ".join(sorted({type(module).__name__ for module in state.unwrapped_model.modules()}))
         raise ValueError(
-            f"allow_no_match=False: {name} found no {wanted} in the model, which is made of {classes}; "
+            f"allow_no_match=False: {name} found no {target} in the model, which is made of {classes}; "
             f"remove {name} or set allow_no_match=True"
         )
     if get_global_rank() == 0:

@@ -1,4 +1,4 @@
-"""The forward pass of training together with its loss, as one function, which can be compiled or kept as a graph."""
+"""The forward pass of training and its loss as one function, which can be compiled or recorded as a graph."""
 
 from __future__ import annotations
 
@@ -10,30 +10,34 @@ from runner.core.engine import overrides
 from runner.distributed.sharding import is_sharded
 
 Step = Callable[[Any], tuple[Any, Any]]
-"""Returns the outputs for a batch and their loss."""
-BETWEEN = ("after_forward", "before_loss", "run_event", "match", "apply")
-"""The hooks of an algorithm that may act between the forward pass and the loss."""
+"""Computes the outputs for a batch and their loss."""
+HOOKS_BETWEEN = ("after_forward", "before_loss", "run_event", "match", "apply")
+"""Methods by which an algorithm may act between the forward pass and the loss."""
 
 
-def refuse_what_needs_parts(state: State, what: str, remedy: str) -> None:
-    """Check that nothing in a run needs the forward pass and the loss to be separate."""
-    between = [type(one).__name__ for one in state.algorithms if any(overrides(one, name) for name in BETWEEN)]
+def check_can_join(state: State, name: str, remedy: str) -> None:
+    """Raise a ValueError if a run needs the forward pass and the loss as separate functions."""
+    between = [
+        type(algorithm).__name__
+        for algorithm in state.algorithms
+        if any(overrides(algorithm, hook) for hook in HOOKS_BETWEEN)
+    ]
     model = state.unwrapped_model
-    why = [
-        *(f"{name} acts between the forward pass and the loss" for name in between),
+    reasons = [
+        *(f"{algorithm} acts between the forward pass and the loss" for algorithm in between),
         *(["each rank has a part of the weights"] if is_sharded(model) else []),
         *([f"{type(model).__name__} has its own training_step"] if model.training_step is not None else []),
     ]
-    if why:
-        raise ValueError(f"{what}: {why[0]}; {remedy}")
+    if reasons:
+        raise ValueError(f"{name}: {reasons[0]}; {remedy}")
 
 
 def join_loss(model: Model, run: Callable[[Step, Any], tuple[Any, Any]] = lambda step, batch: step(batch)) -> None:
-    """Let the forward pass of a model compute its loss too, in training; its method `loss` then returns that.
+    """Make the forward pass of a model compute the loss too, in training; its method `loss` then returns that loss.
 
     Args:
-        model: the model, whose class changes, but not its name.
-        run: how outputs and loss of a batch are computed, given the function that does it.
+        model: the model. Its class is replaced by a subclass of the same name.
+        run: calls the function that computes outputs and loss, with the batch.
     """
     base: Any = type(model)
 
@@ -52,7 +56,7 @@ def join_loss(model: Model, run: Callable[[Step, Any], tuple[Any, Any]] = lambda
             self._joined = None
             if joined is not None and joined[0] is outputs:
                 return joined[1]
-            return super().loss(outputs, batch)  # of an evaluation, or where DDP has wrapped the outputs
+            return super().loss(outputs, batch)  # in an evaluation, or if DDP has wrapped the outputs
 
         def _step(self, batch: Any) -> tuple[Any, Any]:
             outputs = super().forward(batch)

@@ -1,4 +1,9 @@
-"""ALiBi: attention fades with distance, which replaces position embeddings."""
+"""ALiBi: attention fades with distance, which replaces position embeddings.
+
+A bias of -s d in the score of a key that is d tokens before the query multiplies its weight, before weights are
+normalized, by exp(-s d). The slope s differs between heads, so that some see far and some near. The bias is defined for
+every distance, also for those beyond the length of training. Source: Press et al. 2022, arXiv:2108.12409.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from torch import Tensor, nn
 from runner import Algorithm, Logger, State
 from runner.algorithms._batch import Key, get_item
 from runner.algorithms._first_batch import first_batch
-from runner.algorithms._gpt import Kept, drop_positions
+from runner.algorithms._gpt import ShapeCache, drop_positions
 from runner.algorithms._sequences import cut_into_pieces
 from runner.algorithms._surgery import operate
 from runner.failures.checks import check_number, check_whole
@@ -35,7 +40,7 @@ def alibi(n_heads: int, length: int, device: torch.device, dtype: torch.dtype) -
     """Return the bias (H, T, T) of the attention scores: slope * (key - query), and -inf for keys after the query."""
     positions = torch.arange(length, device=device)
     distances = positions - positions[:, None]
-    # One by one, because a tensor made on the host would have to be copied to the device.
+    # Head by head, because a tensor of slopes would have to be copied to the device.
     biases = torch.stack([distances * slope for slope in slopes(n_heads)])
     return biases.masked_fill(distances > 0, -math.inf).to(dtype)
 
@@ -52,10 +57,10 @@ class _FadingAttention(nn.Module):
     Args:
         max_length: length of the longest sequence, in tokens.
         dropout: probability of dropping an attention weight in training.
-        biases: the biases returned by `alibi`.
+        biases: the biases of `alibi`.
     """
 
-    def __init__(self, max_length: int, dropout: float, biases: Kept[Tensor]) -> None:
+    def __init__(self, max_length: int, dropout: float, biases: ShapeCache[Tensor]) -> None:
         super().__init__()
         self.max_length = max_length
         self.dropout = dropout
@@ -64,11 +69,11 @@ class _FadingAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the heads' outputs (N, H, T, D / H) for queries, keys and values of that shape.
 
-        A mask is that of `document_mask`.
+        The mask, if any, comes from `document_mask`.
         """
         refuse_longer(q.shape[2], self.max_length)
         dropout = self.dropout if self.training else 0.0
-        bias = self.biases.of(q)[None]  # torch has no fused attention for masks of three dimensions
+        bias = self.biases.get(q)[None]  # torch has no fused attention for masks of three dimensions
         if mask is not None:
             bias = bias.masked_fill(~mask, -math.inf)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
@@ -78,8 +83,8 @@ class ALiBi(Algorithm):
     """Replaces a GPT's learned positions with linear attention biases, and trains on shorter sequences.
 
     The model can then be used on longer sequences than it was trained on. In training each sequence (N, T) is cut into
-    several, so that a batch keeps its number of tokens; the sample count still refers to the sequences as they were
-    read. Works with the GPT of this project. Nothing is random or depends on ranks or microbatches.
+    several, so that a batch keeps its number of tokens; the sample count still counts the original sequences. Works
+    with the GPT of this project. Nothing is random or depends on ranks or microbatches.
 
     Args:
         max_sequence_length: length of the longest sequence that the model accepts, in evaluation too, in tokens; at
@@ -97,7 +102,7 @@ class ALiBi(Algorithm):
 
     Evidence:
         Strong for evaluation on longer sequences than in training (Press et al. 2022, "Train Short, Test Long",
-        arXiv:2108.12409), which saves time where attention is costly. At equal length it is about as good as other
+        arXiv:2108.12409), which saves time if attention is costly. At equal length it is about as good as other
         positions.
     """
 
@@ -118,7 +123,7 @@ class ALiBi(Algorithm):
         self.allow_no_match = allow_no_match
 
     def init(self, state: State, logger: Logger) -> None:
-        biases = Kept(lambda q: alibi(q.shape[1], q.shape[2], q.device, q.dtype))
+        biases = ShapeCache(lambda q: alibi(q.shape[1], q.shape[2], q.device, q.dtype))
 
         def fade(attend: nn.Module, index: int) -> nn.Module:
             assert isinstance(attend, CausalAttention)
@@ -148,6 +153,6 @@ class ALiBi(Algorithm):
         if self.train_sequence_length_scaling == 1:
             return batch
         whole = get_item(batch, self.input_key).shape[1]
-        asked = f"train_sequence_length_scaling={self.train_sequence_length_scaling!r}"
+        argument = f"train_sequence_length_scaling={self.train_sequence_length_scaling!r}"
         length = round(whole * self.train_sequence_length_scaling)
-        return cut_into_pieces(batch, whole, length, asked, "set it to 1 to keep sequences whole")
+        return cut_into_pieces(batch, whole, length, argument, "set it to 1 to keep sequences whole")

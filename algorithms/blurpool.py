@@ -13,7 +13,9 @@ from runner.failures.checks import check_whole
 def blur(images: Tensor, stride: int | tuple[int, int] = 1) -> Tensor:
     """Return images filtered by [1, 2, 1] / 4 down and across, keeping every `stride`-th pixel.
 
-    Pixels at the edges are replicated outwards, so that a constant image stays unchanged.
+    Of a pattern that changes sign from pixel to pixel, every second pixel would look constant; the filter removes it,
+    because 1 - 2 + 1 = 0 (Zhang 2019). Pixels at the edges are replicated outwards, so that a constant image stays
+    unchanged.
 
     Args:
         images: floating-point images (N, C, H, W).
@@ -22,7 +24,7 @@ def blur(images: Tensor, stride: int | tuple[int, int] = 1) -> Tensor:
     Returns:
         Images (N, C, ceil(H / stride), ceil(W / stride)).
     """
-    # Averaging two neighbors twice is this filter; it needs no weights, and works in any dtype and memory format.
+    # [1, 2, 1] / 4 is [1, 1] / 2 applied twice; average pooling needs no weights, in any dtype and memory format.
     pairs = F.avg_pool2d(F.pad(images, (1, 1, 1, 1), mode="replicate"), kernel_size=2, stride=1)
     return F.avg_pool2d(pairs, kernel_size=2, stride=stride)
 
@@ -98,8 +100,8 @@ class BlurPool(Algorithm):
             policies[nn.Conv2d] = self._blur_conv
         if self.replace_maxpools:
             policies[nn.MaxPool2d] = self._blur_maxpool
-        wanted = f"strided Conv2d with at least {self.min_channels} input channels and no strided MaxPool2d"
-        operate(self, state, policies, wanted, self.allow_no_match)
+        target = f"strided Conv2d with at least {self.min_channels} input channels and no strided MaxPool2d"
+        operate(self, state, policies, target, self.allow_no_match)
 
     def _blur_conv(self, conv: nn.Module, index: int) -> nn.Module | None:
         assert isinstance(conv, nn.Conv2d)

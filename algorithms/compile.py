@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import report
-from runner.algorithms._whole_step import join_loss, refuse_what_needs_parts
+from runner.algorithms._whole_step import check_can_join, join_loss
 from runner.distributed.blocks import find_repeated
 from runner.failures.checks import check_one_of
 from runner.failures.errors import wrong_argument
@@ -141,7 +141,7 @@ class Compile(Algorithm):
 
     def _join(self, state: State) -> None:
         """Have loss and optimizers compiled too."""
-        refuse_what_needs_parts(state, "scope='step'", "use scope='model' or 'block'")
+        check_can_join(state, "scope='step'", "use scope='model' or 'block'")
         join_loss(state.unwrapped_model)
         for optimizer in state.optimizers:
             # Gradients are not in the memory that a CUDA graph would read.

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from runner import Algorithm, Logger, State
 from runner.algorithms._recording import Recording, layout_of
-from runner.algorithms._whole_step import Step, join_loss, refuse_what_needs_parts
+from runner.algorithms._whole_step import Step, check_can_join, join_loss
 
 log = logging.getLogger("runner")
 
@@ -61,7 +61,7 @@ class CUDAGraph(Algorithm):
             raise ValueError(f"CUDAGraph needs a CUDA device, not {state.device}: leave it out")
         if state.grad_accum > 1 or state.microbatch_size:
             raise ValueError("CUDAGraph cannot accumulate gradients: set grad_accum=1 and microbatch_size=None")
-        refuse_what_needs_parts(state, "CUDAGraph", "leave one of them out")
+        check_can_join(state, "CUDAGraph", "leave one of them out")
         join_loss(state.unwrapped_model, lambda step, batch: self._run(step, batch, state.unwrapped_model))
 
     def fit_start(self, state: State, logger: Logger) -> None:

@@ -19,11 +19,13 @@ Box = tuple[int, int, int, int]
 def draw_box(size: tuple[int, int], alpha: float, uniform_sampling: bool, seed: int) -> Box:
     """Return a random box with the proportions of the image, clipped at the image's edges.
 
+    A box with the share b ~ Beta(alpha, alpha) of the area has sides of sqrt(b) times those of the image.
+
     Args:
         size: height and width of the image.
         alpha: parameter of Beta(alpha, alpha), which the box's share of the area is drawn from, before clipping.
         uniform_sampling: whether each pixel is equally likely to be covered, see `draw_boxes`.
-        seed: seed of the draw, which depends on nothing but the arguments.
+        seed: seed of the draw; equal arguments give equal boxes.
     """
     side = math.sqrt(random.Random(seed).betavariate(alpha, alpha))
     lengths = (int(side * size[0]), int(side * size[1]))
@@ -41,6 +43,9 @@ def paste(images: Tensor, partners: Tensor, box: Box) -> Tensor:
 
 class CutMix(Mixing):
     """Trains on images that contain a box of another image, with targets blended by area; one box per batch.
+
+    The weight of the partner's target is the share of the image that its box covers after clipping, because that is
+    how much of the partner the model sees (Yun et al. 2019).
 
     Partners come from this rank's whole batch, before it is split into microbatches, and the draws depend only on
     (seed, config key, batch), as with MixUp. The batch and its targets are not changed, and metrics see the true

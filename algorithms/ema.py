@@ -20,6 +20,9 @@ from runner.failures.errors import wrong_argument
 def smoothing_of(half_life: float, interval: float = 1.0) -> float:
     """Return the factor that the old average keeps at an update, 2^(-interval / half_life), in [0, 1).
 
+    A value that entered the average k updates ago has been multiplied by s^k since then. Half of its contribution is
+    left after one half-life, which is half_life / interval updates: s^(half_life / interval) = 1/2.
+
     Args:
         half_life: time over which the contribution of past weights halves, above 0.
         interval: time between two updates, in the same unit.
@@ -29,6 +32,9 @@ def smoothing_of(half_life: float, interval: float = 1.0) -> float:
 
 def update_average(averages: Sequence[Tensor], values: Sequence[Tensor], smoothing: float) -> None:
     """Set each average a to smoothing * a + (1 - smoothing) * v, in place, in one fused operation.
+
+    After n updates with the factor s, the average holds (1 - s) s^k times the value from k updates ago, and s^n times
+    its start; these weights sum to 1.
 
     Args:
         averages: floating-point tensors, changed in place.
@@ -41,12 +47,11 @@ def update_average(averages: Sequence[Tensor], values: Sequence[Tensor], smoothi
 class EMA(TimedAverage):
     """Keeps an exponential moving average of parameters and floating-point buffers; other buffers are copied.
 
-    Observers of torch's quantization keep the ranges of training: they are infinite or without a shape at first.
-
     Training continues with its own weights. Evaluations, exports and a checkpoint's `model.pt` see the average, and the
-    training weights are restored afterwards whatever happens. The average starts as a copy of the weights at `start`;
-    until then evaluations see the training weights. Weights in 16 bits are averaged in 32, for precision. Warns if the
-    half-life is longer than the run, and if no update will come.
+    training weights are restored afterwards, even after an error. The average starts as a copy of the weights at
+    `start`; until then evaluations see the training weights. Weights in 16 bits are averaged in 32, for precision.
+    Observers of torch's quantization keep the ranges of training, because these are infinite or without a shape at
+    first. Warns if the half-life is longer than the run, and if no update will come.
 
     Args:
         half_life: time over which the contribution of past weights halves, in batches or epochs ('1000ba', '2ep'); None
@@ -94,7 +99,7 @@ class EMA(TimedAverage):
         self._updated = False
         self._live: dict[str, Tensor] = {}
         self._floating: tuple[list[Tensor], list[Tensor]] = ([], [])
-        self._others: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._copied: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._swapped = False
 
     def after_load(self, state: State, logger: Logger) -> None:
@@ -113,8 +118,8 @@ class EMA(TimedAverage):
         if self._warned or self._life is None or get_global_rank() != 0:
             return
         if not count_updates(state, self._life, Time(0.0, TimeUnit.DURATION), self.end):
-            said = "%s.half_life=%r is longer than the run of %r: the average hardly moves away from where it started"
-            log.warning(said, self.config_key, str(self._life), str(state.max_duration))
+            message = "%s.half_life=%r is longer than the run of %r: the average hardly moves away from its start"
+            log.warning(message, self.config_key, str(self._life), str(state.max_duration))
 
     def batch_start(self, state: State, logger: Logger) -> None:
         if not self._average and state.progress.elapsed_in(self.start.unit) >= self.start.value:
@@ -150,15 +155,15 @@ class EMA(TimedAverage):
     def _update(self, state: State) -> None:
         if self._average and state.is_due(self.update_interval):
             update_average(*self._floating, self.smoothing)
-            copy_all(*self._others)
+            copy_all(*self._copied)
             self._updated = True
 
     def _keep(self, average: dict[str, Tensor]) -> None:
         self._average = average
         self._floating = ([], [])
-        self._others = ([], [])
+        self._copied = ([], [])
         for name, live in self._live.items():
-            averages, values = self._floating if live.is_floating_point() or live.is_complex() else self._others
+            averages, values = self._floating if live.is_floating_point() or live.is_complex() else self._copied
             averages.append(average[name])
             values.append(live)
 

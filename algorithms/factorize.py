@@ -15,7 +15,9 @@ from runner.failures.checks import check_counts
 def factorize(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return B and A such that B A is the closest matrix of a given rank, by singular value decomposition.
 
-    The singular values are split evenly between the two factors. At full rank the product is the matrix itself.
+    Of M = U S V, the largest singular values and their vectors make the closest matrix of their rank, in the sum of
+    squared differences (Eckart and Young 1936). Both factors get the root of S, so that they have equal scale:
+    B = U sqrt(S), A = sqrt(S) V. At full rank the product is the matrix itself.
 
     Args:
         matrix: floating-point matrix (M, N).
@@ -67,10 +69,12 @@ def _join(first: nn.Module, a: Tensor, second: nn.Module, b: Tensor, old: nn.Lin
 
 
 class Factorize(Algorithm):
-    """Replaces large convolutions and linear layers with low-rank ones, where that makes them smaller.
+    """Replaces large convolutions and linear layers with low-rank ones if that makes them smaller.
 
-    Grouped convolutions, layers that share their weight with another layer (a tied head), and layers that would not get
-    smaller stay unchanged. Nothing is random or depends on ranks or microbatches.
+    A matrix of M x N weights becomes two with R (M + N) weights, fewer if R < M N / (M + N); a convolution counts as
+    the matrix of output channels times all weights of one. Grouped convolutions, layers that share their weight with
+    another layer (a tied head), and layers that would not get smaller stay unchanged. Nothing is random or depends on
+    ranks or microbatches.
 
     Args:
         factorize_convs: whether to factorize `Conv2d` layers.
@@ -119,26 +123,26 @@ class Factorize(Algorithm):
 
     def init(self, state: State, logger: Logger) -> None:
         modules = state.unwrapped_model.modules()
-        users = Counter(weight for one in modules for weight in one.parameters(recurse=False))
+        users = Counter(weight for module in modules for weight in module.parameters(recurse=False))
 
-        def factorize_one(layer: nn.Module, index: int) -> nn.Module | None:
+        def factorize_unshared(layer: nn.Module, index: int) -> nn.Module | None:
             return None if users[layer.weight] > 1 else self._factorize(layer)  # type: ignore[arg-type, index]
 
         kinds = {nn.Conv2d: self.factorize_convs, nn.Linear: self.factorize_linears}
-        policies = {kind: factorize_one for kind, wanted in kinds.items() if wanted}
+        policies = {kind: factorize_unshared for kind, is_chosen in kinds.items() if is_chosen}
         operate(self, state, policies, "layer that is large enough and would get smaller", self.allow_no_match)
 
     def _factorize(self, layer: nn.Conv2d | nn.Linear) -> nn.Module | None:
         if isinstance(layer, nn.Conv2d):
             narrow = min(layer.in_channels, layer.out_channels)
-            least = self.min_channels
+            minimum = self.min_channels
             rank = resolve_width("latent_channels", self.latent_channels, narrow)
         else:
             narrow = min(layer.in_features, layer.out_features)
-            least = self.min_features
+            minimum = self.min_features
             rank = resolve_width("latent_features", self.latent_features, narrow)
         rows, columns = layer.weight.flatten(1).shape
-        if narrow < least or rank * (rows + columns) >= rows * columns:
+        if narrow < minimum or rank * (rows + columns) >= rows * columns:
             return None
         if isinstance(layer, nn.Conv2d):
             return factorize_conv(layer, rank) if layer.groups == 1 else None

@@ -20,13 +20,13 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "silu": nn.SiLU,  # SwiGLU
 }
 
-# Names of a block's first linear layer and of the activation after it: in this project, in Hugging Face's BERT and its
-# relatives, and in timm's vision transformers.
+# Names of a block's first linear layer and of the activation after it: in this project, in Hugging Face's BERT family,
+# and in timm's vision transformers.
 PAIRS = (("up", "activation"), ("dense", "intermediate_act_fn"), ("fc1", "act"))
 
 
 def gated_linear_unit(gates: Tensor, values: Tensor, act_fn: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return act_fn(gates) * values, where all tensors are (..., H)."""
+    """Return act_fn(gates) * values; all tensors are (..., H)."""
     return act_fn(gates) * values
 
 
@@ -54,7 +54,7 @@ class _GatedLinear(nn.Module):
         if gated_layer_bias and linear.bias is not None:
             self.gated_layer.bias = linear.bias
         self.non_gated_layer = nn.Linear(*sizes, bias=non_gated_layer_bias)
-        # The old weights in random order have the scale of the old ones, whatever that is.
+        # A random order of the old weights keeps their scale, whatever it is.
         shuffled = linear.weight.detach().flatten()[torch.randperm(linear.weight.numel())]
         self.non_gated_layer.weight = nn.Parameter(shuffled.view_as(linear.weight))
         self.act_fn = act_fn
@@ -80,7 +80,7 @@ class GatedLinearUnits(Algorithm):
     """Makes feed-forward blocks gated, in the transformers of this project, Hugging Face's BERT family, and timm.
 
     act(x W) V becomes (act(x W) * x U) V: W and V stay, and U is drawn from (seed, config key), the same on all ranks.
-    The hidden layer keeps its width, so a block has half as many weights again.
+    The hidden layer keeps its width, so the number of a block's weights grows by half.
 
     Args:
         act_fn: name of the activation, 'sigmoid' (GLU), 'identity' (bilinear), 'relu' (ReGLU), 'gelu' (GEGLU) or 'silu'

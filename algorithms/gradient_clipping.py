@@ -18,7 +18,7 @@ TYPES = ("norm", "value", "adaptive")
 
 
 def unit_norms(tensor: Tensor) -> Tensor:
-    """Return the 2-norm of each output unit, taken over all dimensions but the first; of a vector or scalar as a whole.
+    """Return the 2-norm of each output unit, over all dimensions but the first; for a vector or scalar, its own norm.
 
     Args:
         tensor: weights or gradients, (), (N,) or (N, ...).
@@ -35,10 +35,13 @@ def unit_norms(tensor: Tensor) -> Tensor:
 def clip_adaptively(parameters: Iterable[nn.Parameter], threshold: float, epsilon: float = 1e-3) -> None:
     """Scale the gradient g of weights w to g min(1, t max(norm(w), epsilon) / norm(g)), per output unit, in place.
 
+    A step of gradient descent with the rate r changes the weights of a unit by the fraction r norm(g) / norm(w), which
+    is then at most r t, for small weights as for large ones (Brock et al. 2021).
+
     Args:
         parameters: parameters to clip; those without a gradient are skipped.
         threshold: largest ratio t of the norms of gradient and weights, above 0.
-        epsilon: smallest norm that weights count with, so that units that start at zero can learn.
+        epsilon: lower bound of norm(w), so that units that start at zero can learn.
     """
     pairs = [_rows(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
     if not pairs:
@@ -54,7 +57,7 @@ def clip_adaptively(parameters: Iterable[nn.Parameter], threshold: float, epsilo
 
 
 def _rows(weights: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weights and gradient, of a sparse gradient only the rows that it has, which it must have once."""
+    """Return weights and gradient; for a sparse gradient only the rows that it holds. It must be coalesced."""
     if not gradient.is_sparse:
         return weights, gradient
     return weights[tuple(gradient.indices())], gradient.values()
@@ -63,20 +66,24 @@ def _rows(weights: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
 class GradientClipping(Algorithm):
     """Clips the gradients of the parameters that the optimizers train, once per batch, after unscaling and all-reduce.
 
+    By norm, all gradients g are scaled by min(1, t / norm(g)) with the threshold t: the step gets shorter, but keeps
+    its direction (Pascanu et al. 2013). Clipping by value bounds each element separately, which may change the
+    direction. Adaptive clipping bounds the relative change of each unit's weights, see `clip_adaptively`.
+
     Nothing is read back from the device. A norm that is not finite makes all gradients non-finite, and the loss scaler
     of amp_fp16 then skips the step.
 
     Args:
-        clipping_type: what to clip: 'norm' for the 2-norm of all gradients together, sharded ones included; 'value' for
-            each element, to [-threshold, threshold], and of complex ones each part; 'adaptive' for each output unit's
-            norm relative to that of its weights.
+        clipping_type: 'norm' clips the 2-norm of all gradients together, sharded ones included; 'value' each element,
+            to [-threshold, threshold], for complex elements the real and the imaginary part; 'adaptive' each output
+            unit's norm relative to that of its weights.
         clipping_threshold: largest norm, largest absolute value, or (adaptive) largest ratio; above 0.
 
     Raises:
         ValueError: the type is unknown, or the threshold is not above 0.
 
     Evidence:
-        Strong for language models, where it removes loss spikes (Pascanu et al. 2013, arXiv:1211.5063). Adaptive: some,
+        Strong for language models: it removes loss spikes (Pascanu et al. 2013, arXiv:1211.5063). Adaptive: some,
         for networks without batch norm (Brock et al. 2021, arXiv:2102.06171).
     """
 
@@ -88,17 +95,18 @@ class GradientClipping(Algorithm):
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         groups = (group for optimizer in state.optimizers for group in optimizer.param_groups)
-        parameters = [one for group in groups for one in group["params"] if one.grad is not None]
+        parameters = [parameter for group in groups for parameter in group["params"] if parameter.grad is not None]
         if not parameters:
             return  # NaNGuard has dropped the batch
-        special = [one for one in parameters if one.grad.is_sparse or one.grad.is_complex()]
-        for one in special:
-            one.grad = make_plain(one.grad)
-        # Torch's functions read nothing but `grad`, and know only plain tensors.
-        clipped: Any = [SimpleNamespace(grad=numbers_of(one.grad)) for one in parameters] if special else parameters
+        special = [parameter for parameter in parameters if parameter.grad.is_sparse or parameter.grad.is_complex()]
+        for parameter in special:
+            parameter.grad = make_plain(parameter.grad)
+        plain: Any = parameters
+        if special:  # torch's functions accept only plain tensors, and read only `grad`
+            plain = [SimpleNamespace(grad=numbers_of(parameter.grad)) for parameter in parameters]
         if self.clipping_type == "norm":
-            nn.utils.clip_grad_norm_(clipped, self.clipping_threshold)
+            nn.utils.clip_grad_norm_(plain, self.clipping_threshold)
         elif self.clipping_type == "value":
-            nn.utils.clip_grad_value_(clipped, self.clipping_threshold)
+            nn.utils.clip_grad_value_(plain, self.clipping_threshold)
         else:
             clip_adaptively(parameters, self.clipping_threshold)

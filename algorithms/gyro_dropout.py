@@ -16,6 +16,8 @@ from runner.failures.errors import wrong_argument
 def draw_masks(sigma: int, units: int, p: float, seed: int) -> Tensor:
     """Return the factors of each subnetwork's units, 0 or 1 / (1 - p), as a tensor (sigma, units) on the CPU.
 
+    A unit is kept with the probability 1 - p, so that the expected factor is 1, as in evaluation.
+
     Args:
         sigma: number of subnetworks.
         units: number of units.
@@ -87,7 +89,8 @@ class _GyroDropout(nn.Module):
 class GyroDropout(Algorithm):
     """Replaces dropout with `sigma` subnetworks drawn at the start; `tau` at a time share the samples of a batch.
 
-    The chosen subnetworks are trained for `tau / sigma` of all batches, and then others are drawn. A unit is a feature
+    The chosen subnetworks are trained for `tau / sigma` of all batches, and then `tau` are drawn again: each subnetwork
+    is expected to be chosen once, and is trained for many batches in a row (Lee et al. 2022). A unit is a feature
     of the last dimension, dropped at all positions of a sequence, or a channel of an image. Every `nn.Dropout` is
     replaced, whatever its own probability. The draws depend only on (seed, config key, batch) and are the same on all
     ranks; each rank distributes its own samples over the subnetworks. Evaluation drops nothing.
@@ -117,7 +120,7 @@ class GyroDropout(Algorithm):
         self.allow_no_match = allow_no_match
         self._assignment = _Assignment()
         self._batches_each = 1
-        self._planned_for = ""  # the length of training that it was worked out from
+        self._planned_for = ""  # the length of training behind `_batches_each`
         self._chosen = torch.empty(0, dtype=torch.int64)
         self._period = -1
 
@@ -131,7 +134,7 @@ class GyroDropout(Algorithm):
     def fit_start(self, state: State, logger: Logger) -> None:
         self._period = -1
         if self._planned_for == str(state.max_duration):
-            return  # a resumed run: its epochs may have another number of batches by now
+            return  # in a resumed run, epochs may have another number of batches
         try:
             batches = state.progress.convert(state.max_duration, TimeUnit.BATCH)
         except ValueError:

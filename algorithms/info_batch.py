@@ -16,12 +16,14 @@ from runner.models.sample_losses import sample_losses
 
 
 def draw_weights(scores: Tensor, prune: float, seed: int) -> Tensor:
-    """Return the weight of each sample: 0 if it is dropped, 1 / (1 - prune) if it could have been, and 1 otherwise.
+    """Return the weight of each sample: 0 if it is dropped, 1 / (1 - p) if it could have been dropped, otherwise 1.
 
-    The samples that may be dropped are those below the mean score. Each sample's expected weight is 1.
+    Samples below the mean score are dropped with the probability p, `prune`. Their expected weight is
+    p 0 + (1 - p) / (1 - p) = 1 as for all others, so that the expected gradient is that of all samples (Qin et al.
+    2024).
 
     Args:
-        scores: loss (N,) of each sample, on the CPU; not finite where it is unknown.
+        scores: loss (N,) of each sample, on the CPU; not finite if it is unknown.
         prune: probability of dropping a sample below the mean, in [0, 1).
         seed: seed of the draw.
     """
@@ -31,12 +33,12 @@ def draw_weights(scores: Tensor, prune: float, seed: int) -> Tensor:
 
 
 class InfoBatch(Algorithm):
-    """Skips easy samples at random, epoch by epoch, and scales up the loss of those that it keeps to compensate.
+    """Skips easy samples at random in each epoch, and scales up the loss of the easy ones that it keeps to compensate.
 
     A sample is easy while its last loss is below the mean of all samples. In expectation, the gradient of a batch is
-    that of the whole batch. The number of steps stays the same; batches become smaller, which saves time where they are
+    that of the whole batch. The number of steps stays the same; batches become smaller, which saves time if they are
     large. The first epoch drops nothing. Losses are measured in training, with augmentation and label smoothing. They
-    are kept for each sample, on the device and in checkpoints, along with the samples that this epoch drops. The draw
+    are kept for each sample, on the device and in checkpoints, along with the weights of this epoch. The draw
     depends only on (seed, config key, epoch) and is the same on all ranks, which exchange two numbers per sample after
     each batch. The sample count includes dropped samples; training metrics are those of the kept ones.
 
@@ -51,12 +53,12 @@ class InfoBatch(Algorithm):
 
     Evidence:
         Some: 20 to 40 % less computation at equal accuracy for image classification (Qin et al. 2024,
-        arXiv:2303.04947); none where epochs are few.
+        arXiv:2303.04947); none for few epochs.
     """
 
     picks_samples = True
     runs_before = AUGMENTATIONS
-    # AFTER_LOSS runs in reverse order, so the losses are those of the smoothed targets.
+    # AFTER_LOSS runs in reverse order, so that losses are those of the smoothed targets.
     runs_after = ("LabelSmoothing",)
     # MixUp and CutMix blend samples, so no loss belongs to a single one; the others drop samples themselves.
     conflicts_with = ("MixUp", "CutMix", "SelectiveBackprop", "BatchSizeWarmup")
@@ -104,11 +106,11 @@ class InfoBatch(Algorithm):
             self._weights = torch.ones(self._order.num_samples)
 
     def after_dataloader(self, state: State, logger: Logger) -> None:
-        now = state.timestamp
-        weights = self._weights[self._order.indices(now.epoch, now.batch_in_epoch)]
+        timestamp = state.timestamp
+        weights = self._weights[self._order.indices(timestamp.epoch, timestamp.batch_in_epoch)]
         kept = weights.nonzero()[:, 0]  # on the CPU, like the weights
         if not len(kept):
-            kept = torch.zeros(1, dtype=torch.int64)  # all are dropped: one sample stands in, with a weight of 0
+            kept = torch.zeros(1, dtype=torch.int64)  # if all are dropped, one sample stands in, with weight 0
         self._is_whole = bool((weights == 1).all())
         self._share = len(kept) / len(weights)
         self._kept = kept.to(state.device, non_blocking=True)
@@ -126,7 +128,8 @@ class InfoBatch(Algorithm):
         self._losses[start : start + len(losses)] = losses.detach()
         if not self._is_whole:
             weights = self._kept_weights[start : start + len(losses)]
-            # Microbatches are weighted by their share of the kept samples; this divides by the original number.
+            # The mean over k kept samples times k / n is the sum of the weighted losses divided by the original number
+            # n.
             total = (losses * weights).mean() * self._share
             state.loss = total if isinstance(state.loss, Tensor) else {**state.loss, "total": total}
 
@@ -134,15 +137,15 @@ class InfoBatch(Algorithm):
         number = state.timestamp.batch_in_epoch
         order = self._order
         first = number * order.batch_size
-        seen = torch.zeros(2, order.counts(number)[1], device=state.device)  # the losses, and whether each is known
+        losses = torch.zeros(2, order.counts(number)[1], device=state.device)  # with a row of 1 for each known loss
         if not state.batch_is_padding:
             positions = order.span(number)[0] - first + self._kept
-            seen[0, positions] = self._losses
-            seen[1, positions] = (self._kept_weights > 0).to(seen.dtype)  # not for a sample that only stands in
-        seen = all_reduce_sum(seen)
-        samples = order.permutation(state.timestamp.epoch)[first : first + seen.shape[1]]
+            losses[0, positions] = self._losses
+            losses[1, positions] = (self._kept_weights > 0).to(losses.dtype)  # not for a sample that only stands in
+        losses = all_reduce_sum(losses)
+        samples = order.permutation(state.timestamp.epoch)[first : first + losses.shape[1]]
         samples = samples.to(state.device, non_blocking=True)
-        self._scores[samples] = torch.where(seen[1] > 0, seen[0], self._scores[samples])
+        self._scores[samples] = torch.where(losses[1] > 0, losses[0], self._scores[samples])
 
     def state_dict(self) -> dict[str, Any]:
         return {"scores": self._scores, "weights": self._weights}

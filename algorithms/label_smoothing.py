@@ -19,6 +19,10 @@ from runner.models.target_mean import TargetMean, read_loss
 def smooth_labels(targets: Tensor, logits: Tensor, smoothing: float = 0.1) -> Tensor:
     """Return y (1 - s) + s / K for targets y over K classes: probabilities (N, K, ...), at least float32.
 
+    The loss of logits is lowest when their softmax equals the target. For a one-hot target, the gap between the logit
+    of the class and the others would have to be infinite; now it is log((1 - s + s / K) / (s / K)), see Szegedy et al.
+    2016.
+
     Args:
         targets: class indices (N, ...), where -100 is ignored, or one-hot vectors or probabilities (N, K, ...).
         logits: logits (N, K, ...); only their shape and dtype are used.
@@ -33,11 +37,12 @@ def smooth_labels(targets: Tensor, logits: Tensor, smoothing: float = 0.1) -> Te
 
 
 class LabelSmoothing(Algorithm):
-    """Trains on smoothed targets; metrics, and all that runs after the loss, see the true targets.
+    """Trains on smoothed targets; metrics, and everything else after the loss, see the true targets.
 
     The model's outputs must be logits, and its loss must accept probabilities in their shape, as torch's cross entropy
-    and the losses of the models in this project do. Torch's own smooths class indices itself, in fewer operations. With
-    `MixUp`, targets are mixed first and smoothed second; because both are linear, the order does not matter.
+    and the losses of the models in this project do. If the loss is torch's cross entropy of class indices, torch
+    smooths it, in fewer operations and with other rounding. With `MixUp`, targets are mixed first and smoothed second;
+    because both are linear, the order does not matter.
 
     Args:
         smoothing: share of the probability that is spread evenly over all classes, in [0, 1].
@@ -72,15 +77,15 @@ class LabelSmoothing(Algorithm):
 
     def before_loss(self, state: State, logger: Logger) -> None:
         if not isinstance(state.outputs, Tensor):
-            needed = "LabelSmoothing needs logits in a tensor, and a model that computes its loss from them afterwards"
-            raise TypeError(f"outputs of type {type(state.outputs).__name__}: {needed}")
+            reason = "LabelSmoothing needs logits in a tensor, and a model that computes its loss from them afterwards"
+            raise TypeError(f"outputs of type {type(state.outputs).__name__}: {reason}")
         assert self.class_dim is not None
         self._original = state.microbatch
         targets = get_item(state.microbatch, self.target_key)
         dim = self.class_dim
         logits = state.outputs.movedim(dim, 1)
         if self._loss_fn is not None and targets.shape == logits.shape[:1] + logits.shape[2:]:
-            # Past nn.Module, which looks for parameters and modules first.
+            # In the instance dict, which hides a loss function that is a submodule.
             vars(state.unwrapped_model)["loss_fn"] = _smoothed(state.unwrapped_model, self._loss_fn, self.smoothing)
             return
         if targets.shape == state.outputs.shape:
@@ -94,19 +99,19 @@ class LabelSmoothing(Algorithm):
         self.close(state, logger)
 
     def close(self, state: State, logger: Logger) -> None:
-        if isinstance(self._loss_fn, nn.Module):  # which nn.Module finds again
+        if isinstance(self._loss_fn, nn.Module):  # it is still a submodule, under the same name
             vars(state.unwrapped_model).pop("loss_fn", None)
         elif self._loss_fn is not None:
             vars(state.unwrapped_model)["loss_fn"] = self._loss_fn
 
 
 def find_cross_entropy(model: Model, target_key: Key, class_dim: int | None) -> Any:
-    """Return the loss function of a model if torch can smooth it: its cross entropy of the targets; otherwise None.
+    """Return the loss function of a model if torch can smooth it, as it can cross entropy of class indices; else None.
 
     Args:
         model: the model whose loss is smoothed.
         target_key: index or name of the targets in a batch.
-        class_dim: dimension of the logits that holds the classes; None for the usual one.
+        class_dim: dimension of the logits that holds the classes, if the user has set it; then torch cannot smooth.
     """
     loss_fn = getattr(model, "loss_fn", None)
     if class_dim is not None:
@@ -122,7 +127,7 @@ def find_cross_entropy(model: Model, target_key: Key, class_dim: int | None) -> 
 
 
 def _smoothed(model: Model, loss_fn: Any, smoothing: float) -> Callable[..., Tensor]:
-    """Return a loss function with label smoothing, which divides by what the model's `loss_weight` counts."""
+    """Return a loss function with label smoothing that averages over the same weights as the model's `loss_weight`."""
     if isinstance(model, LanguageModel) or model.loss_averages == "samples":
         return partial(F.cross_entropy, label_smoothing=smoothing)
     smoothed = TargetMean(loss_fn, F.cross_entropy).smoothed(smoothing)

@@ -16,11 +16,15 @@ from runner.failures.checks import check_whole, parse_interval
 
 def mean_of(snapshots: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the mean, by name, of tensors with the same names and shapes."""
-    return {name: torch.stack([one[name] for one in snapshots]).mean(dim=0) for name in snapshots[0]}
+    return {name: torch.stack([snapshot[name] for snapshot in snapshots]).mean(dim=0) for name in snapshots[0]}
 
 
 class LAWA(TimedAverage, WeightAverage):
     """Keeps the parameters of the latest updates, and their mean for evaluations.
+
+    The mean (w_(n-k+1) + ... + w_n) / k of a window of k weights, unlike that of SWA, forgets the first ones, so it can
+    be used from the start of training (Kaddour 2022). Each update computes it anew from the k copies, so that rounding
+    errors do not add up.
 
     Training continues with its own weights. From the first update on, evaluations, exports and a checkpoint's
     `model.pt` see the mean, with batch norm statistics estimated for it, see `bn_batches`. Weights in 16 bits are
@@ -81,12 +85,12 @@ class LAWA(TimedAverage, WeightAverage):
         super().load_state_dict(state)
         self._snapshots = deque(state["snapshots"], maxlen=self.window)
 
-    def _averages(self, state: State) -> bool:
-        begun = state.progress.elapsed_in(self.start.unit) >= self.start.value
-        return begun and state.is_due(self.update_interval)
+    def _is_due(self, state: State) -> bool:
+        has_started = state.progress.elapsed_in(self.start.unit) >= self.start.value
+        return has_started and state.is_due(self.update_interval)
 
     def _update(self, state: State) -> None:
-        if self._averages(state):
-            self._snapshots.append({name: wide_copy(one) for name, one in self._parameters.items()})
+        if self._is_due(state):
+            self._snapshots.append({name: wide_copy(weight) for name, weight in self._parameters.items()})
             self._average = mean_of(self._snapshots)
             self._changed()

@@ -1,4 +1,4 @@
-"""Layer freezing: early layers stop learning as training goes on."""
+"""Layer freezing: early layers stop learning in the course of training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("runner")
 
 
 def frozen_fraction(elapsed: float, freeze_start: float, freeze_level: float) -> float:
-    """Return the fraction of layers to freeze: 0 until `freeze_start`, then linear up to `freeze_level` at the end.
+    """Return the fraction of layers to freeze: 0 until `freeze_start`, then rising linearly to `freeze_level`.
 
     Args:
         elapsed: fraction of training that has passed, in [0, 1].
@@ -60,23 +60,24 @@ class LayerFreezing(Algorithm):
         self.freeze_start = freeze_start
         self.freeze_level = freeze_level
         self._count = 0
-        self._acted = False
+        self._has_frozen = False
         self._warned = False
         self._learned: list[nn.Parameter] = []
 
     def before_load(self, state: State, logger: Logger) -> None:
-        self._learned = [one for one in state.unwrapped_model.parameters() if one.requires_grad]
+        parameters = state.unwrapped_model.parameters()
+        self._learned = [parameter for parameter in parameters if parameter.requires_grad]
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if len(layers_of(state.unwrapped_model)) < 2:
             raise ValueError("LayerFreezing needs a model with at least two layers: remove LayerFreezing")
         self._freeze(state)
-        self._acted |= self._count > 0
+        self._has_frozen |= self._count > 0
         if self._most_frozen(state) == 0:
             self._warn(state)
 
     def epoch_start(self, state: State, logger: Logger) -> None:
-        self._acted |= self._count > 0
+        self._has_frozen |= self._count > 0
 
     def fit_end(self, state: State, logger: Logger) -> None:
         if not state.stop_requested:
@@ -103,7 +104,7 @@ class LayerFreezing(Algorithm):
         return int(fraction * (len(layers_of(state.unwrapped_model)) - 1))
 
     def _most_frozen(self, state: State) -> int | None:
-        """Return how many layers are frozen in the last epoch, or None if the number of epochs is not known."""
+        """Return the number of frozen layers in the last epoch, or None if the number of epochs is not known."""
         try:
             epochs = state.progress.convert(state.max_duration, TimeUnit.EPOCH)
         except ValueError:
@@ -113,7 +114,7 @@ class LayerFreezing(Algorithm):
 
     def _warn(self, state: State) -> None:
         """Warn, once and on rank 0, that no batch is trained with frozen layers; the run may still continue."""
-        if not self._acted and not self._warned and get_global_rank() == 0:
+        if not self._has_frozen and not self._warned and get_global_rank() == 0:
             log.warning(
                 "%s freezes nothing: layers freeze between epochs, and with freeze_start=%r and freeze_level=%r no "
                 "epoch of max_duration=%r has a frozen layer",
@@ -123,8 +124,8 @@ class LayerFreezing(Algorithm):
 
     def _freeze(self, state: State) -> None:
         layers = layers_of(state.unwrapped_model)
-        learning = {id(one) for layer in layers[self._count :] for one in layer.parameters(recurse=False)}
-        frozen = [one for layer in layers[: self._count] for one in layer.parameters(recurse=False)]
+        learning = {id(weight) for layer in layers[self._count :] for weight in layer.parameters(recurse=False)}
+        frozen = [weight for layer in layers[: self._count] for weight in layer.parameters(recurse=False)]
         for parameter in frozen:
             if id(parameter) not in learning:
                 parameter.requires_grad_(False)

@@ -14,7 +14,11 @@ from runner.failures.checks import check_number
 
 
 def softcap(logits: Tensor, cap: float) -> Tensor:
-    """Return cap * tanh(x / cap) for logits x (...): close to x where x is small, and always between -cap and cap."""
+    """Return cap * tanh(x / cap) for logits x (...), always between -cap and cap.
+
+    Since tanh(u) = u - u^3 / 3 + ..., small logits stay almost unchanged. The derivative 1 - tanh(x / cap)^2 is
+    positive everywhere, so that, unlike with clipping, large logits still get gradients.
+    """
     return cap * torch.tanh(logits / cap)
 
 
@@ -67,11 +71,11 @@ class LogitSoftcap(Algorithm):
 
     def init(self, state: State, logger: Logger) -> None:
         named = state.unwrapped_model.named_modules()
-        heads = {one for name, one in named if type(one) is nn.Linear and fnmatchcase(name, self.head)}
+        heads = {layer for name, layer in named if type(layer) is nn.Linear and fnmatchcase(name, self.head)}
 
         def replace(linear: nn.Module, index: int) -> nn.Module:
             assert isinstance(linear, nn.Linear)
             return _CappedLinear(linear, self.cap)
 
-        wanted = f"linear layer with a name like {self.head!r}"
-        operate(self, state, {heads.__contains__: replace}, wanted, self.allow_no_match)
+        target = f"linear layer with a name like {self.head!r}"
+        operate(self, state, {heads.__contains__: replace}, target, self.allow_no_match)

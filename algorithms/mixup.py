@@ -11,13 +11,20 @@ from runner.algorithms._mixing import Mixing, interpolate
 
 
 def draw_weight(alpha: float, seed: int) -> float:
-    """Return the weight of the partner in a blend: min(b, 1 - b), in [0, 0.5], with b ~ Beta(alpha, alpha)."""
+    """Return the weight of the partner in a blend: min(b, 1 - b), in [0, 0.5], with b ~ Beta(alpha, alpha).
+
+    The minimum changes nothing about the blends of a batch: partners are a random permutation, and with its inverse,
+    which is just as likely, b and 1 - b exchange their roles. Each sample then has at least half of its own blend.
+    """
     b = random.Random(seed).betavariate(alpha, alpha)
     return min(b, 1 - b)
 
 
 class MixUp(Mixing):
     """Trains on blends of two samples and their targets, with one lambda per batch and rank.
+
+    A sample (x, y) with the partner (x', y') becomes ((1 - w) x + w x', (1 - w) y + w y'): the model is trained to be
+    linear between samples (Zhang et al. 2018). The weight w is that of `draw_weight`.
 
     Partners come from this rank's whole batch, before it is split, so that k microbatches give the gradient of one. The
     draws depend only on (seed, config key, batch), so a resumed run repeats them without any saved state. The batch and
@@ -37,7 +44,7 @@ class MixUp(Mixing):
 
     Evidence:
         Strong for image classification with many epochs (Zhang et al. 2018, arXiv:1710.09412); none for a few epochs,
-        where it slows learning down.
+        in which it slows learning down.
     """
 
     def __init__(

@@ -15,13 +15,17 @@ MULTIPLIER = 1_000_003  # a prime, small enough that its product with a row numb
 
 
 def hash_ngrams(tokens: Tensor, n: int, vocab_size: int, table_size: int) -> Tensor:
-    """Return a table row for the last n tokens at each position; n-grams never collide if the table is large enough.
+    """Return a table row for the last n tokens at each position.
+
+    The row is t_1 m^(n-1) + ... + t_(n-1) m + t_n modulo the table size. With V^n rows or more, m = V makes it a number
+    in base V, so that each n-gram has a row of its own. In smaller tables, m is a large prime, which spreads n-grams
+    evenly, and some share a row.
 
     Args:
         tokens: tokens (N, T), int64, in [0, vocab_size); positions before the first count as zeros.
         n: length of the n-grams in tokens, at least 1.
         vocab_size: size of the vocabulary, V.
-        table_size: number of rows, at most 2^31; with V^n rows or more, each n-gram has its own.
+        table_size: number of rows, at most 2^31.
 
     Returns:
         Rows (N, T), int64, in [0, table_size).
@@ -77,8 +81,7 @@ class NGramEmbedding(Algorithm):
     Evidence:
         Some, but only for small models and early training: a larger model learns the contents of a table on its own,
         with fewer weights and for rare n-grams too. Each step costs time for all rows of the tables. (Hashed n-grams:
-        Roy et
-        al. 2022, "N-Grammer", arXiv:2207.06366.)
+        Roy et al. 2022, "N-Grammer", arXiv:2207.06366.)
     """
 
     def __init__(self, max_n: int = 3, table_size: int = 16384, allow_no_match: bool = False) -> None:
@@ -89,7 +92,8 @@ class NGramEmbedding(Algorithm):
         self.allow_no_match = allow_no_match
 
     def init(self, state: State, logger: Logger) -> None:
-        seams = {one.token_embedding for one in state.unwrapped_model.modules() if isinstance(one, GPT)}
+        modules = state.unwrapped_model.modules()
+        seams = {module.token_embedding for module in modules if isinstance(module, GPT)}
 
         def extend(embedding: nn.Module, index: int) -> nn.Module:
             assert isinstance(embedding, nn.Embedding)

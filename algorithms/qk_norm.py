@@ -13,13 +13,16 @@ from runner.failures.checks import check_number
 def normalize(x: Tensor, scale: Tensor | None, eps: float) -> Tensor:
     """Return queries or keys divided by the root of their mean square, times a scale.
 
+    A vector of D features with a mean square of 1 has the length sqrt(D). The product of a query and a key is therefore
+    at most D, and the attention score, which divides it by sqrt(D), at most sqrt(D).
+
     Args:
         x: queries or keys (..., D).
         scale: factors (D,), or None for 1.
         eps: number added to the mean square.
 
     Returns:
-        Normalized queries or keys (..., D), in x's dtype, which is autocast's where autocast is on.
+        Normalized queries or keys (..., D), in x's dtype, which is autocast's if autocast is on.
     """
     return F.rms_norm(x, x.shape[-1:], None if scale is None else scale.to(x.dtype), eps)
 
@@ -60,7 +63,7 @@ class QKNorm(Algorithm):
         allow_no_match: whether to leave a model without such attention unchanged instead of raising an error.
 
     Raises:
-        ValueError: `eps` is not above 0; or, at INIT, the model has no attention with such a place for a norm.
+        ValueError: `eps` is not above 0; or, at INIT, the model has no attention with `q_norm` and `k_norm`.
 
     Evidence:
         Strong for stable training with large learning rates (Henry et al. 2020, "Query-Key Normalization for

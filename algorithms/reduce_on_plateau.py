@@ -21,9 +21,12 @@ UNITS = (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN, TimeUn
 def is_better(value: float, best: float, lower: bool, threshold: float, relative: bool) -> bool:
     """Return whether a value improves on the best one by more than a threshold; NaN never does.
 
+    If lower is better, the value must be below best - threshold, or best - threshold |best| if relative, and otherwise
+    above the best plus as much. The magnitude keeps the direction of the bound for negative metrics.
+
     Args:
         value: the new value.
-        best: the best value so far; before the first, the worst there can be: inf or -inf.
+        best: the best value so far; before the first, the worst possible: inf or -inf.
         lower: whether lower values are better.
         threshold: how much better the value must be.
         relative: whether the threshold is a fraction of the best value's magnitude, rather than in the metric's unit.
@@ -38,10 +41,11 @@ def is_better(value: float, best: float, lower: bool, threshold: float, relative
 class ReduceOnPlateau(Algorithm):
     """Multiplies all learning rates by `factor` whenever a metric has not improved for longer than `patience`.
 
-    The metric is read after each evaluation at its interval, and a reduction acts from the next batch on. It multiplies
-    whatever schedules give: with `scheduler=constant scheduler.t_warmup=2ep +algorithms=reduce_on_plateau` it comes
-    with a warm-up. As the only schedule, it can also be given as the scheduler: `scheduler=reduce_on_plateau`, or
-    `schedulers=ReduceOnPlateau()`. All ranks see the same value, and so reduce together; a resumed run waits on.
+    The metric is read after each evaluation at its interval, and a reduction acts from the next batch on. After n
+    reductions, the rate of a schedule is multiplied by max(minimum, factor^n): use `scheduler=constant
+    scheduler.t_warmup=2ep +algorithms=reduce_on_plateau` for a warm-up. Without a schedule, it can also be set as the
+    scheduler: `scheduler=reduce_on_plateau`, or `schedulers=ReduceOnPlateau()`. All ranks see the same value, and
+    therefore reduce together; a resumed run continues to wait.
 
     Args:
         monitor: name of a metric of an evaluator, also with its label, as in 'eval/loss'; 'loss' is the mean loss.
@@ -52,18 +56,18 @@ class ReduceOnPlateau(Algorithm):
         threshold: how much better than the best value a value must be to count, at least 0.
         threshold_mode: 'rel' for a threshold that is a fraction of the best value's magnitude, 'abs' for one in the
             metric's unit.
-        cooldown: how long after a reduction no time counts as waiting, in units as for `patience`.
+        cooldown: time after a reduction that does not count as waiting, in the units of `patience`.
         minimum: the smallest multiplier of the base rates, from 0 to 1.
         eps: a parameter group keeps its multiplier if a reduction would change its base rate by at most this, a
             learning rate of at least 0.
 
     Logs:
-        reduce_on_plateau/multiplier: what the rates are multiplied by, after each evaluation, in (0, 1]; the largest of
-            all parameter groups.
+        reduce_on_plateau/multiplier: factor of the rates after each evaluation, in (0, 1]; the largest of all parameter
+            groups.
 
     Raises:
         ValueError: an argument is out of range; or, when training starts, no evaluator has the metric, or torch's own
-            schedulers are used, which compute each rate from the last.
+            schedulers are used, which compute each rate from the last one.
 
     Evidence:
         Some: reductions by hand and by this rule were the standard for image classification (He et al. 2015,
@@ -123,8 +127,8 @@ class ReduceOnPlateau(Algorithm):
             set_rates(state, lambda rate: rate * next(multipliers, 1.0))
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
-        evaluator = next(one for one in state.evaluators if one.label == self._metric.label)
-        # One that is not due is the evaluation at the end of a run, which a longer run would not have had there.
+        evaluator = next(evaluator for evaluator in state.evaluators if evaluator.label == self._metric.label)
+        # An evaluation that is not due happens at the end of a run; a longer run would not have it.
         value = self._metric.read(state) if self._metric.is_fresh(state) and evaluator.is_due(state) else None
         if value is None:
             return
@@ -158,22 +162,22 @@ class ReduceOnPlateau(Algorithm):
 
     def _reduce(self, state: State, value: float, now: Timestamp) -> None:
         groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
-        before = self._multipliers + [1.0] * (len(groups) - len(self._multipliers))
-        reduced = [max(self.minimum, multiplier * self.factor) for multiplier in before]
+        multipliers = self._multipliers + [1.0] * (len(groups) - len(self._multipliers))
+        reduced = [max(self.minimum, multiplier * self.factor) for multiplier in multipliers]
         self._multipliers = [
             new if group["initial_lr"] * (old - new) > self.eps else old
-            for group, old, new in zip(groups, before, reduced, strict=True)
+            for group, old, new in zip(groups, multipliers, reduced, strict=True)
         ]
         self._waits_since = now
         self._reduced_at = now
-        if self._multipliers != before and get_global_rank() == 0:
-            shown = f"{self._metric.label}/{self._metric.name}"
+        if self._multipliers != multipliers and get_global_rank() == 0:
+            metric = f"{self._metric.label}/{self._metric.name}"
             best = "has not been a number so far" if self._best is None else f"is {value:.4g}, best {self._best:.4g}"
             multiplier = max(self._multipliers)
-            log.info("batch %d: learning rates now times %.4g, as %s %s", now.batch, multiplier, shown, best)
+            log.info("batch %d: learning rates now times %.4g, as %s %s", now.batch, multiplier, metric, best)
 
     def _has_passed(self, state: State, since: Timestamp, time: Time) -> bool:
-        """Return whether more than a length of time has passed, in whole batches where epochs have a known length."""
+        """Return whether more than a length of time has passed, in whole batches if the length of epochs is known."""
         unit = state.max_duration.unit if time.unit is TimeUnit.DURATION else time.unit
         length, position = time_axis(unit, state.max_duration, state.train_dataloader_len)
         return position(state.timestamp) - position(since) > length(time)

@@ -1,4 +1,10 @@
-"""Rotary positions: queries and keys are rotated by angles, so that attention sees the distance between two tokens."""
+"""Rotary positions: queries and keys are rotated by angles, so that attention sees the distance between two tokens.
+
+Write R(a) for the rotation of a pair of features by the angle a. Rotations keep lengths and add up, so the product of a
+query q at position m and a key k at position n is (R(m f) q) . (R(n f) k) = q . R((n - m) f) k: it depends on the
+distance n - m alone. Each pair has its own frequency f, so that some turn fast, for near tokens, and some slowly, for
+distant ones. Source: Su et al. 2021, arXiv:2104.09864; pairs are (i, i + D / 2) as in most models, not (2 i, 2 i + 1).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from runner import Algorithm, Logger, State
-from runner.algorithms._gpt import Kept, drop_positions
+from runner.algorithms._gpt import ShapeCache, drop_positions
 from runner.algorithms._surgery import operate
 from runner.failures.checks import check_number
 from runner.models import GPT
@@ -52,16 +58,16 @@ class _Rotary(nn.Module):
     """`rotate` as a module.
 
     Args:
-        tables: the tables returned by `make_tables`.
+        tables: the tables of `make_tables`.
     """
 
-    def __init__(self, tables: Kept[tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, tables: ShapeCache[tuple[Tensor, Tensor]]) -> None:
         super().__init__()
         self.tables = tables
 
     def forward(self, x: Tensor) -> Tensor:
         """Return rotated queries or keys (N, H, T, D / H)."""
-        return turn(x, *self.tables.of(x))
+        return turn(x, *self.tables.get(x))
 
 
 class RotaryEmbedding(Algorithm):
@@ -71,7 +77,7 @@ class RotaryEmbedding(Algorithm):
     on. Works with the GPT of this project. Nothing is random or depends on ranks or microbatches.
 
     Args:
-        base: base of the frequencies, above 1; a larger base slows the slowest angle down, for longer sequences.
+        base: base of the frequencies, above 1; a larger base makes the slowest angle slower, for longer sequences.
         allow_no_match: whether to leave any other model unchanged instead of raising an error.
 
     Raises:
@@ -92,14 +98,14 @@ class RotaryEmbedding(Algorithm):
         self.allow_no_match = allow_no_match
 
     def init(self, state: State, logger: Logger) -> None:
-        attentions = [one for one in state.unwrapped_model.modules() if isinstance(one, Attention)]
-        for one in attentions:
-            if one.head_dim % 2:
+        attentions = [module for module in state.unwrapped_model.modules() if isinstance(module, Attention)]
+        for attention in attentions:
+            if attention.head_dim % 2:
                 raise ValueError(
                     f"RotaryEmbedding rotates pairs of numbers, but the model's heads have an odd width, "
-                    f"{one.head_dim}: choose d_model and n_heads such that d_model / n_heads is even"
+                    f"{attention.head_dim}: choose d_model and n_heads such that d_model / n_heads is even"
                 )
-        seams = {one.rotary for one in attentions}
-        tables = Kept(partial(make_tables, base=self.base))
+        seams = {attention.rotary for attention in attentions}
+        tables = ShapeCache(partial(make_tables, base=self.base))
         policies = {GPT: drop_positions, seams.__contains__: lambda module, index: _Rotary(tables)}
         operate(self, state, policies, "attention of runner.models.GPT", self.allow_no_match)

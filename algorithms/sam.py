@@ -23,11 +23,14 @@ from runner.training.run import Accumulate, Run
 def ascend(weights: Sequence[Tensor], gradients: Sequence[Tensor], rho: float, epsilon: float) -> None:
     """Add rho g / (norm(g) + epsilon) to weights, in place: a step of length rho up the gradient.
 
+    To first order, loss(w + e) = loss(w) + e g. Of all steps e of length rho, this one has the largest product e g,
+    because it has the direction of g (Cauchy-Schwarz).
+
     Args:
         weights: weights to change.
         gradients: gradients g of the same shapes; the norm is taken over all of them together.
         rho: length of the step.
-        epsilon: small number that avoids a division by 0 where the gradient is 0.
+        epsilon: small number that avoids a division by 0 if the gradient is 0.
     """
     norm = torch.stack(torch._foreach_norm(list(gradients))).norm()  # type: ignore
     steps = torch._foreach_mul(list(gradients), rho / (norm + epsilon))  # type: ignore
@@ -37,12 +40,16 @@ def ascend(weights: Sequence[Tensor], gradients: Sequence[Tensor], rho: float, e
 class SAM(Algorithm):
     """Takes each gradient not at the weights, but at a point one step of length `rho` up the gradient from there.
 
+    SAM minimizes the highest loss within the distance rho of the weights w, so that minima are flat. That point is
+    w + e with e from `ascend`, and the gradient of loss(w + e(w)) is taken as that of the loss at w + e: the dependence
+    of e on w, which needs second derivatives, is left out (Foret et al. 2021).
+
     Before a batch is trained, an extra pass computes the gradient of this rank's batch. It is not exchanged with other
     ranks: as in the paper, each rank climbs by the gradient of its own samples, so results depend on the number of
     ranks. Training then computes its gradients at the new point, averaged over all ranks, and the weights are restored
-    before the optimizer steps. Algorithms act in both passes, and dropout draws the same masks in both. Running
-    statistics see only the first pass, at the weights; training loss and metrics are those of the second. A batch takes
-    twice the time, plus memory for a copy of the weights and of the gradients.
+    at once. Algorithms act in both passes, callbacks only in the second, and dropout draws the same masks in both.
+    Running statistics see only the first pass, at the weights; training loss and metrics are those of the second. A
+    batch takes twice the time, plus memory for a copy of the weights and of the gradients.
 
     Args:
         rho: length of the step, above 0.
@@ -102,7 +109,7 @@ class SAM(Algorithm):
         return climb_first
 
     def _gradients(self, run: Run, accumulate: Accumulate) -> dict[nn.Parameter, Tensor]:
-        """Return the gradients of this rank's batch, dense; `.grad` is not touched, and callbacks see no event."""
+        """Return the gradients of this rank's batch, dense. `.grad` stays unchanged, and only algorithms see events."""
         state = run.state
         parameters = [parameter for parameter in run.parameters if parameter.requires_grad]
         total: dict[nn.Parameter, Tensor] = {}
@@ -126,6 +133,6 @@ class SAM(Algorithm):
         )
         climb.forward = state.precision.autocast(state.device)(state.unwrapped_model)
         climb.backward = backward
-        climb.loss_is_checked = True  # by the second pass
+        climb.loss_is_checked = True  # the second pass checks it
         accumulate(climb, lambda: 1.0)
         return {parameter: total[parameter].to_dense() for parameter in parameters if parameter in total}

@@ -20,7 +20,7 @@ log = logging.getLogger("runner")
 
 @torch.no_grad()
 def interpolate(base: list[Tensor], average: list[Tensor], beta: float) -> list[Tensor]:
-    """Return y = (1 - beta) z + beta x, the point where gradients are taken; of sharded tensors, this rank's part.
+    """Return y = (1 - beta) z + beta x, the point at which gradients are taken; for sharded tensors, this rank's part.
 
     Args:
         base: iterates z of the optimizer.
@@ -33,9 +33,11 @@ def interpolate(base: list[Tensor], average: list[Tensor], beta: float) -> list[
 
 
 class _StepWeights(NamedTuple):
-    """The quantities that determine the weight of an iterate in the average.
+    """The sums behind x_n = (a_1 z_1 + ... + a_n z_n) / (a_1 + ... + a_n), the average of the iterates z.
 
-    Each iterate counts with the square of the highest learning rate so far.
+    An iterate counts with a = r^2, the square of the highest learning rate so far, so that the small steps of a warm-up
+    count little. Step n therefore moves x by the fraction c = a_n / (a_1 + ... + a_n) towards z_n; with a constant rate
+    c = 1 / n. Source: Defazio et al. 2024.
     """
 
     highest_rate: float = 0.0
@@ -55,9 +57,13 @@ class _StepWeights(NamedTuple):
 class ScheduleFree(WeightAverage):
     """Lets the optimizer step iterates z, takes gradients between z and their average x, and evaluates x.
 
-    In each step z = optimizer(z, gradient at y), x = (1 - c) x + c z with c = 1 / number of steps (less for steps of a
-    warm-up), and the model gets y = (1 - beta) z + beta x. The average replaces a schedule, and beta replaces momentum:
-    use a constant learning rate and an optimizer without momentum. `optimizer=schedule_free` sets both, with AdamW.
+    In each step z = optimizer(z, gradient at y), x = (1 - c) x + c z, and the model gets y = (1 - beta) z + beta x.
+    With a constant rate c is 1 / number of steps, so that x is the plain mean of all z; steps of a warm-up count less.
+    The average reduces the noise of the iterates, as a decaying rate would. With beta = 0, gradients are taken at z:
+    that is Polyak-Ruppert averaging. A beta near 1 takes them near x, the weights that are evaluated. The average
+    replaces a schedule, and beta replaces momentum: use a constant learning rate and an optimizer without momentum.
+    `optimizer=schedule_free` sets both, with AdamW.
+
     Evaluations, exports and a checkpoint's `model.pt` see x, with batch norm statistics estimated for it, see
     `bn_batches`. Weight decay acts on z, and x has 32 bits or more. This takes the memory of two copies of the weights.
     All ranks keep the same iterates. A step that a loss scaler skips does not count.
@@ -96,21 +102,21 @@ class ScheduleFree(WeightAverage):
             keep_base_rates(state, f"warmup={str(self.warmup)!r}")
         for index, optimizer in enumerate(state.optimizers):
             self._hooks += [
-                optimizer.register_step_pre_hook(lambda one, args, kwargs: self._put_base(one)),
+                optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: self._put_base(optimizer)),
                 optimizer.register_step_post_hook(
-                    lambda one, args, kwargs, index=index: self._average_base(one, index)
+                    lambda optimizer, args, kwargs, index=index: self._average_base(optimizer, index)
                 ),
             ]
 
     def after_load(self, state: State, logger: Logger) -> None:
         super().after_load(state, logger)
-        self._names = {id(one): name for name, one in self._parameters.items()}
+        self._names = {id(weight): name for name, weight in self._parameters.items()}
         if self._base:
             self._base = self._placed(self._base)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         super().fit_start(state, logger)
-        if any(getattr(one, "policy", None) == "rollback" for one in state.algorithms):
+        if any(getattr(algorithm, "policy", None) == "rollback" for algorithm in state.algorithms):
             raise ValueError(
                 "policy='rollback': NaNGuard cannot restore the iterates that ScheduleFree keeps beside the weights; "
                 "use policy='skip'"
@@ -120,44 +126,45 @@ class ScheduleFree(WeightAverage):
         groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
         if any(group.get("momentum") or (group.get("betas") or [0])[0] for group in groups):
             log.warning("ScheduleFree replaces momentum: use optimizer=schedule_free, or set the momentum to 0")
-        schedules = [schedule for one in state.schedulers for schedule in getattr(one, "schedules", [one])]
-        if not all(isinstance(one, constant) for one in schedules):
+        schedulers = state.schedulers
+        schedules = [part for scheduler in schedulers for part in getattr(scheduler, "schedules", [scheduler])]
+        if not all(isinstance(schedule, constant) for schedule in schedules):
             log.warning("ScheduleFree replaces a schedule: use scheduler=none")
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
         if self.warmup.value:
-            passed = min(1.0, state.progress.elapsed_in(self.warmup.unit) / self.warmup.value)
-            set_rates(state, lambda rate: rate * passed)
+            fraction = min(1.0, state.progress.elapsed_in(self.warmup.unit) / self.warmup.value)
+            set_rates(state, lambda rate: rate * fraction)
 
     def close(self, state: State, logger: Logger) -> None:
         for hook in self._hooks:
             hook.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        weights = {key: [*one] for key, one in self._weights.items()}
+        weights = {key: [*weights] for key, weights in self._weights.items()}
         return {**super().state_dict(), "base": self._base, "weights": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._base = dict(state["base"])
-        self._weights = {key: _StepWeights(*one) for key, one in state["weights"].items()}
+        self._weights = {key: _StepWeights(*weights) for key, weights in state["weights"].items()}
 
     def _put_base(self, optimizer: Optimizer) -> None:
         """Give the optimizer z to step."""
         if not self._average:
-            self._average = {name: wide_copy(one) for name, one in self._parameters.items()}
-            self._base = {name: one.detach().clone() for name, one in self._parameters.items()}
+            self._average = {name: wide_copy(weight) for name, weight in self._parameters.items()}
+            self._base = {name: weight.detach().clone() for name, weight in self._parameters.items()}
         for group in optimizer.param_groups:
-            copy_all(self._in(group), self._of(self._base, group))
+            copy_all(self._averaged(group), self._values(self._base, group))
 
     def _average_base(self, optimizer: Optimizer, index: int) -> None:
         """Take z back from the optimizer, add it to the average, and give the model y."""
         for number, group in enumerate(optimizer.param_groups):
             key = f"{index}.{number}"
-            parameters = self._in(group)
-            base = self._of(self._base, group)
-            average = self._of(self._average, group)
-            # An intended host-device sync where the learning rate is a tensor on the device.
+            parameters = self._averaged(group)
+            base = self._values(self._base, group)
+            average = self._values(self._average, group)
+            # An intended host-device sync if the learning rate is a tensor on the device.
             self._weights[key], weight = self._weights.get(key, _StepWeights()).next(float(group["lr"]))
             copy_all(base, parameters)
             move_towards(average, base, weight)
@@ -169,8 +176,8 @@ class ScheduleFree(WeightAverage):
         self._base[name] = parameter.detach().clone()
         self._names[id(parameter)] = name
 
-    def _in(self, group: dict[str, Any]) -> list[nn.Parameter]:
-        return [one for one in group["params"] if id(one) in self._names]
+    def _averaged(self, group: dict[str, Any]) -> list[nn.Parameter]:
+        return [parameter for parameter in group["params"] if id(parameter) in self._names]
 
-    def _of(self, tensors: dict[str, Tensor], group: dict[str, Any]) -> list[Tensor]:
-        return [tensors[self._names[id(one)]] for one in self._in(group)]
+    def _values(self, tensors: dict[str, Tensor], group: dict[str, Any]) -> list[Tensor]:
+        return [tensors[self._names[id(parameter)]] for parameter in self._averaged(group)]

@@ -27,7 +27,9 @@ from runner.models.sample_losses import sample_losses
 def draw_ranks(num_samples: int, keep: float, seed: int) -> Tensor:
     """Return distinct ranks (n,), int64, on the CPU, of the losses of the samples to keep; rank 0 is the lowest loss.
 
-    The sample at the fraction q of the ranks is drawn with a weight of q^(1/keep - 1), as in MosaicML Composer.
+    The sample at the fraction q of the ranks is drawn with the weight q^(1/keep - 1). The paper keeps each sample with
+    a probability q^b (Jiang et al. 2019); the mean of q^b over [0, 1] is 1 / (b + 1), and is `keep` for this b. Here,
+    as in MosaicML Composer, the number of kept samples is fixed.
 
     Args:
         num_samples: number of samples, N.
@@ -54,23 +56,23 @@ def select(losses: Tensor, ranks: Tensor) -> Tensor:
 def evaluate_losses(state: State, batch: Any) -> Tensor:
     """Return the loss of each sample of this rank's batch (N,) in evaluation mode. Must be called on all ranks.
 
-    The model is left unchanged, except that all ranks have rank 0's buffers afterwards. The running statistics of the
-    other ranks are lost at each evaluation and each resume anyway, so the losses must not depend on them.
+    The model is left unchanged, except that all ranks have rank 0's buffers afterwards. Running statistics of other
+    ranks are lost at each evaluation and each resume anyway, so losses must not depend on them.
     """
     model = state.unwrapped_model
     broadcast_buffers(model)
     with in_eval_mode(model):
-        run = state.precision.autocast(state.device)(lambda: sample_losses(model, model(batch), batch))
-        return run()
+        measure = state.precision.autocast(state.device)(lambda: sample_losses(model, model(batch), batch))
+        return measure()
 
 
 class SelectiveBackprop(Algorithm):
-    """Trains on a part of each batch, drawn so that samples with a high loss are preferred.
+    """Trains on a part of each batch, in which samples with a high loss are more likely.
 
     Each batch takes an extra forward pass, in evaluation mode and without gradients, and saves the forward and backward
     passes of the dropped samples. Augmentations are applied only to the kept ones. The draw depends only on (seed,
-    config key, batch), and the losses only on the weights and on rank 0's running statistics, which all ranks receive
-    for it, so nothing has to be saved. Each rank selects among its own samples. The sample count includes dropped
+    config key, batch), and the losses only on the weights and on rank 0's running statistics, which are broadcast
+    before, so nothing has to be saved. Each rank selects among its own samples. The sample count includes dropped
     samples; training loss and metrics are those of the kept ones.
 
     Args:

@@ -1,4 +1,4 @@
-"""SpikeGuard: after a spike of loss or gradient, training goes back to earlier weights, and skips its samples."""
+"""SpikeGuard: after a spike of loss or gradient, training goes back to earlier weights, and skips the samples."""
 
 from __future__ import annotations
 
@@ -20,53 +20,58 @@ from runner.failures.checks import check_counts, check_number, check_whole
 from runner.failures.errors import divergence, wrong_argument
 
 COLUMNS = ("first_batch", "last_batch", "worst_batch", "loss", "gradient_norm", "deviations", "back_to_batch")
-NORMAL = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
-LEAST_SHARE = 0.05  # of the median that the deviation is at least, for values that hardly vary
+NORMAL = 1.4826  # standard deviations per median absolute deviation of a normal distribution
+LEAST_SHARE = 0.05  # smallest deviation, as a fraction of the median, for values that hardly vary
 
 log = logging.getLogger("runner")
 
 
 def deviations(values: Tensor, history: Tensor) -> Tensor:
-    """Return by how many robust standard deviations each batch is above the median of the batches before.
+    """Return the number of robust standard deviations by which each batch is above the median of earlier batches.
 
-    The larger of that of the loss and that of the gradient norm (n,); infinite where one of them is not finite.
+    The standard deviation is estimated as 1.4826 times the median absolute deviation, because half of a normal
+    distribution lies within 1 / 1.4826 = 0.6745 standard deviations of its median. Unlike the mean and the usual
+    standard deviation, medians hardly move when the history contains a few outliers.
 
     Args:
         values: losses and gradient norms (2, n), float64.
         history: losses and gradient norms of earlier batches (2, m), all finite; m at least 1.
+
+    Returns:
+        The larger number (n,) of loss and gradient norm; infinite if one of the two is not finite.
     """
     median = history.median(dim=1, keepdim=True).values
     spread = NORMAL * (history - median).abs().median(dim=1, keepdim=True).values
     spread = spread.maximum(LEAST_SHARE * median.abs())
-    found = torch.where(spread > 0, (values - median) / spread, 0.0)  # a loss that is nearly always 0 tells nothing
-    return found.where(values.isfinite(), torch.inf).amax(dim=0)
+    numbers = torch.where(spread > 0, (values - median) / spread, 0.0)  # 0 for a loss that is nearly always 0
+    return numbers.where(values.isfinite(), torch.inf).amax(dim=0)
 
 
 class SpikeGuard(Algorithm):
     """Goes back to the last good weights after a spike of the loss or the gradient, and skips the samples around it.
 
-    Batches are looked at `interval` at a time. If none of them is a spike, weights, optimizer state, buffers and
-    averages of weights are copied, on the device. If one is, the last copy is restored, and training continues with the
+    Every `interval` batches are checked together. If none of them is a spike, weights, optimizer state, buffers and
+    averages of weights are copied, on the device. Otherwise the last copy is restored, and training continues with the
     next batch: the samples of this interval are skipped, while time, schedules and other algorithms continue. A spike
-        is
-    a loss, or a norm of the gradient before clipping, that is more than `threshold` deviations above the median of the
-    last `window` good batches; the deviation is the median absolute one, scaled to that of a normal distribution, and
-    at least 5 % of the median. A value that is not finite is a spike, even in the first batch.
+    is a loss, or a norm of the gradient before clipping, that is more than `threshold` deviations above the median of
+    the last `window` good batches, see `deviations`; a deviation is at least 5 % of the median. A value that is not
+    finite is a spike, even in the first batch.
 
-    The host waits for the device once per interval, and rank 0 tells the others its values, so that all ranks decide
-    alike: the loss is that of rank 0's samples, the gradient that of all. Each copy takes as much memory as weights and
-    optimizer state; it is part of every checkpoint. A change of level, such as another batch size, looks like a spike.
+    The host waits for the device once per interval, and rank 0 sends its values to the other ranks, so that all decide
+    alike: the loss is that of rank 0's samples, the gradient that of all samples. Each copy takes as much memory as
+    weights and optimizer state, and is part of every checkpoint. A change of level, such as another batch size, looks
+    like a spike.
 
     Args:
-        window: number of good batches whose median is compared with, at least 8; the first check comes after this many
-            batches.
-        interval: number of batches that are looked at, and left out, together; at least 1.
+        window: number of good batches to take the median of, at least 8; until then, only values that are not finite
+            are spikes.
+        interval: number of batches that are checked, and skipped, together; at least 1.
         threshold: number of deviations above the median that make a spike, above 0.
         limit: number of times that training goes back, at least 1; one more spike ends the run.
 
     Logs:
         spike_guard/rollbacks: how often training has gone back so far, logged each time along with a warning.
-        spike_guard: a table of the spikes: the batches left out, counted from 1, the worst of them with its loss and
+        spike_guard: a table of the spikes: the skipped batches, counted from 1, the worst of them with its loss and
             gradient norm, and the batch whose weights were restored; named after the config key.
 
     Raises:
@@ -78,10 +83,10 @@ class SpikeGuard(Algorithm):
         2022, arXiv:2204.02311). A lasting cause, such as too high a learning rate, remains.
     """
 
-    # At BATCH_END the others have changed their averages; AFTER_TRAIN_BATCH runs in reverse order, so gradients are
-    # those before clipping.
+    # After these at BATCH_END, when averages are up to date. AFTER_TRAIN_BATCH runs in reverse order, so that gradients
+    # are not clipped yet.
     runs_after = ("EMA", "SWA", "LAWA", "ScheduleFree", "GradientClipping")
-    runs_before = ("NaNGuard",)  # whose batches without gradients are no spikes
+    runs_before = ("NaNGuard",)  # which removes the gradients of a batch that it skips: that is not a spike
 
     def __init__(self, window: int = 64, interval: int = 16, threshold: float = 12.0, limit: int = 5) -> None:
         check_whole("window", window, 8)
@@ -92,7 +97,7 @@ class SpikeGuard(Algorithm):
         self.threshold = threshold
         self.limit = limit
         self._history = torch.empty(2, 0, dtype=torch.float64)
-        self._recent = torch.zeros(2, interval, dtype=torch.float64)  # of batches that were not looked at yet
+        self._recent = torch.zeros(2, interval, dtype=torch.float64)  # of batches that are not checked yet
         self._count = 0
         self._good: dict[str, Any] = {}
         self._spikes: list[list[Any]] = []
@@ -110,24 +115,24 @@ class SpikeGuard(Algorithm):
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         model = state.unwrapped_model
-        if get_global_rank() == 0 or is_sharded(model):  # the others only help to add up what is sharded
-            gradients = [one.grad for one in model.parameters() if one.grad is not None]
+        if get_global_rank() == 0 or is_sharded(model):  # other ranks only help to add up sharded norms
+            gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
             if gradients:
                 norm = whole(get_total_norm([*map(numbers_of, gradients)]))
-                if state.scaler is not None:  # which skips a batch whose gradients overflow
+                if state.scaler is not None:  # it skips a batch whose gradients overflow
                     norm = norm.where(norm.isfinite(), 0.0)
-                if get_global_rank() == 0:  # the others' values are not used, nor part of a checkpoint
+                if get_global_rank() == 0:  # values of other ranks are neither used nor saved
                     self._recent[0, self._count] = state.total_loss
                     self._recent[1, self._count] = norm
         self._count += 1
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self._count == self.interval:
-            self._look(state, logger)
+            self._check(state, logger)
             self._count = 0
             self._recent.zero_()
-        elif not state.timestamp < state.max_duration:  # the final weights are looked at, too
-            self._look(state, logger, is_over=True)
+        elif not state.timestamp < state.max_duration:  # the final weights are checked, too
+            self._check(state, logger, is_over=True)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -147,77 +152,81 @@ class SpikeGuard(Algorithm):
         self._recent = state["recent"] if get_global_rank() == 0 else torch.zeros_like(state["recent"])
         self._count = state["count"]
         self._good = state["good"]
-        self._spikes = [[*one] for one in state["spikes"]]
+        self._spikes = [[*row] for row in state["spikes"]]
 
-    def _look(self, state: State, logger: Logger, is_over: bool = False) -> None:
-        """Judge the recent batches, and go back if one is a spike. All ranks."""
+    def _check(self, state: State, logger: Logger, is_over: bool = False) -> None:
+        """Check the recent batches, and go back if one is a spike. All ranks."""
         recent = self._recent.clone()
         if get_world_size() > 1:
             dist.broadcast(recent, src=0)
         values = recent[:, : self._count].cpu().double()  # the intended host-device sync, once per interval
         if self._history.shape[1] < self.window:
-            found = torch.zeros(self._count, dtype=torch.float64).masked_fill(~values.isfinite().all(dim=0), torch.inf)
+            is_finite = values.isfinite().all(dim=0)
+            numbers = torch.zeros(self._count, dtype=torch.float64).masked_fill(~is_finite, torch.inf)
         else:
-            found = deviations(values, self._history)
-        if bool((found > self.threshold).any()):
-            self._go_back(state, logger, values, found)
-        elif not is_over:  # otherwise a prolonged run would check other batches than one that was longer from the start
+            numbers = deviations(values, self._history)
+        if bool((numbers > self.threshold).any()):
+            self._go_back(state, logger, values, numbers)
+        elif not is_over:  # so that a prolonged run checks the same batches as one that was longer from the start
             self._history = torch.cat([self._history, values], dim=1)[:, -self.window :]
             self._good = _copy(state)
 
-    def _go_back(self, state: State, logger: Logger, values: Tensor, found: Tensor) -> None:
+    def _go_back(self, state: State, logger: Logger, values: Tensor, numbers: Tensor) -> None:
         last = state.timestamp.batch
         first = last - self._count + 1
-        worst = int(found.argmax())
+        worst = int(numbers.argmax())
         loss, norm = values[:, worst].tolist()
-        said = f"batch {first + worst} (from 1) is a spike: loss {loss:.4g}, gradient norm {norm:.4g}"
-        if found[worst].isfinite():
-            said += f", {found[worst]:.1f} deviations above the median of the last {self.window} batches"
+        message = f"batch {first + worst} (from 1) is a spike: loss {loss:.4g}, gradient norm {norm:.4g}"
+        if numbers[worst].isfinite():
+            message += f", {numbers[worst]:.1f} deviations above the median of the last {self.window} batches"
         if len(self._spikes) == self.limit:
             raise divergence(
-                f"{said}; training has gone back limit={self.limit} times already. Lower the learning rate, warm it "
+                f"{message}; training has gone back limit={self.limit} times already. Lower the learning rate, warm it "
                 "up, or look at the samples of these batches"
             )
         _restore(state, self._good)
         back_to = self._good["batch"]
-        self._spikes.append([first, last, first + worst, loss, norm, float(found[worst]), back_to])
+        self._spikes.append([first, last, first + worst, loss, norm, float(numbers[worst]), back_to])
         if get_global_rank() == 0:
-            log.warning("%s: back to the weights after batch %d, without batches %d to %d", said, back_to, first, last)
+            log.warning(
+                "%s: back to the weights after batch %d, without batches %d to %d", message, back_to, first, last
+            )
         logger.log_metrics({"spike_guard/rollbacks": len(self._spikes)})
         logger.log_table(COLUMNS, self._spikes, self.config_key)
 
 
 def _averages(state: State) -> dict[str, Algorithm]:
     """Return the algorithms that keep an average of the weights, by config key."""
-    kind = Algorithm.evaluation_weights
-    return {one.config_key: one for one in state.algorithms if type(one).evaluation_weights is not kind}
+    default = Algorithm.evaluation_weights
+    averages = [algorithm for algorithm in state.algorithms if type(algorithm).evaluation_weights is not default]
+    return {average.config_key: average for average in averages}
 
 
 def _copy(state: State) -> dict[str, Any]:
-    """Return a copy of all that follows from the samples trained so far."""
-    buffers = {name: one.clone() for name, one in state.unwrapped_model.named_buffers()}
-    averages = {key: copy.deepcopy(one.state_dict()) for key, one in _averages(state).items()}
+    """Return a copy of everything that depends on the samples trained so far."""
+    buffers = {name: buffer.clone() for name, buffer in state.unwrapped_model.named_buffers()}
+    averages = {key: copy.deepcopy(average.state_dict()) for key, average in _averages(state).items()}
     return {**take_snapshot(state, buffers), "averages": averages}
 
 
 @torch.no_grad()
 def _restore(state: State, good: dict[str, Any]) -> None:
-    """Restore the tensors that `_copy` copied."""
+    """Restore a copy made by `_copy`."""
     roll_back(state, good)
-    for key, one in _averages(state).items():
-        one.load_state_dict(_put_back(one.state_dict(), good["averages"].get(key, {})))
+    for key, average in _averages(state).items():
+        average.load_state_dict(_put_back(average.state_dict(), good["averages"].get(key, {})))
 
 
 def _put_back(live: Any, kept: Any) -> Any:
-    """Return the kept values, in the tensors now in use if they exist, because other objects may refer to them."""
+    """Return the kept values, copied into the live tensors if they exist, because other objects may refer to those."""
     if isinstance(kept, Tensor):
         if not isinstance(live, Tensor) or live.shape != kept.shape:
             return kept.clone()
         return live.copy_(like(kept, live))
     if isinstance(kept, Mapping):
-        now = live if isinstance(live, Mapping) else {}
-        return {key: _put_back(now.get(key), value) for key, value in kept.items()}
+        mapping = live if isinstance(live, Mapping) else {}
+        return {key: _put_back(mapping.get(key), value) for key, value in kept.items()}
     if isinstance(kept, list | tuple):
-        now = [*live] if isinstance(live, list | tuple) else []
-        return [_put_back(*pair) for pair in zip([*now, *[None] * len(kept)], kept, strict=False)]
+        items = [*live] if isinstance(live, list | tuple) else []
+        return [_put_back(*pair) for pair in zip([*items, *[None] * len(kept)], kept, strict=False)]
     return kept

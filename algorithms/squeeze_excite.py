@@ -16,7 +16,10 @@ Layer = Callable[[Tensor], Tensor]
 
 
 def squeeze_excite(images: Tensor, reduce: Layer, expand: Layer) -> Tensor:
-    """Return each channel times sigmoid(B(relu(A(m)))), where m are the channels' means over the image.
+    """Return each channel times sigmoid(B(relu(A(m)))), with the channels' means m over the image.
+
+    The means tell what is in the image as a whole, and the factors in (0, 1) choose the channels that matter for it (Hu
+    et al. 2018).
 
     Args:
         images: images (N, C, H, W).
@@ -75,8 +78,8 @@ class SqueezeExcite(Algorithm):
         self.allow_no_match = allow_no_match
 
     def init(self, state: State, logger: Logger) -> None:
-        wanted = f"Conv2d with {self.min_channels} channels in and out"
-        operate(self, state, {nn.Conv2d: self._attend}, wanted, self.allow_no_match)
+        target = f"Conv2d with {self.min_channels} channels in and out"
+        operate(self, state, {nn.Conv2d: self._attend}, target, self.allow_no_match)
 
     def _attend(self, conv: nn.Module, index: int) -> nn.Module | None:
         assert isinstance(conv, nn.Conv2d)

@@ -10,15 +10,18 @@ from runner.algorithms._stochastic_block import DISTRIBUTIONS, METHODS, Stochast
 from runner.algorithms._surgery import LAYER_SURGERY, operate
 from runner.failures.checks import check_number, check_one_of
 from runner.models.model import in_eval_mode
+from runner.models.surgery import Policy, Selector
 
 
 class StochasticDepth(Algorithm):
     """Skips residual blocks at random in training, returning x for f(x); evaluation returns their expected outputs.
 
-    A block must contain its own shortcut and return the shape of its input; other blocks of the class stay unchanged.
-    The draws depend only on (seed, config key, batch), with one draw per batch for any number of microbatches. The
-    weights of a skipped block get gradients of 0, so that weight decay and momentum continue. To find the blocks that
-    change the shape, the first microbatch is also evaluated once.
+    With the linear distribution, block l of L is skipped with the probability p l / L, because the first blocks extract
+    features that all later ones need (Huang et al. 2016); training then runs L - p (L + 1) / 2 blocks on average. A
+    block must contain its own shortcut and return the shape of its input; other blocks of the class stay unchanged. The
+    draws depend only on (seed, config key, batch), with one draw per batch for any number of microbatches. The weights
+    of a skipped block get gradients of 0, so that weight decay and momentum continue. To find the blocks that change
+    the shape, the first microbatch is also evaluated once.
 
     Args:
         target_block: name of the blocks' class, such as 'BasicBlock', or its full name, such as
@@ -63,29 +66,28 @@ class StochasticDepth(Algorithm):
         self._blocks: list[StochasticBlock] = []
         self._rates: list[float] = []
         self._kept = torch.empty(0, 0, dtype=torch.bool)
-        self._probed = False
+        self._is_probed = False
 
     def init(self, state: State, logger: Logger) -> None:
         def is_target(module: nn.Module) -> bool:
             kind = type(module)
             return self.target_block in (kind.__name__, f"{kind.__module__}.{kind.__qualname__}")
 
-        wanted = f"block of class {self.target_block!r}"
-        made = operate(
-            self, state, {is_target: lambda block, index: StochasticBlock(block)}, wanted, self.allow_no_match
-        )
-        self._probed = False
-        self._blocks = [block for block in made.values() if isinstance(block, StochasticBlock)]
+        target = f"block of class {self.target_block!r}"
+        policies: dict[Selector, Policy] = {is_target: lambda block, index: StochasticBlock(block)}
+        replaced = operate(self, state, policies, target, self.allow_no_match)
+        self._is_probed = False
+        self._blocks = [block for block in replaced.values() if isinstance(block, StochasticBlock)]
         self._rates = drop_rates(len(self._blocks), self.drop_rate, self.drop_distribution)
 
     def after_load(self, state: State, logger: Logger) -> None:
-        # Whenever time advances, not at BATCH_START, because evaluations and weight averages run the model in between.
+        # At each advance of time, not at BATCH_START, because evaluations and weight averages run the model in between.
         warmup = self.drop_warmup
-        risen = 1.0
+        fraction = 1.0
         if warmup.value:
-            risen = min(1.0, state.progress.elapsed_in(warmup.unit) / warmup.value)
+            fraction = min(1.0, state.progress.elapsed_in(warmup.unit) / warmup.value)
         for block, rate in zip(self._blocks, self._rates, strict=True):
-            block.rate = rate * risen
+            block.rate = rate * fraction
 
     fit_start = batch_end = epoch_end = iteration_end = after_load
 
@@ -102,7 +104,7 @@ class StochasticDepth(Algorithm):
             )
 
     def before_forward(self, state: State, logger: Logger) -> None:
-        if not self._probed:
+        if not self._is_probed:
             self._probe(state)
         if self.method == "sample":
             start = state.microbatch_start
@@ -112,7 +114,7 @@ class StochasticDepth(Algorithm):
 
     @torch.no_grad()
     def _probe(self, state: State) -> None:
-        """Let each block determine whether it keeps the shape of its input; nothing else changes."""
+        """Run the model once, so that each block finds out if it keeps the shape of its input."""
         with in_eval_mode(state.unwrapped_model):
             state.precision.autocast(state.device)(state.unwrapped_model)(state.microbatch)
-        self._probed = True
+        self._is_probed = True

@@ -34,16 +34,16 @@ class ValueEmbedding(Algorithm):
     """
 
     def __init__(self, layers: Sequence[int] | None = None, allow_no_match: bool = False) -> None:
-        given = isinstance(layers, Sequence) and layers and all(type(one) is int for one in layers)
-        if layers is not None and not given:
+        is_list = isinstance(layers, Sequence) and layers and all(type(layer) is int for layer in layers)
+        if layers is not None and not is_list:
             raise wrong_argument("layers", layers, "must be a list of whole numbers, or null for all layers")
         self.layers = layers
         self.allow_no_match = allow_no_match
 
     def init(self, state: State, logger: Logger) -> None:
         sizes: dict[nn.Module, tuple[int, int]] = {}
-        for gpt in (one for one in state.unwrapped_model.modules() if isinstance(one, GPT)):
-            attentions = [one for one in gpt.blocks.modules() if isinstance(one, Attention)]
+        for gpt in (module for module in state.unwrapped_model.modules() if isinstance(module, GPT)):
+            attentions = [module for module in gpt.blocks.modules() if isinstance(module, Attention)]
             for layer in range(len(attentions)) if self.layers is None else self.layers:
                 if not -len(attentions) <= layer < len(attentions):
                     raise wrong_argument(

@@ -16,11 +16,15 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def standardize(weight: Tensor, epsilon: float = 1e-10) -> Tensor:
     """Return weights with mean 0 and variance 1 in each output channel.
 
+    For each channel w, with its mean m and its variance v, this is (w - m) / sqrt(v + epsilon), the formula of layer
+    norm. It is the same for a w + b with any a > 0 and b, so that the loss depends neither on the scale nor on the mean
+    of a channel's weights (Qiao et al. 2019).
+
     Args:
         weight: floating-point weights (C_out, ...).
         epsilon: number added to the variance.
     """
-    return F.layer_norm(weight, weight.shape[1:], eps=epsilon)  # the same formula, in one operation
+    return F.layer_norm(weight, weight.shape[1:], eps=epsilon)
 
 
 class _Standardized(nn.Module):
@@ -55,10 +59,11 @@ class WeightStandardization(Algorithm):
         self.allow_no_match = allow_no_match
 
     def init(self, state: State, logger: Logger) -> None:
-        named = [(name, one) for name, one in state.unwrapped_model.named_modules() if isinstance(one, CONVOLUTIONS)]
-        chosen = named[: max(0, len(named) - self.n_last_layers_ignore)]
-        chosen = [(name, conv) for name, conv in chosen if conv.weight[0].numel() > 1]  # a single weight would become 0
-        for _, conv in chosen:
+        modules = state.unwrapped_model.named_modules()
+        convs = [(name, module) for name, module in modules if isinstance(module, CONVOLUTIONS)]
+        convs = convs[: max(0, len(convs) - self.n_last_layers_ignore)]
+        convs = [(name, conv) for name, conv in convs if conv.weight[0].numel() > 1]  # a single weight would become 0
+        for _, conv in convs:
             parametrize.register_parametrization(conv, "weight", _Standardized())
-        wanted = f"convolution before the last n_last_layers_ignore={self.n_last_layers_ignore}"
-        report(self, state, [name for name, _ in chosen], wanted, self.allow_no_match)
+        target = f"convolution before the last n_last_layers_ignore={self.n_last_layers_ignore}"
+        report(self, state, [name for name, _ in convs], target, self.allow_no_match)

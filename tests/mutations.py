@@ -674,7 +674,7 @@ FAULTS = (
     Fault(
         "spikes: averages keep the weights of a spike",
         "algorithms/spike_guard.py",
-        'one.load_state_dict(_put_back(one.state_dict(), good["averages"].get(key, {})))',
+        'average.load_state_dict(_put_back(average.state_dict(), good["averages"].get(key, {})))',
         "pass",
         "algorithms/test_spike_guard.py",
     ),
@@ -999,8 +999,8 @@ FAULTS = (
     Fault(
         "rotary embedding: tables stay those of the first length",
         "algorithms/_gpt.py",
-        "if self._made is None or needed != self._made_for:",
-        "if self._made is None:",
+        "if self._value is None or key != self._key:",
+        "if self._value is None:",
         "algorithms/test_rotary_embedding.py",
     ),
     Fault(

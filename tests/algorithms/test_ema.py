@@ -182,10 +182,7 @@ def test_a_run_without_an_update_says_so(make_trainer, tmp_path, caplog, argumen
 def test_a_half_life_longer_than_the_run_is_said(make_trainer, caplog, half_life: str, warns: bool):
     with make_trainer(EMA(half_life)) as trainer:  # six batches, two epochs
         trainer.fit()
-    said = (
-        f"ema.half_life={half_life!r} is longer than the run of '6ba': "
-        "the average hardly moves away from where it started"
-    )
+    said = f"ema.half_life={half_life!r} is longer than the run of '6ba': the average hardly moves away from its start"
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [said] * warns
 
 

@@ -25,23 +25,23 @@ def find_modules(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Modu
         model: model to search; it is never part of the result itself.
         patterns: shell patterns with * and ?, where * also matches dots.
     """
-    found: dict[str, nn.Module] = {}
+    outermost: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        matches = any(fnmatchcase(text, one) for one in patterns for text in (name, type(module).__name__))
-        if name and matches and not any(name.startswith(f"{outer}.") for outer in found):
-            found[name] = module
-    return found
+        matches = any(fnmatchcase(text, pattern) for pattern in patterns for text in (name, type(module).__name__))
+        if name and matches and not any(name.startswith(f"{outer}.") for outer in outermost):
+            outermost[name] = module
+    return outermost
 
 
 def forget_activations(module: nn.Module) -> None:
-    """Make a module recompute its activations in the backward pass instead of storing them; names of weights stay."""
+    """Make a module recompute activations in the backward pass instead of storing them; weights keep their names."""
     forward = module.forward
     contexts = partial(_contexts, module)
 
     def forward_again(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        if torch.compiler.is_compiling():  # compiled code recomputes values, but changes buffers only once
+        if torch.compiler.is_compiling():  # compiled code recomputes values, but updates buffers only once
             return checkpoint(forward, *args, use_reentrant=False, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
@@ -55,7 +55,7 @@ def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], Abstract
 @contextmanager
 def _buffers_kept(module: nn.Module) -> Iterator[None]:
     """Replace buffers with copies within the context, because running statistics must not see a batch twice."""
-    owners = [(one, name, buffer) for one in module.modules() for name, buffer in one._buffers.items()]
+    owners = [(owner, name, buffer) for owner in module.modules() for name, buffer in owner._buffers.items()]
     for owner, name, buffer in owners:
         owner._buffers[name] = None if buffer is None else buffer.clone()
     try:
@@ -68,11 +68,12 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
 class ActivationCheckpointing(Algorithm):
     """Stores only the inputs of some modules for the backward pass: saves memory, takes about a third more time.
 
-    Gradients, running statistics and dropout masks are identical to the bit. Evaluation does not change.
+    A backward pass costs about two forward passes, and recomputing adds one more. Gradients, running statistics and
+    dropout masks are bit-identical. Evaluation does not change.
 
     Args:
         modules: pattern, or list of patterns, with * and ? for names or classes of modules, such as '*Block' or
-            'module.blocks.?'; if nested modules match, the outermost is used. None: the blocks that the model repeats.
+            'module.blocks.?'; of nested modules, the outermost one is used. None: the blocks that the model repeats.
         allow_no_match: whether to accept patterns that match no module, and a model left unchanged.
 
     Raises:
@@ -91,13 +92,13 @@ class ActivationCheckpointing(Algorithm):
 
     def init(self, state: State, logger: Logger) -> None:
         model = state.unwrapped_model
-        found = find_repeated(model) if self.modules is None else find_modules(model, self.modules)
-        idle = [one for one in self.modules or () if not find_modules(model, [one])]
-        if found and idle and not self.allow_no_match:
+        modules = find_repeated(model) if self.modules is None else find_modules(model, self.modules)
+        idle = [pattern for pattern in self.modules or () if not find_modules(model, [pattern])]
+        if modules and idle and not self.allow_no_match:
             raise wrong_argument(
                 "modules", self.modules, f"{', '.join(map(repr, idle))} matches no module; leave it out"
             )
-        for module in set(found.values()):
+        for module in set(modules.values()):
             forget_activations(module)
-        what = "repeated block" if self.modules is None else f"module like {' or '.join(map(repr, self.modules))}"
-        report(self, state, [*found], what, self.allow_no_match)
+        target = "repeated block" if self.modules is None else f"module like {' or '.join(map(repr, self.modules))}"
+        report(self, state, [*modules], target, self.allow_no_match)

@@ -34,14 +34,14 @@ def augmix(
     depths = numpy.full((num_samples, width), depth)
     if depth == -1:
         depths = generator.integers(1, MAX_DEPTH + 1, size=(num_samples, width))
-    chosen = numpy.full((depths.max(), width, num_samples), -1)  # no operation: the chain has ended
+    chosen = numpy.full((depths.max(), width, num_samples), -1)  # -1: the chain has ended
     strengths = numpy.zeros(chosen.shape)
     for index in range(width):
         for step in range(depths[:, index].max()):
             drawn = generator.integers(len(CORE), size=num_samples)
             chosen[step, index] = numpy.where(step < depths[:, index], drawn, -1)
             strengths[step, index] = generator.uniform(-strength, strength, size=num_samples)
-    chains = images.repeat(width, 1, 1, 1)  # one batch, since chains do not depend on one another
+    chains = images.repeat(width, 1, 1, 1)  # in one batch, because chains are independent
     for step in range(len(chosen)):
         chains = apply_each(chains, CORE, chosen[step].ravel(), strengths[step].ravel())
     mixed = images
@@ -62,17 +62,17 @@ class AugMix(Augmentation):
     Args:
         severity: largest strength of an operation, above 0 and at most 10; 10 means 30 degrees, shear 0.3, 45 % of the
             side, 4 bits.
-        depth: number of operations in a chain, at least 1; -1 draws 1, 2 or 3 for each chain.
-        width: number of chains for each image, at least 1.
-        alpha: parameter of the distributions of the chains' shares, above 0; the smaller it is, the more one version
-            dominates.
+        depth: number of operations in a chain, at least 1; -1 draws 1, 2 or 3 for each chain. width: number of chains
+        for each image, at least 1. alpha: parameter of the distributions of the chains' shares, above 0; with a smaller
+        value, one version dominates
+            more.
         mean: mean that was subtracted from the images, which were in [0, 1] before; one number, or one per channel.
         std: standard deviation that the images were then divided by, above 0; one number, or one per channel.
         input_key: index or name of the images (N, C, H, W) in a batch.
 
     Raises:
         ValueError: an argument is out of range; or, at FIT_START or at the first batch, the inputs are not images, do
-            not have as many channels as `mean` and `std`, or are not in [0, 1] once the normalization is undone.
+            not have the channels of `mean` and `std`, or are not in [0, 1] once the normalization is undone.
 
     Evidence:
         Strong for robustness against corrupted images (Hendrycks et al. 2020, arXiv:1912.02781), with the additional

@@ -1,4 +1,4 @@
-"""Random shifts and flips of images, for a whole batch at once and on its device."""
+"""Random shifts and flips of images, for a whole batch at once on its device."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ FLIPS = (None, "random", "alternating")
 
 
 def shift_images(images: Tensor, shifts: Tensor, pad: int) -> Tensor:
-    """Return images, each moved by its own shift, with zeros moving in at the edges; the size stays.
+    """Return images of the same size, each moved by its own shift, with zeros at the edges.
 
     Args:
         images: images (N, C, H, W).
         shifts: position (N, 2), int64, of each image's window in the padded image, down and to the right, from 0
-            to 2 * pad. A position of `pad` leaves the image in place; a larger one moves its content up or to the left.
+            to 2 * pad. A position of `pad` leaves the image unchanged; a larger one moves its content up or left.
         pad: width of the border of zeros around the image, in pixels.
     """
     height, width = images.shape[2:]
@@ -77,7 +77,7 @@ class BatchAugment(Algorithm):
                 f"flip='alternating': needs to know which samples make up a batch, but the train dataloader "
                 f"({type(state.train_dataloader).__name__}) has no `order`; use one of runner.data, or flip='random'"
             )
-        # The same on all ranks, because a sample may be read by another rank in the next epoch.
+        # Equal on all ranks, because another rank may read the sample in the next epoch.
         generator = torch.Generator().manual_seed(stream_seed(state.rank_zero_seed, self.config_key))
         self._sides = torch.randint(2, (order.num_samples,), generator=generator, dtype=torch.bool)
 
@@ -98,6 +98,6 @@ class BatchAugment(Algorithm):
         state.batch = with_item(state.batch, self.input_key, images)
 
     def _alternating(self, state: State) -> Tensor:
-        now = state.timestamp
+        timestamp = state.timestamp
         order = state.train_dataloader.order  # type: ignore[union-attr]
-        return self._sides[order.indices(now.epoch, now.batch_in_epoch)] ^ bool(now.epoch % 2)
+        return self._sides[order.indices(timestamp.epoch, timestamp.batch_in_epoch)] ^ bool(timestamp.epoch % 2)

@@ -8,16 +8,16 @@ from runner.failures.checks import check_number
 
 
 def scheduled_size(progress: float, start: float, duration: float, whole: int) -> int:
-    """Return the number of samples to train on: rises linearly from start * whole to whole, and is at least 1.
+    """Return the number of samples to train on, at least 1, which rises linearly from start * whole to whole.
 
     Args:
         progress: fraction of training that has passed, in [0, 1].
-        start: fraction of a batch to begin with, in [0, 1].
+        start: fraction of a batch at the beginning, in [0, 1].
         duration: fraction of training over which the size rises, in [0, 1].
         whole: number of samples in a batch.
     """
-    risen = 1.0 if progress >= duration else start + (1 - start) * progress / duration
-    return max(1, round(whole * risen))
+    fraction = 1.0 if progress >= duration else start + (1 - start) * progress / duration
+    return max(1, round(whole * fraction))
 
 
 class BatchSizeWarmup(Algorithm):

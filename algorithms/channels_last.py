@@ -32,7 +32,7 @@ class ChannelsLast(Algorithm):
 
     Evidence:
         Strong for the speed of convolutions on GPUs in 16 bits (NVIDIA, "Convolutional Layers User's Guide"); none on
-        other devices, where it may be slower. The trained model is the same.
+        other devices, which it may slow down. The trained model is the same.
     """
 
     runs_after = (*LAYER_SURGERY, "StochasticDepth", "SelectiveBackprop", *AUGMENTATIONS)
@@ -42,8 +42,8 @@ class ChannelsLast(Algorithm):
 
     def init(self, state: State, logger: Logger) -> None:
         model = state.unwrapped_model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        images = [name for name, one in model.named_parameters() if one.ndim == 4]
-        report(self, state, images, "four-dimensional weight", self.allow_no_match)
+        names = [name for name, weight in model.named_parameters() if weight.ndim == 4]
+        report(self, state, names, "four-dimensional weight", self.allow_no_match)
 
     def after_dataloader(self, state: State, logger: Logger) -> None:
         state.batch = map_tensors(state.batch, to_channels_last)

@@ -1,4 +1,4 @@
-"""Compile: the blocks of a model one by one, the model as a whole, or all of a training step."""
+"""Compile: the blocks of a model, the model as a whole, or all of a training step."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes that replay CUDA graphs."""
 RECOMPILES = 8
-"""Torch's limit of recompilations per block; different shapes, training and evaluation each count."""
+"""Limit of recompilations per block, torch's default; different shapes, training and evaluation each count."""
 TINY = torch.finfo(torch.float32).tiny
 """Replaces a rate of 0, because Adam divides by the rate if it is a tensor."""
 
 
 def compile_optimizer(optimizer: Optimizer, mode: str) -> None:
-    """Compile the step of an optimizer, unless it is one fused kernel already, which torch does not compile.
+    """Compile the step of an optimizer, unless it is a single fused kernel, which torch does not compile.
 
-    Of a Muon whose rest is fused, what it does with matrices is compiled. Learning rates reach the step as tensors, so
-    that new ones need no new code. Others still see numbers.
+    For Muon with a fused fallback, only the matrix update is compiled. Learning rates reach the compiled step as
+    tensors, so that new rates need no new code; outside of it they stay numbers.
     """
     if all(group.get("fused") for group in optimizer.param_groups):
         return
     for group in optimizer.param_groups:
         if group.get("foreach"):
-            group["foreach"] = None  # torch decides: compiled kernels are joined anyway, and some take no tensor here
+            group["foreach"] = None  # torch decides: compiled kernels are fused anyway, and some take no tensor as rate
     plain: Any = type(optimizer).step
-    compiled = torch.compile(plain.__wrapped__, mode=mode)  # inside the wrapper that calls hooks, which stays unchanged
+    compiled = torch.compile(plain.__wrapped__, mode=mode)  # without the wrapper that calls hooks: see below
     tensors: dict[int, Tensor] = {}
 
-    @wraps(optimizer.step)  # torch's schedulers look for a marker that they set on it
-    def step(one: Any) -> None:
-        one._opt_called = True
-        rates = [group["lr"] for group in one.param_groups]
-        for index, (group, rate) in enumerate(zip(one.param_groups, rates, strict=True)):
+    @wraps(optimizer.step)  # keeps the mark of torch's schedulers on it
+    def step(self: Any) -> None:
+        self._opt_called = True
+        rates = [group["lr"] for group in self.param_groups]
+        for index, (group, rate) in enumerate(zip(self.param_groups, rates, strict=True)):
             if not isinstance(rate, Tensor):
                 if index not in tensors:
                     first = group["params"][0]
@@ -58,42 +58,40 @@ def compile_optimizer(optimizer: Optimizer, mode: str) -> None:
                     tensors[index] = torch.empty((), dtype=dtype, device=first.device)
                 group["lr"] = tensors[index].fill_(rate or TINY)
         try:
-            compiled(one)
+            compiled(self)
         finally:
-            for group, rate in zip(one.param_groups, rates, strict=True):
+            for group, rate in zip(self.param_groups, rates, strict=True):
                 group["lr"] = rate
 
     optimizer.step = MethodType(Optimizer.profile_hook_step(step), optimizer)
 
 
 class Compile(Algorithm):
-    """Compiles the model with `torch.compile`, after all other changes to it; names of weights stay.
+    """Compiles the model with `torch.compile`, after all other changes to it; weights keep their names.
 
-    Blocks of the same class and shape share their compiled code. Compilation happens in the first batch, again in the
-    first batch of another size, for any size, and again in the first evaluation; then no more, except that SGD with
-    momentum is compiled again for its second step. Results differ only by rounding from those without compilation. The
-    rounding for one shape may depend on which shapes came before, so where shapes vary, a resumed run equals an
-    uninterrupted one only up to rounding.
+    Blocks of the same class and shape share their compiled code. Compilation happens in the first batch; in the first
+    batch of another size, then for any size; in the first evaluation; and, for SGD with momentum, in its second step.
+    Results differ only by rounding from those without compilation. The rounding for one shape may depend on earlier
+    shapes, so if shapes vary, a resumed run equals an uninterrupted one only up to rounding.
 
-    CUDA graphs reuse the same memory in each forward pass, so what compiled parts returned is overwritten by the next
-    pass.
+    CUDA graphs reuse the same memory in each forward pass, so the next pass overwrites the outputs of compiled parts.
 
     Args:
         mode: mode of `torch.compile`: 'default', 'reduce-overhead' or 'max-autotune' (both with CUDA graphs on GPUs),
             or 'max-autotune-no-cudagraphs'.
-        scope: 'block': the blocks that the model repeats, one by one; 'model': the model as a whole, as with the
-            Trainer's `compile`; 'step': the model together with its loss, and the steps of the optimizers.
+        scope: 'block': each block that the model repeats; 'model': the model as a whole, as with the Trainer's
+            `compile`; 'step': the model together with its loss, and the steps of the optimizers.
 
     Raises:
         ValueError: the mode or the scope is unknown; or, after loading, the model has no repeated block, there is no
-            C++ compiler for the CPU, CUDA graphs are combined with gradient accumulation, for which they cannot keep
-            gradients in memory; or, with 'step', the model is sharded or has its own `training_step`, or another
+            C++ compiler for the CPU, or CUDA graphs, which overwrite gradients, are combined with gradient
+            accumulation; or, with 'step', the model is sharded or has its own `training_step`, or another
             algorithm acts between the forward pass and the loss; or, when training starts, the Trainer's `compile` has
             compiled the model again.
 
     Evidence:
-        Strong for speed on GPUs, where a model of equal blocks takes several times as long to compile as a whole. On a
-        CPU the gain is small and pays off only after minutes of training. The trained model is the same.
+        Strong for speed on GPUs. A model of equal blocks takes several times as long to compile as a whole. On a CPU
+        the gain is small and pays off only after minutes of training. The trained model is the same.
     """
 
     runs_after = ("EMA", "LAWA", "SWA", "ScheduleFree")  # surgery runs at INIT, which always comes earlier
@@ -104,7 +102,7 @@ class Compile(Algorithm):
         self.mode = mode
         self.scope = scope
         self._replays = False  # whether CUDA graphs are replayed
-        self._compiled: dict[Module, Any] = {}  # the model and the parts compiled, with what each calls
+        self._compiled: dict[Module, Any] = {}  # the compiled call of the model and of each part
 
     def after_load(self, state: State, logger: Logger) -> None:
         compiler = os.environ.get("CXX", "clang++" if os.uname().sysname == "Darwin" else "g++")
@@ -121,35 +119,35 @@ class Compile(Algorithm):
                 "grad_accum=1 and microbatch_size=None",
             )
         model = state.unwrapped_model
-        found = find_repeated(model) if self.scope == "block" else {"": model}
-        if not found:
+        modules = find_repeated(model) if self.scope == "block" else {"": model}
+        if not modules:
             raise ValueError("scope='block': the model has no repeated block; set scope='model' to compile all of it")
         if self.scope == "step":
             self._join(state)
         elif self.scope == "block":
-            report(self, state, [*found], "block")
-        # Blocks of one class share a limit, after which torch runs all further ones uncompiled; a key since torch 2.13.
+            report(self, state, [*modules], "block")
+        # Blocks of one class share a limit, beyond which torch runs them uncompiled. The key exists since torch 2.13.
         has_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
-        limit = {"recompile_limit": RECOMPILES * len(found)} if has_limit else {}
-        for module in found.values():
+        limit = {"recompile_limit": RECOMPILES * len(modules)} if has_limit else {}
+        for module in modules.values():
             module.compile(mode=self.mode, **limit)
-        self._compiled = {one: one._compiled_call_impl for one in (model, *found.values())}
+        self._compiled = {module: module._compiled_call_impl for module in (model, *modules.values())}
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        if any(one._compiled_call_impl is not call for one, call in self._compiled.items()):
+        if any(module._compiled_call_impl is not call for module, call in self._compiled.items()):
             raise ValueError("Compile compiles the model, in its own mode: leave out the compile of the Trainer")
 
     def _join(self, state: State) -> None:
-        """Have loss and optimizers compiled too."""
+        """Compile the loss with the model, and the steps of the optimizers."""
         check_can_join(state, "scope='step'", "use scope='model' or 'block'")
         join_loss(state.unwrapped_model)
         for optimizer in state.optimizers:
-            # Gradients are not in the memory that a CUDA graph would read.
+            # Without CUDA graphs, because gradients are not at the addresses that a graph would read.
             compile_optimizer(optimizer, "default" if self._replays else self.mode)
 
     def before_forward(self, state: State, logger: Logger) -> None:
         if self._replays:
-            # Otherwise torch takes each compiled block of an evaluation for a new pass, and frees that block's input.
+            # Otherwise each compiled block of an evaluation counts as a new pass, and torch frees the block's input.
             torch.compiler.cudagraph_mark_step_begin()
 
     eval_before_forward = predict_before_forward = before_forward

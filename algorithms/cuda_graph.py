@@ -1,4 +1,4 @@
-"""CUDA graphs of a training step: a batch's GPU work is recorded once, and then launched by two calls."""
+"""CUDA graphs of a training step: the GPU work of a batch is recorded once, and then launched by two calls."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ DEVICES = ("cuda",)
 
 
 class CUDAGraph(Algorithm):
-    """Records forward pass, loss and backward pass as CUDA graphs, which the host then starts by two calls a batch.
+    """Records forward pass, loss and backward pass as CUDA graphs, which the host then starts by two calls per batch.
 
-    This pays off if the host cannot launch kernels as fast as the GPU runs them: small models, small batches.
-    The first full batch is recorded, after three passes that leave no trace; batches of another shape, such as a last
-    one that is smaller, evaluations and optimizers run as usual. Dropout uses the seeds of each batch, as without
-    graphs.
+    This pays off if the host cannot launch kernels as fast as the GPU runs them: for small models or small batches. The
+    first batch is recorded, after three passes that leave no trace; batches of another shape, such as a smaller last
+    one, evaluations and optimizers run as usual. Dropout uses the seeds of each batch, as without graphs.
 
     Outputs and gradients lie in memory that the next batch overwrites. Decisions in the model's Python code (a branch,
     a random number from Python) are made once, during recording.
@@ -33,9 +32,9 @@ class CUDAGraph(Algorithm):
         ValueError: after loading, the device is not a GPU; a batch is split into microbatches, whose gradients would
             overwrite each other; the model is sharded or has a `training_step`; another algorithm acts between the
             forward pass and the loss; or, when training starts, the model is compiled, or DDP looks for unused
-            parameters or has a static graph, which requires it to see the graph of each batch.
+            parameters or has a static graph, for which it must see the graph of each batch.
 
-    Evidence: strong, for speed where the host is the limit (PyTorch's CUDA semantics). The trained model is the same.
+    Evidence: strong, for speed if the host is the limit (PyTorch's CUDA semantics). The trained model is the same.
     """
 
     # Algorithms that change the shape of batches or the model from batch to batch, record graphs themselves, or read

@@ -1,4 +1,4 @@
-"""cuDNN's benchmark: for each new shape of a convolution it tries its algorithms, and keeps the fastest."""
+"""cuDNN's benchmark: it times its algorithms for each new shape of a convolution, and keeps the fastest."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ log = logging.getLogger("runner")
 
 
 class CudnnBenchmark(Algorithm):
-    """Lets cuDNN measure its algorithms for each new shape of a convolution, and use the fastest.
+    """Lets cuDNN time its algorithms for each new shape of a convolution, and use the fastest.
 
-    The measurement takes a moment at each new shape, so it pays off where shapes recur. It may choose otherwise the
-    next time: two equal runs, and a resumed run and one that was not interrupted, then differ in the last bits.
+    Timing takes a moment at each new shape, so it pays off if shapes recur. Its choice may differ from run to run: two
+    equal runs, or a resumed and an uninterrupted one, then differ in the last bits.
 
     Raises:
-        ValueError: at INIT, the device is not a GPU, or the run is to be deterministic.
+        ValueError: at INIT, the device is not a GPU, or the run is deterministic.
 
     Evidence: some, for the speed of convolutions (PyTorch's Performance Tuning Guide). The trained model is the same.
     """

@@ -23,7 +23,7 @@ def cut_out(images: Tensor, holes: Tensor) -> Tensor:
 
 
 class CutOut(Algorithm):
-    """Sets squares of each training image to zero, at random places drawn for each image.
+    """Sets squares of each training image to zero, at random positions, drawn for each image.
 
     The draws depend only on (seed, config key, batch), differ between ranks, and are made for the whole batch before it
     is split into microbatches, so nothing has to be saved. Zero should be the mean of the images, or black.
@@ -39,7 +39,7 @@ class CutOut(Algorithm):
         ValueError: an argument is out of range; or, during training, the inputs are not images.
 
     Evidence:
-        Some, for small natural images with many epochs (DeVries and Taylor 2017, arXiv:1708.04552). It hurts where
+        Some, for small natural images with many epochs (DeVries and Taylor 2017, arXiv:1708.04552). It hurts if
         objects are small; no gain is known on top of CutMix or MixUp.
     """
 

@@ -17,12 +17,12 @@ FORMATS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def averaging_in(dtype: torch.dtype) -> Callable[[Any, Any], Any]:
-    """Return a communication hook of DDP that averages gradients in a number format, and then widens them again."""
+    """Return a communication hook of DDP that averages gradients in a number format, and then converts them back."""
 
-    def average(group, bucket):  # without annotations, which torch would compare as texts
-        sent = bucket.buffer().to(dtype).div_(dist.get_world_size())
-        work: Any = dist.all_reduce(sent, async_op=True)
-        return work.get_future().then(lambda arrived: bucket.buffer().copy_(arrived.value()[0]))
+    def average(group, bucket):  # no annotations: torch would compare them as strings
+        reduced = bucket.buffer().to(dtype).div_(dist.get_world_size())
+        work: Any = dist.all_reduce(reduced, async_op=True)
+        return work.get_future().then(lambda future: bucket.buffer().copy_(future.value()[0]))
 
     return average
 
@@ -30,23 +30,23 @@ def averaging_in(dtype: torch.dtype) -> Callable[[Any, Any], Any]:
 class DDP(Algorithm):
     """Sets how torch's DistributedDataParallel averages gradients over ranks; has no effect in a single process.
 
-    Only `compress` changes numbers, by rounding; with three ranks or more the size of buckets does too, because it
-    decides in which order gradients are summed.
+    Only `compress` changes numbers, by rounding, and, with three ranks or more, the size of buckets, because it
+    determines the order in which gradients are summed.
 
     Args:
         bucket_cap_mb: size of the buckets in which gradients are sent during the backward pass, in MiB, at least 1.
-            More means fewer messages, which start later.
+            Larger buckets mean fewer messages, which start later.
         static_graph: whether all batches use the same parameters in the same order: DDP then learns the order from the
-            first, and allows activation checkpoints within one another.
-        find_unused_parameters: whether each batch may leave out parameters, whose gradients then count as 0; takes a
-            pass over the graph in each batch. Not with `static_graph`, which finds unused parameters in the first.
-        compress: the number format in which gradients are sent: 'bf16', 'fp16' or None, their own.
+            first batch, and allows nested activation checkpoints.
+        find_unused_parameters: whether a batch may leave out parameters, whose gradients then count as 0; takes a pass
+            over the graph in each batch. Not with `static_graph`, which finds unused parameters in the first batch.
+        compress: number format in which gradients are sent: 'bf16', 'fp16' or None for their own.
 
     Raises:
         ValueError: an argument is wrong; or, at INIT, `static_graph` meets gradient accumulation, which torch does not
             support, or gradients are averaged without DDP; or, after loading, the model is sharded.
 
-    Evidence: some, for the time of training over slow networks (torch's communication hooks); the rest only moves time.
+    Evidence: some, for the time of training over slow networks (torch's communication hooks).
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class DDP(Algorithm):
             raise ValueError("static_graph=True: torch cannot accumulate gradients with it; train whole batches")
         if state.unwrapped_model.training_step is not None or state.microbatch_size == "auto":
             model = type(state.unwrapped_model).__name__
-            why = "microbatch_size='auto'" if state.microbatch_size == "auto" else f"{model}.training_step"
-            raise ValueError(f"DDP: with {why}, gradients are averaged after backward, without DDP; leave it out")
+            reason = "microbatch_size='auto'" if state.microbatch_size == "auto" else f"{model}.training_step"
+            raise ValueError(f"DDP: with {reason}, gradients are averaged after backward, without DDP; leave it out")
         state.ddp_options = {
             "bucket_cap_mb": self.bucket_cap_mb,
             "static_graph": self.static_graph,

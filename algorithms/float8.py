@@ -1,4 +1,4 @@
-"""Float8: linear layers multiply in 8 bits, by torchao."""
+"""Float8: linear layers multiply in 8 bits, through torchao."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from runner.failures.errors import wrong_argument
 from runner.libraries.extras import require
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
-CAPABILITY = (8, 9)  # of the first GPUs that multiply in float8
-MULTIPLE = 16  # of features, which such a product needs
+CAPABILITY = (8, 9)  # of the first GPUs with float8 products
+MULTIPLE = 16  # numbers of features must be a multiple of it
 HEAD = "*head*"
 """Matches the name of the layer that returns logits in most models. It is not an error if no layer matches."""
 
 
 def find_linear(model: nn.Module, exclude: Sequence[str]) -> list[str]:
-    """Return the names of the linear layers whose sizes are multiples of 16 and whose names match no pattern."""
+    """Return the names of linear layers whose sizes are multiples of 16 and whose names match no pattern."""
     return [
         name
-        for name, one in model.named_modules()
-        if type(one) is nn.Linear
-        and one.in_features % MULTIPLE == one.out_features % MULTIPLE == 0
+        for name, layer in model.named_modules()
+        if type(layer) is nn.Linear
+        and layer.in_features % MULTIPLE == layer.out_features % MULTIPLE == 0
         and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
     ]
 
@@ -37,20 +37,21 @@ class Float8(Algorithm):
     """Makes linear layers multiply in 8 bits, with scales recomputed each time; needs torchao.
 
     Inputs, weights and gradients are rounded to float8 for the three products of each layer. Weights and optimizers
-    keep their own format, and all else runs as `trainer.precision` says, best amp_bf16. It pays off for large layers
-    on GPUs that have such products, and only together with `Compile`, which joins the rounding with what comes before.
+    keep their format, and everything else follows `trainer.precision`, preferably amp_bf16. It pays off for large
+    layers on GPUs with float8 products, and only together with `Compile`, which fuses the rounding with earlier
+    operations.
 
     Args:
         recipe: 'tensorwise': one scale for a tensor, the fastest; 'rowwise': one for each row, more precise;
-            'rowwise_with_gw_hp': as that, with gradients of weights in their own format, the most precise.
-        exclude: shell patterns of the names of layers that stay as they are; the layer that returns logits by default.
-        emulate: whether to round in the same way and then multiply as before, which works on any device, and is slow.
+            'rowwise_with_gw_hp': 'rowwise' with gradients of weights in their own format, the most precise.
+        exclude: shell patterns for names of layers to leave unchanged; by default the layer that returns logits.
+        emulate: whether to round in the same way and then multiply as before, which works on any device, but slowly.
 
     Raises:
         ImportError: the package torchao is not installed.
-        ValueError: the recipe is unknown, or `exclude` no list; or, at INIT, the device is no GPU of capability 8.9 or
-            more and `emulate` is False, a pattern matches no linear layer, no layer is left that could run in float8,
-            or 'rowwise_with_gw_hp' meets autocast on another device than a GPU.
+        ValueError: the recipe is unknown, or `exclude` is not a list; or, at INIT, `emulate` is False and the device is
+            not a GPU of capability 8.9 or more, a pattern matches no linear layer, no layer remains for float8, or
+            'rowwise_with_gw_hp' is combined with autocast on a device other than a GPU.
 
     Evidence: strong for speed in large models (torchao's and torchtitan's benchmarks); losses stay close in them.
     """
@@ -69,8 +70,8 @@ class Float8(Algorithm):
         device = state.device
         capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY
         if not (capable or self.emulate):
-            where = f"a CUDA device of capability {'.'.join(map(str, CAPABILITY))} or more, not {device}"
-            raise ValueError(f"Float8 needs {where}: leave it out, or try it with emulate=True")
+            requirement = f"a CUDA device of capability {'.'.join(map(str, CAPABILITY))} or more, not {device}"
+            raise ValueError(f"Float8 needs {requirement}: leave it out, or try it with emulate=True")
         if self.recipe == "rowwise_with_gw_hp" and device.type != "cuda" and state.precision.startswith("amp"):
             raise wrong_argument("recipe", self.recipe, f"torchao ignores autocast on {device}: set precision='fp32'")
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # pyright: ignore[reportMissingImports]

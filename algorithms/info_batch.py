@@ -128,8 +128,7 @@ class InfoBatch(Algorithm):
         self._losses[start : start + len(losses)] = losses.detach()
         if not self._is_whole:
             weights = self._kept_weights[start : start + len(losses)]
-            # The mean over k kept samples times k / n is the sum of the weighted losses divided by the original number
-            # n.
+            # Training averages over the k kept samples; times k / n, it divides by the original number n.
             total = (losses * weights).mean() * self._share
             state.loss = total if isinstance(state.loss, Tensor) else {**state.loss, "total": total}
 
@@ -137,7 +136,7 @@ class InfoBatch(Algorithm):
         number = state.timestamp.batch_in_epoch
         order = self._order
         first = number * order.batch_size
-        losses = torch.zeros(2, order.counts(number)[1], device=state.device)  # with a row of 1 for each known loss
+        losses = torch.zeros(2, order.counts(number)[1], device=state.device)  # row 1: 1 if known
         if not state.batch_is_padding:
             positions = order.span(number)[0] - first + self._kept
             losses[0, positions] = self._losses

@@ -12,7 +12,7 @@ class _LowLayerNorm(nn.LayerNorm):
     """A layer norm that runs in autocast's dtype."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the normalized input (..., D), in autocast's dtype where autocast is on."""
+        """Return the normalized input (..., D), in autocast's dtype if autocast is on."""
 
         def normalize(inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
             return F.layer_norm(inputs, self.normalized_shape, weight, bias, self.eps)
@@ -21,7 +21,7 @@ class _LowLayerNorm(nn.LayerNorm):
 
 
 class LowPrecisionLayerNorm(LowPrecisionNorm):
-    """Runs layer norms in autocast's dtype, which halves the memory they read and write.
+    """Runs layer norms in autocast's dtype, which halves the memory that they read and write.
 
     Weights stay in 32 bits and keep their names, and the sums inside a norm are in 32 bits too. Without autocast
     nothing changes, and a warning says so. Nothing is random or depends on ranks or microbatches.
@@ -34,8 +34,8 @@ class LowPrecisionLayerNorm(LowPrecisionNorm):
             else.
 
     Evidence:
-        Some for speed on GPUs, where norms are bound by memory; none for the trained model, whose numbers are a little
-        less precise (compare MosaicML Composer, "Low Precision LayerNorm").
+        Some for speed on GPUs, on which norms are limited by memory; none for the trained model, whose numbers are a
+        little less precise (compare MosaicML Composer, "Low Precision LayerNorm").
     """
 
     kind = nn.LayerNorm

@@ -40,16 +40,16 @@ class NaNGuard(Algorithm):
 
     The decision is made once per batch, when gradients are final and before any optimizer steps, and is the same on all
     ranks: a loss that is not finite on one rank counts on all. Whatever the policy, the batch does not change the
-    weights or the optimizers' state, buffers such as running statistics are restored to what they were before it, and
-    the logged loss stays what it was. Time, data, schedules and other algorithms continue: an average keeps the weights
-    that a rollback drops. Optimizers must ignore parameters without a gradient, as all of torch's do.
+    weights or the optimizers' state, buffers such as running statistics are restored to their values before it, and the
+    logged loss stays unchanged. Time, data, schedules and other algorithms continue: an average keeps the weights that
+    a rollback drops. Optimizers must ignore parameters without a gradient, as all of torch's do.
 
     With amp_fp16, infinite gradients of a finite loss are left to the loss scaler as long as its scale is above 1.
 
     The host waits for the device once per batch and cannot prepare the next batch in the meantime, which costs time on
-    a GPU if batches are small. On several ranks it adds an all-reduce of two bytes. The callback NaNMonitor waits for
-    nothing, but checks only the loss, and only after the optimizers have stepped; because it ends the run, use it only
-    with 'raise'.
+    a GPU if batches are small. Several ranks add an all-reduce of two bytes. The callback NaNMonitor waits for nothing,
+    but checks only the loss, and only after the optimizers have stepped; because it ends the run, use it only with
+    'raise'.
 
     Args:
         policy: what to do with such a batch: 'raise' ends the run; 'skip' drops the batch; 'rollback' restores weights,
@@ -74,7 +74,7 @@ class NaNGuard(Algorithm):
         al. 2022, arXiv:2204.02311). A lasting cause, such as too high a learning rate, remains.
     """
 
-    # AFTER_TRAIN_BATCH runs in reverse order, so the guard sees gradients before they are clipped.
+    # AFTER_TRAIN_BATCH runs in reverse order, so that the guard sees gradients before they are clipped.
     runs_after = ("GradientClipping",)
 
     def __init__(
@@ -90,7 +90,7 @@ class NaNGuard(Algorithm):
         self._skipped = 0
         self._in_a_row = 0
         self._snapshot: dict[str, Any] = {}
-        self._due = True  # whether the next batch that is finite takes a snapshot
+        self._is_due = True  # whether the next finite batch takes a snapshot
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._parameters = dict(state.unwrapped_model.named_parameters())
@@ -102,65 +102,68 @@ class NaNGuard(Algorithm):
     def after_train_batch(self, state: State, logger: Logger) -> None:
         # A batch that stands in for this rank's empty share has no weight.
         loss = torch.zeros_like(state.total_loss) if state.batch_is_padding else state.total_loss
-        gradients = [numbers_of(local(one.grad)) for one in self._parameters.values() if one.grad is not None]
+        parameters = [parameter for parameter in self._parameters.values() if parameter.grad is not None]
+        gradients = [numbers_of(local(parameter.grad)) for parameter in parameters]
         finite = torch.stack([torch.isfinite(loss), all_finite([loss, *gradients])]).to(torch.uint8)
         if get_world_size() > 1:
             dist.all_reduce(finite, dist.ReduceOp.MIN)
         loss_is_finite, all_are_finite = finite.tolist()  # the intended host-device sync
         if all_are_finite or (loss_is_finite and state.scaler is not None and state.scaler.get_scale() > 1):
             self._in_a_row = 0
-            if self.policy == "rollback" and self._due:
+            if self.policy == "rollback" and self._is_due:
                 self._snapshot = take_snapshot(state, self._buffers.values())
-                self._due = False
+                self._is_due = False
             return
-        found = self._describe(state, loss)
+        description = self._describe(state, loss)
         self._buffers.put_back()
         for parameter in self._parameters.values():
             parameter.grad = None
-        self._leave_out(state, logger, found)
+        self._apply_policy(state, logger, description)
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        self._due = self._due or state.is_due(self.snapshot_interval)
+        self._is_due = self._is_due or state.is_due(self.snapshot_interval)
 
     epoch_end = iteration_end = batch_end
 
     def state_dict(self) -> dict[str, Any]:
-        return {"skipped": self._skipped, "in_a_row": self._in_a_row, "snapshot": self._snapshot, "due": self._due}
+        return {"skipped": self._skipped, "in_a_row": self._in_a_row, "snapshot": self._snapshot, "due": self._is_due}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._skipped = state["skipped"]
         self._in_a_row = state["in_a_row"]
         self._snapshot = state["snapshot"]
-        self._due = state.get("due", True)
+        self._is_due = state.get("due", True)
 
-    def _leave_out(self, state: State, logger: Logger, found: str) -> None:
+    def _apply_policy(self, state: State, logger: Logger, description: str) -> None:
         """Apply the policy to a batch whose gradients have been dropped."""
         if self.policy == "raise":
-            raise divergence(f"{found}. Lower the learning rate, warm it up, or clip gradients")
+            raise divergence(f"{description}. Lower the learning rate, warm it up, or clip gradients")
         self._skipped += 1
         self._in_a_row += 1
         if self._in_a_row > self.max_consecutive:
-            raise divergence(f"{found}: more than max_consecutive={self.max_consecutive} such batches in a row")
-        done = "batch skipped"
+            raise divergence(f"{description}: more than max_consecutive={self.max_consecutive} such batches in a row")
+        action = "batch skipped"
         if self.policy == "rollback" and self._snapshot:
             roll_back(state, self._snapshot)
-            done = f"rolled back to the weights after batch {self._snapshot['batch']}"
+            action = f"rolled back to the weights after batch {self._snapshot['batch']}"
         if get_global_rank() == 0:
-            log.warning("%s: %s", found, done)
+            log.warning("%s: %s", description, action)
         logger.log_metrics({"nan_guard/skipped": self._skipped}, step=state.timestamp.batch + 1)
 
     def _describe(self, state: State, loss: Tensor) -> str:
-        """Return a description of the values that are not finite, and where. All ranks."""
+        """Return a message with the values that are not finite, their rank and parameter, and the batch. All ranks."""
         losses = [loss.clone() for _ in range(get_world_size())]
         if get_world_size() > 1:
             dist.all_gather(losses, loss)
-        rank = next((rank for rank, one in enumerate(losses) if not one.isfinite()), 0)
+        rank = next((rank for rank, value in enumerate(losses) if not value.isfinite()), 0)
         gradients = (
-            (name, numbers_of(whole(one.grad))) for name, one in self._parameters.items() if one.grad is not None
+            (name, numbers_of(whole(parameter.grad)))
+            for name, parameter in self._parameters.items()
+            if parameter.grad is not None
         )
-        spoilt = next((f"the gradient of {name!r} is not" for name, one in gradients if not all_finite([one])), None)
-        now = state.timestamp
+        culprits = (f"the gradient of {name!r} is not" for name, gradient in gradients if not all_finite([gradient]))
+        timestamp = state.timestamp
         return (
-            f"the loss is {losses[rank]:g} on rank {rank}, {spoilt or 'all gradients are'} finite, "
-            f"epoch {now.epoch + 1}, batch {now.batch + 1} (both from 1)"
+            f"the loss is {losses[rank]:g} on rank {rank}, {next(culprits, 'all gradients are')} finite, "
+            f"epoch {timestamp.epoch + 1}, batch {timestamp.batch + 1} (both from 1)"
         )

@@ -14,7 +14,7 @@ from runner.device.batch import map_tensors, tensors
 
 
 class _Constant(nn.Module):
-    """Returns a single number, its only weight, in the shapes that another module returns.
+    """Returns a single number, its only weight, in the shapes of another module's outputs.
 
     The other module runs once, at the first call, and is then released. Leading dimensions that its output shares with
     its input, such as samples and tokens, follow each later input.
@@ -32,17 +32,17 @@ class _Constant(nn.Module):
         self._inputs = torch.Size()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the number in place of each element of the outputs."""
+        """Return outputs of which each element is the number."""
         shape = next(tensors([*args, *kwargs.values()])).shape
         if self._module:
             with torch.no_grad():
                 outputs = self._module.pop().eval()(*args, **kwargs)
-            self._outputs = map_tensors(outputs, lambda one: torch.empty_like(one, device="meta"))
+            self._outputs = map_tensors(outputs, lambda tensor: torch.empty_like(tensor, device="meta"))
             self._inputs = shape
 
         def fill(like: Tensor) -> Tensor:
             common = len([*takewhile(lambda pair: pair[0] == pair[1], zip(like.shape, self._inputs, strict=False))])
-            # A copy: a sharded model's weights are freed after the forward pass, and a view of them with them.
+            # A copy, because a sharded model frees its weights, and views of them, after the forward pass.
             filled = self.value[0].expand((*shape[:common], *like.shape[common:])).clone()
             return filled if like.is_floating_point() else filled.to(like.dtype)
 
@@ -66,7 +66,7 @@ class NoOpModel(Algorithm):
     conflicts_with = ("Compile", "WeightStandardization")  # model surgery refuses to drop parametrizations
 
     def init(self, state: State, logger: Logger) -> None:
-        parts = {one for one in state.unwrapped_model.children() if [*one.parameters()]}
+        parts = {child for child in state.unwrapped_model.children() if [*child.parameters()]}
         if not parts:
             raise ValueError(
                 "NoOpModel finds no part with weights in the model, so there is nothing to replace: remove NoOpModel"

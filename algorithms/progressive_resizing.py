@@ -14,7 +14,7 @@ MODES = ("resize", "crop")
 
 
 def scheduled_scale(progress: float, initial: float, delay: float, finetune: float) -> float:
-    """Return the scale of images at a point of training: `initial` at first, then rising linearly to 1, then 1.
+    """Return the scale of images at a point of training: first `initial`, then rising linearly to 1, then 1.
 
     Args:
         progress: fraction of training that has passed, in [0, 1].
@@ -35,7 +35,7 @@ def scaled_size(length: int, scale: float, increment: int) -> int:
 
 
 def crop(images: Tensor, size: tuple[int, int], corner: tuple[int, int]) -> Tensor:
-    """Return a view of the part of images (N, C, H, W) with the given size and upper left corner (row, column)."""
+    """Return a view of a part of images (N, C, H, W), by its size and its upper left corner (row, column)."""
     row, column = corner
     height, width = size
     return images[:, :, row : row + height, column : column + width]
@@ -45,7 +45,7 @@ class ProgressiveResizing(Algorithm):
     """Trains on smaller images first, which are cheaper, and on images of full size at the end.
 
     The model must accept images of any size. The size depends only on the timestamp and is the same on all ranks. The
-    place of a crop depends only on (seed, config key, batch), with one crop per batch and rank. Nothing has to be
+    position of a crop depends only on (seed, config key, batch), with one crop per batch and rank. Nothing has to be
     saved.
 
     Args:
@@ -68,7 +68,7 @@ class ProgressiveResizing(Algorithm):
 
     Evidence:
         Strong for time on large natural images (Howard 2018, fast.ai's DAWNBench entry; Touvron et al. 2019,
-        arXiv:1906.06423, on why to end at full size); none for small images, where time does not depend on size.
+        arXiv:1906.06423, on why to end at full size); none for small images, whose size does not determine the time.
     """
 
     def __init__(

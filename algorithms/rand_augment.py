@@ -16,7 +16,7 @@ def rand_augment(images: Tensor, strength: float, depth: int, generator: numpy.r
 
     Args:
         images: images (N, C, H, W), in [0, 1].
-        strength: strength of all operations, in [0, 1]; where there are two directions, one is drawn.
+        strength: strength of all operations, in [0, 1]; for an operation with two directions, one of them is drawn.
         depth: number of operations, at least 0.
         generator: source of all random draws.
     """
@@ -43,7 +43,7 @@ class RandAugment(Augmentation):
 
     Raises:
         ValueError: an argument is out of range; or, at FIT_START or at the first batch, the inputs are not images, do
-            not have as many channels as `mean` and `std`, or are not in [0, 1] once the normalization is undone.
+            not have the channels of `mean` and `std`, or are not in [0, 1] once the normalization is undone.
 
     Evidence:
         Strong for natural images with many epochs (Cubuk et al. 2020, arXiv:1909.13719), with tuned severity and depth;

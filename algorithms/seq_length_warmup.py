@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from torch import Tensor
+
 from runner import Algorithm, Logger, State
 from runner.algorithms._batch import Key, get_item
 from runner.algorithms._first_batch import first_batch
@@ -31,22 +33,25 @@ def scheduled_length(progress: float, duration: float, shortest: int, longest: i
 
 @functools.lru_cache  # called for each batch, with a Python loop over all lengths
 def divisor_near(whole: int, length: int, shortest: int) -> int:
-    """Return the largest divisor of `whole` from `shortest` to `length`, or if there is none, the next larger one."""
-    divisors = [one for one in range(shortest, whole + 1) if whole % one == 0]
-    return max([one for one in divisors if one <= length], default=divisors[0])
+    """Return the largest divisor of `whole` from `shortest` to `length`, or otherwise the next larger divisor."""
+    divisors = [number for number in range(shortest, whole + 1) if whole % number == 0]
+    return max([divisor for divisor in divisors if divisor <= length], default=divisors[0])
 
 
 def truncate(batch: Any, whole: int, length: int) -> Any:
     """Return a batch with its tensors (N, whole, ...) cut to their first `length` positions; others stay unchanged."""
-    return map_tensors(batch, lambda one: one[:, :length] if one.ndim > 1 and one.shape[1] == whole else one)
+
+    def cut(tensor: Tensor) -> Tensor:
+        return tensor[:, :length] if tensor.ndim > 1 and tensor.shape[1] == whole else tensor
+
+    return map_tensors(batch, cut)
 
 
 class SeqLengthWarmup(Algorithm):
-    """Trains a language model on short sequences first, which are cheaper, and on longer ones as training goes on.
+    """Trains a language model on short sequences first, which are cheaper, and on longer ones later.
 
     The length depends only on the timestamp and is the same on all ranks, so nothing has to be saved, and nothing is
-    random. The token count includes only tokens that were trained on; the sample count refers to the sequences as they
-    were read.
+    random. The token count includes only trained tokens; the sample count counts the original sequences.
 
     Args:
         duration: fraction of training over which the length rises, from 0 (no warm-up) to 1.
@@ -64,7 +69,7 @@ class SeqLengthWarmup(Algorithm):
 
     Evidence:
         Some: stable training with large batches and learning rates (Li et al. 2022, "The Stability-Efficiency Dilemma",
-        arXiv:2108.06084), and fewer tokens to a given loss for small models. Cutting costs little where texts are long.
+        arXiv:2108.06084), and fewer tokens to a given loss for small models. Cutting costs little if texts are long.
     """
 
     runs_after = ("ALiBi",)  # which sets the length to rise to
@@ -109,5 +114,5 @@ class SeqLengthWarmup(Algorithm):
         length = scheduled_length(progress, self.duration, shortest, longest, self.step_size)
         if self.truncate:
             return truncate(batch, whole, length)
-        even = divisor_near(whole, length, shortest)
-        return cut_into_pieces(batch, whole, even, "truncate=False", "set truncate=True")
+        length = divisor_near(whole, length, shortest)
+        return cut_into_pieces(batch, whole, length, "truncate=False", "set truncate=True")

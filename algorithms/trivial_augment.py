@@ -39,7 +39,7 @@ class TrivialAugment(Augmentation):
 
     Raises:
         ValueError: an argument is out of range; or, at FIT_START or at the first batch, the inputs are not images, do
-            not have as many channels as `mean` and `std`, or are not in [0, 1] once the normalization is undone.
+            not have the channels of `mean` and `std`, or are not in [0, 1] once the normalization is undone.
 
     Evidence:
         Strong for natural images with many epochs (Müller and Hutter 2021, arXiv:2103.10158), as good as searched

@@ -310,8 +310,8 @@ FAULTS = (
     Fault(
         "compile: the Trainer compiles again, in another mode, what Compile has compiled",
         "algorithms/compile.py",
-        "if any(one._compiled_call_impl is not call for",
-        "if False and any(one._compiled_call_impl is not call for",
+        "if any(module._compiled_call_impl is not call for",
+        "if False and any(module._compiled_call_impl is not call for",
         "algorithms/test_compile.py",
     ),
     Fault(
@@ -401,7 +401,7 @@ FAULTS = (
     Fault(
         "compile: blocks of several shapes exceed torch's limit, and run uncompiled",
         "algorithms/compile.py",
-        "RECOMPILES * len(found)",
+        "RECOMPILES * len(modules)",
         "RECOMPILES",
         "algorithms/test_compile.py",
     ),
@@ -801,8 +801,8 @@ FAULTS = (
     Fault(
         "shards: a sum of gradients that knows nothing of them",
         "algorithms/nan_guard.py",
-        "gradients = [numbers_of(local(one.grad))",
-        "gradients = [numbers_of(one.grad)",
+        "gradients = [numbers_of(local(parameter.grad))",
+        "gradients = [numbers_of(parameter.grad)",
         "distributed/test_sharding.py",
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""What tests of algorithms share: tiny runs in float64, their gradients, and a comparison with a resumed run."""
+"""Fixtures for the tests of algorithms: tiny runs in float64, their gradients, and a comparison with a resumed run."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ NUM_SAMPLES, BATCH_SIZE, NUM_CLASSES = 24, 8, 3
 
 
 def make_data() -> tuple[Tensor, Tensor]:
-    """Images (24, 2, 4, 4), float64, and their classes."""
+    """Return images (24, 2, 4, 4), float64, and their classes."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(NUM_SAMPLES, 2, 4, 4, generator=generator, dtype=torch.float64)
     return images, torch.randint(NUM_CLASSES, (NUM_SAMPLES,), generator=generator)
 
 
 def make_model(batch_norm: bool = False) -> ClassificationModel:
-    """A small classifier in float64, the same each time."""
+    """Return a small classifier in float64 with fixed weights."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         norm = [nn.BatchNorm1d(6)] if batch_norm else []
@@ -49,7 +49,7 @@ def make_model(batch_norm: bool = False) -> ClassificationModel:
 
 
 def make_resnet(norms: bool = True) -> ClassificationModel:
-    """A residual network in float64, the same each time; without its norms it treats samples independently."""
+    """Return a residual network in float64 with fixed weights; without its norms it treats samples independently."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = ResNet8(in_channels=2, num_classes=NUM_CLASSES, width=4).double()
@@ -74,7 +74,7 @@ def resnet_without_norms() -> MakeModel:
 
 
 def make_gpt() -> LanguageModel:
-    """A GPT of two blocks in float64, the same each time; its usual small initial weights would hide errors."""
+    """Return a GPT of two blocks in float64 with fixed weights, larger than usual, because small ones hide errors."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = GPT(vocab_size=11, context=12, d_model=16, n_layers=2, n_heads=4).double()
@@ -85,7 +85,7 @@ def make_gpt() -> LanguageModel:
 
 @pytest.fixture
 def language() -> dict[str, Any]:
-    """Arguments of `make_trainer` for a GPT: 24 sequences of 12 tokens, three batches an epoch."""
+    """Return arguments of `make_trainer` for a GPT: 24 sequences of 12 tokens, three batches per epoch."""
     windows = torch.randint(11, (NUM_SAMPLES, 13), generator=torch.Generator().manual_seed(0))
     data = windows[:, :-1], windows[:, 1:]
     return {
@@ -96,7 +96,7 @@ def language() -> dict[str, Any]:
 
 
 class Gradients(Callback):
-    """Keeps the gradients that the optimizer is about to use, and the batches after augmentation."""
+    """Stores the gradients for the optimizer, and the batches after augmentation."""
 
     def __init__(self) -> None:
         self.seen: list[list[Tensor]] = []
@@ -107,7 +107,8 @@ class Gradients(Callback):
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         # Algorithms act before callbacks at every event, so gradients are already clipped.
-        self.seen.append([p.grad.clone() for p in state.unwrapped_model.parameters() if p.grad is not None])
+        parameters = state.unwrapped_model.parameters()
+        self.seen.append([parameter.grad.clone() for parameter in parameters if parameter.grad is not None])
 
 
 class StopAt(Callback):
@@ -126,7 +127,7 @@ MakeTrainer = Callable[..., Trainer]
 
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> MakeTrainer:
-    """Return a function that makes a Trainer of a new model, three batches an epoch; arguments go to the Trainer."""
+    """Return a function that makes a Trainer of a new model, three batches per epoch; arguments go to the Trainer."""
 
     def make(
         *algorithms: Algorithm,
@@ -166,7 +167,7 @@ def train(make_trainer: MakeTrainer) -> Callable[..., Gradients]:
 
 @pytest.fixture
 def check_resume(make_trainer: MakeTrainer, tmp_path: Path) -> Callable[..., None]:
-    """Return a check that four batches, a checkpoint and two more in a new Trainer equal six batches, to the bit."""
+    """Return a check that four batches, a checkpoint and two more in a new Trainer are bit-identical to six batches."""
 
     def weights(trainer: Trainer) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in trainer.state.unwrapped_model.state_dict().items()}

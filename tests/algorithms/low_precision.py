@@ -1,4 +1,4 @@
-"""What the tests of low-precision norms share: a model with a norm, its data, and a look at the norm in training."""
+"""Shared code of the tests of low-precision norms: a model with a norm, its data, and a record of dtypes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runner import Algorithm, Callback, ClassificationModel
 
 
 def make_net(norm: nn.Module) -> ClassificationModel:
-    """A model whose third module is the norm of six numbers, with weights of its own if it has any."""
+    """Return a model whose third module is a norm of six features, with random weights if it has any."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         if norm.weight is not None:
@@ -29,7 +29,7 @@ FLOATS = {"train_dataloader": make_data(), "eval_dataloader": make_data()}
 
 
 class Types(Callback):
-    """Keeps the types that the norm was given and gave, and the greatest difference from one in 32 bits."""
+    """Stores the dtypes of the norm's inputs and outputs, and the largest difference from a norm in 32 bits."""
 
     def __init__(self, normalize: Callable[[Tensor, Tensor | None, Tensor | None], Tensor]) -> None:
         self.normalize = normalize
@@ -37,20 +37,20 @@ class Types(Callback):
         self.difference = 0.0
 
     def fit_start(self, state, logger):
-        def look(module, inputs, output):
+        def compare(module, inputs, output):
             self.seen.add((inputs[0].dtype, output.dtype))
-            weight, bias = (None if one is None else one.float() for one in (module.weight, module.bias))
+            weight, bias = (None if tensor is None else tensor.float() for tensor in (module.weight, module.bias))
             expected = self.normalize(inputs[0].float(), weight, bias)
             self.difference = max(self.difference, (output.float() - expected).abs().max().item())
 
         net: Any = state.unwrapped_model.module
-        net[2].register_forward_hook(look)
+        net[2].register_forward_hook(compare)
 
 
 def check_types(
     make_trainer: Any, algorithm: Algorithm, build: Callable[[], ClassificationModel], types: Types
 ) -> None:
-    """Train in bfloat16, and check that the norm has been replaced, keeps its weights, and runs in that type."""
+    """Train in bfloat16, and check that the norm has been replaced, keeps its weights, and runs in bfloat16."""
     model: Any = build()
     before = {*model.parameters()}
     kind = type(model.module[2])
@@ -65,10 +65,11 @@ def check_types(
 
 
 def check_input_in_32_bits(norm: nn.Module) -> None:
-    """Check that a norm of six numbers runs in autocast's type whatever its input has, and its weights do not."""
+    """Check that a norm of six features runs in autocast's dtype for any input, and that its weights keep theirs."""
     with torch.autocast("cpu", torch.bfloat16):
         output = norm(torch.randn(2, 6))
         assert torch.is_autocast_enabled("cpu")
     assert output.dtype == torch.bfloat16
     output.sum().backward()
-    assert [one.grad.dtype for one in norm.parameters() if one.grad is not None] == [torch.float32] * 2
+    gradients = [parameter.grad for parameter in norm.parameters()]
+    assert [gradient.dtype for gradient in gradients if gradient is not None] == [torch.float32] * 2

@@ -113,7 +113,7 @@ def make_trainer(task: str, *chosen: str | Algorithm, folder: Path, exact: bool 
         **arguments: arguments of the Trainer.
     """
     data = make_data(task, torch.float64 if exact else torch.float32)
-    in_low_precision = not exact and any(str(one).startswith("low_precision") for one in chosen)
+    in_low_precision = not exact and any(str(algorithm).startswith("low_precision") for algorithm in chosen)
     defaults: dict[str, Any] = {
         "optimizers": lambda params: torch.optim.SGD(params, lr=0.1),
         "max_duration": "2ep",
@@ -123,7 +123,9 @@ def make_trainer(task: str, *chosen: str | Algorithm, folder: Path, exact: bool 
         model=make_model(task, exact, batch_norm=not exact or "ghost_batch_norm" in chosen),
         train_dataloader=TensorLoader(*data, batch_size=BATCH_SIZE, shuffle=True),
         eval_dataloader=TensorLoader(*data, batch_size=NUM_SAMPLES, shuffle=False),
-        algorithms=[make_algorithm(task, one) if isinstance(one, str) else one for one in chosen],
+        algorithms=[
+            make_algorithm(task, algorithm) if isinstance(algorithm, str) else algorithm for algorithm in chosen
+        ],
         device="cpu",
         run_dir=folder,
         **{**defaults, **arguments},
@@ -134,5 +136,5 @@ def train_exactly(task: str, key: str, folder: Path, **arguments: Any) -> dict[s
     """Return the results of a run with one algorithm: its weights, and metrics of an evaluation."""
     with make_trainer(task, key, folder=folder, exact=True, **arguments) as trainer:
         trainer.fit()
-    weights = {name: one.detach().clone() for name, one in trainer.state.unwrapped_model.named_parameters()}
+    weights = {name: weight.detach().clone() for name, weight in trainer.state.unwrapped_model.named_parameters()}
     return {"weights": weights, "metrics": trainer.state.eval_metric_values["eval"]}

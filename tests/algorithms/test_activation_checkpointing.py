@@ -53,7 +53,7 @@ class Forwards(Callback):
 
 
 @pytest.mark.parametrize("grad_accum", [1, 2])
-def test_everything_is_equal_to_the_bit(make_trainer, grad_accum: int):
+def test_checkpointed_training_is_bit_identical(make_trainer, grad_accum: int):
     def run(*algorithms) -> tuple[Trainer, Forwards]:
         forwards = Forwards()
         with make_trainer(*algorithms, build=net, callbacks=[forwards], grad_accum=grad_accum) as trainer:
@@ -71,7 +71,7 @@ def test_everything_is_equal_to_the_bit(make_trainer, grad_accum: int):
 
 def kept_bytes(module: nn.Module, inputs: torch.Tensor) -> int:
     """Return the bytes that autograd stores for the backward pass, not counting weights."""
-    weights = {one.data_ptr() for one in module.parameters()}
+    weights = {weight.data_ptr() for weight in module.parameters()}
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ def kept_bytes(module: nn.Module, inputs: torch.Tensor) -> int:
     return sum(kept.values())
 
 
-def test_only_inputs_are_kept_for_backward():
+def test_only_inputs_of_modules_are_stored_for_the_backward_pass():
     block, inputs = BasicBlock(4, 4), torch.randn(8, 4, 16, 16, requires_grad=True)
     plain = kept_bytes(block, inputs)
     forget_activations(block)
@@ -100,7 +100,7 @@ TRANSFORMERS = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_the_layers_of_a_transformers_model_are_found_without_a_pattern(name: str, tmp_path: Path):
+def test_layers_of_a_hugging_face_model_are_found_without_a_pattern(name: str, tmp_path: Path):
     transformers: Any = pytest.importorskip("transformers")
     config = getattr(transformers, name)(vocab_size=32, bos_token_id=0, eos_token_id=0, **TRANSFORMERS[name])
     config.save_pretrained(tmp_path / "model")

@@ -14,7 +14,7 @@ from runner.models.gpt import GPT, Attention
 
 
 def slopes_of_the_paper(n: int) -> list[float]:
-    """As its authors wrote it."""
+    """Return slopes by the code of the paper's authors."""
 
     def of_a_power_of_two(n: int) -> list[float]:
         start = 2 ** (-(2 ** -(math.log2(n) - 3)))
@@ -31,7 +31,7 @@ def test_slopes_are_those_of_the_paper(n_heads: int):
     assert slopes(n_heads) == pytest.approx(slopes_of_the_paper(n_heads), rel=1e-12)
 
 
-def test_biases_are_slope_times_distance_and_nothing_is_seen_ahead():
+def test_biases_are_slope_times_distance_and_hide_later_tokens():
     biases = alibi(4, 6, torch.device("cpu"), torch.float64)
     for head, slope in enumerate([1 / 4, 1 / 16, 1 / 64, 1 / 256]):
         for query in range(6):
@@ -74,7 +74,7 @@ class Shapes(Callback):
 
 
 @pytest.mark.parametrize(("scaling", "shape"), [(0.25, (32, 3)), (0.5, (16, 6)), (1, (8, 12))])
-def test_training_sees_pieces_and_evaluation_whole_sequences(make_trainer, language, scaling: float, shape: tuple):
+def test_training_uses_pieces_and_evaluation_whole_sequences(make_trainer, language, scaling: float, shape: tuple):
     shapes = Shapes()
     with make_trainer(ALiBi(12, scaling), **language, callbacks=[shapes], eval_interval="1ep") as trainer:
         trainer.fit()
@@ -84,7 +84,7 @@ def test_training_sees_pieces_and_evaluation_whole_sequences(make_trainer, langu
         assert (now.batch, now.sample, now.token) == (6, 48, 48 * 12)
 
 
-def test_pieces_are_the_text_in_its_order(make_trainer, language):
+def test_pieces_keep_the_order_of_the_text(make_trainer, language):
     class Watch(Callback):
         def batch_start(self, state, logger):
             self.inputs, self.targets = state.batch
@@ -93,12 +93,12 @@ def test_pieces_are_the_text_in_its_order(make_trainer, language):
     with make_trainer(ALiBi(12), **language, callbacks=[watch], max_duration="1ba") as trainer:
         trainer.fit()
     whole = torch.cat([torch.stack(batch, dim=1) for batch in language["eval_dataloader"]])
-    assert torch.equal(watch.inputs[:, 1:], watch.targets[:, :-1])  # each is the next token of its own piece
+    assert torch.equal(watch.inputs[:, 1:], watch.targets[:, :-1])  # targets are the next tokens of the same piece
     sequences = torch.stack([watch.inputs.reshape(8, 12), watch.targets.reshape(8, 12)], dim=1)
-    assert all((one == whole).flatten(1).all(dim=1).any() for one in sequences)
+    assert all((sequence == whole).flatten(1).all(dim=1).any() for sequence in sequences)
 
 
-def test_dropout_of_attention_works_in_training_only(make_trainer, language):
+def test_attention_dropout_acts_in_training_only(make_trainer, language):
     model = LanguageModel(GPT(vocab_size=11, context=12, d_model=16, n_heads=4, dropout=0.5))
     with make_trainer(ALiBi(12), **language, model=model) as trainer:
         attention = trainer.state.unwrapped_model.module.blocks[0].attention.attend
@@ -126,7 +126,7 @@ def refusal_at_the_start(train, *algorithms, **arguments) -> str:
     return str(caught.value)
 
 
-def test_sequences_that_do_not_fit_are_refused_before_a_batch_is_trained(train, language):
+def test_unsuitable_sequences_are_refused_before_a_batch_is_trained(train, language):
     assert "12 tokens is longer than max_sequence_length=6" in refusal_at_the_start(train, ALiBi(6), **language)
     assert "into pieces of 5 tokens" in refusal_at_the_start(train, ALiBi(12, 0.4), **language)
     long, short = language["eval_dataloader"], TensorLoader(*torch.zeros(2, 8, 6).long(), batch_size=8, shuffle=False)
@@ -134,13 +134,13 @@ def test_sequences_that_do_not_fit_are_refused_before_a_batch_is_trained(train, 
     assert "12 tokens is longer" in refusal_at_the_start(train, ALiBi(6), **several)
 
 
-def test_what_is_never_evaluated_may_be_longer(train, language):
+def test_an_evaluator_that_never_runs_may_have_longer_sequences(train, language):
     train(ALiBi(6), **language, eval_interval=0)
     evaluators = [Evaluator("long", language["eval_dataloader"], eval_interval=0)]
     train(ALiBi(6), **{**language, "eval_dataloader": evaluators})
 
 
-def test_a_model_that_was_left_as_it_is_has_no_longest_sequence(train, make_trainer):
+def test_an_unchanged_model_has_no_maximum_sequence_length(train, make_trainer):
     train(ALiBi(1, 1.0, allow_no_match=True), max_duration="1ba")
 
 

@@ -17,7 +17,7 @@ def test_shares_add_up_to_one(monkeypatch):
 
 
 @pytest.mark.parametrize(("width", "alpha"), [(1, 1.0), (3, 0.5), (3, 5.0)])
-def test_half_of_each_image_is_its_own_on_average(monkeypatch, width: int, alpha: float):
+def test_the_original_image_has_a_mean_weight_of_one_half(monkeypatch, width: int, alpha: float):
     monkeypatch.setattr("runner.algorithms.augmix.CORE", (lambda images, strengths: 1 - images,))
     mixed = augmix(IMAGES, 1.0, 1, width, alpha, numpy.random.default_rng(0))
     # (1 - m) x + m (1 - x): what is m?
@@ -27,7 +27,7 @@ def test_half_of_each_image_is_its_own_on_average(monkeypatch, width: int, alpha
     assert shares[:, 0].var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.25)  # of Beta(alpha, alpha)
 
 
-def test_chains_have_the_depth_that_is_asked_for(monkeypatch):
+def test_chains_have_the_requested_depth(monkeypatch):
     monkeypatch.setattr("runner.algorithms.augmix.CORE", (lambda images, strengths: images / 2,))
 
     def exponents(depth: int) -> list[float]:
@@ -45,14 +45,14 @@ def test_chains_have_the_depth_that_is_asked_for(monkeypatch):
     assert all(90 < drawn.count(depth) < 180 for depth in (1.0, 2.0, 3.0))
 
 
-def test_the_strength_bounds_what_is_drawn(monkeypatch):
+def test_drawn_strengths_stay_below_the_maximum(monkeypatch):
     monkeypatch.setattr("runner.algorithms.augmix.CORE", (solarize,))
     changed = augmix(IMAGES, 0.2, 1, 1, 1.0, numpy.random.default_rng(0)) != IMAGES
     assert changed.any()
     assert not (changed & (IMAGES < 0.8)).any()
 
 
-def test_batches_stay_between_the_images_they_are_blended_from(train):
+def test_blends_stay_between_the_images_that_they_mix(train):
     for images, _ in train(AugMix(mean=0.5, std=0.1)).batches:
         assert images.shape == (8, 2, 4, 4)
         assert images.min() >= -5 - 1e-9

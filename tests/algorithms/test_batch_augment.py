@@ -24,7 +24,7 @@ def test_shifts_are_windows_of_the_padded_image(dtype: torch.dtype):
     assert torch.equal(shift_images(images, torch.full((2, 2), 2), pad=2), images)
 
 
-def test_flips_mirror_left_to_right_where_asked():
+def test_only_selected_images_are_mirrored():
     flipped = flip_images(IMAGES, torch.tensor([True, False]))
     assert torch.equal(flipped[0], torch.from_numpy(IMAGES[0].numpy()[:, :, ::-1].copy()))
     assert torch.equal(flipped[1], IMAGES[1])
@@ -62,7 +62,7 @@ def originals() -> torch.Tensor:
     return torch.randn(24, 2, 4, 4, generator=generator, dtype=torch.float64)
 
 
-def test_each_image_is_shifted_by_itself_evenly_over_all_shifts(make_trainer):
+def test_each_image_gets_its_own_shift_and_all_shifts_are_equally_likely(make_trainer):
     pairs = augment(make_trainer, BatchAugment(pad=1), max_duration="40ep")
     images, counts = originals(), torch.zeros(9)
     for indices, augmented in zip(pairs.raw, pairs.augmented, strict=True):
@@ -76,7 +76,7 @@ def test_each_image_is_shifted_by_itself_evenly_over_all_shifts(make_trainer):
     assert counts.max() < 154
 
 
-def test_random_flips_are_even(make_trainer):
+def test_half_of_all_images_are_flipped_at_random(make_trainer):
     pairs = augment(make_trainer, BatchAugment(pad=0, flip="random"), max_duration="20ep")
     images = originals()
     flipped = [
@@ -109,7 +109,7 @@ def test_microbatches_change_nothing(train, flip: str | None):
     assert all(torch.equal(a[0], b[0]) for a, b in zip(split.batches, whole.batches, strict=True))
 
 
-def test_alternating_needs_to_know_the_samples(make_trainer):
+def test_alternating_flips_need_a_dataloader_with_an_order(make_trainer):
     images = originals()
     batches = [(images[:8], torch.zeros(8, dtype=torch.int64))]
     with (

@@ -7,7 +7,7 @@ from runner.algorithms import BatchAugment, BatchSizeWarmup, LabelSmoothing, Mix
 from runner.algorithms.batch_size_warmup import scheduled_size
 
 
-def test_the_size_rises_evenly_to_the_whole():
+def test_the_size_rises_linearly_to_the_whole_batch():
     sizes = [scheduled_size(progress / 100, 0.25, 0.5, 64) for progress in range(101)]
     assert sizes[0] == 16
     assert sizes[25] == 40
@@ -17,7 +17,7 @@ def test_the_size_rises_evenly_to_the_whole():
     assert scheduled_size(0.0, 0.01, 0.0, 8) == 8
 
 
-def test_training_sees_the_first_samples_of_each_batch(train):
+def test_training_uses_the_first_samples_of_each_batch(train):
     whole = train(max_duration="10ba").batches
     some = train(BatchSizeWarmup(0.25, 0.5), max_duration="10ba").batches
     assert [len(images) for images, _ in some] == [2, 3, 4, 6, 7] + [8] * 5
@@ -36,7 +36,7 @@ def test_gradients_are_those_of_the_smaller_batch(train, make_trainer, grad_accu
     torch.testing.assert_close(gradients.seen[0], [p.grad for p in model.parameters()])
 
 
-def test_nothing_to_warm_up_changes_nothing(train):
+def test_a_warm_up_of_no_length_changes_nothing(train):
     plain = train().seen
     for algorithm in (BatchSizeWarmup(1.0), BatchSizeWarmup(0.25, 0.0)):
         torch.testing.assert_close(train(algorithm).seen, plain, rtol=0, atol=0)
@@ -102,7 +102,7 @@ def test_ranks_of_unequal_shares_agree_on_tokens(run_ranks):
     run_ranks(program, 2)
 
 
-def test_ranks_keep_the_same_share_and_train_alike(run_ranks):
+def test_ranks_keep_the_same_fraction_and_train_alike(run_ranks):
     def program():
         import torch
         import torch.distributed as dist

@@ -22,7 +22,7 @@ def test_blur_is_the_binomial_filter(size: tuple[int, int], stride: int | tuple[
     torch.testing.assert_close(blur(images, stride), torch.from_numpy(expected.copy()))
 
 
-def test_an_even_image_stays_as_it_is():
+def test_a_constant_image_stays_unchanged():
     assert torch.equal(blur(torch.full((1, 1, 5, 5), 3.0), 2), torch.full((1, 1, 3, 3), 3.0))
 
 
@@ -35,7 +35,9 @@ def operated(make_trainer, net: nn.Module, **arguments) -> nn.Module:
 @pytest.mark.parametrize("options", [{"kernel_size": 3}, {"kernel_size": 1}, {"kernel_size": 5, "padding": 2}])
 @pytest.mark.parametrize("stride", [2, 3, (1, 2)])
 @pytest.mark.parametrize("size", [7, 8])
-def test_convolutions(make_trainer, options: dict, stride: int | tuple[int, int], size: int):
+def test_strided_convolutions_get_a_blur_before_or_after(
+    make_trainer, options: dict, stride: int | tuple[int, int], size: int
+):
     conv = nn.Conv2d(2, 4, stride=stride, **options).double()  # type: ignore[arg-type]
     images = torch.randn(2, 2, size, size, dtype=torch.float64)
     weight, bias, padding = conv.weight, conv.bias, options.get("padding", 0)
@@ -57,7 +59,7 @@ def test_convolutions(make_trainer, options: dict, stride: int | tuple[int, int]
     "options", [{"kernel_size": 3, "stride": 2, "padding": 1}, {"kernel_size": 2}, {"kernel_size": 2, "dilation": 2}]
 )
 @pytest.mark.parametrize("size", [7, 8])
-def test_max_pools(make_trainer, options: dict, size: int):
+def test_strided_max_pools_get_a_blur_with_their_stride(make_trainer, options: dict, size: int):
     images = torch.randn(2, 2, size, size, dtype=torch.float64)
     plain = nn.MaxPool2d(**options)(images)
     blurred = operated(make_trainer, nn.MaxPool2d(**options))(images)
@@ -78,7 +80,7 @@ def test_max_pools(make_trainer, options: dict, size: int):
         (nn.MaxPool2d(2, return_indices=True), {}),
     ],
 )
-def test_other_layers_stay(make_trainer, layer: nn.Module, arguments: dict):
+def test_other_layers_stay_unchanged(make_trainer, layer: nn.Module, arguments: dict):
     with pytest.raises(ValueError, match="allow_no_match=False: BlurPool found no strided Conv2d"):
         operated(make_trainer, layer, **arguments)
     assert operated(make_trainer, layer, allow_no_match=True, **arguments) is layer

@@ -12,7 +12,7 @@ def is_channels_last(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_values_stay_and_memory_is_in_order_of_pixels():
+def test_channels_last_keeps_values_and_orders_memory_by_pixels():
     images = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5)
     moved = to_channels_last(images)
     assert torch.equal(moved, images)
@@ -35,11 +35,11 @@ class Layouts(Callback):
         self.seen["predict"] = is_channels_last(state.batch[0])
 
 
-def test_weights_and_batches_lie_so_everywhere(make_trainer, resnet):
+def test_weights_and_batches_are_channels_last_in_all_loops(make_trainer, resnet):
     layouts = Layouts()
     images = torch.randn(4, 2, 4, 4, dtype=torch.float64)
     with make_trainer(ChannelsLast(), BatchAugment(), build=resnet, callbacks=[layouts]) as trainer:
-        assert [type(one) for one in trainer.state.algorithms] == [BatchAugment, ChannelsLast]
+        assert [type(algorithm) for algorithm in trainer.state.algorithms] == [BatchAugment, ChannelsLast]
         trainer.fit()
         trainer.predict([(images, torch.zeros(4, dtype=torch.int64))])
         conv = trainer.state.unwrapped_model.module.blocks[0].conv1
@@ -48,7 +48,7 @@ def test_weights_and_batches_lie_so_everywhere(make_trainer, resnet):
     assert layouts.seen == {"train": True, "eval": True, "predict": True}
 
 
-def test_what_is_trained_is_the_same_but_for_rounding(train, resnet):
+def test_training_differs_only_by_rounding(train, resnet):
     torch.testing.assert_close(train(ChannelsLast(), build=resnet).seen, train(build=resnet).seen)
 
 

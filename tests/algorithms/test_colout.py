@@ -7,7 +7,7 @@ from runner.algorithms import ColOut
 from runner.algorithms.colout import draw_kept, remove_lines
 
 
-def test_rows_and_columns_are_removed_and_the_rest_stays_in_order():
+def test_remaining_rows_and_columns_keep_their_order():
     images = torch.rand(2, 3, 5, 6)
     smaller = remove_lines(images, torch.tensor([0, 2, 4]), torch.tensor([1, 5]))
     assert smaller.shape == (2, 3, 3, 2)
@@ -18,7 +18,7 @@ def test_rows_and_columns_are_removed_and_the_rest_stays_in_order():
 
 
 @pytest.mark.parametrize(("length", "share", "kept"), [(20, 0.15, 17), (8, 0.15, 6), (4, 0.0, 4), (4, 1.0, 1)])
-def test_so_many_stay_whatever_is_drawn(length: int, share: float, kept: int):
+def test_the_number_of_kept_lines_is_fixed(length: int, share: float, kept: int):
     draws = [draw_kept(length, share, torch.Generator().manual_seed(seed)) for seed in range(300)]
     assert all(len(draw) == kept and (draw.diff() > 0).all() for draw in draws)
     counts = torch.cat(draws).bincount(minlength=length)
@@ -31,7 +31,7 @@ def test_batches_shrink_in_training_and_not_in_evaluation(train, resnet):
     assert [tuple(images.shape) for images, _ in batches] == [(8, 2, 3, 2)] * 6
 
 
-def test_nothing_removed_changes_nothing(train):
+def test_removing_no_lines_changes_nothing(train):
     assert torch.equal(train(ColOut(0, 0)).seen[5][0], train().seen[5][0])
 
 

@@ -24,10 +24,10 @@ pytestmark = [
 ]
 
 
-def test_within_what_wraps_a_block_the_block_is_found(make_trainer, resnet):
+def test_blocks_are_found_inside_their_wrappers(make_trainer, resnet):
     with make_trainer(StochasticDepth("BasicBlock"), build=resnet) as trainer:
-        found = [*find_repeated(trainer.state.unwrapped_model)]
-        assert found == [f"module.blocks.{index}.block" for index in range(3)]
+        names = [*find_repeated(trainer.state.unwrapped_model)]
+        assert names == [f"module.blocks.{index}.block" for index in range(3)]
 
 
 class Residual(nn.Module):
@@ -92,7 +92,7 @@ def images() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("scope", ["block", "model", "step"])
 @pytest.mark.parametrize(("build", "make_data"), [(wide, images), (gpt, tokens)])
-def test_nothing_compiles_after_the_first_epoch_and_evaluation_and_nothing_is_left_uncompiled(
+def test_all_is_compiled_in_the_first_epoch_and_evaluation_and_nothing_later(
     make_trainer, count_graphs, build: Callable, make_data: Callable, scope: str, uncompiled
 ):
     from torch._dynamo.utils import counters
@@ -148,18 +148,18 @@ def test_a_whole_step_trains_the_same_under_a_warm_up_from_zero(make_trainer, un
         return seen
 
     compiled, plain = run(Compile(scope="step")), run()
-    assert compiled.rates == plain.rates and compiled.rates[0] == 0.0  # others see numbers, as ever
+    assert compiled.rates == plain.rates and compiled.rates[0] == 0.0  # outside of the step, rates stay numbers
     torch.testing.assert_close(compiled.losses, plain.losses, rtol=1e-5, atol=0)  # Adam divides in another order
 
 
-def test_a_compiled_optimizer_takes_any_rate_in_the_same_code(uncompiled, count_graphs):
+def test_a_compiled_optimizer_is_not_recompiled_for_new_rates(uncompiled, count_graphs):
     def step(compiles: bool) -> Tensor:
         weight = nn.Parameter(torch.ones(4))
         optimizer = torch.optim.AdamW([weight], foreach=True)
         if compiles:
             compile_optimizer(optimizer, "default")
         for rate in (0.0, 0.1, 0.05, 0.2):
-            weight.grad = torch.tensor([0.0, 1.0, -1.0, 0.0])  # 0 is divided by 0 where a rate of 0 is a tensor
+            weight.grad = torch.tensor([0.0, 1.0, -1.0, 0.0])  # a rate of 0 as a tensor divides 0 by 0
             optimizer.param_groups[0]["lr"] = rate
             optimizer.step()
         return weight.detach()
@@ -168,7 +168,7 @@ def test_a_compiled_optimizer_takes_any_rate_in_the_same_code(uncompiled, count_
     assert count_graphs() == 1
 
 
-def test_matrices_are_compiled_beside_a_fused_rest(uncompiled, count_graphs):
+def test_the_matrix_update_is_compiled_beside_a_fused_fallback(uncompiled, count_graphs):
     model = nn.Linear(4, 4)
     optimizer = Muon(model, lr=0.02, fused=True)
     compile_optimizer(optimizer, "default")
@@ -177,7 +177,7 @@ def test_matrices_are_compiled_beside_a_fused_rest(uncompiled, count_graphs):
     assert count_graphs() > 0
 
 
-def test_a_whole_step_resumes_to_the_bit(check_resume, uncompiled):
+def test_a_whole_step_resumes_bit_for_bit(check_resume, uncompiled):
     check_resume(lambda: [Compile(scope="step")], build=net, optimizers=OPTIMIZERS["adamw"])
 
 
@@ -190,7 +190,7 @@ def test_a_scheduler_of_torch_sees_the_steps_of_a_compiled_optimizer(make_traine
         assert trainer.state.optimizers[0].param_groups[0]["lr"] == before / 4
 
 
-def test_what_cannot_be_one_step_is_refused(make_trainer):
+def test_models_that_cannot_join_their_loss_are_refused(make_trainer):
     with pytest.raises(ValueError, match="scope='step': LabelSmoothing acts between the forward pass and the loss"):
         make_trainer(Compile(scope="step"), LabelSmoothing(), build=net)
 
@@ -206,7 +206,7 @@ def test_what_cannot_be_one_step_is_refused(make_trainer):
 
 
 @pytest.mark.slow
-def test_a_whole_model_is_compiled_where_asked(train, count_graphs):
+def test_scope_model_compiles_the_whole_model(train, count_graphs):
     options = {"max_duration": "2ba", "eval_interval": 0}
     compiled = train(Compile(scope="model"), **options)
     assert count_graphs() == 1
@@ -218,7 +218,7 @@ def test_a_whole_model_is_compiled_where_asked(train, count_graphs):
     one_in(2, [lambda: StochasticDepth("Residual", drop_rate=0.5), lambda: ActivationCheckpointing("Residual")]),
     ids=["stochastic_depth", "activation_checkpointing"],
 )
-def test_it_composes_with_other_changes_of_blocks(make_trainer, count_graphs, make_other: Callable[[], Algorithm]):
+def test_compile_composes_with_other_changes_of_blocks(make_trainer, count_graphs, make_other: Callable[[], Algorithm]):
     def run(*algorithms: Algorithm) -> dict[str, Tensor]:
         with make_trainer(*algorithms, build=net, max_duration="3ba", eval_dataloader=None) as trainer:
             trainer.fit()
@@ -229,7 +229,7 @@ def test_it_composes_with_other_changes_of_blocks(make_trainer, count_graphs, ma
     torch.testing.assert_close(compiled, run(make_other()))  # running statistics too
 
 
-def test_names_of_weights_stay(make_trainer, resnet):
+def test_weights_keep_their_names(make_trainer, resnet):
     with make_trainer(Compile(), build=resnet) as trainer:
         assert [*trainer.state.unwrapped_model.state_dict()] == [*resnet().state_dict()]
 
@@ -239,11 +239,11 @@ def test_a_model_without_repeated_blocks_is_refused(make_trainer, caplog: pytest
         make_trainer(Compile())
     with caplog.at_level("INFO", "runner"):
         make_trainer(Compile(scope="model")).close()
-    assert "Compile changed" not in caplog.text  # which would name no part
+    assert "Compile changed" not in caplog.text  # it would name no part
 
 
 @pytest.mark.parametrize("scope", ["block", "model", "step"])
-def test_what_is_compiled_is_not_compiled_again(make_trainer, scope: str):
+def test_a_second_compilation_by_the_trainer_is_refused(make_trainer, scope: str):
     with (
         make_trainer(Compile("max-autotune", scope), build=net, compile=True) as trainer,
         pytest.raises(ValueError, match="Compile compiles the model, in its own mode: leave out"),
@@ -251,7 +251,7 @@ def test_what_is_compiled_is_not_compiled_again(make_trainer, scope: str):
         trainer.fit()
 
 
-def test_a_missing_compiler_is_said_at_the_start(make_trainer, resnet, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_compiler_is_reported_at_the_start(make_trainer, resnet, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ValueError, match="Compile needs a C\\+\\+ compiler for the CPU, and 'no-such-compiler'"):
         make_trainer(Compile(), build=resnet)

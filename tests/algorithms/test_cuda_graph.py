@@ -1,4 +1,4 @@
-"""CUDAGraph; without a GPU on a stand-in, which records operations and does them again, in place and without Python."""
+"""CUDAGraph; without a GPU, a stand-in records operations and repeats them in the same memory, without Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 class Recorded(TorchDispatchMode):
-    """Keeps the operations of this thread with what they took and returned."""
+    """Stores the operations of this thread with their arguments and results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Recorded(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not func.is_view:  # a view is of the same memory each time
+        if not func.is_view:  # a view has the same memory each time
             self.calls.append((func, args, kwargs or {}, result))
         return result
 
@@ -43,7 +43,7 @@ class Recorded(TorchDispatchMode):
 
 
 def record_operations(function: Callable[[], Any], pool: Any) -> tuple[Any, Callable[[], None]]:
-    """What `_recording.record` does, of the CPU's operations."""
+    """Record the CPU's operations, as `_recording.record` records those of a GPU."""
     recorded = Recorded()
     with recorded:
         result = function()
@@ -52,16 +52,16 @@ def record_operations(function: Callable[[], Any], pool: Any) -> tuple[Any, Call
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Recordings of the CPU's operations in place of a GPU's: the functions recorded, two for a step."""
-    made: list[Any] = []
+    """Record the CPU's operations instead of a GPU's; return the list of recorded functions, two for each step."""
+    functions: list[Any] = []
     monkeypatch.setattr(cuda_graph, "DEVICES", ("cpu", "cuda"))
     if not torch.cuda.is_available():
-        monkeypatch.setattr(_recording, "record", lambda *given: made.append(given) or record_operations(*given))
-    return made
+        monkeypatch.setattr(_recording, "record", lambda *pair: functions.append(pair) or record_operations(*pair))
+    return functions
 
 
 class Dropping(nn.Module):
-    """Has what a recording may get wrong: dropout, running statistics, and a count of the calls from Python."""
+    """Contains what a recording may get wrong: dropout, running statistics, and a count of calls from Python."""
 
     def __init__(self, in_features: int = 32) -> None:
         super().__init__()
@@ -87,26 +87,26 @@ def images() -> tuple[Tensor, Tensor]:
 
 
 class Weights(Callback):
-    """Keeps the loss and the weights after each batch."""
+    """Stores the loss and the weights after each batch."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
     def batch_end(self, state, logger):
-        weights = {name: one.detach().clone() for name, one in state.unwrapped_model.state_dict().items()}
+        weights = {name: tensor.detach().clone() for name, tensor in state.unwrapped_model.state_dict().items()}
         self.seen.append((state.total_loss.clone(), weights))
 
 
 @pytest.fixture
 def both(make_trainer) -> Callable[..., tuple[Any, Any]]:
-    """Returns what is seen in training with and without CUDAGraph, and the trained network with it."""
+    """Return a function that trains with and without CUDAGraph, and returns losses, weights and network of both."""
 
     def run(*others: Algorithm, make: Callable[[], list[Algorithm]] = list, **options: Any) -> tuple[Any, Any]:
-        found = []
+        results = []
         for algorithms in ([CUDAGraph()], []):
             weights, memory = Weights(), InMemoryLogger()
             data = images()
-            given = {
+            arguments = {
                 "build": net,
                 "train_dataloader": TensorLoader(*data, batch_size=8, shuffle=True),
                 "eval_dataloader": TensorLoader(*data, batch_size=8, shuffle=False),
@@ -114,12 +114,12 @@ def both(make_trainer) -> Callable[..., tuple[Any, Any]]:
                 "callbacks": [weights, memory],
                 **options,
             }
-            with make_trainer(*algorithms, *make(), **given) as trainer:
+            with make_trainer(*algorithms, *make(), **arguments) as trainer:
                 trainer.fit()
                 trainer.predict(TensorLoader(data[0], batch_size=4, shuffle=False))  # without targets
             logged = [value for _, value in memory.data["loss/train/total"]]  # read back later
-            found.append((weights.seen, logged, trainer.state.unwrapped_model.module))
-        return found[0], found[1]
+            results.append((weights.seen, logged, trainer.state.unwrapped_model.module))
+        return results[0], results[1]
 
     return run
 
@@ -136,7 +136,7 @@ def test_a_recorded_step_trains_the_same_and_runs_no_python(both, stand_in, devi
 
 @pytest.mark.parametrize("precision", ["amp_bf16", "amp_fp16"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_weights_that_autocast_has_cast_are_cast_anew(both, stand_in, precision: str, device: str):
+def test_autocast_casts_weights_anew_in_each_replay(both, stand_in, precision: str, device: str):
     recorded, plain = both(precision=precision, device=device)
     torch.testing.assert_close(recorded[:2], plain[:2])
 
@@ -146,12 +146,12 @@ def test_weights_that_autocast_has_cast_are_cast_anew(both, stand_in, precision:
     [lambda: [GradientClipping("norm", 0.01)], lambda: [EMA(half_life="2ba")], lambda: [SAM()]],
     ids=["clipping", "ema", "sam"],
 )
-def test_algorithms_that_act_around_a_step_see_the_same(both, stand_in, make: Callable[[], list[Algorithm]]):
+def test_algorithms_around_a_step_act_as_without_graphs(both, stand_in, make: Callable[[], list[Algorithm]]):
     recorded, plain = both(make=make)
     torch.testing.assert_close(recorded[:2], plain[:2])
 
 
-def test_losses_by_name_stay_apart(both, stand_in):
+def test_named_losses_are_logged_separately(both, stand_in):
     class TwoLosses(ClassificationModel):
         def loss(self, outputs, batch):
             return {"class": super().loss(outputs, batch), "size": outputs.square().mean()}
@@ -160,7 +160,7 @@ def test_losses_by_name_stay_apart(both, stand_in):
     torch.testing.assert_close(recorded[:2], plain[:2], rtol=0, atol=0)
 
 
-def test_it_resumes_to_the_bit(check_resume, stand_in):
+def test_recorded_training_resumes_bit_for_bit(check_resume, stand_in):
     check_resume(lambda: [CUDAGraph()], build=lambda: net().double())
 
 
@@ -198,10 +198,10 @@ def on_two_ranks() -> None:
 
 def test_gradients_of_recorded_steps_are_averaged_over_ranks(run_ranks):
     ranks = run_ranks(program_of("algorithms/test_cuda_graph", "on_two_ranks"), 2)
-    assert [one.stdout.split() for one in ranks] == [["True"]] * 2
+    assert [rank.stdout.split() for rank in ranks] == [["True"]] * 2
 
 
-def test_what_a_recording_cannot_hold_is_refused(make_trainer, stand_in):
+def test_steps_that_cannot_be_recorded_are_refused(make_trainer, stand_in):
     for options, message in (
         ({"grad_accum": 2}, "CUDAGraph cannot accumulate gradients: set grad_accum=1"),
         ({"microbatch_size": "auto"}, "CUDAGraph cannot accumulate gradients"),

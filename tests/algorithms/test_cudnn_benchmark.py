@@ -11,7 +11,7 @@ from runner.algorithms import CudnnBenchmark
 ON_GPU: Any = SimpleNamespace(device=torch.device("cuda", 0))  # all that it reads of a State
 
 
-def test_the_setting_is_on_during_a_run_and_then_as_it_was(caplog: pytest.LogCaptureFixture):
+def test_the_setting_is_on_during_a_run_and_restored_afterwards(caplog: pytest.LogCaptureFixture):
     before = torch.backends.cudnn.benchmark
     algorithm = CudnnBenchmark()
     algorithm.init(ON_GPU, ON_GPU)
@@ -20,7 +20,7 @@ def test_the_setting_is_on_during_a_run_and_then_as_it_was(caplog: pytest.LogCap
     assert torch.backends.cudnn.benchmark is before
 
 
-def test_where_it_does_nothing_it_is_refused_and_the_setting_stays(make_trainer):
+def test_other_devices_are_refused_and_the_setting_stays(make_trainer):
     before = torch.backends.cudnn.benchmark
     with pytest.raises(ValueError, match="CudnnBenchmark needs a CUDA device, not cpu: leave it out"):
         make_trainer(CudnnBenchmark())
@@ -37,6 +37,6 @@ def test_a_deterministic_run_is_refused():
 
 
 @pytest.mark.gpu
-def test_a_convolution_trains_with_it(train, resnet):
+def test_a_convolution_trains_with_the_benchmark(train, resnet):
     left = train(CudnnBenchmark(), build=resnet, device="cuda", max_duration="2ba")
     torch.testing.assert_close(left.seen, train(build=resnet, device="cuda", max_duration="2ba").seen)

@@ -14,7 +14,7 @@ KEY = "cutmix"
 
 
 def reference_gradients(model, batch, alpha: float, smoothing: float = 0.0) -> list[torch.Tensor]:
-    """Gradients of the blended loss, written down as in the paper, pixel by pixel."""
+    """Return the gradients of the blended loss, as in the paper, pixel by pixel."""
     images, targets = batch
     seed = stream_seed(0, KEY, 0)
     top, left, bottom, right = draw_box((4, 4), alpha, False, seed)
@@ -26,7 +26,8 @@ def reference_gradients(model, batch, alpha: float, smoothing: float = 0.0) -> l
             replaced += 1
     assert 0 < replaced < 16
     losses = [
-        F.cross_entropy(model.module(mixed), one, label_smoothing=smoothing) for one in (targets, targets[permutation])
+        F.cross_entropy(model.module(mixed), labels, label_smoothing=smoothing)
+        for labels in (targets, targets[permutation])
     ]
     ((16 - replaced) / 16 * losses[0] + replaced / 16 * losses[1]).backward()
     return [p.grad for p in model.parameters()]
@@ -42,7 +43,7 @@ def test_gradients_are_those_of_the_paper(train, make_trainer, interpolate_loss:
 
 
 @pytest.mark.parametrize("cutmix_first", [True, False])
-def test_it_composes_with_label_smoothing_in_either_order(train, make_trainer, cutmix_first: bool):
+def test_cutmix_composes_with_label_smoothing_in_either_order(train, make_trainer, cutmix_first: bool):
     algorithms = [CutMix(), LabelSmoothing(0.2)][:: 1 if cutmix_first else -1]
     gradients = train(*algorithms, max_duration="1ba", grad_accum=2)
     expected = reference_gradients(make_trainer().state.unwrapped_model, gradients.batches[0], 1.0, smoothing=0.2)
@@ -54,7 +55,7 @@ def test_interpolating_losses_of_smoothed_labels_is_refused(make_trainer):
         make_trainer(CutMix(interpolate_loss=True), LabelSmoothing())
 
 
-def test_pasting_changes_the_box_only_and_copies():
+def test_pasting_changes_only_the_box_of_a_copy():
     images, partners = torch.zeros(2, 3, 5, 6), torch.ones(2, 3, 5, 6)
     pasted = paste(images, partners, (1, 2, 4, 6))
     assert pasted[:, :, 1:4, 2:6].eq(1).all()
@@ -79,7 +80,7 @@ def test_boxes_have_the_proportions_of_the_image_and_lie_in_it():
 
 
 @pytest.mark.parametrize("length", [1, 4, 5, 9])
-def test_uniform_sampling_covers_all_pixels_alike(length: int):
+def test_uniform_sampling_covers_all_pixels_equally_often(length: int):
     boxes = torch.from_numpy(draw_boxes(20_000, (length, length), (9, 9), True, seed=0))
     chances = cover(boxes[:, None], (9, 9)).float().mean(dim=0)
     torch.testing.assert_close(chances, torch.full((9, 9), (length / (8 + length)) ** 2), atol=0.02, rtol=0)
@@ -111,7 +112,7 @@ def test_neither_the_batch_nor_its_targets_are_changed(make_trainer):
     with make_trainer(CutMix(), callbacks=[watch]) as trainer:
         trainer.fit()
     assert watch.unchanged == [True] * 6
-    assert len(watch.boxes) > 3  # each batch has its own
+    assert len(watch.boxes) > 3  # one for each batch
 
 
 def test_arguments_are_checked(train):

@@ -20,7 +20,7 @@ def test_holes_are_zeros_and_nothing_else_changes():
 
 
 @pytest.mark.parametrize("num_holes", [1, 3])
-def test_each_image_has_holes_of_its_own(train, num_holes: int):
+def test_each_image_has_its_own_holes(train, num_holes: int):
     batches = train(CutOut(num_holes, length=0.25), max_duration="4ep").batches
     holes = torch.cat([images for images, _ in batches]).eq(0)
     assert torch.equal(holes[:, 0], holes[:, 1])  # of all channels
@@ -40,7 +40,7 @@ def test_squares_have_the_given_side(train):
         assert torch.equal(holes.sum(dim=(1, 2)), sides[0] * sides[1])
 
 
-def test_the_data_itself_stays(tmp_path):
+def test_the_dataset_stays_unchanged(tmp_path):
     images = torch.rand(8, 1, 4, 4) + 1
     seen = []
 

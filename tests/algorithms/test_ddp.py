@@ -8,7 +8,7 @@ from runner.algorithms import DDP
 
 
 def on_two_ranks() -> None:
-    """Train with each option on this rank, and print what rank 0 finds."""
+    """Train with each option on this rank, and print the results on rank 0."""
     import sys
 
     import torch
@@ -24,7 +24,7 @@ def on_two_ranks() -> None:
     init_process_group(torch.device("cpu"))
 
     class Parts(nn.Module):
-        """Uses its second layer or its third, by turns of batches; or both."""
+        """Uses its second and its third layer in turn from batch to batch; or both."""
 
         def __init__(self, both: bool) -> None:
             super().__init__()
@@ -74,8 +74,8 @@ def on_two_ranks() -> None:
         compressed, _ = train(DDP(compress=name))
         error = (compressed - plain).abs().max()
         assert 0 < error < 2e-2, (name, error)
-    found, model = train(DDP(find_unused_parameters=True), both=False)
-    assert model.find_unused_parameters and not torch.equal(found, plain)
+    weights, model = train(DDP(find_unused_parameters=True), both=False)
+    assert model.find_unused_parameters and not torch.equal(weights, plain)
     if get_global_rank() == 0:
         try:
             train(both=False)
@@ -94,7 +94,7 @@ def test_options_reach_ddp_and_only_compression_changes_numbers(run_ranks):
     assert first.stdout.split() == ["True"]
 
 
-def test_it_does_nothing_in_a_single_process(train):
+def test_a_single_process_trains_as_without_ddp(train):
     left = train(DDP(compress="bf16"), max_duration="2ba")
     torch.testing.assert_close(left.seen, train(max_duration="2ba").seen, rtol=0, atol=0)
 
@@ -121,7 +121,7 @@ def test_a_static_graph_does_not_accumulate(make_trainer, how: dict):
         make_trainer(DDP(static_graph=True), **how)
 
 
-def test_where_ddp_does_not_average_it_is_refused(make_trainer):
+def test_runs_whose_gradients_ddp_does_not_average_are_refused(make_trainer):
     class OwnStep(Model):
         def __init__(self):
             super().__init__()

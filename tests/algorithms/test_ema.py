@@ -13,7 +13,7 @@ from runner.checkpoints.files import read_file
 
 
 class Reference(Callback):
-    """torch's own average, updated at every batch from FIT_START on."""
+    """Averages the weights with torch, at every batch from FIT_START on."""
 
     def __init__(self, smoothing: float):
         self.smoothing = smoothing
@@ -28,7 +28,7 @@ class Reference(Callback):
 
 
 class History(Callback):
-    """Weights before training and after each batch and epoch."""
+    """Stores the weights before training and after each batch and epoch."""
 
     def __init__(self):
         self.after_batch, self.after_epoch = [], []
@@ -48,10 +48,10 @@ def averaged(trainer) -> dict[str, torch.Tensor]:
         return copy.deepcopy(trainer.state.unwrapped_model.state_dict())
 
 
-def fold(first, rest, smoothing: float) -> dict[str, torch.Tensor]:
-    """The recurrence, written out for floating-point tensors."""
+def fold(first, later, smoothing: float) -> dict[str, torch.Tensor]:
+    """Return the average by its recurrence, for floating-point tensors."""
     average = {name: value for name, value in first.items() if value.is_floating_point()}
-    for values in rest:
+    for values in later:
         average = {name: smoothing * old + (1 - smoothing) * values[name] for name, old in average.items()}
     return average
 
@@ -103,7 +103,7 @@ def test_averaging_starts_from_the_weights_at_start(make_trainer, start: str):
     torch.testing.assert_close(own, fold(history.after_batch[2], history.after_batch[3:], 2**-0.5))
 
 
-def test_training_is_the_same_with_and_without(make_trainer):
+def test_training_is_the_same_with_and_without_ema(make_trainer):
     with make_trainer() as plain, make_trainer(EMA("2ba")) as ours:
         plain.fit()
         ours.fit()
@@ -124,7 +124,7 @@ def test_evaluations_see_the_average(make_trainer):
     assert not torch.equal(values["eval"]["loss"], trained)
 
 
-def test_the_weights_come_back_whatever_happens_inside(make_trainer):
+def test_trained_weights_are_restored_after_an_error(make_trainer):
     with make_trainer(EMA("2ba")) as trainer:
         trainer.fit()
         model = trainer.state.unwrapped_model
@@ -166,24 +166,24 @@ def test_sixteen_bit_weights_are_averaged_in_32_bits():
         ({"half_life": "4ba"}, "1ba", False),
     ],
 )
-def test_a_run_without_an_update_says_so(make_trainer, tmp_path, caplog, arguments: dict, duration: str, warns: bool):
+def test_a_run_without_an_update_warns(make_trainer, tmp_path, caplog, arguments: dict, duration: str, warns: bool):
     with make_trainer(EMA(**arguments), max_duration=duration) as trainer:
         trainer.fit()
         save_checkpoint(trainer.state, tmp_path / "checkpoint")
     with make_trainer(EMA(**arguments), max_duration=duration, resume_path=tmp_path / "checkpoint") as again:
         again.fit(may_be_over=True)
-    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    warnings = [one for one in said if "is longer than the run" not in one]
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    warnings = [message for message in messages if "is longer than the run" not in message]
     assert len(warnings) == 2 * warns
-    assert all("ema averages nothing, update_interval=" in one for one in warnings)
+    assert all("ema averages nothing, update_interval=" in message for message in warnings)
 
 
 @pytest.mark.parametrize(("half_life", "warns"), [("7ba", True), ("6ba", False), ("3ep", True), ("2ep", False)])
-def test_a_half_life_longer_than_the_run_is_said(make_trainer, caplog, half_life: str, warns: bool):
+def test_a_half_life_longer_than_the_run_warns(make_trainer, caplog, half_life: str, warns: bool):
     with make_trainer(EMA(half_life)) as trainer:  # six batches, two epochs
         trainer.fit()
-    said = f"ema.half_life={half_life!r} is longer than the run of '6ba': the average hardly moves away from its start"
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [said] * warns
+    text = f"ema.half_life={half_life!r} is longer than the run of '6ba': the average hardly moves away from its start"
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [text] * warns
 
 
 @pytest.mark.parametrize(

@@ -18,21 +18,21 @@ from runner.device.batch import tensors
 # torch itself warns when it compiles for the first time.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 
-# Algorithms whose result on two ranks differs from that on one, and why. The two ranks always have equal weights.
+# Algorithms whose results on one rank and on two ranks differ, and why. The two ranks always have equal weights.
 PER_RANK = {
     **dict.fromkeys(
         ["augmix", "batch_augment", "colout", "cutout", "rand_augment", "trivial_augment"], "draws for its samples"
     ),
-    **dict.fromkeys(["cutmix", "mixup"], "draws for its samples, and takes partners from among them"),
+    **dict.fromkeys(["cutmix", "mixup"], "draws for its samples, and takes partners among them"),
     "batch_size_warmup": "keeps the first of its samples",
-    "ghost_batch_norm": "chunks are of its samples",
-    "gyro_dropout": "spreads its samples over the subnetworks",
+    "ghost_batch_norm": "chunks its samples",
+    "gyro_dropout": "assigns its samples to subnetworks",
     "sam": "climbs by the gradient of its samples",
     "selective_backprop": "chooses among its samples",
 }
 
-# Algorithms whose result with two microbatches differs from that with one, and why.
-PER_MICROBATCH = {"ghost_batch_norm": "chunks are of a microbatch"}
+# Algorithms whose results with one microbatch and with two differ, and why.
+PER_MICROBATCH = {"ghost_batch_norm": "chunks a microbatch"}
 
 ALL = [(task, key) for task, keys in FITTING.items() for key in keys]
 
@@ -44,17 +44,17 @@ def without_compiling() -> Iterator[None]:
         yield
 
 
-def is_close(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def is_close(values: dict[str, Any], expected: dict[str, Any]) -> bool:
     """Return whether the results of two runs are equal up to rounding."""
     try:
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(values, expected)
     except AssertionError:
         return False
     return True
 
 
 @pytest.mark.parametrize(("task", "key"), one_in(2, ALL))
-def test_two_microbatches_are_one_batch(task: str, key: str, tmp_path: Path):
+def test_two_microbatches_give_the_results_of_one_batch(task: str, key: str, tmp_path: Path):
     whole, split = (train_exactly(task, key, tmp_path, grad_accum=parts) for parts in (1, 2))
     assert is_close(split, whole) == (key not in PER_MICROBATCH)
 
@@ -85,7 +85,7 @@ def train_quarter() -> None:
 
 
 @pytest.mark.parametrize("start", one_in(4, [3, 2, 1, 0]))
-def test_two_ranks_are_one_but_for_what_is_per_rank(run_ranks, tmp_path: Path, start: int):
+def test_two_ranks_train_like_one_except_for_draws_per_rank(run_ranks, tmp_path: Path, start: int):
     names = ALL[start::4]
     run_ranks(train_quarter, 2, str(Path(__file__).parent), str(start))
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
@@ -111,7 +111,7 @@ class Spoiler(Algorithm):
 
 
 @pytest.mark.parametrize(("task", "key"), one_in(5, [pair for pair in ALL if pair[1] != "nan_guard"]))
-def test_a_batch_that_nan_guard_leaves_out_leaves_nothing_behind(task: str, key: str, tmp_path: Path):
+def test_a_batch_skipped_by_nan_guard_leaves_no_trace(task: str, key: str, tmp_path: Path):
     guard = NaNGuard()
     with make_trainer(task, key, guard, Spoiler(), folder=tmp_path) as trainer:
         trainer.fit()
@@ -119,12 +119,12 @@ def test_a_batch_that_nan_guard_leaves_out_leaves_nothing_behind(task: str, key:
     left = [trainer.state.unwrapped_model.state_dict(), trainer.state.eval_metric_values]
     assert trainer.state.eval_metric_values
     if key != "info_batch":  # its stored losses are not finite where they are unknown
-        left += [one.state_dict() for one in trainer.state.algorithms]
-    assert all(one.isfinite().all() for one in tensors(left))
+        left += [algorithm.state_dict() for algorithm in trainer.state.algorithms]
+    assert all(tensor.isfinite().all() for tensor in tensors(left))
 
 
 @pytest.mark.parametrize("task", FITTING)
-def test_what_has_nothing_to_do_is_refused_before_it_trains(task: str, tmp_path: Path):
+def test_an_algorithm_with_nothing_to_do_is_refused_before_training(task: str, tmp_path: Path):
     for key in CLASSES.keys() - {*FITTING[task]}:
         with pytest.raises((ValueError, TypeError)) as caught, make_trainer(task, key, folder=tmp_path) as trainer:
             trainer.fit()

@@ -14,7 +14,7 @@ from runner.models import GPT
 
 @pytest.mark.parametrize("shape", [(5, 8), (8, 5)])
 @pytest.mark.parametrize("rank", [1, 3, 5, 9])
-def test_the_product_is_the_nearest_of_its_rank(shape: tuple[int, int], rank: int):
+def test_the_product_is_the_closest_matrix_of_its_rank(shape: tuple[int, int], rank: int):
     matrix = torch.randn(shape, dtype=torch.float64)
     b, a = factorize(matrix, rank)
     assert b.shape == (shape[0], min(rank, 5))
@@ -52,15 +52,15 @@ def test_frozen_weights_stay_frozen_and_biases_are_taken_over():
     linear = nn.Linear(4, 4)
     linear.weight.requires_grad_(False)
     layers = factorize_linear(linear, 2)
-    assert [one.requires_grad for one in layers.parameters()] == [False, False, True]
+    assert [parameter.requires_grad for parameter in layers.parameters()] == [False, False, True]
     assert layers[1].bias is linear.bias
 
 
 def ranks(model: nn.Module) -> dict[str, int]:
     pairs: dict[str, Any] = {
-        name: one for name, one in model.named_modules() if isinstance(one, nn.Sequential) and len(one) == 2
+        name: module for name, module in model.named_modules() if isinstance(module, nn.Sequential) and len(module) == 2
     }
-    return {name: len(one[0].weight) for name, one in pairs.items() if hasattr(one[1], "weight")}
+    return {name: len(pair[0].weight) for name, pair in pairs.items() if hasattr(pair[1], "weight")}
 
 
 @pytest.mark.parametrize(("latent", "rank"), [(0.25, 5), (3, 3)])
@@ -75,7 +75,7 @@ def test_large_layers_are_factorized(make_trainer, latent: float, rank: int, cho
         assert ranks(trainer.state.unwrapped_model) == expected.get(chosen, both)
 
 
-def test_layers_that_would_not_get_smaller_stay(make_trainer):
+def test_layers_that_would_not_get_smaller_stay_unchanged(make_trainer):
     model = ClassificationModel(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 16)).double(), 3)
     with make_trainer(Factorize(min_features=8, latent_features=4), model=model):
         assert ranks(model) == {"module.1": 4}

@@ -43,16 +43,16 @@ def test_layers_in_blocks_round_and_the_loss_stays_close(make_trainer, language,
     exact, plain = run()
     torch.testing.assert_close(rounded, exact, rtol=1e-2, atol=0)
     assert not torch.equal(rounded, exact)
-    names = [name for name, one in model.named_modules() if type(one).__name__ == "Float8Linear"]
+    names = [name for name, layer in model.named_modules() if type(layer).__name__ == "Float8Linear"]
     assert len(names) == 8 and all("blocks" in name for name in names)
     assert [*model.state_dict()] == [*plain.state_dict()]  # checkpoints fit with and without
 
 
-def test_it_resumes_to_the_bit(check_resume, language):
+def test_float8_training_resumes_bit_for_bit(check_resume, language):
     check_resume(lambda: [Float8(emulate=True)], **{**language, "build": gpt})
 
 
-def test_where_it_cannot_run_it_is_refused(make_trainer, language, monkeypatch: pytest.MonkeyPatch):
+def test_unsupported_devices_and_models_are_refused(make_trainer, language, monkeypatch: pytest.MonkeyPatch):
     for algorithm, options, message in (
         (Float8(), {}, "Float8 needs a CUDA device of capability 8.9 or more, not cpu: leave it out, or"),
         (
@@ -84,7 +84,7 @@ def test_where_it_cannot_run_it_is_refused(make_trainer, language, monkeypatch: 
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:torch.get_autocast_gpu_dtype:DeprecationWarning")  # torchao calls it
-def test_products_of_a_gpu_are_close_to_emulated_ones(make_trainer, language):
+def test_products_on_a_gpu_are_close_to_emulated_products(make_trainer, language):
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs a GPU that multiplies in float8")
 

@@ -12,7 +12,7 @@ from runner.algorithms import Factorize, GatedLinearUnits
 from runner.algorithms.gated_linear_units import gated_linear_unit
 
 
-def test_it_is_torchs_own_glu():
+def test_gated_linear_unit_equals_the_glu_of_torch():
     gates, values = torch.randn(2, 3, 5, 4, dtype=torch.float64)
     expected = F.glu(torch.cat([values, gates], dim=-1))
     torch.testing.assert_close(gated_linear_unit(gates, values, torch.sigmoid), expected)
@@ -23,7 +23,7 @@ def test_it_is_torchs_own_glu():
     [(None, F.gelu), ("sigmoid", torch.sigmoid), ("identity", lambda x: x), ("silu", F.silu), (torch.tanh, torch.tanh)],
 )
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_feed_forward_blocks_of_a_gpt(make_trainer, language, act_fn: Any, function: Any, bias: bool):
+def test_feed_forward_blocks_of_a_gpt_are_gated(make_trainer, language, act_fn: Any, function: Any, bias: bool):
     plain = language["build"]().module
     with make_trainer(GatedLinearUnits(act_fn, bias, not bias), **language) as trainer:
         gpt = trainer.state.unwrapped_model.module
@@ -37,7 +37,7 @@ def test_the_feed_forward_blocks_of_a_gpt(make_trainer, language, act_fn: Any, f
         trainer.fit()
 
 
-def test_new_weights_are_of_the_scale_of_the_old_ones_and_a_function_of_the_seed(make_trainer, language):
+def test_new_weights_have_the_scale_of_the_old_ones_and_depend_on_the_seed(make_trainer, language):
     def draw(seed: int) -> list[torch.Tensor]:
         with make_trainer(GatedLinearUnits(), **language, seed=seed) as trainer:
             return [block.mlp.up.non_gated_layer.weight for block in trainer.state.unwrapped_model.module.blocks]
@@ -74,7 +74,7 @@ class Pooler(nn.Module):
         return self.activation(self.dense(hidden_states))
 
 
-def test_blocks_of_other_names_and_what_is_none(make_trainer):
+def test_blocks_with_other_names_are_gated_and_other_layers_are_not(make_trainer):
     net: Any = nn.Sequential(nn.Flatten(), Intermediate(), Pooler(), nn.Linear(8, 3)).double()
     x = torch.randn(2, 2, 4, 4, dtype=torch.float64)
     weight = net[1].dense.weight
@@ -85,7 +85,7 @@ def test_blocks_of_other_names_and_what_is_none(make_trainer):
         trainer.fit()
 
 
-def test_bert_of_hugging_face(make_trainer):
+def test_bert_of_hugging_face_is_gated(make_trainer):
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=10, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
@@ -100,7 +100,7 @@ def test_bert_of_hugging_face(make_trainer):
         assert bert(torch.zeros(1, 4, dtype=torch.int64)).last_hidden_state.shape == (1, 4, 8)
 
 
-def test_an_optimizer_that_exists_gets_the_new_weights(make_trainer, language):
+def test_an_existing_optimizer_gets_the_new_weights(make_trainer, language):
     model = language["build"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with make_trainer(GatedLinearUnits(), **language, model=model, optimizers=optimizer):
@@ -114,7 +114,7 @@ def test_layers_are_factorized_after_they_are_gated(make_trainer, language):
         trainer.fit()
 
 
-def test_it_is_refused_where_it_cannot_work(make_trainer):
+def test_unsuitable_arguments_and_models_are_refused(make_trainer):
     with pytest.raises(ValueError, match="act_fn='swish': must be one of 'sigmoid'"):
         GatedLinearUnits("swish")
     with pytest.raises(ValueError, match="GatedLinearUnits found no feed-forward block"):

@@ -30,7 +30,7 @@ def test_running_statistics_are_those_of_small_batches_one_after_another():
     torch.testing.assert_close(norm.state_dict(), expected.state_dict())
 
 
-def test_chunks_are_even():
+def test_chunks_are_as_equal_in_size_as_possible():
     seen = []
     norm = nn.Identity()
     norm.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
@@ -51,7 +51,7 @@ def test_every_batch_norm_is_chunked_in_training_only(make_trainer, kind: type[n
         torch.testing.assert_close(ghost.eval()(inputs), plain.eval()(inputs))
 
 
-def test_evaluation_takes_the_whole_batch_even_without_running_statistics(make_trainer):
+def test_evaluation_normalizes_the_whole_batch_even_without_running_statistics(make_trainer):
     model = ClassificationModel(nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False).double()), 3)
     with make_trainer(GhostBatchNorm(4), model=model):
         expected = F.batch_norm(INPUTS, None, None, training=True)

@@ -25,7 +25,7 @@ def test_gradients_are_clipped_as_torch_does(train, kind: str, grad_accum: int):
 
 
 @pytest.mark.parametrize("kind", ["norm", "value", "adaptive"])
-def test_small_gradients_stay_as_they_are(train, kind: str):
+def test_small_gradients_stay_unchanged(train, kind: str):
     plain = train(max_duration="1ba").seen[0]
     clipped = train(GradientClipping(kind, 1e6), max_duration="1ba").seen[0]
     torch.testing.assert_close(clipped, plain, rtol=1e-5, atol=0)
@@ -53,7 +53,7 @@ def test_units_that_start_at_zero_can_learn():
     torch.testing.assert_close(parameter.grad.norm(dim=1), torch.full((2,), 0.5e-3))
 
 
-def test_sharded_gradients_are_clipped_by_the_norm_of_all(run_ranks):
+def test_sharded_gradients_are_clipped_by_their_total_norm(run_ranks):
     def program():
         from types import SimpleNamespace
         from typing import Any
@@ -77,9 +77,9 @@ def test_sharded_gradients_are_clipped_by_the_norm_of_all(run_ranks):
         state: Any = SimpleNamespace(optimizers=[torch.optim.SGD(sharded.parameters(), lr=0.1)])
         logger: Any = None
         GradientClipping("norm", 0.5).after_train_batch(state, logger)
-        for one, other in zip(plain.parameters(), sharded.parameters(), strict=True):
-            gradient: Any = other.grad
-            torch.testing.assert_close(gradient.full_tensor(), one.grad)
+        for parameter, shard in zip(plain.parameters(), sharded.parameters(), strict=True):
+            gradient: Any = shard.grad
+            torch.testing.assert_close(gradient.full_tensor(), parameter.grad)
         dist.destroy_process_group()
 
     run_ranks(program)

@@ -12,7 +12,7 @@ from runner.algorithms.gyro_dropout import assign, draw_masks
 
 
 class Spy(nn.Module):
-    """Keeps its inputs."""
+    """Stores its inputs."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class Ones(nn.Module):
 
 
 def build() -> ClassificationModel:
-    """A model in which `Spy` sees the outputs of dropout for inputs of ones."""
+    """Return a model in which `Spy` stores the outputs of dropout for inputs of ones."""
     torch.manual_seed(0)
     layers = [nn.Flatten(), nn.Linear(32, 20), Ones(), nn.Dropout(0.1), Spy(), nn.Linear(20, 3)]
     return ClassificationModel(nn.Sequential(*layers).double(), 3)
@@ -50,17 +50,17 @@ def test_masks_keep_the_mean():
     torch.testing.assert_close(draw_masks(3, 4, 0.0, seed=0), torch.ones(3, 4))
 
 
-def test_samples_are_spread_evenly():
+def test_samples_are_assigned_evenly_to_subnetworks():
     chosen = torch.tensor([7, 3, 5])
     assert assign(6, 0, 6, chosen).tolist() == [7, 7, 3, 3, 5, 5]
     assert assign(2, 3, 6, chosen).tolist() == [3, 5]
     assert assign(2, 0, 2, chosen).tolist() == [7, 3]
 
 
-def test_tau_of_sigma_masks_for_their_share_of_training(make_trainer):
+def test_tau_of_sigma_masks_are_used_for_their_share_of_training(make_trainer):
     batches = masks_of(make_trainer, GyroDropout(0.5, sigma=4, tau=2), max_duration="8ba")
     shown = [{tuple(row) for row in batch.tolist()} for batch in batches]
-    assert all(len(one) == 2 for one in shown)  # each half of a batch its own
+    assert all(len(masks) == 2 for masks in shown)  # one for each half of a batch
     assert all(len({tuple(row) for row in half.tolist()}) == 1 for batch in batches for half in batch.split(4))
     assert shown[0] == shown[1] == shown[2] == shown[3] and shown[4] == shown[7]  # 8 batches x 2 / 4
     assert len(set.union(*shown)) <= 4
@@ -73,7 +73,7 @@ def test_microbatches_get_the_masks_of_the_batch(make_trainer):
     torch.testing.assert_close(cut, whole, rtol=0, atol=0)
 
 
-def test_no_dropping_is_no_change(make_trainer):
+def test_a_probability_of_zero_changes_nothing(make_trainer):
     for mask in masks_of(make_trainer, GyroDropout(p=0.0)):
         assert torch.equal(mask, torch.ones(8, 20, dtype=torch.float64))
 
@@ -110,7 +110,7 @@ def test_arguments_are_checked(arguments: dict[str, Any], message: str):
         GyroDropout(**arguments)
 
 
-def test_what_cannot_be_done_is_refused(make_trainer):
+def test_unsuitable_models_and_durations_are_refused(make_trainer):
     with pytest.raises(ValueError, match="allow_no_match=False: GyroDropout found no dropout"):
         make_trainer(GyroDropout())
     make_trainer(GyroDropout(allow_no_match=True)).close()
@@ -137,5 +137,5 @@ def test_resume(make_trainer, tmp_path):
     with make_trainer(algorithm(), build=build, callbacks=[Stop()]) as first:
         first.fit()
         save_checkpoint(first.state, tmp_path / "checkpoint")
-    rest = masks_of(make_trainer, algorithm(), resume_path=tmp_path / "checkpoint")
-    torch.testing.assert_close(rest, whole[4:], rtol=0, atol=0)
+    resumed = masks_of(make_trainer, algorithm(), resume_path=tmp_path / "checkpoint")
+    torch.testing.assert_close(resumed, whole[4:], rtol=0, atol=0)

@@ -14,7 +14,7 @@ STRENGTHS = [-1.0, -0.4, 0.3, 0.7, 1.0]
 
 
 def make_levels(channels: int) -> torch.Tensor:
-    """Images (5, C, 17, 24) of 256 levels, of which the first is plain and the second has few levels."""
+    """Return images (5, C, 17, 24) of 256 levels; the first is constant, and the second has few levels."""
     generator = torch.Generator().manual_seed(0)
     levels = torch.randint(20, 230, (5, channels, HEIGHT, WIDTH), generator=generator, dtype=torch.uint8)
     levels[0] = 77
@@ -48,12 +48,12 @@ EXACT = {"identity", "equalize", "posterize", "solarize"}
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", PILLOW)
-def test_colors_are_those_of_pillow(name: str, channels: int):
+def test_color_operations_equal_those_of_pillow(name: str, channels: int):
     levels = make_levels(channels)
     operation = getattr(ops, name)
     changed = operation(levels.double() / 255, torch.tensor(STRENGTHS, dtype=torch.float64)) * 255
     expected = torch.stack(
-        [from_pillow(PILLOW[name](to_pillow(one), s)) for one, s in zip(levels, STRENGTHS, strict=True)]
+        [from_pillow(PILLOW[name](to_pillow(image), s)) for image, s in zip(levels, STRENGTHS, strict=True)]
     )
     # Pillow rounds the image that it blends with, and the result, to whole levels.
     tolerance = 1e-9 if name in EXACT else 1.6
@@ -75,7 +75,7 @@ MATRICES = {
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_moves_are_those_of_pillow(name: str):
+def test_geometric_operations_equal_those_of_pillow(name: str):
     levels = make_levels(3)
     strengths = torch.tensor(STRENGTHS, dtype=torch.float64)
     operation = getattr(ops, name)
@@ -93,7 +93,7 @@ def test_moves_are_those_of_pillow(name: str):
         assert difference.max() <= 1.0 + 1e-6
 
 
-def test_pillow_and_this_turn_in_the_same_direction():
+def test_rotations_have_the_direction_of_pillow():
     levels = make_levels(1)[2:3]
     turned = ops.rotate(levels.double() / 255, torch.tensor([1.0], dtype=torch.float64)) * 255
     expected = from_pillow(to_pillow(levels[0]).rotate(-30, Image.Resampling.BILINEAR))
@@ -112,7 +112,7 @@ def test_each_image_has_its_own_strength_and_none_is_changed_in_place(operation)
     assert torch.equal(images, copies)
 
 
-def test_moving_by_nothing_changes_nothing():
+def test_geometric_operations_of_strength_zero_change_nothing():
     images = make_levels(3).double() / 255
     for operation in ops.ALL[4:5] + ops.ALL[6:10]:
         torch.testing.assert_close(operation(images, torch.zeros(5, dtype=torch.float64)), images)
@@ -120,12 +120,12 @@ def test_moving_by_nothing_changes_nothing():
         torch.testing.assert_close(operation(images, torch.zeros(5, dtype=torch.float64)), images)
 
 
-def test_each_image_gets_the_operation_that_was_chosen():
+def test_each_image_gets_its_chosen_operation():
     images = make_levels(3).double() / 255
     chosen, strengths = numpy.array([1, 0, 1, -1, 0]), numpy.array(STRENGTHS)
     changed = ops.apply_each(images, [ops.solarize, ops.brightness], chosen, strengths)
     for index, (choice, strength) in enumerate(zip(chosen, STRENGTHS, strict=True)):
-        one = images[index : index + 1]
+        image = images[index : index + 1]
         operation = [ops.solarize, ops.brightness, ops.identity][choice]
-        expected = operation(one, torch.tensor([strength], dtype=torch.float64))
+        expected = operation(image, torch.tensor([strength], dtype=torch.float64))
         torch.testing.assert_close(changed[index : index + 1], expected, atol=1e-12, rtol=0)

@@ -13,29 +13,29 @@ from runner.algorithms.info_batch import draw_weights
 from runner.data import TensorLoader
 from runner.models import GPT
 
-LOSSES = torch.tensor([0.1, 0.2, 0.3, 5.0, 6.0, torch.inf])  # the last one is not known yet
+LOSSES = torch.tensor([0.1, 0.2, 0.3, 5.0, 6.0, torch.inf])  # the last loss is unknown
 
 
-def test_each_sample_counts_one_on_average_and_hard_ones_always():
+def test_expected_weights_are_one_and_hard_samples_always_have_one():
     weights = torch.stack([draw_weights(LOSSES, 0.75, seed) for seed in range(4000)])
     assert set(weights[:, :3].unique().tolist()) == {0.0, 4.0}
     assert weights[:, 3:].eq(1).all()
     torch.testing.assert_close(weights.mean(dim=0), torch.ones(6), atol=0.12, rtol=0)
 
 
-def test_nothing_is_left_out_before_anything_is_known():
+def test_nothing_is_dropped_while_losses_are_unknown():
     assert draw_weights(torch.full((5,), torch.inf), 0.9, 0).eq(1).all()
     assert draw_weights(LOSSES, 0.0, 0).eq(1).all()
 
 
 class Watch(Callback):
-    """Keeps which samples are trained, with which weights, and the scores after each epoch."""
+    """Stores the trained samples, their weights, and the scores after each epoch."""
 
     def __init__(self):
         self.kept, self.weights, self.scores, self.models = [], [], [], []
 
     def before_train_batch(self, state, logger):
-        (algorithm,) = (one for one in state.algorithms if isinstance(one, InfoBatch))
+        (algorithm,) = (algorithm for algorithm in state.algorithms if isinstance(algorithm, InfoBatch))
         now = state.timestamp
         loader: Any = state.train_dataloader
         indices = loader.order.indices(now.epoch, now.batch_in_epoch)
@@ -67,15 +67,15 @@ def test_gradients_are_those_of_the_weighted_batch(make_trainer, grad_accum: int
     assert [len(kept) for kept in watch.kept[:3]] == [8, 8, 8]
     assert min(len(kept) for kept in watch.kept) < 7
     images, targets = trainer.state.train_dataloader.tensors
-    for weights, kept, before, found in zip(watch.weights, watch.kept, watch.models, gradients, strict=True):
+    for weights, kept, before, gradient in zip(watch.weights, watch.kept, watch.models, gradients, strict=True):
         model = make_trainer().state.unwrapped_model
         model.load_state_dict(before)
         losses = F.cross_entropy(model.module(images[kept]), targets[kept], reduction="none")
         (losses * weights[weights > 0]).sum().div(len(weights)).backward()
-        torch.testing.assert_close(found, [p.grad for p in model.parameters()], rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(gradient, [parameter.grad for parameter in model.parameters()], rtol=1e-5, atol=1e-7)
 
 
-def test_scores_are_the_last_losses_of_each_sample(make_trainer):
+def test_scores_are_the_latest_losses_of_each_sample(make_trainer):
     watch = Watch()
     with make_trainer(InfoBatch(0.7, 1.0), callbacks=[watch], max_duration="3ep") as trainer:
         trainer.fit()
@@ -89,7 +89,7 @@ def test_scores_are_the_last_losses_of_each_sample(make_trainer):
             torch.testing.assert_close(watch.scores[number // 3].double(), expected)
 
 
-def test_a_batch_of_which_nothing_is_left_trains_nothing(make_trainer):
+def test_a_batch_without_kept_samples_trains_nothing(make_trainer):
     losses = []
 
     class Losses(Callback):
@@ -119,7 +119,7 @@ def test_pruning_nothing_changes_nothing(train):
     torch.testing.assert_close(train(InfoBatch(0.5, delta=0.0), batch_norm=True).seen, plain, rtol=0, atol=0)
 
 
-def test_the_last_epochs_leave_out_nothing(train):
+def test_the_last_epochs_drop_nothing(train):
     sizes = [len(images) for images, _ in train(InfoBatch(0.7, delta=0.5), max_duration="4ep").batches]
     assert sizes[:3] == sizes[6:9] == sizes[9:] == [8, 8, 8]
     assert sum(sizes[3:6]) < 24
@@ -127,22 +127,22 @@ def test_the_last_epochs_leave_out_nothing(train):
 
 def test_losses_are_those_of_smoothed_targets(make_trainer):
     with make_trainer(InfoBatch(0.7, 1.0), LabelSmoothing(0.5), CutOut(), max_duration="4ep", grad_accum=2) as trainer:
-        names = [type(one).__name__ for one in trainer.state.algorithms]
+        names = [type(algorithm).__name__ for algorithm in trainer.state.algorithms]
         assert names == ["LabelSmoothing", "InfoBatch", "CutOut"]
         trainer.fit()
-        (algorithm,) = (one for one in trainer.state.algorithms if isinstance(one, InfoBatch))
-        # With half of each target spread over three classes no loss can be below the entropy of the target.
+        (algorithm,) = (algorithm for algorithm in trainer.state.algorithms if isinstance(algorithm, InfoBatch))
+        # With half of each target spread over three classes, no loss is below the entropy of the target.
         entropy = -(2 / 3 * torch.tensor(2 / 3).log() + 1 / 3 * torch.tensor(1 / 6).log()).item()
         assert algorithm.state_dict()["scores"].min() > entropy
 
 
 @pytest.mark.parametrize("other", [MixUp(), SelectiveBackprop(), BatchAugment(flip="alternating")])
-def test_what_does_not_go_together_is_refused(make_trainer, other):
+def test_conflicting_algorithms_are_refused(make_trainer, other):
     with pytest.raises(ValueError, match="cannot be combined|flip='alternating'"):
         make_trainer(InfoBatch(), other)
 
 
-def test_models_and_data_that_it_cannot_weigh_are_refused(make_trainer):
+def test_models_and_data_that_cannot_be_weighted_are_refused(make_trainer):
     model = LanguageModel(GPT(vocab_size=4, context=8, d_model=4, n_layers=1, n_heads=1))
     with pytest.raises(ValueError, match="the loss of LanguageModel is not a mean over samples"):
         make_trainer(InfoBatch(), build=lambda: model)
@@ -172,7 +172,7 @@ class TwoLosses(ClassificationModel):
         return {"total": loss + outputs.square().mean(), "entropy": loss}
 
 
-def test_of_several_losses_the_total_is_weighed_and_the_parts_stay(make_trainer):
+def test_the_total_of_several_losses_is_weighted_and_the_parts_stay(make_trainer):
     def build() -> TwoLosses:
         torch.manual_seed(0)
         return TwoLosses(nn.Sequential(nn.Flatten(), nn.Linear(32, 3)).double(), 3)

@@ -57,7 +57,7 @@ def test_gradients_are_those_of_the_smoothed_loss(train, make_trainer, grad_accu
     torch.testing.assert_close(gradients.seen[0], [p.grad for p in model.parameters()])
 
 
-@pytest.mark.parametrize("length", [4, 5])  # 4 classes: the shapes alone do not tell which dimension counts them
+@pytest.mark.parametrize("length", [4, 5])  # 4 classes: the shapes do not tell which dimension holds them
 def test_a_language_model_is_smoothed_over_its_vocabulary(make_trainer, length: int):
     class SmoothedByTorch(LanguageModel):
         def loss(self, outputs, batch):
@@ -88,7 +88,7 @@ def test_a_language_model_is_smoothed_over_its_vocabulary(make_trainer, length: 
     torch.testing.assert_close(trained([LabelSmoothing(0.3)], LanguageModel, 3), expected)
 
 
-def test_a_model_of_one_s_own_says_which_dimension_counts_classes(train, make_trainer):
+def test_class_dim_names_the_classes_of_a_custom_model(train, make_trainer):
     class Rows(ClassificationModel):
         def forward(self, batch):
             return super().forward(batch).unsqueeze(1)
@@ -132,7 +132,7 @@ def test_the_true_targets_are_back_after_the_loss(make_trainer):
 def test_evaluations_and_other_losses_are_not_smoothed(make_trainer):
     def losses(*smoothing: LabelSmoothing) -> tuple[float, float]:
         with make_trainer(
-            *smoothing, max_duration="1ba", optimizers=lambda one: torch.optim.SGD(one, lr=0.0)
+            *smoothing, max_duration="1ba", optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.0)
         ) as trainer:
             trainer.fit()
             return float(trainer.state.total_loss), float(trainer.state.eval_metric_values["eval"]["loss"])
@@ -141,7 +141,7 @@ def test_evaluations_and_other_losses_are_not_smoothed(make_trainer):
     assert smoothed[1] == plain[1] and smoothed[0] != plain[0]
 
 
-def test_a_loss_of_one_s_own_gets_probabilities(train, make_trainer):
+def test_a_custom_loss_gets_probabilities(train, make_trainer):
     class Own(ClassificationModel):
         def loss(self, outputs, batch):
             assert batch[1].is_floating_point() or not self.training

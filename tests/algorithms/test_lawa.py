@@ -11,7 +11,7 @@ from runner.algorithms import LAWA
 
 
 class History(Callback):
-    """Keeps the weights after each batch."""
+    """Stores the weights after each batch."""
 
     def __init__(self):
         self.after_batch = []
@@ -44,7 +44,7 @@ def test_the_latest_weights_are_averaged(make_trainer, arguments: dict[str, Any]
         torch.testing.assert_close(value, mean)
 
 
-def test_training_is_the_same_with_and_without(make_trainer):
+def test_training_is_the_same_with_and_without_lawa(make_trainer):
     with make_trainer(batch_norm=True) as plain, make_trainer(LAWA(2, "1ba"), batch_norm=True) as ours:
         plain.fit()
         ours.fit()
@@ -96,7 +96,7 @@ NOTHING += "max_duration={!r}; update earlier or more often"
 @pytest.mark.parametrize(
     ("interval", "start", "duration"), [("1ep", "0dur", "2ba"), ("1ba", "5ep", "1ep"), ("2ba", "5ba", "5ba")]
 )
-def test_a_run_without_an_update_says_so_as_it_starts(make_trainer, caplog, interval: str, start: str, duration: str):
+def test_a_run_without_an_update_warns_when_it_starts(make_trainer, caplog, interval: str, start: str, duration: str):
     at_start = []
 
     class AtStart(Callback):
@@ -109,13 +109,13 @@ def test_a_run_without_an_update_says_so_as_it_starts(make_trainer, caplog, inte
     assert at_start == warnings_of(caplog) == [NOTHING.format(interval, start, duration)]
 
 
-def test_or_as_it_ends_where_units_are_not_linked(make_trainer, caplog):
+def test_a_run_without_an_update_warns_at_its_end_if_units_cannot_be_converted(make_trainer, caplog):
     with make_trainer(LAWA(), max_duration="16sp") as trainer:
         trainer.fit()
     assert warnings_of(caplog) == [NOTHING.format("1ep", "0dur", "16sp")]
 
 
-def test_a_run_may_go_on_to_its_first_update(make_trainer, caplog, tmp_path):
+def test_a_continued_run_may_reach_its_first_update(make_trainer, caplog, tmp_path):
     with make_trainer(LAWA(), max_duration="3ep") as trainer:
         for _ in range(3):
             trainer.fit(duration="1ba")
@@ -132,7 +132,7 @@ def test_a_run_may_go_on_to_its_first_update(make_trainer, caplog, tmp_path):
     assert len(warnings_of(caplog)) == 1
 
 
-def test_a_run_that_is_stopped_says_nothing(make_trainer, caplog):
+def test_a_stopped_run_does_not_warn(make_trainer, caplog):
     class Stop(Callback):
         def batch_end(self, state, logger):
             state.stop_training()

@@ -22,16 +22,16 @@ def build_deep() -> ClassificationModel:
 
 
 class Changes(Callback):
-    """Keeps which layers each epoch changed, and how many gradients its last batch computed."""
+    """Stores the layers that each epoch changed, and the number of gradients of its last batch."""
 
     def __init__(self):
         self.seen, self.gradients = [], []
 
     def epoch_start(self, state, logger):
-        self.before = {name: one.clone() for name, one in state.unwrapped_model.state_dict().items()}
+        self.before = {name: tensor.clone() for name, tensor in state.unwrapped_model.state_dict().items()}
 
     def after_train_batch(self, state, logger):
-        self.count = sum(one.grad is not None for one in state.unwrapped_model.parameters())
+        self.count = sum(parameter.grad is not None for parameter in state.unwrapped_model.parameters())
 
     def epoch_end(self, state, logger):
         now = state.unwrapped_model.state_dict()
@@ -47,7 +47,7 @@ def test_the_fraction_rises_linearly():
     assert frozen_fraction(1.0, 0.0, 1.0) == 1.0
 
 
-def test_layers_freeze_from_the_first_on(make_trainer):
+def test_layers_freeze_from_the_first_to_the_last(make_trainer):
     changes, memory = Changes(), InMemoryLogger()
     with make_trainer(
         LayerFreezing(0.25, 1.0), build=build_deep, callbacks=[changes], loggers=[memory], max_duration="4ep"
@@ -64,7 +64,7 @@ def test_layers_freeze_from_the_first_on(make_trainer):
     }
     assert logged["layers_frozen"] == [0, 1, 2, 3]
     assert logged["percentage_frozen"] == pytest.approx([0, 1 / 3, 2 / 3, 1])
-    assert all(one.requires_grad for one in model.parameters())  # once closed
+    assert all(parameter.requires_grad for parameter in model.parameters())  # once closed
 
 
 def test_decay_and_momentum_stop_too(make_trainer):
@@ -85,7 +85,7 @@ def test_decay_and_momentum_stop_too(make_trainer):
         assert torch.equal(trainer.state.unwrapped_model.get_parameter("module.1.weight"), watch.first)
 
 
-def test_what_is_shared_with_the_last_layer_learns_on():
+def test_a_parameter_shared_with_the_last_layer_keeps_learning():
     gpt = GPT(vocab_size=11, context=8, d_model=8, n_layers=1, n_heads=2)
     layers = layers_of(gpt)
     assert layers[0] is gpt.token_embedding and layers[-1] is gpt.head
@@ -102,7 +102,7 @@ def test_a_tied_embedding_is_not_frozen(make_trainer):
     arguments = {"model": model, "train_dataloader": loader, "eval_dataloader": None, "max_duration": "2ep"}
     with make_trainer(LayerFreezing(0.0, 1.0), **arguments) as trainer:
         trainer.fit()
-        learning = {name for name, one in model.named_parameters() if one.requires_grad}
+        learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert "module.token_embedding.weight" in learning and "module.position_embedding.weight" not in learning
 
 
@@ -115,7 +115,7 @@ def test_arguments_are_checked(arguments: dict[str, Any], message: str):
         LayerFreezing(**arguments)
 
 
-def test_one_layer_cannot_be_frozen(make_trainer):
+def test_a_model_of_one_layer_is_refused(make_trainer):
     model = ClassificationModel(nn.Sequential(nn.Flatten(), nn.Linear(32, 3)).double(), 3)
     with make_trainer(LayerFreezing(), model=model) as trainer, pytest.raises(ValueError, match="at least two layers"):
         trainer.fit()
@@ -136,11 +136,11 @@ def warnings_of(caplog) -> list[str]:
         ((0.25, 0.5), "4ep", False),
         ((0.25, 0.4), "4ep", True),  # of three layers
         ((0.0, 1.0), "16sp", True),
-        ((0.0, 1.0), "24sp", True),  # frozen only when training is over
+        ((0.0, 1.0), "24sp", True),  # frozen only after training
         ((0.0, 1.0), "48sp", False),
     ],
 )
-def test_a_run_that_freezes_nothing_says_so(make_trainer, caplog, arguments: tuple, duration: str, warns: bool):
+def test_a_run_that_freezes_nothing_warns(make_trainer, caplog, arguments: tuple, duration: str, warns: bool):
     learning, last, at_start = [], len([*build_deep().parameters()]), []
 
     class Learning(Callback):
@@ -148,7 +148,7 @@ def test_a_run_that_freezes_nothing_says_so(make_trainer, caplog, arguments: tup
             at_start.extend(warnings_of(caplog))
 
         def after_train_batch(self, state, logger):
-            learning.append(sum(one.grad is not None for one in state.unwrapped_model.parameters()))
+            learning.append(sum(parameter.grad is not None for parameter in state.unwrapped_model.parameters()))
 
     with make_trainer(
         LayerFreezing(*arguments), build=build_deep, callbacks=[Learning()], max_duration=duration
@@ -157,16 +157,16 @@ def test_a_run_that_freezes_nothing_says_so(make_trainer, caplog, arguments: tup
     warnings = warnings_of(caplog)
     assert len(warnings) == warns == (min(learning) == last)
     assert at_start == (warnings if "sp" not in duration else [])
-    assert all("layer_freezing freezes nothing" in one and f"{duration!r}" in one for one in warnings)
+    assert all("layer_freezing freezes nothing" in message and f"{duration!r}" in message for message in warnings)
 
 
-def test_a_run_that_is_stopped_says_nothing(make_trainer, caplog):
+def test_a_stopped_run_does_not_warn(make_trainer, caplog):
     with make_trainer(LayerFreezing(), build=build_deep, callbacks=[Stop(2)], max_duration="4ep") as trainer:
         trainer.fit()
     assert warnings_of(caplog) == []
 
 
-def test_a_run_that_is_resumed_with_frozen_layers_freezes(make_trainer, tmp_path, caplog):
+def test_a_run_resumed_with_frozen_layers_does_not_warn(make_trainer, tmp_path, caplog):
     arguments = {"build": build_deep, "max_duration": "48sp"}
     with make_trainer(LayerFreezing(0.0, 1.0), callbacks=[Stop(4)], **arguments) as first:
         first.fit()

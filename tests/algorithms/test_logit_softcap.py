@@ -12,7 +12,7 @@ from runner.algorithms import LogitSoftcap
 from runner.algorithms.logit_softcap import softcap
 
 
-def test_the_closed_form_and_its_slope():
+def test_softcap_has_its_closed_form_and_slope():
     logits = torch.linspace(-100, 100, 41, dtype=torch.float64, requires_grad=True)
     capped = softcap(logits, 15.0)
     expected = [15 * (1 - 2 / (math.exp(2 * x / 15) + 1)) for x in logits.tolist()]
@@ -36,8 +36,8 @@ def test_training_evaluation_and_the_model_itself_see_capped_logits(make_trainer
         expected = F.cross_entropy(capped.flatten(0, 1), targets.flatten())
         torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=0)
         trainer.fit()
-        inputs, wanted = trainer.state.batch
-        expected = F.cross_entropy(0.5 * torch.tanh(plain(inputs) / 0.5).flatten(0, 1), wanted.flatten())
+        inputs, targets = trainer.state.batch
+        expected = F.cross_entropy(0.5 * torch.tanh(plain(inputs) / 0.5).flatten(0, 1), targets.flatten())
         torch.testing.assert_close(trainer.state.total_loss, expected.detach())
 
 
@@ -51,7 +51,7 @@ def test_a_head_that_is_tied_to_the_embedding_stays_tied_under_its_name(make_tra
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_any_linear_layer_with_a_fitting_name(make_trainer, bias: bool):
+def test_linear_layers_are_chosen_by_name(make_trainer, bias: bool):
     net = nn.Sequential(nn.Flatten(), nn.Linear(32, 3, bias=bias)).double()
     images = torch.randn(2, 2, 4, 4, dtype=torch.float64)
     expected = softcap(net(images), 0.2)
@@ -60,7 +60,7 @@ def test_any_linear_layer_with_a_fitting_name(make_trainer, bias: bool):
         trainer.fit()
 
 
-def test_it_is_refused_where_it_cannot_work(make_trainer, language):
+def test_unsuitable_arguments_and_models_are_refused(make_trainer, language):
     with pytest.raises(ValueError, match="cap=0"):
         LogitSoftcap(0)
     with pytest.raises(ValueError, match="LogitSoftcap found no linear layer with a name like 'tail'"):

@@ -17,7 +17,7 @@ def net(affine: bool = True) -> ClassificationModel:
 
 
 @pytest.mark.parametrize("affine", [True, False])
-def test_norms_run_in_the_type_of_autocast(make_trainer, affine: bool):
+def test_group_norms_run_in_the_dtype_of_autocast(make_trainer, affine: bool):
     types = Types(lambda inputs, weight, bias: F.group_norm(inputs, 2, weight, bias, 1e-3))
     check_types(make_trainer, LowPrecisionGroupNorm(), lambda: net(affine), types)
 
@@ -28,7 +28,7 @@ def test_even_an_input_in_32_bits_is_normalized_in_low_precision():
     check_input_in_32_bits(_LowGroupNorm(2, 6))
 
 
-def test_without_autocast_nothing_changes_and_that_is_said(train, caplog: pytest.LogCaptureFixture):
+def test_without_autocast_nothing_changes_but_a_warning(train, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING, "runner"):
         low = train(LowPrecisionGroupNorm(), model=net(), **FLOATS)
     assert "LowPrecisionGroupNorm changes nothing with precision=fp32" in caplog.text

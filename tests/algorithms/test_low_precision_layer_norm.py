@@ -18,7 +18,7 @@ def net(affine: bool = True, bias: bool = True) -> ClassificationModel:
 
 
 @pytest.mark.parametrize(("affine", "bias"), [(True, True), (True, False), (False, False)])
-def test_norms_run_in_the_type_of_autocast(make_trainer, affine: bool, bias: bool):
+def test_layer_norms_run_in_the_dtype_of_autocast(make_trainer, affine: bool, bias: bool):
     types = Types(lambda inputs, weight, bias: F.layer_norm(inputs, (6,), weight, bias, 1e-3))
     check_types(make_trainer, LowPrecisionLayerNorm(), lambda: net(affine, bias), types)
 
@@ -29,11 +29,11 @@ def test_even_an_input_in_32_bits_is_normalized_in_low_precision():
     check_input_in_32_bits(_LowLayerNorm(6))
 
 
-def test_all_tensors_have_the_type_of_autocast_which_is_off_within():
+def test_all_tensors_have_the_dtype_of_autocast_which_is_off_inside():
     seen = []
 
     def look(*tensors: torch.Tensor | None) -> torch.Tensor:
-        seen.append([None if one is None else one.dtype for one in tensors])
+        seen.append([None if tensor is None else tensor.dtype for tensor in tensors])
         return torch.ones(2, 2) @ torch.ones(2, 2)
 
     with torch.autocast("cpu", torch.float16):
@@ -42,7 +42,7 @@ def test_all_tensors_have_the_type_of_autocast_which_is_off_within():
     assert seen == [[torch.float16, torch.float16, None], [torch.float32, torch.float32, None]]
 
 
-def test_without_autocast_nothing_changes_and_that_is_said(train, caplog: pytest.LogCaptureFixture):
+def test_without_autocast_nothing_changes_but_a_warning(train, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING, "runner"):
         low = train(LowPrecisionLayerNorm(), model=net(), **FLOATS)
     assert "LowPrecisionLayerNorm changes nothing with precision=fp32" in caplog.text

@@ -13,12 +13,12 @@ KEY = "mixup"
 
 
 def reference_gradients(model, batch, alpha: float, index: int, smoothing: float = 0.0) -> list[torch.Tensor]:
-    """Gradients of the interpolated loss, written down as in the paper."""
+    """Return the gradients of the interpolated loss, as in the paper."""
     images, targets = batch
     seed = stream_seed(0, KEY, index)
     lam, permutation = draw_weight(alpha, seed), draw_partners(len(images), seed)
     logits = model.module((1 - lam) * images + lam * images[permutation])
-    losses = [F.cross_entropy(logits, one, label_smoothing=smoothing) for one in (targets, targets[permutation])]
+    losses = [F.cross_entropy(logits, labels, label_smoothing=smoothing) for labels in (targets, targets[permutation])]
     ((1 - lam) * losses[0] + lam * losses[1]).backward()
     return [p.grad for p in model.parameters()]
 
@@ -33,7 +33,7 @@ def test_gradients_are_those_of_the_paper(train, make_trainer, interpolate_loss:
 
 @pytest.mark.parametrize("mixup_first", [True, False])
 @pytest.mark.parametrize("grad_accum", [1, 4])
-def test_it_composes_with_label_smoothing_in_either_order(train, make_trainer, mixup_first: bool, grad_accum: int):
+def test_mixup_composes_with_label_smoothing_in_either_order(train, make_trainer, mixup_first: bool, grad_accum: int):
     algorithms = [MixUp(0.7), LabelSmoothing(0.2)]
     gradients = train(*algorithms[:: 1 if mixup_first else -1], max_duration="1ba", grad_accum=grad_accum)
     expected = reference_gradients(make_trainer().state.unwrapped_model, gradients.batches[0], 0.7, 0, smoothing=0.2)
@@ -45,10 +45,10 @@ def test_interpolating_losses_of_smoothed_labels_is_refused(make_trainer):
         make_trainer(MixUp(interpolate_loss=True), LabelSmoothing())
 
 
-@pytest.mark.parametrize("others", [[CutMix()], [MixUp()]])
-def test_two_mixings_at_once_are_refused(make_trainer, others: list):
+@pytest.mark.parametrize("other", [CutMix(), MixUp()])
+def test_two_mixings_at_once_are_refused(make_trainer, other):
     with pytest.raises(ValueError, match="cannot be combined"):
-        make_trainer(MixUp(), *others)
+        make_trainer(MixUp(), other)
 
 
 def test_weights_follow_the_beta_distribution_and_partners_are_a_permutation():
@@ -66,7 +66,7 @@ def test_weights_follow_the_beta_distribution_and_partners_are_a_permutation():
     assert small.mean() < weights.mean()
 
 
-def test_mixing_by_nothing_changes_nothing():
+def test_a_weight_of_zero_changes_nothing():
     values = torch.randn(4, 3)
     assert torch.equal(interpolate(values, values.flip(0), 0.0), values)
 
@@ -92,7 +92,7 @@ def test_neither_the_batch_nor_its_targets_are_changed(make_trainer):
         assert all(torch.equal(part, copy) for part, copy in zip(batch, copies, strict=True))
 
 
-def test_batches_draw_differently(train):
+def test_each_batch_has_its_own_draw(train):
     seeds = [stream_seed(0, KEY, batch) for batch in range(6)]
     assert len({draw_weight(0.2, seed) for seed in seeds}) == 6
 

@@ -65,7 +65,7 @@ class Spoiler(Algorithm):
 
 
 class LeaveOut(Algorithm):
-    """Reference for `skip`: does not step the optimizers at chosen batches, and restores the buffers by hand."""
+    """Reference for `skip`: does not step the optimizers at chosen batches, and restores the buffers itself."""
 
     def __init__(self, batches: Sequence[int] = SPOILT):
         self.batches = batches
@@ -99,8 +99,8 @@ def everything(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def equal(one: Any, other: Any) -> None:
-    torch.testing.assert_close(one, other, rtol=0, atol=0)
+def equal(values: Any, expected: Any) -> None:
+    torch.testing.assert_close(values, expected, rtol=0, atol=0)
 
 
 @pytest.fixture
@@ -130,12 +130,12 @@ def test_the_first_last_and_several_batches_are_skipped(fit, batches):
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip", "rollback"])
-def test_a_sound_run_is_the_run_without(fit, policy: str):
+def test_a_finite_run_is_the_same_without_the_guard(fit, policy: str):
     equal(fit(NaNGuard(policy, "2ba")), fit())
 
 
 class Moments(Callback):
-    """Keeps weights, buffers and optimizer state from before each batch."""
+    """Stores weights, buffers and optimizer state before each batch."""
 
     def __init__(self):
         self.seen: list[dict[str, Any]] = []
@@ -152,7 +152,7 @@ class Moments(Callback):
     ("interval", "batches", "back"),
     [
         ("2ba", (3,), {4: 2}),
-        ("2ba", (4,), {5: 2}),  # a spoilt batch takes no snapshot
+        ("2ba", (4,), {5: 2}),  # no snapshot at a spoilt batch
         ("4ba", (3, 5), {4: 0, 6: 4}),
         ("1ep", (4, 5), {5: 3, 6: 3}),
         ("0.5dur", (5,), {6: 3}),
@@ -168,10 +168,12 @@ def test_rollback_goes_back_to_the_last_snapshot(make_trainer, optimizers, inter
         if index in back:
             equal(moments.seen[index], moments.seen[back[index]])
         else:
-            assert not torch.equal(*(one["model"]["module.1.weight"] for one in moments.seen[index - 1 : index + 1]))
+            assert not torch.equal(
+                *(moment["model"]["module.1.weight"] for moment in moments.seen[index - 1 : index + 1])
+            )
 
 
-def test_one_snapshot_serves_twice(make_trainer):
+def test_a_snapshot_can_be_restored_twice(make_trainer):
     moments = Moments()
     arguments = {"callbacks": [moments], "optimizers": adam, "max_duration": "8ba"}
     with make_trainer(NaNGuard("rollback", "4ba"), Spoiler((5, 7)), model=make_model(), **arguments) as trainer:
@@ -180,7 +182,7 @@ def test_one_snapshot_serves_twice(make_trainer):
     equal(moments.seen[8], moments.seen[4])
 
 
-def test_rates_follow_their_schedule_through_a_rollback(make_trainer):
+def test_learning_rates_follow_their_schedule_through_a_rollback(make_trainer):
     rates = []
 
     class Rates(Callback):
@@ -199,7 +201,7 @@ def test_rates_follow_their_schedule_through_a_rollback(make_trainer):
 
 @pytest.mark.parametrize("stop_at", range(1, 6))
 @pytest.mark.parametrize(("policy", "interval"), [("skip", "1ba"), ("rollback", "2ba"), ("rollback", "100ba")])
-def test_a_run_resumed_anywhere_is_the_run_that_went_through(make_trainer, tmp_path, policy, interval, stop_at):
+def test_a_run_resumed_at_any_batch_equals_an_uninterrupted_run(make_trainer, tmp_path, policy, interval, stop_at):
     def make(**arguments: Any) -> tuple[Trainer, InMemoryLogger]:
         algorithms = [GradientClipping(), NaNGuard(policy, interval), Spoiler((1, 2, 4)), EMA("2ba")]
         memory = InMemoryLogger()
@@ -218,16 +220,18 @@ def test_a_run_resumed_anywhere_is_the_run_that_went_through(make_trainer, tmp_p
     equal(everything(second), everything(whole))
     snapshots = [trainer.state.algorithms[1].state_dict()["snapshot"] for trainer in (second, whole)]
     assert bool(snapshots[0]) == (policy == "rollback")
-    equal(*({**one, "timestamp": one.get("timestamp", {}).get("batch")} for one in snapshots))  # no clock
+    equal(
+        *({**snapshot, "timestamp": snapshot.get("timestamp", {}).get("batch")} for snapshot in snapshots)
+    )  # no clock
     skipped = [[value for _, value in log.data.get("nan_guard/skipped", [])] for log in (first_log, second_log)]
     assert skipped[0] + skipped[1] == [value for _, value in whole_log.data["nan_guard/skipped"]] == [1, 2, 3]
 
 
-def test_a_snapshot_has_no_clock(make_trainer):
+def test_equal_runs_have_equal_snapshots(make_trainer):
     def left() -> str:
         with make_trainer(NaNGuard("rollback", "2ba"), Spoiler((3,)), model=make_model()) as trainer:
             trainer.fit()
-        return digest([one.state_dict() for one in trainer.state.algorithms])
+        return digest([algorithm.state_dict() for algorithm in trainer.state.algorithms])
 
     assert left() == left()
 
@@ -247,7 +251,7 @@ def test_snapshots_are_taken_at_their_interval(make_trainer, interval: str, take
     assert sorted({*seen}) == taken
 
 
-def test_the_logged_loss_is_what_it_was_and_skipped_batches_are_counted(make_trainer, caplog):
+def test_the_logged_loss_stays_and_skipped_batches_are_counted(make_trainer, caplog):
     memory = InMemoryLogger()
     with make_trainer(NaNGuard(), Spoiler(how="inf"), loggers=[memory], max_duration="2ep") as trainer:
         trainer.fit()
@@ -269,7 +273,7 @@ def test_the_logged_loss_is_what_it_was_and_skipped_batches_are_counted(make_tra
         ("gradient", r"the loss is \d.\d+ on rank 0, the gradient of 'module.5.bias' is not finite, epoch 2"),
     ],
 )
-def test_raise_ends_the_run_before_the_optimizer_steps(make_trainer, fit, how: str, message: str):
+def test_policy_raise_ends_the_run_before_the_optimizer_steps(make_trainer, fit, how: str, message: str):
     before = fit(max_duration="4ba")
     trainer = make_trainer(NaNGuard("raise"), Spoiler((4,), how), model=make_model())
     with pytest.raises(FloatingPointError, match=message), trainer:
@@ -304,7 +308,7 @@ def test_batches_in_a_row_are_counted_across_a_resume(make_trainer, tmp_path):
 
 @pytest.mark.parametrize("clipping_type", ["norm", "value", "adaptive"])
 @pytest.mark.parametrize("first", [True, False])
-def test_the_guard_looks_before_gradients_are_clipped(fit, clipping_type: str, first: bool):
+def test_the_guard_checks_gradients_before_they_are_clipped(fit, clipping_type: str, first: bool):
     def clipping() -> GradientClipping:
         return GradientClipping(clipping_type, 0.1)
 
@@ -313,7 +317,7 @@ def test_the_guard_looks_before_gradients_are_clipped(fit, clipping_type: str, f
     equal(guarded, fit(clipping(), LeaveOut()))
 
 
-def test_the_average_goes_on_from_the_weights_that_stayed(make_trainer):
+def test_an_average_continues_after_a_skipped_batch(make_trainer):
     def average(*algorithms: Algorithm) -> dict[str, Any]:
         with make_trainer(*algorithms, EMA("2ba"), model=make_model()) as trainer:
             trainer.fit()
@@ -348,7 +352,7 @@ class TwoNets(Model):
 
 
 @pytest.mark.parametrize("policy", ["skip", "rollback"])
-def test_all_optimizers_stand_still_where_one_loss_is_not_finite(fit, policy: str):
+def test_no_optimizer_steps_if_one_loss_is_not_finite(fit, policy: str):
     arguments = {
         "train_dataloader": TensorLoader(torch.randn(24, 4), batch_size=8, shuffle=False),
         "eval_dataloader": None,
@@ -380,7 +384,7 @@ def test_the_loss_scaler_lowers_its_scale_for_a_skipped_batch(make_trainer):
 
 
 class AlwaysInfinite(torch.autograd.Function):
-    """The identity, with a gradient that no scale makes finite."""
+    """Is the identity, with a gradient that no scale makes finite."""
 
     @staticmethod
     def forward(ctx, x):
@@ -391,7 +395,7 @@ class AlwaysInfinite(torch.autograd.Function):
         return gradient * math.inf
 
 
-def test_gradients_that_overflow_are_left_to_the_loss_scaler_while_it_can_help(make_trainer):
+def test_overflowing_gradients_are_left_to_the_loss_scaler_while_its_scale_can_fall(make_trainer):
     class Infinite(Algorithm):
         def after_loss(self, state, logger):
             state.loss = AlwaysInfinite.apply(state.loss)
@@ -402,7 +406,7 @@ def test_gradients_that_overflow_are_left_to_the_loss_scaler_while_it_can_help(m
     assert trainer.state.scaler.get_scale() == 1
 
 
-def test_ranks_decide_alike_where_the_loss_is_not_finite_on_one(run_ranks):
+def test_ranks_decide_alike_if_the_loss_of_one_rank_is_not_finite(run_ranks):
     def program():
         import copy
         import math
@@ -457,10 +461,10 @@ def test_ranks_decide_alike_where_the_loss_is_not_finite_on_one(run_ranks):
             print(error)
 
     finished = run_ranks(program)
-    found = "the loss is nan on rank 1, all gradients are finite, epoch 1, batch"
-    assert all(f"{found} 4 (both from 1). Lower the learning rate" in one.stdout for one in finished)
+    message = "the loss is nan on rank 1, all gradients are finite, epoch 1, batch"
+    assert all(f"{message} 4 (both from 1). Lower the learning rate" in rank.stdout for rank in finished)
     warnings = [line for line in finished[0].stderr.splitlines() if "the loss is" in line]
-    assert warnings == [f"{found} {batch} (both from 1): batch skipped" for batch in (2, 4)] + [
+    assert warnings == [f"{message} {batch} (both from 1): batch skipped" for batch in (2, 4)] + [
         "the loss is nan on rank 1, all gradients are finite, epoch 2, batch 6 (both from 1): "
         "rolled back to the weights after batch 4"
     ]
@@ -469,7 +473,7 @@ def test_ranks_decide_alike_where_the_loss_is_not_finite_on_one(run_ranks):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_one_element_of_many_is_found(dtype: torch.dtype, bad: float):
+def test_all_finite_finds_a_single_element(dtype: torch.dtype, bad: float):
     for size in (1, 7, 1000):
         for index in {0, size // 2, size - 1}:
             tensor = torch.full((size,), torch.finfo(dtype).max, dtype=dtype)
@@ -478,7 +482,7 @@ def test_one_element_of_many_is_found(dtype: torch.dtype, bad: float):
             assert not all_finite([torch.zeros(()), tensor, torch.empty(0)])
 
 
-def test_sparse_gradients_are_looked_at(make_trainer):
+def test_sparse_gradients_are_checked(make_trainer):
     class Bag(ClassificationModel):
         def __init__(self):
             torch.manual_seed(0)

@@ -12,7 +12,7 @@ from runner.algorithms.ngram_embedding import hash_ngrams
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_each_ngram_has_its_own_row_where_the_table_is_large_enough(n: int):
+def test_each_ngram_has_its_own_row_if_the_table_is_large_enough(n: int):
     sequences = torch.tensor([*itertools.product(range(5), repeat=n)])
     rows = hash_ngrams(sequences, n, vocab_size=5, table_size=5**n)[:, -1]
     assert sorted(rows.tolist()) == [*range(5**n)]
@@ -25,7 +25,9 @@ def test_a_row_depends_on_the_last_n_tokens_alone():
         other = tokens.clone()
         other[0, changed] = (other[0, changed] + 1) % 50_000
         same = hash_ngrams(other, 3, vocab_size=50_000, table_size=1000) == rows
-        assert (~same).nonzero()[:, 1].tolist() == [one for one in range(changed, changed + 3) if one < 30]
+        assert (~same).nonzero()[:, 1].tolist() == [
+            position for position in range(changed, changed + 3) if position < 30
+        ]
 
 
 def test_rows_of_a_small_table_are_used_evenly():
@@ -46,7 +48,7 @@ def test_large_tables_do_not_overflow():
     assert rows[0, -1] == expected
 
 
-def test_the_model_at_first_computes_what_it_did_to_the_bit(make_trainer, language):
+def test_outputs_are_bit_identical_before_training(make_trainer, language):
     tokens = torch.randint(11, (3, 12))
     expected = language["build"]().module(tokens)
     with make_trainer(NGramEmbedding(), **language) as trainer:
@@ -55,21 +57,21 @@ def test_the_model_at_first_computes_what_it_did_to_the_bit(make_trainer, langua
         assert gpt.head.weight is gpt.token_embedding.weight
 
 
-def test_vectors_of_ngrams_are_added_from_the_position_on_that_has_one(make_trainer, language):
+def test_ngram_vectors_are_added_from_the_first_position_with_an_ngram(make_trainer, language):
     with make_trainer(NGramEmbedding(3, table_size=2000), **language) as trainer:
         embedding = trainer.state.unwrapped_model.module.token_embedding
         for table in embedding.tables:
             nn.init.normal_(table.weight)
         tokens = torch.randint(11, (2, 7))
         expected = F.embedding(tokens, embedding.weight)
-        bigrams, trigrams = (one.weight for one in embedding.tables)
+        bigrams, trigrams = (table.weight for table in embedding.tables)
         expected[:, 1:] += bigrams[tokens[:, :-1] * 11 + tokens[:, 1:]]
         expected[:, 2:] += trigrams[tokens[:, :-2] * 121 + tokens[:, 1:-1] * 11 + tokens[:, 2:]]
         torch.testing.assert_close(embedding(tokens), expected)
         torch.testing.assert_close(embedding(tokens[:, :1]), expected[:, :1])
 
 
-def test_only_what_was_seen_is_learned(make_trainer, language):
+def test_only_rows_of_seen_ngrams_are_learned(make_trainer, language):
     tokens = torch.cat([batch[0] for batch in language["eval_dataloader"]])
     with make_trainer(NGramEmbedding(2, table_size=121), **language, max_duration="1ep") as trainer:
         trainer.fit()
@@ -80,7 +82,7 @@ def test_only_what_was_seen_is_learned(make_trainer, language):
         assert torch.equal((table != 0).any(dim=1), seen)
 
 
-def test_names_of_weights_stay_and_an_optimizer_that_exists_gets_the_new_ones(make_trainer, language):
+def test_weights_keep_their_names_and_an_existing_optimizer_gets_the_new_ones(make_trainer, language):
     model = language["build"]()
     before = [*model.state_dict()]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -12,7 +12,7 @@ from runner.algorithms.no_op_model import _Constant
 from runner.models import GPT
 
 
-def test_it_returns_one_number_in_the_shapes_of_the_module():
+def test_the_constant_has_the_shapes_of_the_module():
     constant = _Constant(nn.Linear(4, 3))
     for samples in (5, 2):
         outputs = constant(torch.randn(samples, 4))
@@ -21,7 +21,7 @@ def test_it_returns_one_number_in_the_shapes_of_the_module():
     assert constant.value.grad == 6
 
 
-def test_samples_and_tokens_are_those_of_each_input():
+def test_the_constant_follows_the_samples_and_tokens_of_each_input():
     constant = _Constant(GPT(vocab_size=7, context=8, d_model=4, n_layers=1, n_heads=1))
     for shape in ((2, 8), (3, 5)):
         assert constant(torch.zeros(shape, dtype=torch.int64)).shape == (*shape, 7)
@@ -35,7 +35,7 @@ class WithLoss(nn.Linear):
         return {"loss": outputs.mean(), "logits": outputs, "cache": Counter()}
 
 
-def test_a_loss_and_an_object_among_the_outputs():
+def test_outputs_may_contain_a_loss_and_an_object():
     constant = _Constant(WithLoss(4, 3))
     for samples in (5, 2):
         outputs = constant(torch.randn(samples, 4))
@@ -55,7 +55,7 @@ class Counted(nn.Module):
         return self.linear(images.flatten(1))
 
 
-def test_a_run_goes_on_without_the_model(make_trainer):
+def test_training_and_evaluation_run_without_the_model(make_trainer):
     net = Counted()
     with make_trainer(NoOpModel(), EMA("2ba"), LabelSmoothing(), MixUp(), model=ClassificationModel(net, 3)) as trainer:
         trainer.fit()
@@ -66,7 +66,7 @@ def test_a_run_goes_on_without_the_model(make_trainer):
     assert 0 <= values["MulticlassAccuracy"] < 1
 
 
-def test_language_models(make_trainer):
+def test_language_models_are_replaced(make_trainer):
     tokens = torch.zeros(4, 8, dtype=torch.int64)
     with make_trainer(
         NoOpModel(),
@@ -80,7 +80,7 @@ def test_language_models(make_trainer):
 
 
 class Pair(Model):
-    """Two parts with weights, and one without."""
+    """Has two parts with weights, and one without."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,11 +98,11 @@ class Pair(Model):
 def test_each_part_with_weights_is_replaced(make_trainer):
     with make_trainer(NoOpModel(), model=Pair()) as trainer:
         trainer.fit()
-        kinds = [type(one) for one in trainer.state.unwrapped_model.children()]
+        kinds = [type(child) for child in trainer.state.unwrapped_model.children()]
         assert kinds == [_Constant, _Constant, nn.CrossEntropyLoss]
 
 
-def test_an_optimizer_that_exists_gets_the_constant(make_trainer):
+def test_an_existing_optimizer_gets_the_constant(make_trainer):
     model = Pair()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with make_trainer(NoOpModel(), model=model, optimizers=optimizer) as trainer:

@@ -1,7 +1,7 @@
-"""Combinations of algorithms on two small tasks: each pair trains and resumes to the bit, or is refused at the start.
+"""Combinations of algorithms on two small tasks: each pair trains and resumes bit for bit, or is refused at the start.
 
 The first tier trains groups of up to six algorithms that cover every pair at least once. When a group fails, its pairs
-are tried one by one, and the failure names those that fail. The second tier trains each pair separately.
+are tried separately, and the failure names those that fail. The second tier trains each pair separately.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def order_of(trainer: Trainer) -> list[str]:
-    return [one.config_key for one in trainer.state.algorithms]
+    return [algorithm.config_key for algorithm in trainer.state.algorithms]
 
 
-def precedes(one: type[Algorithm], other: type[Algorithm]) -> bool:
-    """Return whether one is declared to run before the other."""
-    return other.__name__ in one.runs_before or one.__name__ in other.runs_after
+def precedes(first: type[Algorithm], second: type[Algorithm]) -> bool:
+    """Return whether the first class is declared to run before the second."""
+    return second.__name__ in first.runs_before or first.__name__ in second.runs_after
 
 
-def assert_equal(values: dict[str, Tensor], others: dict[str, Tensor]) -> None:
-    torch.testing.assert_close(values, others, rtol=0, atol=0)
+def assert_equal(values: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    torch.testing.assert_close(values, expected, rtol=0, atol=0)
 
 
 @pytest.fixture(autouse=True)
@@ -93,8 +93,8 @@ def without_compiling() -> Iterator[None]:
 
 def refusal_of(task: str, key: str, other: str) -> str | None:
     """Return the message that a pair is refused with, or None if it can be combined."""
-    pair = [type(make_algorithm(task, one)) for one in (key, other)]
-    conflict = any(one.__name__ in another.conflicts_with for one, another in permutations(pair))
+    pair = [type(make_algorithm(task, name)) for name in (key, other)]
+    conflict = any(first.__name__ in second.conflicts_with for first, second in permutations(pair))
     return "cannot be combined" if conflict else REFUSED.get((key, other))
 
 
@@ -111,14 +111,14 @@ def make_groups(task: str) -> list[tuple[str, ...]]:
     while missing:
         group = sorted(next(iter(missing)))
         while len(group) < MOST:
-            found = {
-                key: sum(frozenset((key, one)) in missing for one in group)
+            num_new = {
+                key: sum(frozenset((key, member)) in missing for member in group)
                 for key in FITTING[task]
-                if all(frozenset((key, one)) in allowed for one in group)
+                if all(frozenset((key, member)) in allowed for member in group)
             }
-            if not found or max(found.values()) == 0:
+            if not num_new or max(num_new.values()) == 0:
                 break
-            group.append(max(found, key=found.__getitem__))
+            group.append(max(num_new, key=num_new.__getitem__))
         for pair in combinations(group, 2):
             missing.pop(frozenset(pair), None)
         groups.append(tuple(key for key in FITTING[task] if key in group))
@@ -128,20 +128,20 @@ def make_groups(task: str) -> list[tuple[str, ...]]:
 GROUPS = [(task, *group) for task in FITTING for group in make_groups(task)]
 
 
-def test_groups_hold_each_pair_that_goes_together():
-    held = {(task, *pair) for task, *group in GROUPS for pair in combinations(group, 2)}
-    assert held == {*TOGETHER} and len(TOGETHER) > 750
+def test_groups_cover_every_compatible_pair():
+    covered = {(task, *pair) for task, *group in GROUPS for pair in combinations(group, 2)}
+    assert covered == {*TOGETHER} and len(TOGETHER) > 750
 
 
 @pytest.mark.parametrize("group", GROUPS, ids="-".join)
-def test_a_group_trains_and_is_resumed(group: tuple[str, ...], tmp_path: Path):
+def test_a_group_trains_and_resumes(group: tuple[str, ...], tmp_path: Path):
     task, *keys = group
     try:
-        assert_trains_and_is_resumed(task, keys, tmp_path / "group")
+        assert_trains_and_resumes(task, keys, tmp_path / "group")
     except Exception as error:
         for pair in combinations(keys, 2):
             try:
-                assert_trains_and_is_resumed(task, pair, tmp_path / "-".join(pair))
+                assert_trains_and_resumes(task, pair, tmp_path / "-".join(pair))
             except Exception as of_pair:
                 error.add_note(f"{' and '.join(pair)} fail by themselves: {of_pair}")
         raise
@@ -149,56 +149,56 @@ def test_a_group_trains_and_is_resumed(group: tuple[str, ...], tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "key", "other"), TOGETHER)
-def test_a_pair_trains_and_is_resumed(task: str, key: str, other: str, tmp_path: Path):
-    assert_trains_and_is_resumed(task, (key, other), tmp_path)
+def test_a_pair_trains_and_resumes(task: str, key: str, other: str, tmp_path: Path):
+    assert_trains_and_resumes(task, (key, other), tmp_path)
 
 
-def assert_trains_and_is_resumed(task: str, keys: Sequence[str], folder: Path) -> None:
-    """Train, then resume from the middle with the algorithms in reverse order: both runs must be equal to the bit."""
+def assert_trains_and_resumes(task: str, keys: Sequence[str], folder: Path) -> None:
+    """Train, then resume from the middle with the algorithms in reverse order: both runs must be bit-identical."""
     watch = Watch(folder / "checkpoint")
     with make_trainer(task, *keys, folder=folder, callbacks=[watch]) as trainer:
         trainer.fit()
         metrics = {**trainer.state.eval_metric_values["eval"]}
-        assert_equal(trainer.eval()["eval"], metrics)  # evaluation leaves no trace of training, and draws nothing
+        assert_equal(trainer.eval()["eval"], metrics)  # evaluation changes neither training nor random streams
     weights = weights_of(trainer.state.unwrapped_model)
     assert all(value.isfinite().all() for value in [*weights.values(), *metrics.values(), trainer.state.total_loss])
     trained = dict(trainer.state.unwrapped_model.named_parameters())
     assert "no_op_model" in keys or any(not torch.equal(watch.first[name], trained[name]) for name in trained)
 
-    given = other_way_round(keys)
+    order = reverse(keys)
     resumed = Watch(folder / "unused")
-    with make_trainer(task, *given, folder=folder, callbacks=[resumed], resume_path=watch.folder) as again:
+    with make_trainer(task, *order, folder=folder, callbacks=[resumed], resume_path=watch.folder) as again:
         again.fit()
     assert_equal(resumed.first, watch.first)
     assert_equal(weights_of(again.state.unwrapped_model), weights)
     assert_equal(again.state.eval_metric_values["eval"], metrics)
     assert_in_order(task, keys, order_of(trainer))
-    assert_in_order(task, given, order_of(again))
+    assert_in_order(task, order, order_of(again))
 
 
-def other_way_round(keys: Sequence[str]) -> list[str]:
+def reverse(keys: Sequence[str]) -> list[str]:
     """Return algorithms in reverse order, except that each chain stays in the order that the user chose."""
-    given = [*keys][::-1]
+    order = [*keys][::-1]
     for chain in CHAINS:
-        places = [index for index, key in enumerate(given) if key in chain]
+        positions = [index for index, key in enumerate(order) if key in chain]
         links = [key for key in keys if key in chain]
-        for place, key in zip(places, links, strict=True):
-            given[place] = key
-    return given
+        for position, key in zip(positions, links, strict=True):
+            order[position] = key
+    return order
 
 
-def assert_in_order(task: str, given: Sequence[str], order: Sequence[str]) -> None:
-    """Each pair runs in its declared order; a pair without one, alone, runs in the order in which it was given."""
-    assert sorted(order) == sorted(given)
+def assert_in_order(task: str, keys: Sequence[str], order: Sequence[str]) -> None:
+    """Check that each pair runs in its declared order, and a pair without one, alone, in the order of the config."""
+    assert sorted(order) == sorted(keys)
     kinds = {key: type(make_algorithm(task, key)) for key in order}
     for key, other in combinations(order, 2):
         assert not precedes(kinds[other], kinds[key])
-    if len(given) == 2 and not any(precedes(*pair) for pair in permutations(kinds.values())):
-        assert [*order] == [*given]
+    if len(keys) == 2 and not any(precedes(*pair) for pair in permutations(kinds.values())):
+        assert [*order] == [*keys]
 
 
 @pytest.mark.parametrize(("task", "key", "other"), [pair for pair, refusal in REFUSALS.items() if refusal is not None])
-def test_a_pair_is_refused(task: str, key: str, other: str, tmp_path: Path):
+def test_conflicting_pairs_are_refused(task: str, key: str, other: str, tmp_path: Path):
     refusal = REFUSALS[task, key, other]
     assert refusal is not None
     assert_refused(task, key, other, refusal, tmp_path)
@@ -213,8 +213,8 @@ def assert_refused(task: str, key: str, other: str, refusal: str, folder: Path) 
         ):
             trainer.fit()
         assert not watch.started
-        said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-        assert CLASSES[key] in said or CLASSES[other] in said
+        message = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+        assert CLASSES[key] in message or CLASSES[other] in message
 
 
 def all_of(keys: list[str]) -> list[Algorithm]:
@@ -222,10 +222,10 @@ def all_of(keys: list[str]) -> list[Algorithm]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_all_together_are_in_the_order_that_they_declare(seed: int):
+def test_all_algorithms_together_keep_their_declared_order(seed: int):
     shuffled = torch.randperm(len(CLASSES), generator=torch.Generator().manual_seed(seed)).tolist()
-    ordered = [type(one) for one in sort_algorithms(all_of([[*CLASSES][index] for index in shuffled]))]
-    assert sorted(one.__name__ for one in ordered) == sorted(CLASSES.values())
+    ordered = [type(algorithm) for algorithm in sort_algorithms(all_of([[*CLASSES][index] for index in shuffled]))]
+    assert sorted(kind.__name__ for kind in ordered) == sorted(CLASSES.values())
     assert [pair for pair in combinations(ordered, 2) if precedes(*pair[::-1])] == []
 
 
@@ -243,25 +243,25 @@ ORDERS = (
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_whoever_needs_to_comes_first(order: list[tuple[str, ...]]):
+def test_algorithms_run_in_the_order_of_their_groups(order: list[tuple[str, ...]]):
     for first, second in pairwise(order):
-        for one, other in product(first, second):
-            ordered = sort_algorithms(all_of([snake_case(other), snake_case(one)]))
-            assert [type(algorithm).__name__ for algorithm in ordered] == [one, other]
+        for earlier, later in product(first, second):
+            ordered = sort_algorithms(all_of([snake_case(later), snake_case(earlier)]))
+            assert [type(algorithm).__name__ for algorithm in ordered] == [earlier, later]
 
 
-def test_names_that_are_declared_are_those_of_algorithms():
-    for one in all_of([*CLASSES]):
-        declared = {*one.runs_before, *one.runs_after, *one.conflicts_with}
-        assert declared <= {*CLASSES.values()}, type(one).__name__
+def test_declared_names_are_names_of_algorithms():
+    for algorithm in all_of([*CLASSES]):
+        declared = {*algorithm.runs_before, *algorithm.runs_after, *algorithm.conflicts_with}
+        assert declared <= {*CLASSES.values()}, type(algorithm).__name__
 
 
-def test_surgery_comes_before_averages_and_these_see_what_compile_leaves_in_place():
+def test_surgery_runs_at_init_and_averages_and_compile_later():
     """Surgery runs at INIT; averages collect the parameters at AFTER_LOAD, before Compile, which changes none."""
     late = all_of(["compile", "ema", "lawa", "schedule_free", "swa"])
-    assert not any(overrides(one, Event.INIT) for one in late)
-    surgery = [one for one in all_of([*CLASSES]) if overrides(one, Event.INIT)]
+    assert not any(overrides(algorithm, Event.INIT) for algorithm in late)
+    surgery = [algorithm for algorithm in all_of([*CLASSES]) if overrides(algorithm, Event.INIT)]
     assert len(surgery) > 15
     # StochasticDepth sets only the rates of its blocks there, which are not parameters, and DDP looks at the model.
-    both = {type(one).__name__ for one in surgery if overrides(one, Event.AFTER_LOAD)}
+    both = {type(algorithm).__name__ for algorithm in surgery if overrides(algorithm, Event.AFTER_LOAD)}
     assert both == {"DDP", "StochasticDepth"}

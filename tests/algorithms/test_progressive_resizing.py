@@ -45,7 +45,7 @@ def test_sizes_are_multiples_of_the_increment(length: int, scale: float, increme
     assert scaled_size(length, scale, increment) == size
 
 
-def test_resizing_is_that_of_torch_and_labels_stay_labels():
+def test_resizing_equals_that_of_torch_and_keeps_labels():
     images = torch.rand(2, 3, 8, 6)
     expected = F.interpolate(images, (4, 3), mode="bilinear", antialias=True)
     torch.testing.assert_close(resize(images, (4, 3)), expected)
@@ -60,7 +60,7 @@ def test_a_crop_is_a_part_of_the_image():
 
 
 @pytest.mark.parametrize("mode", ["resize", "crop"])
-def test_training_sees_small_images_first_and_says_so(make_trainer, resnet, mode: str):
+def test_training_uses_small_images_first_and_logs_their_size(make_trainer, resnet, mode: str):
     memory = InMemoryLogger()
     algorithm = ProgressiveResizing(mode, 0.5, finetune_fraction=0.2, delay_fraction=0.4, size_increment=1)
     with make_trainer(algorithm, build=resnet, max_duration="10ba", loggers=memory) as trainer:
@@ -76,7 +76,7 @@ def crops_of(image: torch.Tensor, size: int) -> list[torch.Tensor]:
     return [image[:, i : i + size, j : j + size] for i in range(5 - size) for j in range(5 - size)]
 
 
-def test_crops_come_from_everywhere(train, resnet):
+def test_crops_come_from_all_positions(train, resnet):
     algorithm = ProgressiveResizing("crop", 0.5, 0.0, 1.0, size_increment=1)
     arguments = {"build": resnet, "shuffle": False, "max_duration": "40ep"}
     batches = train(algorithm, **arguments).batches
@@ -98,7 +98,7 @@ class Segmentation(ClassificationModel):
 
 @pytest.mark.parametrize("mode", ["resize", "crop"])
 @pytest.mark.parametrize("channels", [None, 1])
-def test_targets_that_are_images_are_treated_alike(train, mode: str, channels: int | None):
+def test_image_targets_are_resized_like_inputs(train, mode: str, channels: int | None):
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(3, (24, 8, 8), generator=generator)
     images = labels[:, None].double()
@@ -117,7 +117,7 @@ def test_targets_that_are_images_are_treated_alike(train, mode: str, channels: i
             assert torch.equal(inputs, targets.double().view_as(inputs))
 
 
-def test_targets_that_are_no_images_are_refused(train, resnet):
+def test_other_targets_are_refused(train, resnet):
     with pytest.raises(ValueError, match="resize_targets=True"):
         train(ProgressiveResizing(size_increment=1, resize_targets=True), build=resnet)
 

@@ -13,9 +13,9 @@ from runner.models.gpt import Attention
 
 
 def attend(attention: Attention, x: Tensor, eps: float) -> Tensor:
-    """Causal attention of normalized queries and keys, written down."""
+    """Return causal attention of normalized queries and keys, by its formula."""
     q, k, v = attention.qkv(x).view(*x.shape[:2], 3, attention.n_heads, -1).permute(2, 0, 3, 1, 4)
-    q, k = (one / (one.square().mean(dim=-1, keepdim=True) + eps).sqrt() for one in (q, k))
+    q, k = (x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt() for x in (q, k))
     scores = q @ k.mT / q.shape[-1] ** 0.5
     later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
     weights = scores.masked_fill(later, -torch.inf).softmax(dim=-1)
@@ -33,7 +33,7 @@ def test_queries_and_keys_are_divided_by_their_root_mean_square(make_trainer, la
         assert len(names) == (4 if learned_scale else 0)
 
 
-def test_the_size_of_queries_and_keys_does_not_matter(make_trainer, language):
+def test_the_scale_of_queries_and_keys_does_not_matter(make_trainer, language):
     with make_trainer(QKNorm(), **language) as trainer:
         gpt = trainer.state.unwrapped_model.module
         larger = copy.deepcopy(gpt)
@@ -62,24 +62,24 @@ class VisionAttention(nn.Module):
         self.k_norm = nn.LayerNorm(6) if normalized else nn.Identity()
 
 
-def test_autocast_computes_it_in_its_own_type(train, language):
-    train(QKNorm(), **language, precision="amp_bf16")  # torch warns where the types of numbers and scale differ
+def test_norms_run_in_the_dtype_of_autocast(train, language):
+    train(QKNorm(), **language, precision="amp_bf16")  # torch warns if the dtypes of inputs and scale differ
 
 
-def test_what_is_normalized_already_stays():
+def test_attention_that_is_normalized_already_stays_unchanged():
     assert [*find_seams(nn.Sequential(VisionAttention(True), VisionAttention(False))).values()] == [6, 6]
 
 
-def test_vision_transformers_of_timm(make_trainer):
+def test_vision_transformers_of_timm_are_normalized(make_trainer):
     timm = pytest.importorskip("timm")
     vit = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=3)
     model = ClassificationModel(vit, 3)
     with make_trainer(QKNorm(), model=model):
-        assert sum(isinstance(one, nn.RMSNorm) for one in vit.modules()) == 4
+        assert sum(isinstance(module, nn.RMSNorm) for module in vit.modules()) == 4
         assert vit(torch.randn(2, 3, 32, 32)).shape == (2, 3)
 
 
-def test_it_is_refused_where_it_cannot_work(make_trainer):
+def test_unsuitable_arguments_and_models_are_refused(make_trainer):
     with pytest.raises(ValueError, match="eps=0"):
         QKNorm(eps=0)
     with pytest.raises(ValueError, match="QKNorm found no attention"):

@@ -16,27 +16,27 @@ IMAGE = torch.rand(1, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype
 
 def outcomes(strength: float, depth: int) -> set[bytes]:
     """Return all images that `depth` operations of one strength can make of an image."""
-    found = [IMAGE]
+    images = [IMAGE]
     for _ in range(depth):
         signs = [torch.tensor([sign * strength], dtype=torch.float64) for sign in (-1, 1)]
-        found = [operation(image, sign) for image in found for operation in ALL for sign in signs]
-    return {image.numpy().round(9).tobytes() for image in found}
+        images = [operation(image, sign) for image in images for operation in ALL for sign in signs]
+    return {image.numpy().round(9).tobytes() for image in images}
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_each_image_goes_through_so_many_operations_of_that_strength(depth: int):
+def test_each_image_goes_through_depth_operations_of_the_strength(depth: int):
     possible = outcomes(0.6, depth)
     images = rand_augment(IMAGE.expand(1000, -1, -1, -1), 0.6, depth, numpy.random.default_rng(0))
-    found = {image[None].numpy().round(9).tobytes() for image in images}
-    assert found <= possible
-    assert len(found) > (0.95 if depth == 1 else 0.4) * len(possible)
+    actual = {image[None].numpy().round(9).tobytes() for image in images}
+    assert actual <= possible
+    assert len(actual) > (0.95 if depth == 1 else 0.4) * len(possible)
 
 
 def test_no_operation_changes_nothing():
     assert torch.equal(rand_augment(IMAGE, 1.0, 0, numpy.random.default_rng(0)), IMAGE)
 
 
-def test_batches_are_changed_each_in_its_way(train):
+def test_each_batch_is_changed_differently(train):
     changed = train(RandAugment(mean=0.5, std=0.2), max_duration="2ep", shuffle=False).batches
     assert all(images.shape == (8, 2, 4, 4) for images, _ in changed)
     assert not torch.equal(changed[0][0], changed[3][0])  # the same samples, an epoch later
@@ -78,7 +78,7 @@ def test_images_of_another_scale_are_refused(train, scale: float):
     train(RandAugment(std=1 / scale), train_dataloader=loader(PHOTOS * scale))
 
 
-def test_only_the_first_batch_is_looked_at(train):
+def test_only_the_first_batch_is_checked(train):
     images = torch.cat([PHOTOS[:16], PHOTOS[16:] + 3])
     train(RandAugment(), train_dataloader=loader(images, in_memory=False))
     with pytest.raises(ValueError, match="set both"):
@@ -86,7 +86,7 @@ def test_only_the_first_batch_is_looked_at(train):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_rounding_and_interpolation_are_no_reason_to_refuse(train, resnet, dtype: torch.dtype):
+def test_rounding_and_interpolation_are_tolerated(train, resnet, dtype: torch.dtype):
     """Random black and white pixels, enlarged by the interpolation that overshoots most."""
     enlarged = F.interpolate((PHOTOS > 0.5).double(), scale_factor=5, mode="bicubic")
     assert enlarged.min() < -0.2

@@ -28,7 +28,7 @@ FLAT = [1.0] * 100
 
 
 class Scripted(Model):
-    """A model whose evaluation losses are given, one for each batch that was trained; mean over any number of ranks."""
+    """Has a fixed evaluation loss after each trained batch, the same mean over any number of ranks."""
 
     def __init__(self, losses: list[float]) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Scripted(Model):
 
 
 class Rates(Callback):
-    """Counts the batches for the model, and keeps the rate of each."""
+    """Counts the batches for the model, and stores the rate of each."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -76,7 +76,7 @@ def fit(losses: list[float], plateau: Any, epochs: int, **arguments: Any) -> lis
 
 
 def of_torch(losses: list[float], epochs: int, lr: float = 1.0, **arguments: Any) -> list[float]:
-    """The rates of each batch with torch's scheduler, stepped by hand after each epoch."""
+    """Return the rates of each batch with torch's scheduler, stepped after each epoch."""
     optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=lr)
     scheduler = ReduceLROnPlateau(optimizer, **arguments)
     rates = []
@@ -87,7 +87,7 @@ def of_torch(losses: list[float], epochs: int, lr: float = 1.0, **arguments: Any
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_rates_are_those_of_torch(seed: int):
+def test_rates_equal_those_of_torch(seed: int):
     draw = random.Random(seed)
     epochs = 30
     values = [1.0, 0.9, 0.5, 0.89, 0.8999, math.nan, math.inf]
@@ -110,7 +110,7 @@ def test_the_rates_are_those_of_torch(seed: int):
 
 
 @pytest.mark.parametrize("stop", [12, 2])
-def test_a_rate_that_is_small_already_stays_while_others_fall(stop: int, tmp_path: Path):
+def test_a_small_rate_stays_while_others_fall(stop: int, tmp_path: Path):
     def two_groups(parameters: Any) -> SGD:
         weight, bias = parameters
         return SGD([{"params": [weight], "lr": 1e-8}, {"params": [bias]}], lr=1.0)
@@ -148,23 +148,23 @@ def test_the_patience_may_be_in_any_unit(patience: str):
     assert fit(FLAT, ReduceOnPlateau(patience=patience), 4) == pytest.approx([1] * 6 + [0.1] * 2)
 
 
-def test_evaluations_between_epochs_count_with_their_part_of_the_epoch():
+def test_evaluations_within_an_epoch_count_as_fractions_of_it():
     rates = fit(FLAT, ReduceOnPlateau(patience="1ep"), 3, eval_interval="1ba")
     assert rates == pytest.approx([1] * 4 + [0.1] * 2)  # best at batch 1, still at 3 an epoch later, reduced at 4
 
 
-def test_it_multiplies_a_warm_up_and_the_rate_of_each_group():
+def test_the_multiplier_applies_to_a_warm_up_and_to_each_group():
     rates = fit(FLAT, None, 4, schedulers=linear(t_warmup="4ba", alpha_f=1), algorithms=ReduceOnPlateau(patience="1ep"))
     assert rates == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1, 0.1, 0.1])
 
 
 @pytest.mark.parametrize("stop", [3, 4, 5])
-def test_a_resumed_run_waits_on(stop: int, tmp_path: Path):
+def test_a_resumed_run_continues_to_wait(stop: int, tmp_path: Path):
     whole = fit(FLAT, ReduceOnPlateau(patience="1ep"), 6)
     saver = CheckpointSaver(save_interval="1ba")
     first = fit(FLAT, ReduceOnPlateau(patience="1ep"), 3, max_duration=f"{stop}ba", run_dir=tmp_path, callbacks=[saver])
-    rest = fit(FLAT, ReduceOnPlateau(patience="1ep"), 6, resume_path=tmp_path)
-    assert [*first, *rest] == whole and len({*whole}) == 3
+    resumed = fit(FLAT, ReduceOnPlateau(patience="1ep"), 6, resume_path=tmp_path)
+    assert [*first, *resumed] == whole and len({*whole}) == 3
 
 
 def fit_here() -> list[float]:
@@ -176,7 +176,7 @@ def fit_on_a_rank() -> None:
     Path(f"rates{get_global_rank()}.json").write_text(json.dumps(fit_here()))
 
 
-def test_equal_runs_have_equal_states_however_long_they_took():
+def test_equal_runs_have_equal_states_whatever_time_they_took():
     states = []
     for _ in range(2):
         plateau = ReduceOnPlateau(patience="1ep", cooldown="1ep")
@@ -212,7 +212,7 @@ def test_a_wrong_argument_is_named(arguments: dict[str, Any], message: str):
         fit(FLAT, ReduceOnPlateau(**arguments), 1)
 
 
-def test_torchs_own_schedulers_are_refused_beside_it():
+def test_schedulers_of_torch_are_refused():
     step = partial(torch.optim.lr_scheduler.StepLR, step_size=1)
     with pytest.raises(ValueError, match="scheduler: torch's own schedulers would overwrite the learning rate"):
         fit(FLAT, [ReduceOnPlateau(), step], 1)

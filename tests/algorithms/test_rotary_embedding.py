@@ -14,7 +14,7 @@ from runner.models.gpt import GPT, Attention
 
 
 def rotate_as_complex(x: Tensor, base: float) -> Tensor:
-    """The definition: pairs are complex numbers, multiplied by e^(i t theta)."""
+    """Return the rotation by its definition: pairs are complex numbers, multiplied by e^(i t theta)."""
     half = x.shape[-1] // 2
     thetas = torch.tensor([base ** (-2 * index / x.shape[-1]) for index in range(half)], dtype=torch.float64)
     angles = torch.arange(x.shape[-2], dtype=torch.float64)[:, None] * thetas
@@ -23,7 +23,7 @@ def rotate_as_complex(x: Tensor, base: float) -> Tensor:
 
 
 def attend(attention: Attention, x: Tensor, base: float) -> Tensor:
-    """Causal attention with rotary positions, written down."""
+    """Return causal attention with rotary positions, by its formula."""
     q, k, v = attention.qkv(x).view(*x.shape[:2], 3, attention.n_heads, -1).permute(2, 0, 3, 1, 4)
     scores = rotate_as_complex(q, base) @ rotate_as_complex(k, base).mT / q.shape[-1] ** 0.5
     later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
@@ -32,7 +32,7 @@ def attend(attention: Attention, x: Tensor, base: float) -> Tensor:
 
 
 @pytest.mark.parametrize("base", [10000.0, 50.0])
-def test_pairs_are_turned_as_complex_numbers(base: float):
+def test_pairs_are_rotated_like_complex_numbers(base: float):
     x = torch.randn(2, 3, 7, 8, dtype=torch.float64)
     torch.testing.assert_close(rotate(x, base), rotate_as_complex(x, base))
 
@@ -46,7 +46,7 @@ def test_products_depend_on_the_distance_alone():
     assert products[0].unique().numel() == 20
 
 
-def test_the_type_stays_and_angles_are_exact_in_16_bits():
+def test_the_dtype_stays_and_angles_are_exact_in_16_bits():
     x = torch.randn(1000, 4)
     turned = rotate(x.bfloat16(), 10.0)
     assert turned.dtype == torch.bfloat16
@@ -67,13 +67,13 @@ def test_the_attention_of_a_gpt_sees_rotary_positions_and_no_others(make_trainer
         assert gpt(longer).shape == (2, 30, 11)
 
 
-def test_queries_and_keys_are_turned_after_they_are_normalized(make_trainer, language):
+def test_queries_and_keys_are_rotated_after_normalization(make_trainer, language):
     with make_trainer(RotaryEmbedding(), QKNorm(), **language) as trainer:
-        assert [type(one) for one in trainer.state.algorithms] == [QKNorm, RotaryEmbedding]
+        assert [type(algorithm) for algorithm in trainer.state.algorithms] == [QKNorm, RotaryEmbedding]
         attention = trainer.state.unwrapped_model.module.blocks[0].attention
         nn.init.normal_(
             attention.q_norm.weight
-        )  # the order matters where the two elements of a pair have different factors
+        )  # the order matters if the two elements of a pair have different factors
         seen = []
         attention.attend.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         x = torch.randn(1, 5, 16, dtype=torch.float64)
@@ -82,7 +82,7 @@ def test_queries_and_keys_are_turned_after_they_are_normalized(make_trainer, lan
         torch.testing.assert_close(seen[0], rotate_as_complex(attention.q_norm(q), 10000.0))
 
 
-def test_an_optimizer_that_exists_loses_the_learned_positions(make_trainer, language):
+def test_an_existing_optimizer_loses_the_learned_positions(make_trainer, language):
     model = language["build"]()
     twin = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -92,7 +92,7 @@ def test_an_optimizer_that_exists_loses_the_learned_positions(make_trainer, lang
     assert set(twin.state_dict()) - set(model.state_dict()) == {"module.position_embedding.weight"}
 
 
-def test_it_is_refused_where_it_cannot_work(make_trainer, language):
+def test_unsuitable_arguments_and_models_are_refused(make_trainer, language):
     with pytest.raises(ValueError, match="base=1"):
         RotaryEmbedding(1)
     with pytest.raises(ValueError, match="RotaryEmbedding found no attention"):
@@ -108,10 +108,10 @@ def test_heads_of_odd_width_are_refused(make_trainer, language):
         make_trainer(RotaryEmbedding(), **language, model=odd)
 
 
-def test_sequences_of_any_length_and_type_get_tables_of_their_own(make_trainer, language):
+def test_tables_follow_the_length_and_dtype_of_sequences(make_trainer, language):
     with make_trainer(RotaryEmbedding(50.0), **language) as trainer:
-        attentions = [one for one in trainer.state.unwrapped_model.modules() if isinstance(one, Attention)]
-        assert len({one.rotary.tables for one in attentions}) == 1
+        attentions = [module for module in trainer.state.unwrapped_model.modules() if isinstance(module, Attention)]
+        assert len({attention.rotary.tables for attention in attentions}) == 1
         rotary = attentions[0].rotary
         with torch.inference_mode():
             rotary(torch.randn(1, 2, 6, 8))
@@ -124,4 +124,4 @@ def test_sequences_of_any_length_and_type_get_tables_of_their_own(make_trainer, 
             assert torch.equal(rotary(x), rotate(x, 50.0))
             rotary(x).sum().backward()
         tables: Any = rotary.tables
-        assert tables.of(x)[0] is tables.of(x)[0]
+        assert tables.get(x)[0] is tables.get(x)[0]

@@ -14,7 +14,7 @@ from runner.models import MLP
 
 
 class Record(Callback):
-    """Weights before each batch, the batch, the gradients that the optimizer gets, and the weights that it steps."""
+    """Stores the model before each batch, the batch, and the gradients and weights for the optimizer's step."""
 
     def __init__(self):
         self.steps: list[Any] = []
@@ -24,8 +24,8 @@ class Record(Callback):
 
     def after_train_batch(self, state, logger):
         parameters = list(state.unwrapped_model.parameters())
-        gradients = [one.grad.clone() for one in parameters if one.grad is not None]
-        self.steps.append((self.model, self.batch, gradients, [one.detach().clone() for one in parameters]))
+        gradients = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
+        self.steps.append((self.model, self.batch, gradients, [parameter.detach().clone() for parameter in parameters]))
 
 
 def sam_gradients(model: nn.Module, loss: Any, rho: float) -> list[Tensor]:
@@ -33,7 +33,7 @@ def sam_gradients(model: nn.Module, loss: Any, rho: float) -> list[Tensor]:
     model = copy.deepcopy(model)
     parameters = list(model.parameters())
     first = torch.autograd.grad(loss(model), parameters)
-    norm = torch.stack([one.square().sum() for one in first]).sum().sqrt()
+    norm = torch.stack([gradient.square().sum() for gradient in first]).sum().sqrt()
     with torch.no_grad():
         for parameter, gradient in zip(parameters, first, strict=True):
             parameter += rho * gradient / norm
@@ -44,7 +44,10 @@ def test_the_step_has_length_rho():
     weights = [torch.zeros(3, 2), torch.zeros(5)]
     gradients = [torch.randn(3, 2), torch.randn(5)]
     ascend(weights, gradients, 0.3, 1e-12)
-    flat, direction = torch.cat([one.flatten() for one in weights]), torch.cat([one.flatten() for one in gradients])
+    flat, direction = (
+        torch.cat([tensor.flatten() for tensor in weights]),
+        torch.cat([tensor.flatten() for tensor in gradients]),
+    )
     torch.testing.assert_close(flat, 0.3 * direction / direction.norm())
     still = [torch.ones(2)]
     ascend(still, [torch.zeros(2)], 0.3, 1e-12)
@@ -52,7 +55,7 @@ def test_the_step_has_length_rho():
 
 
 def test_a_quadratic_has_a_closed_form():
-    """The loss w A w / 2 has the gradient A w; SAM takes A (w + rho A w / |A w|)."""
+    """For the loss w A w / 2 with the gradient A w, SAM takes the gradient A (w + rho A w / |A w|)."""
     w, matrix = torch.tensor([1.0, -2.0]), torch.tensor([[2.0, 0.5], [0.5, 1.0]])
     moved = [w.clone()]
     ascend(moved, [matrix @ w], 0.1, 1e-12)
@@ -67,13 +70,13 @@ def test_gradients_are_those_of_the_paper(make_trainer, arguments: dict[str, Any
         trainer.fit()
     assert len(record.steps) == 6
     for model, batch, gradients, weights in record.steps:
-        expected = sam_gradients(model, lambda one, batch=batch: one.loss(one(batch), batch), 0.5)
+        expected = sam_gradients(model, lambda model, batch=batch: model.loss(model(batch), batch), 0.5)
         torch.testing.assert_close(gradients, expected)
         torch.testing.assert_close(weights, list(model.parameters()), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("interval", [2, 3])
-def test_other_batches_are_trained_as_ever(make_trainer, interval: int):
+def test_batches_between_intervals_are_trained_as_usual(make_trainer, interval: int):
     record = Record()
     with make_trainer(SAM(rho=0.5, interval=interval), callbacks=[record]) as trainer:
         trainer.fit()
@@ -93,23 +96,23 @@ def test_a_step_of_no_length_changes_nothing(make_trainer):
     torch.testing.assert_close(trained(SAM(rho=1e-300)), trained(), rtol=0, atol=0)
 
 
-def test_both_passes_smooth_the_same(make_trainer):
+def test_both_passes_smooth_labels(make_trainer):
     """With smoothing, the paper's gradients are those of the smoothed loss."""
     record = Record()
     with make_trainer(SAM(rho=0.5), LabelSmoothing(0.3), callbacks=[record]) as trainer:
         trainer.fit()
     for model, (inputs, targets), gradients, _ in record.steps:
 
-        def loss(one: Any, inputs: Any = inputs, targets: Any = targets) -> Tensor:
-            return nn.functional.cross_entropy(one((inputs, targets)), targets, label_smoothing=0.3)
+        def loss(model: Any, inputs: Any = inputs, targets: Any = targets) -> Tensor:
+            return nn.functional.cross_entropy(model((inputs, targets)), targets, label_smoothing=0.3)
 
         torch.testing.assert_close(gradients, sam_gradients(model, loss, 0.5))
 
 
-def test_both_passes_drop_the_same(make_trainer):
+def test_both_passes_have_the_same_dropout(make_trainer):
     dropped: list[Tensor] = []
     model = ClassificationModel(MLP(32, [8], 3, dropout=0.5).double(), 3)
-    (dropout,) = (one for one in model.modules() if isinstance(one, nn.Dropout))
+    (dropout,) = (module for module in model.modules() if isinstance(module, nn.Dropout))
     dropout.register_forward_hook(lambda module, inputs, outputs: dropped.append(outputs.detach()))
     with make_trainer(SAM(rho=1e-300), model=model, eval_dataloader=None, max_duration="1ba", grad_accum=2) as trainer:
         trainer.fit()
@@ -152,9 +155,9 @@ class OwnStep(ClassificationModel):
         raise NotImplementedError
 
 
-def test_what_it_cannot_do_exactly_is_refused(make_trainer):
+def test_runs_that_sam_cannot_train_exactly_are_refused(make_trainer):
     net = nn.Sequential(nn.Flatten(), nn.Linear(32, 3)).double()
-    optimizers = [torch.optim.SGD([one], lr=0.1) for one in net.parameters()]
+    optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in net.parameters()]
     cases: list[tuple[str, dict[str, Any]]] = [
         ("precision='amp_fp16'", {"precision": "amp_fp16"}),
         ("one optimizer", {"model": ClassificationModel(net, 3), "optimizers": optimizers}),
@@ -230,7 +233,7 @@ def test_ranks_climb_by_their_own_gradient(run_ranks):
             def after_train_batch(self, state, logger):
                 model, parameters = self.model, list(self.model.parameters())
                 first = torch.autograd.grad(loss(model, self.batch), parameters)
-                norm = torch.stack([one.square().sum() for one in first]).sum().sqrt()
+                norm = torch.stack([gradient.square().sum() for gradient in first]).sum().sqrt()
                 with torch.no_grad():
                     for parameter, gradient in zip(parameters, first, strict=True):
                         parameter += 0.5 * gradient / norm

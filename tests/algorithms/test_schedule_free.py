@@ -19,29 +19,35 @@ ADAMW = partial(torch.optim.AdamW, lr=0.05, betas=(0.0, 0.9), weight_decay=0.0)
 
 
 class Gradients(Callback):
-    """Gradients, weights and the rate of each step, as they were when the optimizer took them."""
+    """Stores the gradients, the weights and the rate of each step of the optimizer."""
 
     def __init__(self):
         self.seen, self.rates = [], []
 
     def fit_start(self, state, logger):
-        self.initial = [one.detach().clone() for one in state.unwrapped_model.parameters()]
+        self.initial = [parameter.detach().clone() for parameter in state.unwrapped_model.parameters()]
 
     def after_train_batch(self, state, logger):
         parameters = list(state.unwrapped_model.parameters())
-        self.seen.append([(one.detach().clone(), one.grad.clone()) for one in parameters if one.grad is not None])
+        self.seen.append(
+            [
+                (parameter.detach().clone(), parameter.grad.clone())
+                for parameter in parameters
+                if parameter.grad is not None
+            ]
+        )
         self.rates.append(state.optimizers[0].param_groups[0]["lr"])
 
 
 def averaged(trainer) -> list[torch.Tensor]:
     with evaluation_weights(trainer.state):
-        return [one.detach().clone() for one in trainer.state.unwrapped_model.parameters()]
+        return [parameter.detach().clone() for parameter in trainer.state.unwrapped_model.parameters()]
 
 
 def recurrence(record: Gradients, beta: float, adam: bool) -> tuple[list[Any], list[Any]]:
-    """x and y of every step, as the paper writes them, from the gradients that were taken."""
-    z, x = ([one.clone() for one in record.initial] for _ in range(2))
-    square = [torch.zeros_like(one) for one in z]
+    """Return x and y of every step by the formulas of the paper, from the stored gradients."""
+    z, x = ([weight.clone() for weight in record.initial] for _ in range(2))
+    square = [torch.zeros_like(weight) for weight in z]
     points, total, highest = [[*x]], 0.0, 0.0
     for t, (step, rate) in enumerate(zip(record.seen, record.rates, strict=True), start=1):
         highest = max(highest, rate)
@@ -52,7 +58,7 @@ def recurrence(record: Gradients, beta: float, adam: bool) -> tuple[list[Any], l
             scaled = gradient / ((square[i] / (1 - 0.9**t)).sqrt() + 1e-8) if adam else gradient
             z[i] = z[i] - rate * scaled
             x[i] = (1 - c) * x[i] + c * z[i]
-        points.append([(1 - beta) * one + beta * other for one, other in zip(z, x, strict=True)])
+        points.append([(1 - beta) * base + beta * average for base, average in zip(z, x, strict=True)])
     return x, points
 
 
@@ -77,15 +83,15 @@ def test_steps_are_those_of_the_paper(make_trainer, optimizer, arguments, schedu
 
 
 def test_a_constant_rate_gives_the_mean():
-    weights, found = _StepWeights(), []
+    sums, weights = _StepWeights(), []
     for _ in range(4):
-        weights, weight = weights.next(0.3)
-        found.append(weight)
-    assert found == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
+        sums, weight = sums.next(0.3)
+        weights.append(weight)
+    assert weights == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
     assert _StepWeights().next(0.0) == (_StepWeights(), 0.0)
 
 
-def test_groups_have_averages_of_their_own_rates(make_trainer):
+def test_each_group_averages_by_its_own_rate(make_trainer):
     optimizer = partial(Muon, lr=0.1, momentum=0.0, rest="sgd", rest_lr=0.05)
     with make_trainer(ScheduleFree(), optimizers=optimizer) as trainer:
         trainer.fit()
@@ -94,16 +100,16 @@ def test_groups_have_averages_of_their_own_rates(make_trainer):
         assert float(loss) < float(fresh.eval()["eval"]["loss"])
 
 
-def test_evaluations_see_the_average_and_training_goes_on(make_trainer):
+def test_evaluations_see_the_average_and_do_not_change_training(make_trainer):
     with make_trainer(ScheduleFree(), optimizers=ADAMW, batch_norm=True) as plain:
         plain.fit()
     with make_trainer(ScheduleFree(), optimizers=ADAMW, batch_norm=True, eval_interval="1ba") as often:
         often.fit()
-    own, theirs = (dict(one.state.unwrapped_model.state_dict()) for one in (plain, often))
+    own, theirs = (dict(trainer.state.unwrapped_model.state_dict()) for trainer in (plain, often))
     torch.testing.assert_close(own, theirs, rtol=0, atol=0)
 
 
-def test_the_optimizer_is_left_as_it_was(make_trainer):
+def test_close_removes_the_hooks_of_the_optimizer(make_trainer):
     from runner import ClassificationModel
 
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(32, 3)).double()
@@ -116,7 +122,7 @@ def test_the_optimizer_is_left_as_it_was(make_trainer):
     torch.testing.assert_close(dict(net.state_dict()), dict(before), rtol=0, atol=0)
 
 
-def test_what_does_not_suit_it_is_said(make_trainer, caplog):
+def test_unsuitable_settings_warn_or_are_refused(make_trainer, caplog):
     algorithms = [ScheduleFree(), NaNGuard("rollback")]
     with (
         make_trainer(*algorithms, optimizers=PLAIN_SGD) as trainer,

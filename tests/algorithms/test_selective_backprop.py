@@ -22,23 +22,23 @@ def test_ranks_of_high_losses_are_more_likely():
     assert all(len(set(draw.tolist())) == 4 for draw in draws[:100])
     counts = draws.flatten().bincount(minlength=8).double()
     assert (counts.diff() > 0).all()
-    # One draw of one: probabilities are q^(1 / keep - 1), here of the fractions 1/6, 3/6, 5/6 and keep = 1/3.
+    # With one sample kept, probabilities are q^(1 / keep - 1), here of the fractions 1/6, 3/6, 5/6 and keep = 1/3.
     single = torch.stack([draw_ranks(3, 1 / 3, seed) for seed in range(6000)]).flatten().bincount(minlength=3) / 6000
     torch.testing.assert_close(single.double(), torch.tensor([1.0, 9.0, 25.0]).double() / 35, atol=0.02, rtol=0)
 
 
 @pytest.mark.parametrize(("keep", "kept"), [(1.0, 8), (0.5, 4), (0.4, 3), (0.01, 1)])
-def test_so_many_are_kept(keep: float, kept: int):
+def test_the_number_of_kept_samples_is_rounded_down(keep: float, kept: int):
     assert len(draw_ranks(8, keep, 0)) == kept
 
 
-def test_samples_of_these_ranks_are_selected_in_the_order_of_the_batch():
+def test_selected_samples_keep_the_order_of_the_batch():
     losses = torch.tensor([0.3, 0.1, 0.9, 0.5])
     assert select(losses, torch.tensor([3, 1])).tolist() == [0, 2]
     assert select(losses, torch.tensor([0, 1, 2, 3])).tolist() == [0, 1, 2, 3]
 
 
-def test_losses_of_samples_are_those_of_batches_of_one():
+def test_losses_of_samples_equal_those_of_batches_of_one():
     torch.manual_seed(0)
     classifier = ClassificationModel(nn.Linear(5, 3), 3)
     batch = (torch.randn(6, 5), torch.tensor([0, 1, 2, 0, -100, 1]))
@@ -68,19 +68,19 @@ class TwoLosses(Model):
         return {"square": error.square().mean(), "absolute": error.abs().mean()}
 
 
-def test_several_losses_count_as_they_are_minimized():
+def test_several_losses_are_combined_as_in_training():
     model = TwoLosses()
     batch = {"inputs": torch.randn(4, 5), "targets": torch.randn(4)}
     error = model(batch)["prediction"][:, 0] - batch["targets"]
     losses = sample_losses(model, model(batch), batch)
     torch.testing.assert_close(losses, error.square() + error.abs())
     torch.testing.assert_close(
-        *(torch.autograd.grad(one.sum(), model.net.weight) for one in (losses, error**2 + error.abs()))
+        *(torch.autograd.grad(losses.sum(), model.net.weight) for losses in (losses, error**2 + error.abs()))
     )
 
 
 class Losses(Callback):
-    """Keeps the losses of the samples that were read, and of those that are trained."""
+    """Stores the losses of all samples of a batch, and of the trained ones."""
 
     def __init__(self):
         self.sizes, self.excess = [], []
@@ -95,7 +95,7 @@ class Losses(Callback):
         self.excess.append((trained.mean() / read.mean()).item())
 
 
-def test_it_trains_on_higher_losses_between_start_and_end_but_for_interruptions(make_trainer):
+def test_higher_losses_are_trained_between_start_and_end_except_in_whole_batches(make_trainer):
     losses = Losses()
     algorithm = SelectiveBackprop(0.25, 0.75, keep=0.5, interrupt=3)
     with make_trainer(algorithm, callbacks=[losses], max_duration="40ba") as trainer:
@@ -130,18 +130,18 @@ def test_losses_are_those_of_an_evaluation(make_trainer):
 
 
 @pytest.mark.parametrize("index", [torch.tensor([0, 2]), slice(0, 3, 2)])
-def test_texts_are_picked_with_their_samples(index: Any):
+def test_lists_of_texts_are_selected_with_their_samples(index: Any):
     batch = {"x": torch.arange(3), "names": ["a", "b", "c"], "classes": ("cat", "dog")}
     picked = pick_samples(batch, 3, index)
     assert picked["x"].tolist() == [0, 2] and picked["names"] == ["a", "c"] and picked["classes"] == ("cat", "dog")
 
 
 @pytest.mark.parametrize("index", [torch.tensor([0, 2]), slice(0, 3, 2)])
-def test_samples_in_lists_are_picked_whole(index: Any):
+def test_lists_of_samples_are_selected_by_sample(index: Any):
     images, targets = [torch.zeros(3, size) for size in (4, 5, 6)], [{"boxes": torch.zeros(size)} for size in (1, 2, 3)]
     picked = pick_samples((images, targets), 3, index)
-    assert [id(one) for part in picked for one in part] == [
-        id(part[one]) for part in (images, targets) for one in (0, 2)
+    assert [id(sample) for part in picked for sample in part] == [
+        id(part[index]) for part in (images, targets) for index in (0, 2)
     ]
 
 
@@ -168,10 +168,10 @@ def test_smaller_images_may_be_in_16_bits(train, resnet):
     assert {(tuple(images.shape), images.dtype) for images, _ in small} == {((4, 2, 4, 4), torch.bfloat16)}
 
 
-def test_it_runs_before_augmentation_and_composes_with_what_mixes(make_trainer):
+def test_selection_runs_before_augmentation_and_composes_with_mixing(make_trainer):
     selection = SelectiveBackprop(0.0, 1.0, interrupt=0)
     with make_trainer(LabelSmoothing(), MixUp(), CutOut(), BatchAugment(), selection, grad_accum=2) as trainer:
-        names = [type(one).__name__ for one in trainer.state.algorithms]
+        names = [type(algorithm).__name__ for algorithm in trainer.state.algorithms]
         assert names.index("SelectiveBackprop") < min(names.index("CutOut"), names.index("BatchAugment"))
         trainer.fit()
         assert trainer.state.batch[0].shape == (4, 2, 4, 4)
@@ -196,7 +196,7 @@ def test_resume(check_resume):
     check_resume(lambda: [SelectiveBackprop(0.0, 0.9, interrupt=3)], batch_norm=True)
 
 
-def test_two_ranks_train_alike_with_and_without_evaluations_and_resumed(run_ranks):
+def test_two_ranks_train_alike_with_evaluations_and_after_a_resume(run_ranks):
     def program():
         import torch
         from torch import nn
@@ -222,7 +222,7 @@ def test_two_ranks_train_alike_with_and_without_evaluations_and_resumed(run_rank
                 trainer.fit(duration=duration)
                 if duration == "5ba":
                     save_checkpoint(trainer.state, "checkpoint")
-            return [one.detach().clone() for one in net.parameters()]
+            return [parameter.detach().clone() for parameter in net.parameters()]
 
         whole = fit(eval_interval=0)
         torch.testing.assert_close(fit(eval_interval="1ba"), whole, rtol=0, atol=0)

@@ -34,7 +34,7 @@ def arguments() -> dict:
     return {"build": make_model, "train_dataloader": loader, "eval_dataloader": None, "max_duration": "10ba"}
 
 
-def test_the_length_rises_evenly_in_steps():
+def test_the_length_rises_linearly_in_steps():
     lengths = [scheduled_length(progress / 100, 0.5, 8, 128, 8) for progress in range(101)]
     assert lengths[0] == 8
     assert lengths[25] == 64  # (8 + 128) / 2 = 68, rounded down to a multiple of 8
@@ -46,18 +46,18 @@ def test_the_length_rises_evenly_in_steps():
 
 
 @pytest.mark.parametrize("whole", [7, 12, 128, 1000])
-def test_pieces_divide_the_whole(whole: int):
+def test_piece_lengths_divide_the_whole_length(whole: int):
     for shortest in range(1, whole + 1):
         for length in range(shortest, whole + 1):
-            found = divisor_near(whole, length, shortest)
-            divisors = [one for one in range(shortest, whole + 1) if whole % one == 0]
-            below = [one for one in divisors if one <= length]
-            assert found == (below[-1] if below else divisors[0])
+            divisor = divisor_near(whole, length, shortest)
+            divisors = [number for number in range(shortest, whole + 1) if whole % number == 0]
+            below = [number for number in divisors if number <= length]
+            assert divisor == (below[-1] if below else divisors[0])
         if whole == 1000:
             break
 
 
-def test_truncating_keeps_the_first_tokens_and_leaves_other_tensors():
+def test_truncation_keeps_the_first_tokens_and_other_tensors():
     tokens, mask, labels = torch.arange(24).view(2, 12), torch.rand(2, 12, 3), torch.tensor([0, 1])
     batch = truncate({"tokens": tokens, "mask": mask, "labels": labels}, 12, 5)
     assert torch.equal(batch["tokens"], tokens[:, :5])
@@ -65,7 +65,7 @@ def test_truncating_keeps_the_first_tokens_and_leaves_other_tensors():
     assert torch.equal(batch["labels"], labels)
 
 
-def test_pieces_are_all_tokens_in_order():
+def test_pieces_hold_all_tokens_in_order():
     tokens = torch.arange(24).view(2, 12)
     pieces, targets = cut_into_pieces((tokens, tokens + 1), 12, 4, "truncate=False", "set truncate=True")
     assert torch.equal(pieces, torch.arange(24).view(6, 4))
@@ -75,7 +75,7 @@ def test_pieces_are_all_tokens_in_order():
 
 
 @pytest.mark.parametrize("truncating", [True, False])
-def test_training_sees_short_sequences_first(train, arguments, truncating: bool):
+def test_training_uses_short_sequences_first(train, arguments, truncating: bool):
     algorithm = SeqLengthWarmup(duration=0.5, min_seq_length=4, step_size=2, truncate=truncating)
     shapes = [tuple(inputs.shape) for inputs, _ in train(algorithm, **arguments).batches]
     if truncating:
@@ -85,7 +85,7 @@ def test_training_sees_short_sequences_first(train, arguments, truncating: bool)
 
 
 @pytest.mark.parametrize(("truncating", "tokens"), [(True, 8 * (4 + 6 + 8 + 10 + 12 + 5 * 16)), (False, 10 * 8 * 16)])
-def test_tokens_are_counted_as_they_are_seen(make_trainer, arguments, truncating: bool, tokens: int):
+def test_only_trained_tokens_are_counted(make_trainer, arguments, truncating: bool, tokens: int):
     algorithm = SeqLengthWarmup(duration=0.5, min_seq_length=4, step_size=2, truncate=truncating)
     with make_trainer(algorithm, **arguments) as trainer:
         trainer.fit()
@@ -104,7 +104,7 @@ def test_gradients_are_those_of_the_short_sequences(train, make_trainer, argumen
     torch.testing.assert_close(whole.seen[0], [p.grad for p in model.parameters()])
 
 
-def test_nothing_to_warm_up_changes_nothing(train, arguments):
+def test_a_warm_up_of_no_length_changes_nothing(train, arguments):
     plain = train(**arguments).seen
     for algorithm in (SeqLengthWarmup(duration=0.0), SeqLengthWarmup(min_seq_length=CONTEXT)):
         torch.testing.assert_close(train(algorithm, **arguments).seen, plain, rtol=0, atol=0)
@@ -125,14 +125,14 @@ def test_arguments_are_checked(arguments: dict):
         SeqLengthWarmup(**arguments)
 
 
-def test_what_are_no_sequences_is_refused(train):
+def test_other_inputs_than_tokens_are_refused(train):
     with pytest.raises(ValueError, match=r"needs tokens \(N, T\)"):
         train(SeqLengthWarmup(input_key=1))
     with pytest.raises(ValueError, match=r"needs tokens \(N, T\)"):
         train(SeqLengthWarmup())
 
 
-def test_data_in_memory_are_refused_before_a_batch_is_trained(train, arguments):
+def test_unsuitable_data_in_memory_are_refused_before_a_batch_is_trained(train, arguments):
     with pytest.raises(ValueError, match="needs tokens") as caught:
         train(SeqLengthWarmup())
     assert any("at FIT_START" in note for note in caught.value.__notes__)
@@ -143,7 +143,7 @@ def test_data_in_memory_are_refused_before_a_batch_is_trained(train, arguments):
     assert any("at FIT_START" in note for note in caught.value.__notes__)
 
 
-def test_looking_at_the_first_batch_changes_no_draw(train, arguments):
+def test_reading_the_first_batch_changes_no_random_draw(train, arguments):
     drawn = []
 
     def drop_tokens(batch):
@@ -161,7 +161,7 @@ def test_looking_at_the_first_batch_changes_no_draw(train, arguments):
     torch.testing.assert_close(looking, drawn, rtol=0, atol=0)
 
 
-def test_data_that_take_long_to_read_are_not_read_twice():
+def test_other_loaders_are_not_read_before_training():
     class Unread:
         def __len__(self):
             return 8

@@ -29,7 +29,7 @@ class Spoiler(Algorithm):
 
 
 class Watch(Algorithm):
-    """Keeps weights, buffers, optimizer state and averages after each batch."""
+    """Stores weights, buffers, optimizer state and averages after each batch."""
 
     runs_after = ("SpikeGuard",)
 
@@ -37,30 +37,33 @@ class Watch(Algorithm):
         self.after: dict[int, Any] = {}
 
     def batch_end(self, state, logger):
-        found = [state.unwrapped_model.state_dict(), [one.state_dict()["state"] for one in state.optimizers]]
+        parts = [
+            state.unwrapped_model.state_dict(),
+            [optimizer.state_dict()["state"] for optimizer in state.optimizers],
+        ]
         kinds = (EMA, LAWA, SWA, ScheduleFree)
-        found += [one.state_dict() for one in state.algorithms if isinstance(one, kinds)]
-        self.after[state.timestamp.batch] = _cloned(found)
+        parts += [algorithm.state_dict() for algorithm in state.algorithms if isinstance(algorithm, kinds)]
+        self.after[state.timestamp.batch] = _cloned(parts)
 
 
 def _cloned(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
-        return {key: _cloned(one) for key, one in value.items()}
-    return [_cloned(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: _cloned(item) for key, item in value.items()}
+    return [_cloned(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def equal(one: Any, other: Any) -> None:
-    torch.testing.assert_close(one, other, rtol=0, atol=0)
+def equal(values: Any, expected: Any) -> None:
+    torch.testing.assert_close(values, expected, rtol=0, atol=0)
 
 
 def fit(
     make_trainer: Any, *algorithms: Algorithm, duration: str = "24ba", **arguments: Any
 ) -> tuple[dict[int, Any], InMemoryLogger]:
     watch, memory = Watch(), InMemoryLogger()
-    given = {"max_duration": duration, "batch_norm": True, "loggers": [memory], **arguments}
-    with make_trainer(*algorithms, watch, **given) as trainer:
+    options = {"max_duration": duration, "batch_norm": True, "loggers": [memory], **arguments}
+    with make_trainer(*algorithms, watch, **options) as trainer:
         trainer.fit()
     return watch.after, memory
 
@@ -68,8 +71,8 @@ def fit(
 def test_deviations_are_robust_and_one_sided():
     history = torch.tensor([[1.0, 2.0, 3.0, 4.0, 500.0], [1.0, 1.0, 1.0, 1.0, 1.0]]).double()
     values = torch.tensor([[3.0, 3.0 + 1.4826, -50.0, torch.nan, 3.0], [1.0, 1.0, 1.0, 1.0, 1.5]]).double()
-    found = deviations(values, history)  # the median is 3, the median deviation 1; of the second row 0, so 5 % of 1
-    torch.testing.assert_close(found, torch.tensor([0.0, 1.0, 0.0, torch.inf, 10.0]).double())
+    numbers = deviations(values, history)  # the median is 3, the median deviation 1; of the second row 0, so 5 % of 1
+    torch.testing.assert_close(numbers, torch.tensor([0.0, 1.0, 0.0, torch.inf, 10.0]).double())
     assert deviations(torch.ones(2, 1).double(), torch.zeros(2, 8).double()).item() == 0  # nothing to compare with
 
 
@@ -87,19 +90,19 @@ def make_adam(params: Any) -> torch.optim.Optimizer:
         LAWA(3, "1ba"),
         ScheduleFree(),
     ],
-    ids=lambda one: type(one).__name__,
+    ids=lambda algorithm: type(algorithm).__name__,
 )
-def test_after_a_spike_everything_is_as_before_it(make_trainer, caplog, average: Algorithm | None):
-    others = [] if average is None else [average]
-    after, memory = fit(make_trainer, SpikeGuard(**GUARD), *others, Spoiler(13), optimizers=make_adam)
-    equal(after[16], after[12])  # batches 13 to 16 were looked at together
+def test_everything_is_restored_after_a_spike(make_trainer, caplog, average: Algorithm | None):
+    averages = [] if average is None else [average]
+    after, memory = fit(make_trainer, SpikeGuard(**GUARD), *averages, Spoiler(13), optimizers=make_adam)
+    equal(after[16], after[12])  # batches 13 to 16 are checked together
     assert not torch.equal(after[17][0]["module.1.weight"], after[16][0]["module.1.weight"])
     assert [(at.batch, value) for at, value in memory.data["spike_guard/rollbacks"]] == [(16, 1.0)]
     ((first, last, worst, *_, back_to),) = memory.tables["spike_guard"]["rows"]
     assert (first, last, worst, back_to) == (13, 16, 14, 12)
-    (said,) = [record.getMessage() for record in caplog.records if "spike" in record.getMessage()]
-    assert said.startswith("batch 14 (from 1) is a spike: loss ")
-    assert said.endswith("back to the weights after batch 12, without batches 13 to 16")
+    (message,) = [record.getMessage() for record in caplog.records if "spike" in record.getMessage()]
+    assert message.startswith("batch 14 (from 1) is a spike: loss ")
+    assert message.endswith("back to the weights after batch 12, without batches 13 to 16")
 
 
 def test_without_a_spike_nothing_changes(make_trainer):
@@ -109,21 +112,21 @@ def test_without_a_spike_nothing_changes(make_trainer):
     assert not memory.tables
 
 
-def test_what_is_not_finite_is_a_spike_from_the_first_batch_on(make_trainer):
+def test_a_value_that_is_not_finite_is_a_spike_in_any_batch(make_trainer):
     after, _ = fit(make_trainer, SpikeGuard(**GUARD), Spoiler(0, 5, by=torch.nan), duration="12ba")
     plain, _ = fit(make_trainer, duration="1ba")
     assert after[1][0]["module.1.weight"].isnan().any()
-    assert all(one.isfinite().all() for one in after[8][0].values())
+    assert all(tensor.isfinite().all() for tensor in after[8][0].values())
     equal(after[8][0]["module.1.weight"], after[4][0]["module.1.weight"])
     assert not torch.equal(plain[1][0]["module.1.weight"], after[8][0]["module.1.weight"])
 
 
-def test_a_batch_that_nan_guard_leaves_out_is_no_spike(make_trainer):
+def test_a_batch_skipped_by_nan_guard_is_not_a_spike(make_trainer):
     _, memory = fit(make_trainer, SpikeGuard(**GUARD), NaNGuard(), Spoiler(1, 13, by=torch.nan))
     assert memory.data["nan_guard/skipped"] and not memory.tables
 
 
-def test_the_last_batches_are_looked_at_too(make_trainer):
+def test_the_last_batches_are_checked_too(make_trainer):
     after, _ = fit(make_trainer, SpikeGuard(**GUARD), Spoiler(13), duration="14ba")
     equal(after[14], after[12])
 
@@ -152,7 +155,7 @@ def test_a_resumed_run_goes_back_to_the_same_weights(make_trainer, tmp_path: Pat
     fit(make_trainer, *algorithms(), Stop())
     resumed, memory = fit(make_trainer, *algorithms(), resume_path=tmp_path / "checkpoint")
     assert min(resumed) == stop_at + 1
-    equal(resumed, {batch: found for batch, found in whole.items() if batch > stop_at})
+    equal(resumed, {batch: parts for batch, parts in whole.items() if batch > stop_at})
     assert len(memory.tables["spike_guard"]["rows"]) == 2
 
 
@@ -164,8 +167,8 @@ def test_another_interval_is_refused_on_resume(make_trainer, tmp_path: Path):
         make_trainer(SpikeGuard(interval=8), resume_path=tmp_path / "checkpoint")
 
 
-def test_a_spike_on_one_rank_takes_all_back(run_ranks, tmp_path: Path):
-    """On rank 1 alone, the gradient tells; after a resume the ranks still agree."""
+def test_a_spike_on_one_rank_rolls_back_all_ranks(run_ranks, tmp_path: Path):
+    """Only the gradient shows a spike of rank 1; after a resume the ranks still agree."""
 
     def program() -> None:
         import json
@@ -220,7 +223,7 @@ def test_a_spike_on_one_rank_takes_all_back(run_ranks, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_nonsense_in_the_data_costs_nothing_with_the_guard():
+def test_corrupt_data_do_not_harm_a_guarded_run():
     clean, _ = train_language(700, 0, range(0))
     spoilt, _ = train_language(700, 0, NONSENSE)
     guarded, spikes = train_language(700, 0, NONSENSE, SpikeGuard())
@@ -230,7 +233,7 @@ def test_nonsense_in_the_data_costs_nothing_with_the_guard():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_it_does_nothing_in_a_clean_run(seed: int):
+def test_a_run_on_clean_data_is_never_rolled_back(seed: int):
     assert train_language(250, seed, range(0), SpikeGuard())[1] == 0
 
 

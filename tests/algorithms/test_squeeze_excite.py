@@ -30,7 +30,7 @@ def test_without_weights_each_channel_is_halved():
 
 
 @pytest.mark.parametrize(("latent", "width"), [(5, 5), (0.25, 2), (0.01, 1)])
-def test_it_stands_behind_wide_convolutions(make_trainer, resnet, latent: float, width: int):
+def test_attention_follows_wide_convolutions(make_trainer, resnet, latent: float, width: int):
     with make_trainer(SqueezeExcite(latent, min_channels=5), build=resnet) as trainer:
         blocks = trainer.state.unwrapped_model.module.blocks
         assert all(type(conv) is nn.Conv2d for conv in (blocks[0].conv1, blocks[0].conv2, blocks[1].conv1))
@@ -45,7 +45,7 @@ def test_it_stands_behind_wide_convolutions(make_trainer, resnet, latent: float,
 
 def test_new_weights_are_drawn_from_the_seed_and_trained(make_trainer, resnet):
     def run(seed: int) -> list[torch.Tensor]:
-        torch.randn(seed + 1)  # what was drawn elsewhere does not matter
+        torch.randn(seed + 1)  # earlier draws do not matter
         drawn = torch.get_rng_state()
         with make_trainer(SqueezeExcite(0.5, min_channels=5), build=resnet, seed=seed) as trainer:
             assert torch.equal(torch.get_rng_state(), drawn)
@@ -60,7 +60,7 @@ def test_new_weights_are_drawn_from_the_seed_and_trained(make_trainer, resnet):
     assert not torch.equal(first[0], first[1])
 
 
-def test_its_own_layers_may_be_factorized(make_trainer, resnet):
+def test_layers_of_the_attention_may_be_factorized(make_trainer, resnet):
     factorize = Factorize(min_channels=99, min_features=5, latent_features=1)
     with make_trainer(factorize, SqueezeExcite(5, min_channels=16), build=resnet) as trainer:
         _, attention = trainer.state.unwrapped_model.module.blocks[2].conv2

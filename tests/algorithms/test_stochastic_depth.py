@@ -21,7 +21,7 @@ def test_rates_rise_linearly_or_are_the_same():
     assert drop_rates(3, 0.5, "uniform") == [0.5, 0.5, 0.5]
 
 
-def test_blocks_stay_with_their_probability_and_independently():
+def test_blocks_are_kept_independently_with_their_probability():
     kept = draw_kept([0.0, 0.2, 0.7, 1.0], 20_000, seed=1).double()
     torch.testing.assert_close(
         kept.mean(1), torch.tensor([1.0, 0.8, 0.3, 0.0], dtype=torch.float64), atol=0.015, rtol=0
@@ -46,7 +46,7 @@ class Widening(Residual):
         return torch.cat([x, self.linear(x)], dim=1)
 
 
-def test_evaluation_is_the_mean_of_training():
+def test_evaluation_equals_the_mean_of_training():
     block = StochasticBlock(Residual().double())
     block.block.norm = nn.Identity()
     block.keeps_shape, block.rate = True, 0.3
@@ -70,14 +70,14 @@ def net() -> ClassificationModel:
 
 
 class Inputs(Callback):
-    """Keeps which blocks each forward pass skipped, per block and sample: where the output is the input."""
+    """Stores the blocks that each forward pass skipped, per block and sample, those whose output is the input."""
 
     def __init__(self) -> None:
         self.left_out: list[list[list[bool]]] = []
         self.evaluations: list[list[float]] = []
 
     def fit_start(self, state, logger):
-        self.blocks = [one for one in state.unwrapped_model.modules() if isinstance(one, StochasticBlock)]
+        self.blocks = [module for module in state.unwrapped_model.modules() if isinstance(module, StochasticBlock)]
         self.now: list[list[bool]] = []
         for block in self.blocks:
             block.register_forward_hook(self.look)
@@ -101,7 +101,7 @@ def expected_kept(rates: list[float], samples: int, batch: int, seed: int = 0) -
 
 @pytest.mark.parametrize("method", ["block", "sample"])
 @pytest.mark.parametrize("grad_accum", [1, 2])
-def test_blocks_are_left_out_as_drawn(make_trainer, method: str, grad_accum: int):
+def test_blocks_are_skipped_as_drawn(make_trainer, method: str, grad_accum: int):
     seen = Inputs()
     algorithm = StochasticDepth("Residual", method, 0.9, "uniform")
     with make_trainer(algorithm, build=net, callbacks=[seen], grad_accum=grad_accum, eval_interval=0) as trainer:
@@ -111,19 +111,19 @@ def test_blocks_are_left_out_as_drawn(make_trainer, method: str, grad_accum: int
         kept = expected_kept([0.9] * 3, 1 if method == "block" else 8, batch)
         each = 8 // grad_accum
         parts = [row * each if method == "block" else row[part * each :][:each] for row in kept]
-        assert left_out == [[not one for one in row] for row in parts]
+        assert left_out == [[not is_kept for is_kept in row] for row in parts]
     assert len(seen.left_out) == 6 * grad_accum
     assert any(any(row) for rows in seen.left_out for row in rows)
 
 
-def test_a_block_that_changes_shape_is_never_left_out(make_trainer):
+def test_a_block_that_changes_shape_is_never_skipped(make_trainer):
     seen = Inputs()
     with make_trainer(StochasticDepth("Widening", drop_rate=1.0), build=net, callbacks=[seen]) as trainer:
         trainer.fit()
     assert seen.left_out == [[[]]] * 6
 
 
-def test_a_rate_of_nothing_changes_nothing(train):
+def test_a_drop_rate_of_zero_changes_nothing(train):
     for method in ("block", "sample"):
         dropped = train(StochasticDepth("Residual", method, 0.0), build=net)
         torch.testing.assert_close(dropped.seen, train(build=net).seen, rtol=0, atol=0)
@@ -139,17 +139,17 @@ def test_loading_sets_rates_and_leaves_modules_and_parameters_in_place(make_trai
         model = trainer.state.unwrapped_model
         after = [*model.modules(), *model.parameters()]
         assert len(after) == len(look.before)
-        assert all(one is other for one, other in zip(after, look.before, strict=True))
-        assert 0.5 in [getattr(one, "rate", 0.0) for one in model.modules()]
+        assert all(new is old for new, old in zip(after, look.before, strict=True))
+        assert 0.5 in [getattr(module, "rate", 0.0) for module in model.modules()]
 
 
-def test_a_block_that_is_left_out_sees_nothing_and_gets_gradients_of_zero(make_trainer, train):
+def test_a_skipped_block_does_not_run_and_gets_gradients_of_zero(make_trainer, train):
     with make_trainer(StochasticDepth("Residual", "block", 1.0, "uniform"), build=net) as trainer:
         trainer.fit()
         for module in trainer.state.unwrapped_model.modules():
             if isinstance(module, Residual) and not isinstance(module, Widening):
                 assert module.norm.num_batches_tracked == 0
-                assert all(one.grad is not None and not one.grad.any() for one in module.parameters())
+                assert all(parameter.grad is not None and not parameter.grad.any() for parameter in module.parameters())
 
 
 def test_rates_rise_in_the_warmup_and_evaluation_uses_them(make_trainer):
@@ -163,8 +163,8 @@ def test_rates_rise_in_the_warmup_and_evaluation_uses_them(make_trainer):
 @pytest.mark.parametrize("target", ["Residual", f"{__name__}.Residual"])
 def test_blocks_are_named_by_class(make_trainer, target: str):
     with make_trainer(StochasticDepth(target), build=net) as trainer:
-        blocks = [one for one in trainer.state.unwrapped_model.modules() if isinstance(one, StochasticBlock)]
-        assert [type(one.block) for one in blocks] == [Residual] * 3
+        blocks = [module for module in trainer.state.unwrapped_model.modules() if isinstance(module, StochasticBlock)]
+        assert [type(block.block) for block in blocks] == [Residual] * 3
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_resume(check_resume, method: str):
 
 
 class Saves(Callback):
-    """Saves each batch's checkpoint, and the last once more with what FIT_END knows."""
+    """Saves a checkpoint after each batch, and the last one again at FIT_END."""
 
     def __init__(self, folder) -> None:
         self.folder = folder
@@ -225,7 +225,7 @@ def test_an_average_has_the_same_statistics_after_a_resume(make_trainer, tmp_pat
         torch.testing.assert_close(again, weights, rtol=0, atol=0)
 
 
-def test_a_compiled_model_is_not_compiled_anew_for_each_set_of_blocks():
+def test_a_compiled_model_is_not_recompiled_for_each_set_of_blocks():
     blocks = [StochasticBlock(nn.Sequential(nn.Linear(3, 3), nn.Tanh())) for _ in range(5)]
     model = nn.Sequential(nn.Linear(3, 3), *blocks)
     inputs = torch.randn(2, 3)
@@ -237,6 +237,6 @@ def test_a_compiled_model_is_not_compiled_anew_for_each_set_of_blocks():
         for kept in product((True, False), repeat=len(blocks)):
             for block, stays in zip(blocks, kept, strict=True):
                 block.kept = stays
-            found, expected = model(inputs), nn.Sequential.forward(model, inputs)
-            torch.testing.assert_close(found, expected)
+            outputs, expected = model(inputs), nn.Sequential.forward(model, inputs)
+            torch.testing.assert_close(outputs, expected)
     assert counters["stats"]["unique_graphs"] < 20  # of 32 sets

@@ -17,7 +17,7 @@ from runner.optim.schedulers import linear
 
 
 class Reference(Callback):
-    """torch's own average of the weights after some batches."""
+    """Averages the weights after some batches with torch."""
 
     def __init__(self, batches: list[int]):
         self.batches = batches
@@ -66,7 +66,7 @@ def test_parameters_are_averaged_as_torch_does(make_trainer, arguments: dict[str
 
 
 @pytest.mark.parametrize("bn_batches", [2, 10])
-def test_statistics_of_batch_norm_are_those_of_torchs_update(make_trainer, bn_batches: int):
+def test_batch_norm_statistics_equal_those_of_torchs_update_bn(make_trainer, bn_batches: int):
     algorithm = SWA("0ba", "1dur", "1ba", bn_batches=bn_batches)
     with make_trainer(algorithm, batch_norm=True) as trainer:
         trainer.fit()
@@ -89,7 +89,7 @@ def test_statistics_of_training_are_kept_on_request(make_trainer):
     assert torch.equal(own["module.2.running_mean"], live["module.2.running_mean"])
 
 
-def test_statistics_are_estimated_once_and_draw_nothing(make_trainer):
+def test_estimating_statistics_happens_once_and_changes_no_random_draw(make_trainer):
     with make_trainer(SWA("0ba", "1dur", "1ba", bn_batches=2), batch_norm=True) as trainer:
         trainer.fit()
         passes: list[int] = []
@@ -103,8 +103,8 @@ def test_statistics_are_estimated_once_and_draw_nothing(make_trainer):
     torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
-def test_statistics_come_beside_an_epoch_under_way(make_trainer):
-    """Tests with a loader in the middle of its iteration, and with dropout whose draws must not change."""
+def test_statistics_are_estimated_in_the_middle_of_an_epoch(make_trainer):
+    """A loader may be in the middle of its iteration, and the draws of dropout must not change."""
     images, targets = torch.randn(24, 2, 4, 4, dtype=torch.float64), torch.arange(24) % 3
 
     def trained(*algorithms: Any):
@@ -134,19 +134,19 @@ def test_evaluations_and_checkpoints_see_the_average(make_trainer, tmp_path):
 
 
 @pytest.mark.parametrize("schedulers", [None, linear()])
-def test_the_rate_is_led_over(make_trainer, schedulers: Any):
+def test_the_rate_is_annealed_to_swa_lr(make_trainer, schedulers: Any):
     rates = Rates()
     algorithm = SWA("2ba", "1dur", "1ba", swa_lr=0.5, anneal_steps=3)
     with make_trainer(algorithm, callbacks=[rates], schedulers=schedulers) as trainer:
         trainer.fit()
     scheduled = [0.1 * (1 - n / 6 if schedulers else 1) for n in range(6)]
-    led = [(1 - part) * rate + part * 0.5 for rate, part in zip(scheduled[2:], (1 / 3, 2 / 3, 1, 1), strict=True)]
-    expected = [*scheduled[:2], *led]
-    assert rates.seen == pytest.approx(expected)
+    parts = (1 / 3, 2 / 3, 1, 1)
+    expected = [(1 - part) * rate + part * 0.5 for rate, part in zip(scheduled[2:], parts, strict=True)]
+    assert rates.seen == pytest.approx([*scheduled[:2], *expected])
     assert [annealed(0.1, 0.5, x) for x in (0, 0.5, 1, 2)] == pytest.approx([0.1, 0.3, 0.5, 0.5])
 
 
-def test_what_cannot_be_done_is_refused(make_trainer):
+def test_runs_that_swa_cannot_average_are_refused(make_trainer):
     with (
         make_trainer(SWA("0.7dur", "0.97dur", "1ep"), max_duration="2ep") as trainer,
         pytest.raises(ValueError, match="no update falls between start='0.7dur' and end='0.97dur'"),
@@ -179,7 +179,7 @@ def test_times_without_an_update_are_refused(make_trainer, start: str, end: str,
 @pytest.mark.parametrize(
     ("start", "end", "duration"), [("5ep", "6ep", "1ep"), ("0.7dur", "0.97dur", "24sp"), ("4ba", "8ba", "5ba")]
 )
-def test_a_run_that_ends_before_the_first_update_says_so(make_trainer, caplog, start: str, end: str, duration: str):
+def test_a_run_that_ends_before_the_first_update_warns(make_trainer, caplog, start: str, end: str, duration: str):
     with make_trainer(SWA(start, end), max_duration=duration) as trainer:
         trainer.fit()
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [

@@ -9,7 +9,7 @@ from runner.algorithms._image_operations import solarize
 from runner.algorithms.trivial_augment import trivial_augment
 
 
-def test_all_operations_are_as_likely_and_strengths_even():
+def test_operations_and_strengths_are_uniformly_distributed():
     image = torch.rand(1, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     changed = trivial_augment(image.expand(1400, -1, -1, -1), 1.0, numpy.random.default_rng(0))
     same = (changed == image).flatten(1).all(dim=1).sum().item()
@@ -21,7 +21,7 @@ def test_all_operations_are_as_likely_and_strengths_even():
     assert changed.max() <= 1
 
 
-def test_the_strength_bounds_what_is_drawn():
+def test_drawn_strengths_stay_below_the_maximum():
     image = torch.full((1, 1, 6, 6), 0.5, dtype=torch.float64)
     changed = trivial_augment(image.expand(700, -1, -1, -1), 0.1, numpy.random.default_rng(0))
     assert changed.amax(dim=(1, 2, 3)).max() <= 0.5 * 1.09 + 1e-9
@@ -55,7 +55,7 @@ def test_arguments_are_checked(arguments: dict):
         TrivialAugment(**arguments)
 
 
-def test_what_is_no_image_or_has_other_channels_is_refused(train):
+def test_other_inputs_and_numbers_of_channels_are_refused(train):
     with pytest.raises(ValueError, match="TrivialAugment needs floating-point images"):
         train(TrivialAugment(input_key=1))
     with pytest.raises(ValueError, match="the images have 2 channels"):

@@ -10,7 +10,7 @@ from torch import nn
 from runner.algorithms import ValueEmbedding
 
 
-def test_the_model_at_first_computes_what_it_did_to_the_bit(make_trainer, language):
+def test_outputs_are_bit_identical_before_training(make_trainer, language):
     tokens = torch.randint(11, (3, 12))
     expected = language["build"]().module(tokens)
     with make_trainer(ValueEmbedding(), **language) as trainer:
@@ -25,23 +25,23 @@ def test_the_vector_of_the_token_is_added_to_its_values(make_trainer, language):
         q, k, v = attention.qkv(x).chunk(3, dim=-1)
         v = v + attention.value_embedding.weight[tokens]
         heads = F.scaled_dot_product_attention(
-            *(one.view(3, 10, 4, 4).transpose(1, 2) for one in (q, k, v)), is_causal=True
+            *(x.view(3, 10, 4, 4).transpose(1, 2) for x in (q, k, v)), is_causal=True
         )
         expected = attention.out(heads.transpose(1, 2).reshape(3, 10, 16))
         torch.testing.assert_close(attention(x, tokens), expected)
 
 
 @pytest.mark.parametrize(("layers", "expected"), [(None, [0, 1]), ([0], [0]), ([-1], [1]), ([0, -1], [0, 1])])
-def test_the_layers_that_get_one_learn_it(make_trainer, language, layers: Any, expected: list[int]):
+def test_chosen_layers_learn_their_vectors(make_trainer, language, layers: Any, expected: list[int]):
     with make_trainer(ValueEmbedding(layers), **language) as trainer:
         trainer.fit()
         blocks = trainer.state.unwrapped_model.module.blocks
         tables = [block.attention.value_embedding for block in blocks]
-        assert [index for index, one in enumerate(tables) if one is not None] == expected
-        assert all((one.weight != 0).all() for one in tables if one is not None)
+        assert [index for index, table in enumerate(tables) if table is not None] == expected
+        assert all((table.weight != 0).all() for table in tables if table is not None)
 
 
-def test_an_optimizer_that_exists_gets_the_new_weights(make_trainer, language):
+def test_an_existing_optimizer_gets_the_new_weights(make_trainer, language):
     model = language["build"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with make_trainer(ValueEmbedding(), **language, model=model, optimizers=optimizer):
@@ -49,7 +49,7 @@ def test_an_optimizer_that_exists_gets_the_new_weights(make_trainer, language):
         assert model.module.flops_per_token(12) == language["build"]().module.flops_per_token(12)
 
 
-def test_it_is_refused_where_it_cannot_work(make_trainer, language):
+def test_unsuitable_arguments_and_models_are_refused(make_trainer, language):
     for layers in ([], "01", 1, [True], [0.5]):
         with pytest.raises(ValueError, match="layers="):
             ValueEmbedding(layers)  # type: ignore[arg-type]

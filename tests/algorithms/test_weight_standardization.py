@@ -31,12 +31,12 @@ def net() -> ClassificationModel:
 
 
 @pytest.mark.parametrize("ignored", [0, 1, 2])
-def test_convolutions_but_the_last_use_standardized_weights(make_trainer, ignored: int):
+def test_all_convolutions_but_the_last_are_standardized(make_trainer, ignored: int):
     model = net()
     first = model.module[0].weight.detach().clone()  # type: ignore[index]
     with make_trainer(WeightStandardization(ignored), model=model) as trainer:
-        convs = [one for one in model.modules() if isinstance(one, nn.Conv2d)]
-        assert [parametrize.is_parametrized(one) for one in convs] == [True, False, ignored == 0]
+        convs = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+        assert [parametrize.is_parametrized(conv) for conv in convs] == [True, False, ignored == 0]
         torch.testing.assert_close(convs[0].weight, standardize(first))
         trainer.fit()
         assert not torch.allclose(convs[0].weight, standardize(first))
@@ -45,7 +45,7 @@ def test_convolutions_but_the_last_use_standardized_weights(make_trainer, ignore
         torch.testing.assert_close(convs[0].eval()(images), F.conv2d(images, standardize(own), convs[0].bias))
 
 
-def test_the_optimizer_may_exist_already(make_trainer):
+def test_an_existing_optimizer_keeps_the_weights(make_trainer):
     model = net()
     before = model.module[0].weight  # type: ignore[index]
     with make_trainer(

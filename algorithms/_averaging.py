@@ -79,7 +79,7 @@ def swapped_in(live: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[Non
 def count_updates(state: State, interval: Time, start: Time, end: Time) -> float:
     """Return the number of positive multiples of an interval from `start` to `end`, both included.
 
-    It is infinite if max_duration and the length of an epoch do not allow to convert the units.
+    It is infinite if max_duration and the length of an epoch do not allow a conversion of the units.
     """
 
     def in_intervals(time: Time) -> Fraction:

@@ -66,7 +66,7 @@ def _rows(weights: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
 class GradientClipping(Algorithm):
     """Clips the gradients of the parameters that the optimizers train, once per batch, after unscaling and all-reduce.
 
-    By norm, all gradients g are scaled by min(1, t / norm(g)) with the threshold t: the step gets shorter, but keeps
+    By norm, all gradients g are scaled by min(1, t / (norm(g) + 1e-6)) with the threshold t: g gets shorter, but keeps
     its direction (Pascanu et al. 2013). Clipping by value bounds each element separately, which may change the
     direction. Adaptive clipping bounds the relative change of each unit's weights, see `clip_adaptively`.
 

@@ -13,8 +13,8 @@ from runner.algorithms._mixing import Mixing, interpolate
 def draw_weight(alpha: float, seed: int) -> float:
     """Return the weight of the partner in a blend: min(b, 1 - b), in [0, 0.5], with b ~ Beta(alpha, alpha).
 
-    The minimum changes nothing about the blends of a batch: partners are a random permutation, and with its inverse,
-    which is just as likely, b and 1 - b exchange their roles. Each sample then has at least half of its own blend.
+    The minimum does not change the distribution of blends: partners are a random permutation, and with its inverse,
+    which is just as likely, b and 1 - b exchange their roles. Each sample then makes up at least half of its own blend.
     """
     b = random.Random(seed).betavariate(alpha, alpha)
     return min(b, 1 - b)

@@ -23,8 +23,8 @@ from runner.training.run import Accumulate, Run
 def ascend(weights: Sequence[Tensor], gradients: Sequence[Tensor], rho: float, epsilon: float) -> None:
     """Add rho g / (norm(g) + epsilon) to weights, in place: a step of length rho up the gradient.
 
-    To first order, loss(w + e) = loss(w) + e g. Of all steps e of length rho, this one has the largest product e g,
-    because it has the direction of g (Cauchy-Schwarz).
+    To first order, loss(w + e) is loss(w) plus the dot product of e and g. Of all steps e of length rho, the step in
+    the direction of g makes it largest (Cauchy-Schwarz).
 
     Args:
         weights: weights to change.
@@ -40,9 +40,9 @@ def ascend(weights: Sequence[Tensor], gradients: Sequence[Tensor], rho: float, e
 class SAM(Algorithm):
     """Takes each gradient not at the weights, but at a point one step of length `rho` up the gradient from there.
 
-    SAM minimizes the highest loss within the distance rho of the weights w, so that minima are flat. That point is
-    w + e with e from `ascend`, and the gradient of loss(w + e(w)) is taken as that of the loss at w + e: the dependence
-    of e on w, which needs second derivatives, is left out (Foret et al. 2021).
+    SAM minimizes the highest loss within the distance rho of the weights w, so that minima are flat. To first order,
+    the loss is highest at w + e with e from `ascend`. Its gradient is taken as that of the loss at w + e: the
+    dependence of e on w, which needs second derivatives, is left out (Foret et al. 2021).
 
     Before a batch is trained, an extra pass computes the gradient of this rank's batch. It is not exchanged with other
     ranks: as in the paper, each rank climbs by the gradient of its own samples, so results depend on the number of

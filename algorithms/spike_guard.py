@@ -43,8 +43,8 @@ def deviations(values: Tensor, history: Tensor) -> Tensor:
     median = history.median(dim=1, keepdim=True).values
     spread = NORMAL * (history - median).abs().median(dim=1, keepdim=True).values
     spread = spread.maximum(LEAST_SHARE * median.abs())
-    numbers = torch.where(spread > 0, (values - median) / spread, 0.0)  # 0 for a loss that is nearly always 0
-    return numbers.where(values.isfinite(), torch.inf).amax(dim=0)
+    excess = torch.where(spread > 0, (values - median) / spread, 0.0)  # 0 for a loss that is nearly always 0
+    return excess.where(values.isfinite(), torch.inf).amax(dim=0)
 
 
 class SpikeGuard(Algorithm):
@@ -162,23 +162,23 @@ class SpikeGuard(Algorithm):
         values = recent[:, : self._count].cpu().double()  # the intended host-device sync, once per interval
         if self._history.shape[1] < self.window:
             is_finite = values.isfinite().all(dim=0)
-            numbers = torch.zeros(self._count, dtype=torch.float64).masked_fill(~is_finite, torch.inf)
+            excess = torch.zeros(self._count, dtype=torch.float64).masked_fill(~is_finite, torch.inf)
         else:
-            numbers = deviations(values, self._history)
-        if bool((numbers > self.threshold).any()):
-            self._go_back(state, logger, values, numbers)
+            excess = deviations(values, self._history)
+        if bool((excess > self.threshold).any()):
+            self._go_back(state, logger, values, excess)
         elif not is_over:  # so that a prolonged run checks the same batches as one that was longer from the start
             self._history = torch.cat([self._history, values], dim=1)[:, -self.window :]
             self._good = _copy(state)
 
-    def _go_back(self, state: State, logger: Logger, values: Tensor, numbers: Tensor) -> None:
+    def _go_back(self, state: State, logger: Logger, values: Tensor, excess: Tensor) -> None:
         last = state.timestamp.batch
         first = last - self._count + 1
-        worst = int(numbers.argmax())
+        worst = int(excess.argmax())
         loss, norm = values[:, worst].tolist()
         message = f"batch {first + worst} (from 1) is a spike: loss {loss:.4g}, gradient norm {norm:.4g}"
-        if numbers[worst].isfinite():
-            message += f", {numbers[worst]:.1f} deviations above the median of the last {self.window} batches"
+        if excess[worst].isfinite():
+            message += f", {excess[worst]:.1f} deviations above the median of the last {self.window} batches"
         if len(self._spikes) == self.limit:
             raise divergence(
                 f"{message}; training has gone back limit={self.limit} times already. Lower the learning rate, warm it "
@@ -186,7 +186,7 @@ class SpikeGuard(Algorithm):
             )
         _restore(state, self._good)
         back_to = self._good["batch"]
-        self._spikes.append([first, last, first + worst, loss, norm, float(numbers[worst]), back_to])
+        self._spikes.append([first, last, first + worst, loss, norm, float(excess[worst]), back_to])
         if get_global_rank() == 0:
             log.warning(
                 "%s: back to the weights after batch %d, without batches %d to %d", message, back_to, first, last

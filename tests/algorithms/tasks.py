@@ -1,4 +1,4 @@
-"""Two small tasks on which every algorithm acts, for tests of all of them: images, and text for a GPT."""
+"""Two small tasks for tests of all algorithms: images, and text for a GPT."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from runner.models import GPT, ResNet8
 
 NEED_A_GPU = {"CUDAGraph", "CudnnBenchmark", "Float8"}
 CLASSES: dict[str, str] = {snake_case(name): name for name in algorithms.__all__ if name not in NEED_A_GPU}
-"""All algorithms but those that need a GPU: config name and class."""
+"""All algorithms but those that need a GPU: class names by config name."""
 
-# Arguments with which an algorithm acts within four batches and on small layers, where its defaults would not.
+# Arguments by which an algorithm acts within four batches and on small layers.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "alibi": {"max_sequence_length": 12, "train_sequence_length_scaling": 0.5},
     "batch_size_warmup": {"start": 0.5, "duration": 1.0},
@@ -59,7 +59,7 @@ FITTING = {
 }
 """The algorithms that act on each task."""
 
-NUM_SAMPLES, BATCH_SIZE = 15, 8  # two batches an epoch, the second of an odd number of samples
+NUM_SAMPLES, BATCH_SIZE = 15, 8  # two batches per epoch, the second with an odd number of samples
 
 
 def make_algorithm(task: str, key: str) -> Algorithm:
@@ -69,7 +69,7 @@ def make_algorithm(task: str, key: str) -> Algorithm:
 
 
 def make_model(task: str, exact: bool, batch_norm: bool) -> Model:
-    """Return the task's model, the same each time.
+    """Return the task's model, with fixed weights.
 
     Args:
         task: 'images' or 'text'.
@@ -109,7 +109,7 @@ def make_trainer(task: str, *chosen: str | Algorithm, folder: Path, exact: bool 
         task: 'images' or 'text'.
         chosen: algorithms, or their names.
         folder: folder for the run's files.
-        exact: see `make_model`; batch norm is used only where an algorithm is about it.
+        exact: see `make_model`; batch norm is used only for algorithms that act on it.
         **arguments: arguments of the Trainer.
     """
     data = make_data(task, torch.float64 if exact else torch.float32)

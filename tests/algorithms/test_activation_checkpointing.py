@@ -17,7 +17,7 @@ DROPOUT = 0.4
 
 
 def net() -> ClassificationModel:
-    """Blocks with batch norm and dropout: running statistics and randomness."""
+    """Has blocks with batch norm and dropout, for running statistics and randomness."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = ResNet8(in_channels=2, num_classes=3, width=4).double()
@@ -39,7 +39,7 @@ def test_the_outermost_modules_are_found_by_name_or_class():
 
 
 class Forwards(Callback):
-    """Counts how often the first block runs, in training and in evaluation."""
+    """Counts the passes of the first block, in training and in evaluation."""
 
     def __init__(self) -> None:
         self.counts = {True: 0, False: 0}
@@ -89,7 +89,7 @@ def test_only_inputs_of_modules_are_stored_for_the_backward_pass():
     block, inputs = BasicBlock(4, 4), torch.randn(8, 4, 16, 16, requires_grad=True)
     plain = kept_bytes(block, inputs)
     forget_activations(block)
-    # Of what the checkpoint itself stores, this test's hooks on autograd see only the inputs.
+    # Of the tensors of a checkpoint, the hooks of this test see only the inputs.
     assert kept_bytes(block, inputs) <= inputs.nbytes < plain / 3
 
 

@@ -41,7 +41,7 @@ def test_biases_are_slope_times_distance_and_hide_later_tokens():
 
 
 def attend(attention: Attention, x: Tensor) -> Tensor:
-    """Causal attention with linear biases, written down."""
+    """Return causal attention with linear biases, by its formula."""
     q, k, v = attention.qkv(x).view(*x.shape[:2], 3, attention.n_heads, -1).permute(2, 0, 3, 1, 4)
     scores = q @ k.mT / q.shape[-1] ** 0.5 + alibi(attention.n_heads, x.shape[1], x.device, x.dtype)
     return attention.out((scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2))

@@ -20,7 +20,7 @@ def test_shares_add_up_to_one(monkeypatch):
 def test_the_original_image_has_a_mean_weight_of_one_half(monkeypatch, width: int, alpha: float):
     monkeypatch.setattr("runner.algorithms.augmix.CORE", (lambda images, strengths: 1 - images,))
     mixed = augmix(IMAGES, 1.0, 1, width, alpha, numpy.random.default_rng(0))
-    # (1 - m) x + m (1 - x): what is m?
+    # Solve (1 - m) x + m (1 - x) for m.
     shares = ((mixed - IMAGES) / (1 - 2 * IMAGES)).flatten(1)
     torch.testing.assert_close(shares, shares[:, :1].expand(-1, 16), atol=1e-6, rtol=0)
     assert shares[:, 0].mean() == pytest.approx(0.5, abs=0.08)

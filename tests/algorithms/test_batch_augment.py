@@ -38,7 +38,7 @@ def windows_of(image: torch.Tensor, pad: int) -> list[torch.Tensor]:
 
 
 class Pairs(Callback):
-    """Keeps each batch before and after augmentation."""
+    """Stores each batch before and after augmentation."""
 
     def __init__(self):
         self.raw, self.augmented = [], []

@@ -46,7 +46,7 @@ def test_it_composes_with_selection_augmentation_and_mixing(make_trainer):
     selection = SelectiveBackprop(0.0, 1.0, interrupt=0)
     with make_trainer(MixUp(), LabelSmoothing(), BatchAugment(), selection, BatchSizeWarmup(duration=1.0)) as trainer:
         trainer.fit()
-        assert len(trainer.state.batch[0]) == 3  # half of 7 of 8
+        assert len(trainer.state.batch[0]) == 3  # half of 7, of a batch of 8
     with pytest.raises(ValueError, match="flip='alternating'"):
         make_trainer(BatchSizeWarmup(), BatchAugment(flip="alternating"))
 
@@ -85,7 +85,9 @@ def test_ranks_of_unequal_shares_agree_on_tokens(run_ranks):
             counted = Tokens()
             with Trainer(
                 model=LanguageModel(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))),
-                train_dataloader=TensorLoader(tokens, tokens, batch_size=5, shuffle=False),  # 2 and 3, at last 0 and 1
+                train_dataloader=TensorLoader(
+                    tokens, tokens, batch_size=5, shuffle=False
+                ),  # 2 and 3 on the ranks, 0 and 1 in the last batch
                 optimizers=lambda params: torch.optim.SGD(params, lr=0.1),
                 max_duration="150tok",
                 algorithms=[algorithm],

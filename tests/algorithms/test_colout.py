@@ -22,7 +22,7 @@ def test_the_number_of_kept_lines_is_fixed(length: int, share: float, kept: int)
     draws = [draw_kept(length, share, torch.Generator().manual_seed(seed)) for seed in range(300)]
     assert all(len(draw) == kept and (draw.diff() > 0).all() for draw in draws)
     counts = torch.cat(draws).bincount(minlength=length)
-    assert (counts > 300 * kept / length - 60).all()  # all are as likely
+    assert (counts > 300 * kept / length - 60).all()  # all are equally likely
     assert (counts < 300 * kept / length + 60).all()
 
 

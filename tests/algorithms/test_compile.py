@@ -49,7 +49,7 @@ def net() -> ClassificationModel:
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs run as they were traced: to compile them takes seconds."""
+    """Run graphs as traced, because compiling them takes seconds."""
     from torch._inductor import compile_fx
 
     torch._dynamo.reset()
@@ -58,7 +58,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def count_graphs() -> Callable[[], int]:
-    """Counts the graphs that torch compiled since the test began."""
+    """Return a function that counts the graphs compiled in this test."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
@@ -74,7 +74,7 @@ def test_equal_blocks_share_their_code_and_train_the_same(train, count_graphs):
 
 
 def wide() -> ClassificationModel:
-    """Blocks of four widths, whose code has the same limit of variants."""
+    """Has blocks of four widths, which share one limit of recompilations."""
     return ClassificationModel(ResNet8(in_channels=2, num_classes=3, width=4), 3).double()
 
 
@@ -116,7 +116,7 @@ def test_all_is_compiled_in_the_first_epoch_and_evaluation_and_nothing_later(
     ) as trainer:
         trainer.fit()
     assert count.after_each[0] > 0 and {*count.after_each} == {count.after_each[0]}
-    # Torch leaves out the frame that switches gradients off around the step of an optimizer.
+    # Torch skips the frame that disables gradients around the step of an optimizer.
     assert counters["frames"]["total"] - counters["frames"]["ok"] == (scope == "step")
 
 

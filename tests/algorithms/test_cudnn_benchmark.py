@@ -8,7 +8,7 @@ import torch
 
 from runner.algorithms import CudnnBenchmark
 
-ON_GPU: Any = SimpleNamespace(device=torch.device("cuda", 0))  # all that it reads of a State
+ON_GPU: Any = SimpleNamespace(device=torch.device("cuda", 0))  # the only field of State that it reads
 
 
 def test_the_setting_is_on_during_a_run_and_restored_afterwards(caplog: pytest.LogCaptureFixture):

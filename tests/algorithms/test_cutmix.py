@@ -73,7 +73,7 @@ def test_boxes_have_the_proportions_of_the_image_and_lie_in_it():
     assert heights.min() >= 0
     inside = (boxes[:, 0] > 0) & (boxes[:, 2] < 20) & (boxes[:, 1] > 0) & (boxes[:, 3] < 40)
     assert (widths[inside] - 2 * heights[inside]).abs().max() <= 1
-    # With a large alpha the share of the area is one half: its sides are 0.707 of the image's.
+    # With a large alpha a box covers half of the area: its sides are 0.707 times those of the image.
     boxes = torch.tensor([draw_box((20, 40), 1e6, False, seed) for seed in range(100)])
     assert (boxes[:, 2] - boxes[:, 0]).max() == 14
     assert (boxes[:, 3] - boxes[:, 1]).max() == 28

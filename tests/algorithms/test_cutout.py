@@ -27,8 +27,8 @@ def test_each_image_has_its_own_holes(train, num_holes: int):
     counts = holes[:, 0].sum(dim=(1, 2))
     assert counts.min() >= 1
     assert counts.max() == num_holes
-    places = holes[:, 0].flatten(1).unbind()
-    assert len({tuple(place.tolist()) for place in places[:8]}) > 4  # one per image
+    boxes = holes[:, 0].flatten(1).unbind()
+    assert len({tuple(box.tolist()) for box in boxes[:8]}) > 4  # one per image
     assert not torch.equal(holes[:8], holes[8:16])
 
 

@@ -98,7 +98,7 @@ def test_two_ranks_train_like_one_except_for_draws_per_rank(run_ranks, tmp_path:
 
 
 class Spoiler(Algorithm):
-    """Makes the third batch NaN: the model's inputs if they are images, and its outputs."""
+    """Sets the third batch to NaN: inputs that are images, and outputs."""
 
     def before_forward(self, state, logger):
         inputs, targets = state.microbatch
@@ -118,7 +118,7 @@ def test_a_batch_skipped_by_nan_guard_leaves_no_trace(task: str, key: str, tmp_p
     assert guard.state_dict()["skipped"] == 1
     left = [trainer.state.unwrapped_model.state_dict(), trainer.state.eval_metric_values]
     assert trainer.state.eval_metric_values
-    if key != "info_batch":  # its stored losses are not finite where they are unknown
+    if key != "info_batch":  # unknown losses are stored as infinity
         left += [algorithm.state_dict() for algorithm in trainer.state.algorithms]
     assert all(tensor.isfinite().all() for tensor in tensors(left))
 

@@ -1,4 +1,4 @@
-"""Float8, where torchao is: pip install --no-deps torchao."""
+"""Float8. Skipped without torchao: pip install --no-deps torchao."""
 
 from __future__ import annotations
 

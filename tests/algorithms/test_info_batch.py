@@ -101,7 +101,7 @@ def test_a_batch_without_kept_samples_trains_nothing(make_trainer):
         algorithm, callbacks=[Losses()], max_duration="30ba", train_dataloader=one_hard_sample()
     ) as trainer:
         trainer.fit()
-    # Of 24 samples one is hard: most batches of 8 are empty, for which one sample stands in.
+    # One of 24 samples is hard, so most batches of 8 are empty, and one sample stands in.
     assert [size for size, _ in losses[:3]] == [8, 8, 8]
     assert any((size, loss) == (1, 0.0) for size, loss in losses[3:])
 

@@ -28,7 +28,7 @@ def momentum(params: Any) -> torch.optim.Optimizer:
 
 
 class Assigned(nn.Module):
-    """Counts its passes in a buffer that is a new tensor each time, and keeps the mean of what it saw in another."""
+    """Counts its passes in a buffer that it replaces each time, and averages its inputs in a buffer that it changes."""
 
     def __init__(self):
         super().__init__()

@@ -34,16 +34,19 @@ REFUSED = {
 # The algorithms of a chain change batches one after another, in the order that the user chooses.
 CHAINS = (
     {snake_case(name) for name in AUGMENTATIONS},
-    {"alibi", "batch_size_warmup"},  # either pieces of some sequences, or some of the pieces
+    {"alibi", "batch_size_warmup"},  # pieces of some sequences, or some of the pieces, depending on the order
     {"alibi", "selective_backprop"},
-    {"selective_backprop", "seq_length_warmup"},  # either losses of whole sequences, or of their trained part
+    {
+        "selective_backprop",
+        "seq_length_warmup",
+    },  # losses of whole sequences or of their trained part, depending on the order
 )
 
 PAIRS = [(task, *pair) for task, keys in FITTING.items() for pair in combinations(keys, 2)]
 
 
 class Watch(Callback):
-    """Keeps the model as it is before training, and saves a checkpoint in the middle of the second epoch."""
+    """Stores the model before training, and saves a checkpoint in the middle of the second epoch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -262,6 +265,6 @@ def test_surgery_runs_at_init_and_averages_and_compile_later():
     assert not any(overrides(algorithm, Event.INIT) for algorithm in late)
     surgery = [algorithm for algorithm in all_of([*CLASSES]) if overrides(algorithm, Event.INIT)]
     assert len(surgery) > 15
-    # StochasticDepth sets only the rates of its blocks there, which are not parameters, and DDP looks at the model.
+    # At AFTER_LOAD, StochasticDepth only sets rates, which are not parameters, and DDP only checks the model.
     both = {type(algorithm).__name__ for algorithm in surgery if overrides(algorithm, Event.AFTER_LOAD)}
     assert both == {"DDP", "StochasticDepth"}

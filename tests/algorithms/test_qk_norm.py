@@ -53,7 +53,7 @@ def test_the_scale_is_learned_in_training(make_trainer, language):
 
 
 class VisionAttention(nn.Module):
-    """The attention of timm's vision transformers, reduced to what matters here."""
+    """Has the names of the attention in timm's vision transformers."""
 
     def __init__(self, normalized: bool) -> None:
         super().__init__()

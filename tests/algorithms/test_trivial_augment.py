@@ -13,7 +13,7 @@ def test_operations_and_strengths_are_uniformly_distributed():
     image = torch.rand(1, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     changed = trivial_augment(image.expand(1400, -1, -1, -1), 1.0, numpy.random.default_rng(0))
     same = (changed == image).flatten(1).all(dim=1).sum().item()
-    # 100 by identity, and 37 by each translation, where it is less than a pixel.
+    # 100 by identity, and 37 by each translation of less than a pixel.
     assert 130 < same < 220
     darker = (changed.mean(dim=(1, 2, 3)) < 0.2 * image.mean()).sum().item()
     assert 1 <= darker < 25  # brightness below 0.2: 1 / 18 of 100

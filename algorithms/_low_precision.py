@@ -41,7 +41,7 @@ def take_over(new: N, old: N) -> N:
 class LowPrecisionNorm(Algorithm, ABC):
     """Base class of algorithms that replace the norms of one class; a subclass defines which, and the replacement."""
 
-    runs_after = ("GatedLinearUnits", "QKNorm")  # which may add norms
+    runs_after = ("GatedLinearUnits", "QKNorm")  # these may add norms
     kind: ClassVar[type[nn.Module]]
     """Class of the norms to replace. Its subclasses stay, because they may compute something else."""
 

@@ -23,7 +23,7 @@ def find_modules(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Modu
 
     Args:
         model: model to search; it is never part of the result itself.
-        patterns: shell patterns with * and ?, where * also matches dots.
+        patterns: shell patterns with * and ?; * also matches dots.
     """
     outermost: dict[str, nn.Module] = {}
     for name, module in model.named_modules():

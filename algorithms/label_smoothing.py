@@ -24,7 +24,7 @@ def smooth_labels(targets: Tensor, logits: Tensor, smoothing: float = 0.1) -> Te
     2016.
 
     Args:
-        targets: class indices (N, ...), where -100 is ignored, or one-hot vectors or probabilities (N, K, ...).
+        targets: class indices (N, ...), of which -100 is ignored, or one-hot vectors or probabilities (N, K, ...).
         logits: logits (N, K, ...); only their shape and dtype are used.
         smoothing: share s of the probability to spread, in [0, 1].
 

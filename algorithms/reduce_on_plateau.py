@@ -21,8 +21,8 @@ UNITS = (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN, TimeUn
 def is_better(value: float, best: float, lower: bool, threshold: float, relative: bool) -> bool:
     """Return whether a value improves on the best one by more than a threshold; NaN never does.
 
-    If lower is better, the value must be below best - threshold, or best - threshold |best| if relative, and otherwise
-    above the best plus as much. The magnitude keeps the direction of the bound for negative metrics.
+    Let t be the threshold, or the threshold times |best| if it is relative. If lower values are better, the value must
+    be below best - t, otherwise above best + t; the magnitude |best| makes this right for negative metrics too.
 
     Args:
         value: the new value.

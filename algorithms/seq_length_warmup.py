@@ -72,7 +72,7 @@ class SeqLengthWarmup(Algorithm):
         arXiv:2108.06084), and fewer tokens to a given loss for small models. Cutting costs little if texts are long.
     """
 
-    runs_after = ("ALiBi",)  # which sets the length to rise to
+    runs_after = ("ALiBi",)  # it sets the final length
 
     def __init__(
         self,

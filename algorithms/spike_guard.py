@@ -86,7 +86,7 @@ class SpikeGuard(Algorithm):
     # After these at BATCH_END, when averages are up to date. AFTER_TRAIN_BATCH runs in reverse order, so that gradients
     # are not clipped yet.
     runs_after = ("EMA", "SWA", "LAWA", "ScheduleFree", "GradientClipping")
-    runs_before = ("NaNGuard",)  # which removes the gradients of a batch that it skips: that is not a spike
+    runs_before = ("NaNGuard",)  # it removes the gradients of a batch that it skips, which is not a spike
 
     def __init__(self, window: int = 64, interval: int = 16, threshold: float = 12.0, limit: int = 5) -> None:
         check_whole("window", window, 8)

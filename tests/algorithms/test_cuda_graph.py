@@ -101,7 +101,7 @@ class Weights(Callback):
 def both(make_trainer) -> Callable[..., tuple[Any, Any]]:
     """Return a function that trains with and without CUDAGraph, and returns losses, weights and network of both."""
 
-    def run(*others: Algorithm, make: Callable[[], list[Algorithm]] = list, **options: Any) -> tuple[Any, Any]:
+    def run(*, make: Callable[[], list[Algorithm]] = list, **options: Any) -> tuple[Any, Any]:
         results = []
         for algorithms in ([CUDAGraph()], []):
             weights, memory = Weights(), InMemoryLogger()

@@ -93,10 +93,10 @@ class NGramEmbedding(Algorithm):
 
     def init(self, state: State, logger: Logger) -> None:
         modules = state.unwrapped_model.modules()
-        seams = {module.token_embedding for module in modules if isinstance(module, GPT)}
+        embeddings = {module.token_embedding for module in modules if isinstance(module, GPT)}
 
         def extend(embedding: nn.Module, index: int) -> nn.Module:
             assert isinstance(embedding, nn.Embedding)
             return _NGramTokens(embedding, self.max_n, self.table_size)
 
-        operate(self, state, {seams.__contains__: extend}, "runner.models.GPT", self.allow_no_match)
+        operate(self, state, {embeddings.__contains__: extend}, "runner.models.GPT", self.allow_no_match)

@@ -35,20 +35,20 @@ class _HeadNorm(nn.RMSNorm):
         return normalize(x, self.weight, self.eps or 0.0)
 
 
-def find_seams(model: nn.Module) -> dict[nn.Module, int]:
+def find_placeholders(model: nn.Module) -> dict[nn.Module, int]:
     """Return the modules of a model that can be replaced to normalize queries and keys, each with the width of a head.
 
     These are identities named `q_norm` and `k_norm` in a module with a `head_dim`, as in this project's GPT and in
     timm's vision transformers.
     """
-    seams: dict[nn.Module, int] = {}
+    placeholders: dict[nn.Module, int] = {}
     for attention in model.modules():
         head_dim = getattr(attention, "head_dim", None)
         for name in ("q_norm", "k_norm"):
-            seam = getattr(attention, name, None)
-            if isinstance(head_dim, int) and isinstance(seam, nn.Identity):
-                seams[seam] = head_dim
-    return seams
+            placeholder = getattr(attention, name, None)
+            if isinstance(head_dim, int) and isinstance(placeholder, nn.Identity):
+                placeholders[placeholder] = head_dim
+    return placeholders
 
 
 class QKNorm(Algorithm):
@@ -77,9 +77,9 @@ class QKNorm(Algorithm):
         self.allow_no_match = allow_no_match
 
     def init(self, state: State, logger: Logger) -> None:
-        seams = find_seams(state.unwrapped_model)
+        placeholders = find_placeholders(state.unwrapped_model)
 
         def norm(module: nn.Module, index: int) -> nn.Module:
-            return _HeadNorm(seams[module], eps=self.eps, elementwise_affine=self.learned_scale)
+            return _HeadNorm(placeholders[module], eps=self.eps, elementwise_affine=self.learned_scale)
 
-        operate(self, state, {seams.__contains__: norm}, "attention with q_norm and k_norm", self.allow_no_match)
+        operate(self, state, {placeholders.__contains__: norm}, "attention with q_norm and k_norm", self.allow_no_match)

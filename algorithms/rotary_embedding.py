@@ -105,7 +105,7 @@ class RotaryEmbedding(Algorithm):
                     f"RotaryEmbedding rotates pairs of numbers, but the model's heads have an odd width, "
                     f"{attention.head_dim}: choose d_model and n_heads such that d_model / n_heads is even"
                 )
-        seams = {attention.rotary for attention in attentions}
+        placeholders = {attention.rotary for attention in attentions}
         tables = ShapeCache(partial(make_tables, base=self.base))
-        policies = {GPT: drop_positions, seams.__contains__: lambda module, index: _Rotary(tables)}
+        policies = {GPT: drop_positions, placeholders.__contains__: lambda module, index: _Rotary(tables)}
         operate(self, state, policies, "attention of runner.models.GPT", self.allow_no_match)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from runner import ClassificationModel
 from runner.algorithms import QKNorm
-from runner.algorithms.qk_norm import find_seams
+from runner.algorithms.qk_norm import find_placeholders
 from runner.models.gpt import Attention
 
 
@@ -67,7 +67,7 @@ def test_norms_run_in_the_dtype_of_autocast(train, language):
 
 
 def test_attention_that_is_normalized_already_stays_unchanged():
-    assert [*find_seams(nn.Sequential(VisionAttention(True), VisionAttention(False))).values()] == [6, 6]
+    assert [*find_placeholders(nn.Sequential(VisionAttention(True), VisionAttention(False))).values()] == [6, 6]
 
 
 def test_vision_transformers_of_timm_are_normalized(make_trainer):

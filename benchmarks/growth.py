@@ -28,7 +28,7 @@ import numpy
 import torch
 from torch import nn
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 from many_runs import write_many  # type: ignore[import-not-found] (a file of the tests)
 

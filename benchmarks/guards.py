@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tests"))
+sys.path.append(str(ROOT / "tests" / "support"))
 
 from planted_runs import NONSENSE, flip_labels, keep_ledger, train_language  # noqa: E402  # pyright: ignore[reportMissingImports]
 

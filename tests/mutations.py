@@ -488,7 +488,7 @@ FAULTS = (
     Fault(
         "collation: samples are kept until they are stacked",
         "runner/data/collation.py",
-        "return self._copied(value) if is_plain(value) and value.nbytes >= LARGE else value",
+        "return self._copy_row(value) if is_plain(value) and value.nbytes >= LARGE else value",
         "return value",
         "data/test_collation.py",
     ),

@@ -1,4 +1,4 @@
-"""Data that ships, each a function that returns training and evaluation loaders, and the loaders that it is made of."""
+"""Data loaders, and the data sets that ship: functions that return training and evaluation loaders."""
 
 from runner.data.fake import FakeLoader, faked_by
 from runner.data.images.digits import load_digits

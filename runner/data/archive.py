@@ -1,4 +1,4 @@
-"""Files of a data set that come in an archive: downloaded once, checked, unpacked and put in place."""
+"""Download an archive of data files once, check it, and unpack the files that are needed."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ LOCK = ".download.lock"  # empty file in the folder, locked while a process down
 PARTIAL = ".download-"  # prefix of folders whose files are not complete yet
 CHUNK = 1 << 20  # maximum bytes per read
 ANSWER_TIME = 30  # seconds that a server may stay silent
-HEAD_START = 5  # seconds that the first rank of a machine has, as only its messages are shown
+HEAD_START = 5  # seconds by which the first rank of a machine may start earlier, as only its messages are shown
 BROKEN = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_source(url: str | None, md5: str | None) -> None:
-    """Raise ValueError for an address or a checksum that cannot be used; None is allowed for both.
+    """Raise an error if an address or a checksum cannot be used; None is allowed for both.
 
     Raises:
         ValueError: the address does not begin with https://, http:// or file://, or the checksum does not have 32
@@ -54,28 +54,28 @@ def check_source(url: str | None, md5: str | None) -> None:
 
 
 def find_missing(path: str, members: Sequence[str]) -> list[str]:
-    """Return which of these files, given by their paths inside a folder, are missing."""
+    """Return the files, by their paths inside the folder, that are missing."""
     return [member for member in members if not Path(path, member).is_file()]
 
 
 def fetch_archive(url: str, md5: str | None, path: str, members: Sequence[str], patience: float = PATIENCE) -> None:
-    """Download a `.tar.gz` and put its files into a folder, if one of them is missing there.
+    """Download a `.tar.gz` and put files from it into a folder, if any of them is missing there.
 
     Any number of processes may call this for the same folder, such as all ranks of a run or all jobs of a sweep: one of
     them downloads, and the others wait for it. A file gets its final name once it is complete, checked and synced to
-    disk; files that already exist are kept. From the archive come only the contents of the files asked for, never its
-    names, links or permissions.
+    disk; existing files are kept. Only the contents of the `members` are taken from the archive, never its names, links
+    or permissions.
 
     Args:
         url: address of the archive.
         md5: checksum of the archive, 32 hexadecimal digits; None skips the check.
         path: the folder, created if it does not exist.
-        members: the files that are needed, by their paths, which are the same in the archive and in the folder.
+        members: paths of the needed files, the same in the archive and in the folder.
         patience: seconds to wait for another process that makes no progress.
 
     Raises:
         ConnectionError: the server cannot be reached, refuses the request, or stops before the end.
-        ValueError: the checksum differs, the archive is damaged, or a file that is needed is not in it.
+        ValueError: the checksum differs, the archive is damaged, or it lacks a needed file.
         TimeoutError: another process makes no progress.
         OSError: the disk is full, or the folder cannot be written to.
     """
@@ -85,14 +85,14 @@ def fetch_archive(url: str, md5: str | None, path: str, members: Sequence[str], 
     if not find_missing(path, members):
         return
     by_hand = f"get {url} by other means and unpack it, so that {Path(path, members[0])} is there"
-    with _one_sentence(url, path, by_hand):
+    with _explained_errors(url, path, by_hand):
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         with alone(folder / LOCK, "downloads", lambda: size_of(folder, f"{PARTIAL}*/*"), patience) as is_alone:
             if is_alone:
-                for left in folder.glob(f"{PARTIAL}*/"):  # of processes that were killed
-                    shutil.rmtree(left, ignore_errors=True)
-            if not is_first:  # where the first rank has failed, this one is about to be ended
+                for leftover in folder.glob(f"{PARTIAL}*/"):  # of processes that were killed
+                    shutil.rmtree(leftover, ignore_errors=True)
+            if not is_first:  # if the first rank has failed, this one is about to be ended
                 _give_head_start(path, members)
             if find_missing(path, members):  # still
                 _fetch(url, md5, folder, members, by_hand)
@@ -102,8 +102,9 @@ def _fetch(url: str, md5: str | None, folder: Path, members: Sequence[str], by_h
     with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as name:
         scratch = Path(name)
         archive = scratch / "archive"
-        found = _download(url, archive, folder, by_hand)
-        refuse_if(md5 is not None and found != md5.lower(), "md5", md5, f"the file from {url} has {found!r}; {by_hand}")
+        checksum = _download(url, archive, folder, by_hand)
+        differs = md5 is not None and checksum != md5.lower()
+        refuse_if(differs, "md5", md5, f"the file from {url} has {checksum!r}; {by_hand}")
         try:
             files = _unpack(archive, scratch, members)
         except BROKEN as error:
@@ -137,7 +138,7 @@ def _download(url: str, target: Path, folder: Path, by_hand: str) -> str:
 
 
 def _open(url: str, by_hand: str) -> Any:
-    """Return the server's response, to read from; any failure is raised as a ConnectionError."""
+    """Return the open response of a server; raise any failure as a ConnectionError."""
     try:
         return urllib.request.urlopen(url, timeout=ANSWER_TIME)
     except urllib.error.HTTPError as error:
@@ -149,7 +150,7 @@ def _open(url: str, by_hand: str) -> Any:
 
 
 def _read(url: str, answer: Any, by_hand: str) -> bytes:
-    """Return the next bytes, none at the end; any failure is raised as a ConnectionError."""
+    """Return the next bytes, b'' at the end; raise any failure as a ConnectionError."""
     try:
         return answer.read1(CHUNK)  # whatever has arrived, even if it is little
     except (OSError, http.client.HTTPException) as error:
@@ -157,7 +158,7 @@ def _read(url: str, answer: Any, by_hand: str) -> bytes:
 
 
 def _unpack(archive: Path, scratch: Path, members: Sequence[str]) -> dict[str, Path]:
-    """Write the members that the archive has to files named by us, and return these by member."""
+    """Unpack the members that are in the archive to files named by us, and return these files by member."""
     files: dict[str, Path] = {}
     with gzip.open(archive) as plain, tarfile.open(fileobj=plain, mode="r:", tarinfo=PlainTarInfo) as tar:
         for entry in tar:
@@ -168,15 +169,15 @@ def _unpack(archive: Path, scratch: Path, members: Sequence[str]) -> dict[str, P
             files[member] = scratch / str(members.index(member))
             with source, files[member].open("wb") as file:
                 shutil.copyfileobj(source, file, CHUNK)
-                sync_file(file)  # a name never comes before the contents, not even when the power fails
-        while plain.read(CHUNK):  # to the end, where gzip's own checksum is
+                sync_file(file)  # contents reach the disk before the final name does, even if the power fails
+        while plain.read(CHUNK):  # to the end, where gzip checks its checksum
             pass
     return files
 
 
 @contextmanager
-def _one_sentence(url: str, path: str, by_hand: str) -> Iterator[None]:
-    """Explain a full disk or an unwritable folder in one sentence; errors that are explained already pass through."""
+def _explained_errors(url: str, path: str, by_hand: str) -> Iterator[None]:
+    """Explain a full disk or an unwritable folder in one sentence; let errors that are already explained through."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,7 @@
-"""Copy large tensors into their batch while it is read, so that its samples are not kept until they are stacked.
+"""Copy large tensors into their batch as they are read, instead of keeping all samples until they are stacked.
 
-A sample just read is still in the CPU's cache, and the next one is read into the memory that it leaves. The batch is
-the one that torch's `default_collate` makes. Torch has no public name for its parts: where another version lacks one,
-samples are kept and stacked as usual.
+A sample just read is still in the CPU's cache, and the next sample can use its memory. The batch equals the one that
+torch's `default_collate` makes. This needs private parts of torch: if one is missing, samples are stacked as usual.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ try:
 except ImportError:
     pass
 
-LARGE = 64 * 1024  # bytes from which a tensor is copied by itself: smaller ones are stacked faster together
+LARGE = 64 * 1024  # bytes from which a tensor is copied into the batch; smaller ones are faster to stack together
 
 _NUMBERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
 _NUMBERS |= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
@@ -34,8 +33,8 @@ _NUMBERS |= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 class GrowingBatch:
     """A batch for `default_collate` whose large tensors are copied into it sample by sample.
 
-    Only plain tensors are: dense, contiguous, on the CPU, without gradient. They may be in tuples, lists and dicts.
-    Where samples differ, they are stacked at the end, or refused, by torch.
+    Only plain tensors are copied: dense, contiguous, on the CPU, without gradient; they may be in tuples, lists and
+    dicts. If samples differ in shape or type, torch stacks or refuses them at the end.
 
     Args:
         size: number of samples.
@@ -43,38 +42,40 @@ class GrowingBatch:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._number = 0  # of the sample that comes next
-        self._batches: list[tuple[Tensor, Sequence[Tensor]]] = []  # one for each large tensor of a sample; its rows
-        self._next = 0  # the batch of the next large tensor
-        # Users may register a function of their own.
+        self._number = 0  # of the next sample
+        self._batches: list[
+            tuple[Tensor, Sequence[Tensor]]
+        ] = []  # for each large tensor of a sample: its batch, and the rows of that
+        self._next = 0  # index in `_batches` of the next large tensor
+        # Not if a user has registered another function for tensors.
         self._copies = _collate is not None and _functions.get(Tensor) is _collate_tensors
 
     def keep(self, sample: Any) -> Any:
-        """Return the next sample, with large tensors replaced by equal ones that lie in the batch."""
+        """Return the sample with its large tensors replaced by equal rows of the batch."""
         if not self._copies:
             return sample
         self._next = 0
-        kept = self._kept(sample)
+        kept = self._copy_large(sample)
         self._number += 1
         return kept
 
     def collate(self, kept: list[Any]) -> Any:
-        """Return what `default_collate` makes of all samples that `keep` returned, in their order."""
+        """Return the batch that `default_collate` makes of all samples that `keep` returned, in their order."""
         if not self._batches:
             return default_collate(kept)
         return _collate(kept, collate_fn_map={**_functions, Tensor: self._stack})
 
-    def _kept(self, value: Any) -> Any:
+    def _copy_large(self, value: Any) -> Any:
         kind = type(value)
         if kind is Tensor:
-            return self._copied(value) if is_plain(value) and value.nbytes >= LARGE else value
+            return self._copy_row(value) if is_plain(value) and value.nbytes >= LARGE else value
         if kind is tuple or kind is list:
-            return kind([self._kept(one) for one in value])
+            return kind([self._copy_large(part) for part in value])
         if kind is dict:
-            return {key: self._kept(one) for key, one in value.items()}
+            return {key: self._copy_large(part) for key, part in value.items()}
         return value
 
-    def _copied(self, value: Tensor) -> Tensor:
+    def _copy_row(self, value: Tensor) -> Tensor:
         if self._number == 0:
             batch = _allocate(self._size, value)
             self._batches.append((batch, batch.unbind()))
@@ -94,7 +95,7 @@ class GrowingBatch:
 
 
 def is_plain(value: Tensor) -> bool:
-    """Return whether a tensor is dense, contiguous, on the CPU, and without gradient; its type may be a subclass."""
+    """Return whether a tensor, or an instance of a subclass, is dense, contiguous, on the CPU and without gradient."""
     return (
         value.layout is torch.strided
         and value.dtype in _NUMBERS
@@ -110,7 +111,7 @@ def _allocate(size: int, like: Tensor) -> Tensor:
     shape = (size, *like.shape)
     if get_worker_info() is None:
         return like.new_empty(shape)
-    # Shared memory, where the batch will not be copied again when it is sent.
+    # In shared memory the batch is not copied again when it is sent.
     make_shared = getattr(torch.UntypedStorage, "_new_shared", None)
     if make_shared is None:
         return like.new_empty(shape).share_memory_()

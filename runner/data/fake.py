@@ -1,8 +1,8 @@
-"""Stand-ins for data sets, with made-up batches, to check a run on a machine that does not have the data.
+"""Loaders of made-up batches, to check a run on a machine that does not have the data.
 
-A data function, one that returns training, evaluation and test loaders, tells what its batches look like by an
-attribute `fake`: a function of the same arguments that returns loaders of the same lengths without reading anything.
-The decorator `faked_by` sets it. The loaders may be anything that yields batches, even a list of one.
+A data function returns training, evaluation and test loaders. Its attribute `fake`, set by the decorator `faked_by`,
+is a function of the same arguments that returns loaders of the same lengths without reading anything. These loaders may
+be any iterables of batches, even a list of one batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ P = ParamSpec("P")
 
 
 class DataArguments(Protocol[Loaders]):
-    """The arguments of a data function, which make its loaders and their stand-ins."""
+    """The arguments of a data function; they make its loaders and the loaders of made-up batches."""
 
     def load(self) -> Loaders:
         """Return the loaders."""
@@ -32,18 +32,18 @@ class DataArguments(Protocol[Loaders]):
 
 
 class FakeLoader(OrderedLoader):
-    """Made-up batches, as many and as large as those of the loader that it stands in for.
+    """A loader of made-up batches that replaces another, with batches of the same number and sizes.
 
     Args:
-        make: `make(n)` -> a batch of n samples, of the shapes, types and ranges of the real ones.
-        num_samples: size of the data set that it stands in for.
+        make: `make(n)` returns a batch of n samples, with the shapes, types and ranges of real ones.
+        num_samples: size of the data set that it replaces.
         batch_size: samples in a global batch, all ranks together.
 
     Raises:
         TypeError, ValueError: `SampleOrder` refuses the sizes.
     """
 
-    stands_in = True  # for data of another order
+    stands_in = True  # so checkpoints do not record its order of samples
 
     def __init__(self, make: Callable[[int], Any], num_samples: int, batch_size: int) -> None:
         super().__init__(SampleOrder(num_samples, batch_size, shuffle=False))
@@ -56,19 +56,19 @@ class FakeLoader(OrderedLoader):
 
 
 def faked_by(fake: Callable[..., Any]) -> Callable[[Load], Load]:
-    """Return a decorator for a data function that makes `fake` its stand-in.
+    """Return a decorator that sets the attribute `fake` of a data function.
 
     Args:
-        fake: called with all arguments of the data function by name, defaults included; returns loaders as it does.
+        fake: called with all arguments of the data function by name, including defaults; returns loaders as it does.
     """
 
     def mark(load: Load) -> Load:
         signature = inspect.signature(load)
 
         def with_defaults(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(*args, **kwargs)
-            given.apply_defaults()
-            return fake(**given.arguments)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return fake(**bound.arguments)
 
         vars(load)["fake"] = with_defaults
         return load
@@ -77,9 +77,9 @@ def faked_by(fake: Callable[..., Any]) -> Callable[[Load], Load]:
 
 
 def data_function(name: str, arguments: Callable[P, DataArguments[Loaders]]) -> Callable[P, Loaders]:
-    """Return a data function with the arguments and the docstring of a dataclass, and its stand-in.
+    """Return a data function with the arguments and the docstring of a dataclass, and with its attribute `fake`.
 
-    Functions with many arguments in common declare them once, in a dataclass that theirs inherit from.
+    Data functions that share many arguments declare them once, in a dataclass that their own dataclasses inherit from.
     """
 
     def load(*args: P.args, **kwargs: P.kwargs) -> Loaders:
@@ -90,9 +90,10 @@ def data_function(name: str, arguments: Callable[P, DataArguments[Loaders]]) -> 
 
     hints = get_type_hints(arguments, include_extras=True)
     signature = inspect.signature(arguments)
-    parameters = [one.replace(annotation=hints[key]) for key, one in signature.parameters.items()]
-    about = {"__name__": name, "__qualname__": name, "__module__": arguments.__module__, "__doc__": arguments.__doc__}
-    about["__annotations__"] = {key: hints[key] for key in signature.parameters}
-    for key, value in (*about.items(), ("__signature__", signature.replace(parameters=parameters)), ("fake", fake)):
-        setattr(load, key, value)
+    parameters = [parameter.replace(annotation=hints[key]) for key, parameter in signature.parameters.items()]
+    load.__name__ = load.__qualname__ = name
+    load.__module__ = arguments.__module__
+    load.__doc__ = arguments.__doc__
+    load.__annotations__ = {key: hints[key] for key in signature.parameters}
+    vars(load).update(__signature__=signature.replace(parameters=parameters), fake=fake)
     return load

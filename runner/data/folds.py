@@ -1,4 +1,4 @@
-"""Cross-validation: training and evaluation samples are pooled and redistributed, so that each is evaluated on once."""
+"""Cross-validation: pool training and evaluation samples and divide them again, so that each is evaluated once."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from runner.failures.errors import wrong_argument
 
 
 class Folds:
-    """Divides the samples of a run's training and evaluation data into folds, and holds one out for evaluation.
+    """Divides a run's training and evaluation samples into folds and holds one fold out for evaluation.
 
-    The folds differ by at most one sample. They depend on `seed` and not on the run's own seed, unless that makes or
-    splits the data. Samples for evaluation are read as the evaluation data are, without augmentation: by the evaluation
-    loader's `transform`, or by that of its data set. Test data stay as they are.
+    Fold sizes differ by at most one sample. The folds depend on `seed` and not on the run's own seed, unless that seed
+    makes or splits the data. Evaluation samples go through the transform of the evaluation loader or of its data set,
+    so they are not augmented. Test data are unchanged.
 
     Args:
-        held_out: the fold that is evaluated on and not trained on, in [0, count).
+        held_out: the fold to evaluate on and not to train on, in [0, count).
         count: number of folds, at least 2.
-        stratified: whether every fold has the same share of each class. Labels are the last tensor of data in memory,
-            and the attribute `targets` of other data sets.
+        stratified: whether every fold has the same share of each class. Labels come from the last tensor of data in
+            memory, or from the attribute `targets` of other data sets.
         seed: decides which samples are in which fold; at least 0.
 
     Raises:
@@ -44,11 +44,11 @@ class Folds:
         self.seed = seed
 
     def apply(self, train: Any, evaluation: Any) -> None:
-        """Make a training loader read all folds but one, and an evaluation loader that one.
+        """Make the training loader read all folds but the held-out one, and the evaluation loader that one.
 
         Raises:
-            TypeError: the loaders are not the runner's own, or have nothing that says the classes.
-            ValueError: there are fewer samples than folds, or samples of other shapes for training than for evaluation.
+            TypeError: the loaders are not the runner's own, or the data has no labels to stratify by.
+            ValueError: there are fewer samples than folds, or training and evaluation samples differ in shape.
         """
         for loader in (train, evaluation):
             if not isinstance(loader, TensorLoader | DatasetLoader | FakeLoader) or type(loader) is not type(train):
@@ -59,11 +59,11 @@ class Folds:
             raise wrong_argument("count", self.count, f"there are only {sum(sizes)} samples")
         is_held_out = self.assign(sum(sizes), _labels(train, evaluation) if self.stratified else None) == self.held_out
         pools = _pool(train, evaluation)
-        for loader, pool, chosen in zip((train, evaluation), pools, (~is_held_out, is_held_out), strict=True):
-            _read(loader, pool, chosen.nonzero().squeeze(1))
+        for loader, pool, mask in zip((train, evaluation), pools, (~is_held_out, is_held_out), strict=True):
+            _restrict(loader, pool, mask.nonzero().squeeze(1))
 
     def assign(self, samples: int, labels: Tensor | None = None) -> Tensor:
-        """Return the fold of each sample, int64 `(samples,)`; with labels `(samples,)`, each class is spread evenly."""
+        """Return the fold of each sample, int64 `(samples,)`; labels `(samples,)` spread each class evenly."""
         generator = torch.Generator().manual_seed(stream_seed(self.seed, "folds"))
         order = torch.randperm(samples, generator=generator)
         if labels is not None:
@@ -74,46 +74,46 @@ class Folds:
 
 
 def _pool(train: OrderedLoader, evaluation: OrderedLoader) -> tuple[Any, Any]:
-    """Return all samples as training and as evaluation read them."""
+    """Return the pool of all samples twice: as training reads them, and as evaluation reads them."""
     if isinstance(train, TensorLoader) and isinstance(evaluation, TensorLoader):
         pairs = [*zip(train.tensors, evaluation.tensors, strict=True)]
-        if any(first.shape[1:] != second.shape[1:] for first, second in pairs):
+        if any(training.shape[1:] != held_out.shape[1:] for training, held_out in pairs):
             raise ValueError("folds need samples of one shape for training and evaluation")
         pooled = [torch.cat(pair) for pair in pairs]
         return pooled, pooled
     if isinstance(train, DatasetLoader) and isinstance(evaluation, DatasetLoader):
-        first = train.dataset
-        second = evaluation.dataset
-        return ConcatDataset([first, _read_as(first, second)]), ConcatDataset([_read_as(second, first), second])
+        pool = ConcatDataset([train.dataset, _with_transform_of(train.dataset, evaluation.dataset)])
+        held_out_pool = ConcatDataset([_with_transform_of(evaluation.dataset, train.dataset), evaluation.dataset])
+        return pool, held_out_pool
     return None, None
 
 
-def _read_as(example: Any, dataset: Any) -> Dataset[Any]:
-    """Return a data set that transforms its samples as another one does."""
+def _with_transform_of(example: Any, dataset: Any) -> Dataset[Any]:
+    """Return a copy of a data set with the transform of `example`, or the data set itself if either has none."""
     if not hasattr(example, "transform") or not hasattr(dataset, "transform"):
         return dataset
     dataset = copy.copy(dataset)
     dataset.transform = example.transform
-    if hasattr(dataset, "transforms"):  # torchvision's data sets call this one
+    if hasattr(dataset, "transforms"):  # torchvision's data sets call this attribute
         dataset.transforms = copy.copy(dataset.transforms)
         dataset.transforms.transform = example.transform
     return dataset
 
 
-def _read(loader: Any, pool: Any, chosen: Tensor) -> None:
-    """Make a loader read the chosen samples of a pool; made-up loaders have no pool."""
+def _restrict(loader: Any, pool: Any, indices: Tensor) -> None:
+    """Make a loader read these samples of a pool; for a `FakeLoader`, which has no pool, only their number counts."""
     if isinstance(loader, TensorLoader):
-        loader.tensors = tuple(one[chosen] for one in pool)
+        loader.tensors = tuple(tensor[indices] for tensor in pool)
     elif isinstance(loader, DatasetLoader):
-        loader.read(Subset(pool, chosen.tolist()))
-    loader.order.resize(len(chosen))
+        loader.read(Subset(pool, indices.tolist()))
+    loader.order.resize(len(indices))
 
 
 def _labels(train: OrderedLoader, evaluation: OrderedLoader) -> Tensor | None:
-    """Return the class of each sample `(samples,)`; None of made-up data."""
+    """Return the class of each sample `(samples,)`; None for made-up data."""
     if isinstance(train, FakeLoader):
         return None
-    found = []
+    parts = []
     for loader in (train, evaluation):
         if isinstance(loader, TensorLoader):
             labels: Any = loader.tensors[-1]
@@ -122,5 +122,5 @@ def _labels(train: OrderedLoader, evaluation: OrderedLoader) -> Tensor | None:
         if labels.is_floating_point() or labels.shape != (loader.order.num_samples,):
             reason = "the class of a sample is unknown: the data has no last tensor or `targets` of whole numbers"
             raise TypeError(f"stratified=True: {reason}")
-        found.append(labels)
-    return torch.cat(found)
+        parts.append(labels)
+    return torch.cat(parts)

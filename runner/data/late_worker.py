@@ -1,4 +1,4 @@
-"""A watch over data workers until each has delivered its first batch: a worker may hang while it starts."""
+"""A deadline for the first batch of each data worker, as a worker may hang while it starts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import psutil
 
 from runner.failures.facts import annotate
 
-FIRST_BATCH = 600.0  # seconds that a worker has to start and to read its first batch
+FIRST_BATCH = 600.0  # seconds for a worker to start and to read its first batch
 
 
 class LateWorker:
-    """Ends the worker whose first batch is due for too long, once it has printed where it stands.
+    """Kills a worker whose first batch is overdue, after making it print its stack.
 
     Args:
-        reader: the `BatchReader` of the workers; a weak reference to it is kept.
-        num_workers: workers, of which each delivers every `num_workers`-th batch.
+        reader: the `BatchReader` that the workers read for; only a weak reference to it is kept.
+        num_workers: number of workers; each delivers every `num_workers`-th batch.
     """
 
     def __init__(self, reader: Any, num_workers: int) -> None:
@@ -36,7 +36,7 @@ class LateWorker:
         weakref.finalize(reader, self._timer.cancel).atexit = False
 
     def delivered(self) -> bool:
-        """Count a batch; return whether all workers have delivered one, which ends the watch."""
+        """Count a batch; return whether every worker has delivered one, which ends the watch."""
         self._delivered += 1
         is_over = self._delivered == self._num_workers
         if is_over:
@@ -44,12 +44,12 @@ class LateWorker:
         return is_over
 
     def cancel(self) -> bool:
-        """End the watch, and return whether it has ended a worker."""
+        """End the watch, and return whether it has killed a worker."""
         self._timer.cancel()
         return bool(self._message)
 
     def failure(self) -> RuntimeError:
-        """Return the error to raise for the worker that was ended."""
+        """Return the error to raise for the worker that was killed."""
         error = RuntimeError(self._message)
         annotate(error, of_environment=True)
         return error
@@ -74,7 +74,7 @@ class LateWorker:
 
 
 def describe_worker(worker: Any) -> str:
-    """Return the process id and the state of a worker, which prints its stack."""
+    """Return the process id and state of a worker, and make it print its stack."""
     try:
         state = psutil.Process(worker.pid).status()
         os.kill(worker.pid, signal.SIGUSR1)

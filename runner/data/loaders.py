@@ -1,4 +1,4 @@
-"""Data loaders that start at any batch of any epoch, and give the same batches however many processes share them."""
+"""Data loaders that start at any batch of any epoch, and yield the same batches for any number of processes."""
 
 from __future__ import annotations
 
@@ -26,21 +26,20 @@ from runner.failures.errors import wrong_argument
 
 log = logging.getLogger("runner")
 
-RESIDENT_SHARE = 0.25  # of the free memory of a device, that the data of one loader may take
+RESIDENT_SHARE = 0.25  # of a device's free memory that the data of one loader may take
 
 
 class OrderedLoader(ABC):
     """Base of the loaders: a `SampleOrder`, and the position at which the next iteration starts.
 
-    Every `iter()` runs to the end of one epoch; without a `seek` in between, the next one starts the epoch
-    after it.
+    Each `iter()` runs to the end of one epoch. Without a `seek` in between, the next one starts the following epoch.
 
     Attributes:
         order: says which samples make up each batch, and how many of them count.
         transform: function that is applied to each batch; None: no function.
-        equal_targets: whether each sample has the same number of targets, and a loss leaves none of them out, as in
-            windows of a text. Ranks that train a language model then need not sum the numbers of their targets. By
-            default it is what the transform declares in an attribute of this name, otherwise False.
+        equal_targets: whether each sample has the same number of targets and the loss counts all of them, as with
+            windows of a text. Ranks that train a language model then need not sum their numbers of targets. Defaults to
+            the transform's attribute of this name, or False if it has none.
     """
 
     def __init__(self, order: SampleOrder, transform: Transform | None = None) -> None:
@@ -54,19 +53,19 @@ class OrderedLoader(ABC):
         return len(self.order)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield this rank's batches, from where `seek` pointed to the end of that epoch."""
+        """Yield this rank's batches, from the position set by `seek` to the end of that epoch."""
         return self._transformed(self._batches(*self._start()))
 
     def untransformed(self) -> Iterator[Any]:
-        """Return an iterator like `iter()`'s, over batches on which `transform` was not called."""
+        """Return the iterator that `iter()` would return, but without calling `transform`."""
         return self._batches(*self._start())
 
     def seek(self, epoch: int, batch: int = 0) -> None:
-        """Make the next `iter()` start at a given batch of an epoch, without reading those before it.
+        """Make the next `iter()` start at a batch of an epoch, without reading the batches before it.
 
         Args:
             epoch: at least 0.
-            batch: number of the batch within the epoch, in [0, `len(loader)`]; the last leaves nothing to read.
+            batch: number of the batch within the epoch, in [0, `len(loader)`]; at `len(loader)` nothing is left.
 
         Raises:
             ValueError: the epoch or the batch is out of range.
@@ -76,22 +75,22 @@ class OrderedLoader(ABC):
         self._next = (epoch, batch)
 
     def first(self, count: int) -> Iterator[Any]:
-        """Return an iterator over this rank's first `count` batches of epoch 0, apart from other iterations."""
+        """Return an iterator over this rank's first `count` batches of epoch 0, independent of other iterations."""
         return islice(self._transformed(self._batches(0, 0)), count)
 
     def pick(self, samples: Tensor) -> Any:
-        """Return given samples as one batch, read as in epoch 0, apart from other iterations.
+        """Return the given samples as one batch, read as in epoch 0, independent of other iterations.
 
         Args:
             samples: numbers of samples `(n,)`, int64, on the CPU; n at least 1.
         """
-        other = copy.copy(self)
-        other.order = SampleOrder.of(samples)
-        return next(other._transformed(other._batches(0, 0)))
+        loader = copy.copy(self)
+        loader.order = SampleOrder.of(samples)
+        return next(loader._transformed(loader._batches(0, 0)))
 
     @abstractmethod
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
-        """Yield this rank's untransformed batches from a given one of an epoch on, apart from any other iteration."""
+        """Yield this rank's untransformed batches of an epoch from `first` on, independent of other iterations."""
 
     def _transformed(self, batches: Iterator[Any]) -> Iterator[Any]:
         transform = self.transform
@@ -99,7 +98,7 @@ class OrderedLoader(ABC):
         return batches if transform is None else (transform(batch) for batch in batches)
 
     def _start(self) -> tuple[int, int]:
-        """Return the (epoch, batch) to start at, and move on to the next epoch."""
+        """Return the (epoch, batch) to start at, and set the position to the next epoch."""
         epoch, batch = self._next
         self._next = (epoch + 1, 0)
         return epoch, batch
@@ -108,30 +107,30 @@ class OrderedLoader(ABC):
 class TensorLoader(OrderedLoader):
     """Batches of data that is kept in memory as tensors, on one device.
 
-    A batch is a tuple with a part of each tensor, or the bare part when there is only one tensor. Without shuffling it
+    A batch is a tuple with a part of each tensor, or the bare part if there is only one tensor. Without shuffling it
     is a view of the data, not a copy: do not write into it.
 
-    Small shuffled batches are copied several at a time, up to 128 KiB, into memory that they share. They may be changed
-    in place, but not resized. What is written into the data meanwhile comes with the next copies. Keep or save a
-    `clone()` of a batch: the rest of that memory would be kept, and saved, with it.
+    Small shuffled batches are copied several at a time, up to 128 KiB, into shared storage. They may be changed in
+    place, but not resized. A write to the data shows only in batches that are copied after it. To keep or save a batch,
+    `clone()` it: otherwise the whole storage is kept, and saved, with it.
 
     Args:
-        *tensors: at least one; dimension 0 of each is the samples, of the same number.
+        *tensors: at least one tensor; dimension 0 of each is the samples, the same number in all.
         batch_size: samples in a global batch, all ranks together.
-        shuffle: whether each epoch has an order of its own.
-        drop_last: whether an incomplete last batch is left out.
+        shuffle: whether to draw a new order for each epoch.
+        drop_last: whether to leave out an incomplete last batch.
         seed: seed of the order, at least 0.
-        transform: `transform(batch)` -> what is yielded in its place; None yields the batch itself. In training it is
-            called with a batch on the device.
-        resident: whether the data may be moved to the device as a whole, if that has room for it.
+        transform: `transform(batch)` returns the batch to yield; None yields the batch itself. In training it is called
+            with a batch on the device.
+        resident: whether all the data may be moved to the device, if it has room.
         rank: this process's number; None is the environment's `RANK`, or 0.
         world_size: the number of processes; None is the environment's `WORLD_SIZE`, or 1.
 
     Attributes:
-        resident: as given, and False once there was no room.
+        resident: the argument, or False once the device had no room.
 
     Raises:
-        ValueError: no tensor is given, their lengths differ, or `SampleOrder` refuses an argument.
+        ValueError: there is no tensor, lengths differ, or `SampleOrder` refuses an argument.
     """
 
     def __init__(
@@ -156,14 +155,14 @@ class TensorLoader(OrderedLoader):
         self.resident = resident
 
     def to(self, device: torch.device | str) -> TensorLoader:
-        """Move the data to a device, if it may be and takes at most a quarter of the free memory; return the loader."""
+        """Move the data to a device if `resident` and if it fits in a quarter of the free memory; return the loader."""
         device = torch.device(device)
         size = sum(tensor.nbytes for tensor in self.tensors if tensor.device != device)
         free = free_bytes(device) if self.resident and size else None
         if free is not None and size > RESIDENT_SHARE * free:
             self.resident = False
-            why = f"more than {RESIDENT_SHARE:.0%} of the {free / 1e9:.1f} GB that are free on {device}"
-            log.info("data of %.1f GB stays in host memory, and is copied batch by batch: %s", size / 1e9, why)
+            reason = f"more than {RESIDENT_SHARE:.0%} of the {free / 1e9:.1f} GB that are free on {device}"
+            log.info("data of %.1f GB stays in host memory, and is copied batch by batch: %s", size / 1e9, reason)
         if self.resident:
             self.tensors = tuple(tensor.to(device) for tensor in self.tensors)
         return self
@@ -173,35 +172,34 @@ class TensorLoader(OrderedLoader):
 
 
 class DatasetLoader(OrderedLoader):
-    """Batches of a map-style data set that is read sample by sample, by worker processes if asked.
+    """Batches of a map-style data set that is read sample by sample, in worker processes if `num_workers` > 0.
 
-    Torch's `DataLoader` reads; a `SampleOrder` says which samples, and in what order. Reading starts exactly
-    where `seek` points, for any number of workers.
+    Torch's `DataLoader` reads the samples; a `SampleOrder` says which, and in what order. Reading starts exactly at the
+    position set by `seek`, for any number of workers.
 
     Random augmentation is exact: before each sample is read, the generators of `random`, `numpy.random` and torch's
-    CPU are seeded from (seed, epoch, sample number), and afterwards they are put back. So are the generators that the
-    data set, its transforms or `collate_fn` keep for themselves, such as `numpy.random.default_rng()` in an
-    attribute. A sample is therefore the same for any number of workers and ranks and after any resume, and reading it
-    changes no other random number.
+    CPU are seeded from (seed, epoch, sample number), and afterwards they are restored. The same goes for generators
+    that the data set, its transforms or `collate_fn` hold, such as `numpy.random.default_rng()` in an attribute. A
+    sample is therefore the same for any number of workers and ranks and after any resume, and reading it changes no
+    other random number.
 
-    Workers are forked from a process without threads, and get a pickled copy of the data set, see
-    `WorkerProcess`. They keep it from epoch to epoch: when an epoch begins they are started again if the data
-    set has changed, see `Snapshot`. If one is killed, the batch that it was to deliver raises an error, see
-    `BatchReader`. Errors of the data set itself come through, with a note that names the sample, the batch and
-    the epoch.
+    Workers are forked from a process without threads, and get a pickled copy of the data set, see `WorkerProcess`. They
+    keep it from epoch to epoch, and are restarted at the start of an epoch if the data set has changed, see `Snapshot`.
+    If a worker is killed, its next batch raises an error, see `BatchReader`. Errors of the data set itself come
+    through, with a note that names the sample, the batch and the epoch.
 
     Args:
-        dataset: has `len(dataset)` and `dataset[i]`; or, in place of the latter, `read_batch(indices)`, which
-            returns a batch without drawing random numbers, and is faster.
+        dataset: has `len(dataset)` and `dataset[i]`. If it also has `read_batch(indices)`, that is called instead of
+            `dataset[i]`: it returns a batch without drawing random numbers, and is faster.
         batch_size: samples in a global batch, all ranks together.
-        shuffle: whether each epoch has an order of its own.
-        drop_last: whether an incomplete last batch is left out.
+        shuffle: whether to draw a new order for each epoch.
+        drop_last: whether to leave out an incomplete last batch.
         seed: seed of the order and of the augmentation, at least 0.
-        num_workers: processes that read on each rank; 0 reads in this process. More than there are cores log a warning.
+        num_workers: processes that read on each rank; 0 reads in this process. More processes than cores log a warning.
         collate_fn: makes a batch of a list of samples; None is torch's `default_collate`.
-        transform: `transform(batch)` -> what is yielded in its place, without random numbers; None yields the batch
-            itself. It is called where the batch is read, but in training on a GPU with a batch that is there: batches
-            travel as they were read.
+        transform: `transform(batch)` returns the batch to yield, without drawing random numbers; None yields the batch
+            itself. It runs in the process that reads the batch; in training on a GPU it runs in the main process, on
+            the batch on the GPU.
         rank: this process's number; None is the environment's `RANK`, or 0.
         world_size: the number of processes; None is the environment's `WORLD_SIZE`, or 1.
         **loader_options: arguments of torch's `DataLoader`: `pin_memory`, `prefetch_factor`, ...
@@ -233,9 +231,9 @@ class DatasetLoader(OrderedLoader):
                 "dataset", dataset, "must have a length and be indexed by sample: dataset[i]", TypeError
             )
         check_whole("num_workers", num_workers, 0, "a number of processes")
-        decided = {"sampler", "batch_sampler", "generator", "in_order"} & loader_options.keys()
-        if decided:
-            raise TypeError(f"{', '.join(sorted(decided))}: only shuffle and seed determine the order of samples")
+        clashing = {"sampler", "batch_sampler", "generator", "in_order"} & loader_options.keys()
+        if clashing:
+            raise TypeError(f"{', '.join(sorted(clashing))}: only shuffle and seed determine the order of samples")
         order = self._make_order(dataset, batch_size, shuffle, drop_last, seed, rank, world_size)
         super().__init__(order, transform)
         self.dataset = dataset
@@ -256,28 +254,28 @@ class DatasetLoader(OrderedLoader):
         return BatchKeys(self.order)
 
     def read(self, dataset: Any) -> None:
-        """Read another data set from now on; its length must be that of the order."""
+        """Read another data set from now on; its length must match the order's."""
         self.dataset = dataset
         self._pool.batches.dataset = dataset
 
     def __iter__(self) -> BatchReader:
-        """Return an iterator over this rank's batches, from where `seek` pointed to the end of that epoch."""
-        return self._read_on(transforms=True)
+        """Return an iterator over this rank's batches, from the position set by `seek` to the end of that epoch."""
+        return self._make_reader(transforms=True)
 
     def untransformed(self) -> BatchReader:
-        """Return an iterator like `iter()`'s, over batches on which `transform` was not called."""
-        return self._read_on(transforms=False)
+        """Return the iterator that `iter()` would return, but without calling `transform`."""
+        return self._make_reader(transforms=False)
 
-    def _read_on(self, transforms: bool) -> BatchReader:
-        other = None if self._reader is None else self._reader()
-        if other is None or other.is_over:
+    def _make_reader(self, transforms: bool) -> BatchReader:
+        last_reader = None if self._reader is None else self._reader()
+        if last_reader is None or last_reader.is_over:
             reader = BatchReader(self._pool, *self._start(), transforms)
             self._reader = weakref.ref(reader)
             return reader
-        return BatchReader(self._pool.another(), *self._start(), transforms)
+        return BatchReader(self._pool.make_another(), *self._start(), transforms)
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
-        # Read in this process: workers are busy with the iteration under way.
+        # Read in this process: the workers are busy with the current iteration.
         keys = BatchKeys(self.order)
         keys.start = epoch, first
         return (self._pool.batches[key] for key in keys)

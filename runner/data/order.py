@@ -1,4 +1,4 @@
-"""The order of samples, a function of (seed, epoch) alone, and which rank sees which of them."""
+"""The order of samples, a function of (seed, epoch) alone, and each rank's share of it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from runner.failures.errors import wrong_argument
 class SampleOrder:
     """Says which samples make up each batch of each epoch, on each rank.
 
-    The order of an epoch depends on the seed and the epoch's number only: it is the same for any number of ranks and
-    workers, and any batch can be reached without going through those before it. Each rank takes a contiguous share of
-    every global batch; the shares differ by at most one sample, and one after another they are the global batch. So
-    each sample is seen exactly once in an epoch, or at most once with `drop_last`.
+    The order of an epoch depends only on the seed and the epoch's number: it is the same for any number of ranks and
+    workers, and any batch can be read without reading those before it. Each rank takes a contiguous share of every
+    global batch; shares differ by at most one sample and add up to the global batch. So each sample is seen exactly
+    once in an epoch, or at most once with `drop_last`.
 
-    A rank whose share is empty (an uneven last batch with fewer samples than ranks) is given the batch's first sample,
-    so that all ranks run the same number of steps; `counts` says 0 for it.
+    A rank whose share is empty (a last batch with fewer samples than ranks) gets the batch's first sample, so that all
+    ranks run the same number of steps; `counts` returns 0 for it.
 
     Args:
         num_samples: size of the data set.
         batch_size: samples in a global batch, all ranks together.
         shuffle: whether to shuffle in each epoch; otherwise the order is 0, 1, 2, ...
-        drop_last: whether an incomplete last batch is left out.
+        drop_last: whether to leave out an incomplete last batch.
         seed: seed of the order, at least 0.
         rank: this process's number; None is the environment's `RANK`, or 0.
         world_size: the number of processes; None is the environment's `WORLD_SIZE`, or 1.
 
     Raises:
         TypeError: a number is not an integer.
-        ValueError: a number is out of range, or the data set has not a single batch.
+        ValueError: a number is out of range, or the data set does not fill a single batch.
     """
 
     def __init__(
@@ -62,30 +62,30 @@ class SampleOrder:
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.seed = seed
-        self._given = rank, world_size
+        self._process = rank, world_size
         self.share_alike(1)
         self.resize(num_samples)
 
     @classmethod
     def of(cls, samples: Tensor) -> SampleOrder:
-        """Return the order of a single batch, on one rank, of given samples `(n,)`, int64, n at least 1."""
+        """Return the order of one batch, on one rank, of the given samples `(n,)`, int64, n at least 1."""
         order = cls(len(samples), len(samples), rank=0, world_size=1)
         order._epoch = 0
         order._permutation = samples
         return order
 
     def share_alike(self, ranks: int) -> None:
-        """Give each group of `ranks` successive ranks the same samples. The number of processes is a multiple of it."""
-        rank, world_size = self._given
+        """Give each group of `ranks` successive ranks the same samples; `world_size` must be a multiple of `ranks`."""
+        rank, world_size = self._process
         self.rank = rank // ranks
         self.world_size = world_size // ranks
         self._full_counts = self._share(self.batch_size)
 
     def resize(self, num_samples: int) -> None:
-        """Make it the order of another number of samples.
+        """Change the number of samples.
 
         Raises:
-            ValueError: they are not a single batch.
+            ValueError: they do not fill a single batch.
         """
         size = self.batch_size
         if self.drop_last and num_samples < size:
@@ -104,7 +104,7 @@ class SampleOrder:
         return self._num_batches
 
     def permutation(self, epoch: int) -> Tensor:
-        """Return the order of an epoch on all ranks together: sample numbers `(num_samples,)`, int64, on the CPU.
+        """Return the order of an epoch over all ranks: sample numbers `(num_samples,)`, int64, on the CPU.
 
         Raises:
             ValueError: the epoch is negative.
@@ -120,15 +120,15 @@ class SampleOrder:
         return self._permutation
 
     def read_all_in_sequence(self) -> None:
-        """Make every epoch all samples in the order 0, 1, 2, ..., whatever was asked for, as prediction needs."""
+        """Make every epoch read all samples in the order 0, 1, 2, ..., as prediction needs, ignoring the arguments."""
         self.shuffle = self.drop_last = False
         self._num_batches = -(-self.num_samples // self.batch_size)
         self._epoch = None
 
     def span(self, batch: int) -> tuple[int, int]:
-        """Return this rank's share of a batch as positions in the epoch's order: the first, and one past the last.
+        """Return this rank's share of a batch as positions in the epoch's order: the first and one past the last.
 
-        An empty share gives the batch's first position.
+        For an empty share, they span the batch's first sample.
 
         Raises:
             IndexError: an epoch has no batch of that number.
@@ -155,7 +155,7 @@ class SampleOrder:
     def counts(self, batch: int, content: Any = None) -> tuple[int, int]:
         """Return how many samples of a batch count on this rank, and how many on all ranks together.
 
-        The content of the batch is not needed for that; other loaders have to look at it.
+        `content` is unused here; other orders need the batch itself to count its samples.
 
         Raises:
             IndexError: an epoch has no batch of that number.

@@ -1,8 +1,8 @@
-"""Random generators that a data set keeps as its own: found by a bounded search, and seeded for each sample.
+"""Find the random generators that a data set holds, by a bounded search, and seed them for each sample.
 
-The global generators of Python, numpy and torch are seeded for each sample anyway. A `numpy.random.default_rng()`, a
-`random.Random()` or a `torch.Generator()` in an attribute would go on from sample to sample instead: each worker
-process has a copy, so samples would repeat each other's draws, and would be others after a resume.
+The global generators of Python, numpy and torch are seeded for each sample anyway. Without this module, a
+`numpy.random.default_rng()`, `random.Random()` or `torch.Generator()` in an attribute would continue from sample to
+sample: as each worker has a copy, samples would repeat each other's draws, and would change after a resume.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from runner.failures.tracebacks import is_of_user
 log = logging.getLogger("runner")
 
 MOST_OBJECTS = 5_000
-"""How many objects are looked at; a transform is near its data set."""
+"""Number of objects to search; transforms are close to their data set."""
 MOST_ITEMS = 100
-"""The length up to which a container is searched; longer ones hold data."""
+"""Maximum length of a container to search; longer ones hold data."""
 
 _GENERATORS = (
     random.Random,
@@ -36,14 +36,14 @@ _GENERATORS = (
     numpy.random.RandomState,
     numpy.random.BitGenerator,
     torch.Generator,
-    numpy.random.SeedSequence,  # spawn() counts on, and the count cannot be set
+    numpy.random.SeedSequence,  # spawn() increments a count that cannot be set
     torch.quasirandom.SobolEngine,
 )
 _LEAVES = (str, bytes, int, float, complex, type(None), ModuleType, type, torch.Tensor, numpy.ndarray)
 
 
 class OwnGenerators:
-    """The generators that a data set and what it refers to have for themselves.
+    """The generators that can be reached from a data set.
 
     Args:
         roots: the objects to search, by name.
@@ -51,43 +51,43 @@ class OwnGenerators:
 
     def __init__(self, **roots: Any) -> None:
         self._roots = roots
-        self._is_new = True
+        self._is_first = True
         self._prepared: list[tuple[Callable[[int], Any], list[int]]] = []
         self._search()
 
     def _search(self) -> None:
-        found = {path: (one, _seeder(one)) for path, one in find_generators(self._roots)}
-        self._generators = [one for one, seed in found.values() if seed is not None]
-        self._seeders = {path: seed for path, (_, seed) in found.items() if seed is not None}
+        pairs = {path: (generator, _seeder(generator)) for path, generator in find_generators(self._roots)}
+        self._generators = [generator for generator, seed in pairs.values() if seed is not None]
+        self._seeders = {path: seed for path, (_, seed) in pairs.items() if seed is not None}
 
-    def were_made_meanwhile(self) -> bool:
-        """Return whether reading the first sample, for which this is to be called, made generators; later, False."""
-        if not self._is_new:
+    def search_again(self) -> bool:
+        """After the first sample, search again and return whether there are new generators; later, return False."""
+        if not self._is_first:
             return False
-        self._is_new = False
+        self._is_first = False
         before = self._seeders.keys()
         self._search()
         return not self._seeders.keys() <= before
 
     def prepare(self, seed: int, epoch: int, indices: numpy.ndarray[Any, Any]) -> None:
-        """Draw the seeds for samples, given their numbers `(n,)`, uint64; each generator has a stream of its own."""
+        """Draw the seeds for samples from their numbers `(n,)`, uint64; each generator has its own stream."""
         self._prepared = [
-            (start, stream_seed(seed, f"sample/{path}", epoch, indices).tolist())
-            for path, start in self._seeders.items()
+            (set_seed, stream_seed(seed, f"sample/{path}", epoch, indices).tolist())
+            for path, set_seed in self._seeders.items()
         ]
 
     def start(self, position: int) -> None:
-        """Seed the generators for one of the samples."""
-        for seed, values in self._prepared:
-            seed(values[position])
+        """Seed the generators for the sample at a position among the prepared ones."""
+        for set_seed, seeds in self._prepared:
+            set_seed(seeds[position])
 
     def states(self) -> list[Callable[[], Any]]:
-        """Return functions that put the generators back to where they are now."""
-        return [_restorer(one) for one in self._generators]
+        """Return functions that restore the current states of the generators."""
+        return [_restorer(generator) for generator in self._generators]
 
 
 def warn_of_unseeded(loader: Any, name: str) -> None:
-    """Warn, once and on rank 0, of generators from which a loader may draw numbers that the run's seed does not decide.
+    """Warn, once and on rank 0, of generators of a loader that the run's seed does not control.
 
     `name` is what users call the loader.
     """
@@ -107,22 +107,22 @@ def _warn(text: str) -> None:
 def unseeded(loader: Any) -> list[str]:
     """Return the paths of the generators of a loader that are seeded neither for each sample nor for each batch."""
     if hasattr(loader, "order"):
-        read = find_generators({"dataset": getattr(loader, "dataset", None)})
+        reading = find_generators({"dataset": getattr(loader, "dataset", None)})
         transforming = find_generators({"transform": getattr(loader, "transform", None)})
-        return [path for path, _ in transforming] + [path for path, one in read if _seeder(one) is None]
+        return [path for path, _ in transforming] + [path for path, value in reading if _seeder(value) is None]
     if hasattr(loader, "state_dict"):
-        return []  # it may well save them
+        return []  # it may save them
     batch_sampler = getattr(loader, "batch_sampler", None)
     owners = loader, getattr(loader, "sampler", None), getattr(batch_sampler, "sampler", None)
-    seeded = {id(getattr(one, "generator", None)) for one in owners}  # for each epoch
-    return [path for path, one in find_generators({"loader": loader}) if id(one) not in seeded]
+    seeded = {id(getattr(owner, "generator", None)) for owner in owners}  # for each epoch
+    return [path for path, generator in find_generators({"loader": loader}) if id(generator) not in seeded]
 
 
 def find_generators(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the generator for each that can be reached from objects, apart from the global ones.
+    """Yield the path and the object of each random generator that can be reached from the roots, except global ones.
 
-    Attributes, containers, partials, methods, closures and suspended generator functions are followed; in the user's
-    own code also class attributes and the global variables that functions name.
+    The search follows attributes, containers, partials, methods, closures and suspended generator functions; in the
+    user's own code also class attributes and the global variables that functions use.
     """
     queue = deque(roots.items())
     seen = {id(random.random.__self__), id(numpy.random.random.__self__), id(torch.default_generator)}  # type: ignore[attr-defined]
@@ -138,10 +138,10 @@ def find_generators(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object refers to, with the end of its path. Nothing is called that a user may have overridden."""
+    """Yield (end of the path, part) for each object that `value` refers to, without calling methods of users."""
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", part) for key, part in [*value.items()]) if len(value) <= MOST_ITEMS else ()
-    elif isinstance(value, list | tuple):  # no sets, whose order differs between processes
+    elif isinstance(value, list | tuple):  # no sets: their order differs between processes
         yield from ((f"[{index}]", part) for index, part in enumerate(value)) if len(value) <= MOST_ITEMS else ()
     elif isinstance(value, partial):
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
@@ -172,7 +172,7 @@ def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names that a function looks up, those of comprehensions and functions in it included."""
+    """Yield the names that a function looks up, including its comprehensions and inner functions."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -182,12 +182,12 @@ def _names_in(code: CodeType) -> Iterator[str]:
 def _attribute(value: Any, name: str) -> Any:
     try:
         return object.__getattribute__(value, name)
-    except (AttributeError, ValueError):  # it is not set, or the variable of a closure is not
+    except (AttributeError, ValueError):  # an attribute or a closure's variable that is not set
         return None
 
 
 def _function_in(part: Any) -> Any:
-    """Return the function in what a class has by a name, or the value itself."""
+    """Return the function in a property, class method or static method; otherwise the value itself."""
     return part.fget if isinstance(part, property) else getattr(part, "__func__", part)
 
 

@@ -1,4 +1,4 @@
-"""Pick batches from tensors; small ones several at a time, as starting an operation costs more than the copy."""
+"""Pick batches from tensors. Small batches are copied several at a time: a launch costs more than such a copy."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from torch import Tensor
 
 from runner.data.order import SampleOrder
 
-PICKED_BYTES = 1 << 17  # of small batches that are picked together
+PICKED_BYTES = 1 << 17  # of the small batches that are copied together
 ALIGNMENT = 64  # bytes, of torch's memory
 ALIGNMENT_OF_ACCELERATORS = 512  # bytes; cuBLASLt chooses its algorithm by up to 256 of them
 
 
 def pick_batches(tensors: Sequence[Tensor], order: SampleOrder, epoch: int, first: int) -> Iterator[Any]:
-    """Yield this rank's batches of an epoch from a given one on.
+    """Yield this rank's batches of an epoch, starting at batch `first`.
 
     Args:
-        tensors: at least one; dimension 0 of each is the samples, of the same number.
+        tensors: at least one tensor; dimension 0 of each is the samples, the same number in all.
         order: says which samples make up each batch.
         epoch: at least 0.
-        first: number of the batch within the epoch to start at.
+        first: number of the first batch within the epoch.
 
     Yields:
-        Tuples of what was picked from each tensor; the bare tensor when there is only one.
+        A tuple with the part of each tensor; the bare part if there is only one tensor.
     """
     permutation = order.permutation(epoch).to(tensors[0].device, non_blocking=True) if order.shuffle else None
     count = _count_picked_together(tensors, order)
@@ -33,10 +33,10 @@ def pick_batches(tensors: Sequence[Tensor], order: SampleOrder, epoch: int, firs
         yield from _pick_each(tensors, order, permutation, first)
         return
     for number in range(first, len(order), count):
-        spans = [order.span(one) for one in range(number, min(number + count, len(order)))]
+        spans = [order.span(batch) for batch in range(number, min(number + count, len(order)))]
         index = torch.cat([permutation[start:stop] for start, stop in spans])
         sizes = [stop - start for start, stop in spans]
-        # Unlike views, which they are in memory alone, these parts may be changed in place independently.
+        # These parts share memory, but autograd does not treat them as views: each may be changed in place by itself.
         parts = [torch.unsafe_split_with_sizes(tensor.index_select(0, index), sizes) for tensor in tensors]
         yield from zip(*parts, strict=True) if len(parts) > 1 else parts[0]
 
@@ -53,18 +53,18 @@ def _pick_each(tensors: Sequence[Tensor], order: SampleOrder, permutation: Tenso
 
 
 def _count_picked_together(tensors: Sequence[Tensor], order: SampleOrder) -> int:
-    # With gradients, each batch needs its own graph: the first backward pass would free a shared one.
+    # With gradients, each batch needs its own graph: the first backward pass would free a shared graph.
     if any(tensor.requires_grad or tensor.layout is not torch.strided for tensor in tensors):
         return 1
     start, stop = order.span(0)
     sizes = [(stop - start) * tensor[:1].nbytes for tensor in tensors]
-    # All have the alignment of separate memory, because the last bits of some operations depend on it.
+    # Each part must be aligned like separate memory, because the last bits of some operations depend on it.
     if any(size % _alignment(tensor) for size, tensor in zip(sizes, tensors, strict=True)):
         return 1
     return max(1, PICKED_BYTES // max(1, sum(sizes)))
 
 
 def _alignment(tensor: Tensor) -> int:
-    # Whole numbers have no last bits that could differ.
+    # Integers have no last bits that could differ.
     exact = tensor.is_cpu or not (tensor.is_floating_point() or tensor.is_complex())
     return ALIGNMENT if exact else ALIGNMENT_OF_ACCELERATORS

@@ -1,4 +1,4 @@
-"""Batches of a data set, read in any process with the random numbers of their samples."""
+"""Read batches of a data set, in any process, with random numbers that depend on the sample alone."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from runner.data.collation import GrowingBatch
 from runner.data.own_generators import OwnGenerators
 
 Transform = Callable[[Any], Any]
-"""`transform(batch)` returns what is yielded in its place."""
+"""`transform(batch)` returns the batch to yield."""
 
 
 class SeededBatches(Dataset[Any]):
-    """Reads whole batches of a data set, each sample with generators seeded for it, and transforms those asked for."""
+    """Reads whole batches of a data set, each sample with generators seeded for it, and transforms them on request."""
 
     def __init__(
         self, dataset: Any, collate_fn: Callable[[list[Any]], Any], seed: int, transform: Transform | None = None
@@ -31,9 +31,9 @@ class SeededBatches(Dataset[Any]):
         self.seed = seed
         self.transform = transform
         self.reading: Any = None
-        """In a worker: an array whose only element is the number of the sample that is being read, or -1."""
+        """In a worker: an array whose only element is the number of the sample being read, or -1."""
         self._own: OwnGenerators | None = None
-        self._own_of: tuple[int, Any] = (0, None)  # the process and the data set in which they were found
+        self._own_of: tuple[int, Any] = (0, None)  # the process and data set that `_own` belongs to
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -43,16 +43,16 @@ class SeededBatches(Dataset[Any]):
 
     def __getitem__(self, key: tuple[int, int, Sequence[int], bool]) -> Any:
         epoch, batch, indices, transforms = key
-        as_batch = hasattr(self.dataset, "read_batch")  # which draws no random numbers
-        own = None if as_batch else self._own_generators()
-        # In a worker nobody else draws any.
+        has_read_batch = hasattr(self.dataset, "read_batch")  # it draws no random numbers
+        own = None if has_read_batch else self._own_generators()
+        # In a worker, no other code draws random numbers.
         states = None if own is None or get_worker_info() is not None else (*_get_states(), own.states())
         try:
-            read = self.dataset.read_batch(indices) if own is None else self._read(epoch, indices, own)
-            return self.transform(read) if transforms and self.transform is not None else read
+            content = self.dataset.read_batch(indices) if own is None else self._read(epoch, indices, own)
+            return self.transform(content) if transforms and self.transform is not None else content
         except BaseException as error:
             error.add_note(f"while batch {batch + 1} of epoch {epoch + 1} was read (both from 1)")
-            if "shared memory" in str(error):  # torch has no type of its own for it
+            if "shared memory" in str(error):  # torch has no exception type for it
                 error.add_note(
                     "shared memory is full: enlarge /dev/shm, or lower num_workers, prefetch_factor or batch_size"
                 )
@@ -70,7 +70,7 @@ class SeededBatches(Dataset[Any]):
                     restore()
 
     def _own_generators(self) -> OwnGenerators:
-        """Return the generators of the data set's own, which are searched for once in each process."""
+        """Return the generators that the data set holds, searched for once per process."""
         process, dataset = self._own_of
         if self._own is None or process != os.getpid() or dataset is not self.dataset:
             self._own = OwnGenerators(dataset=self.dataset, collate_fn=self.collate_fn)
@@ -85,11 +85,11 @@ class SeededBatches(Dataset[Any]):
         own.prepare(self.seed, epoch, numbers)
         for position, (index, seed) in enumerate(zip(indices, seeds, strict=True)):
             sample = self._read_sample(index, seed, own, position)
-            if own.were_made_meanwhile():  # with unknown seeds, so the sample is read again
+            if own.search_again():  # they have unknown seeds: read the sample again
                 own.prepare(self.seed, epoch, numbers)
                 sample = self._read_sample(index, seed, own, position)
             samples.append(sample if growing is None else growing.keep(sample))
-            del sample  # its memory serves the next one
+            del sample  # so the next sample can use its memory
         return self.collate_fn(samples) if growing is None else growing.collate(samples)
 
     def _read_sample(self, index: int, seed: int, own: OwnGenerators, position: int) -> Any:

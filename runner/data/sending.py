@@ -1,7 +1,7 @@
 """Send small tensors from a worker by value.
 
-Torch moves each tensor into shared memory of its own and opens it in the other process through a socket, which takes
-0.2 ms of CPU time. Up to 16 KiB, as labels are, a copy takes a hundredth of that.
+Torch moves each tensor into its own shared memory and opens it in the other process through a socket, which takes
+0.2 ms of CPU time. For tensors up to 16 KiB, such as labels, a copy takes a hundredth of that.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def send_small_by_value() -> None:
 def _reduce(tensor: Tensor) -> Any:
     by_value = (
         is_plain(tensor)
-        and tensor.dtype is not torch.bfloat16  # which numpy does not have
+        and tensor.dtype is not torch.bfloat16  # numpy lacks it
         and tensor.nbytes <= SMALL
-        and tensor.nbytes == tensor.untyped_storage().nbytes()  # other tensors may share the rest of a larger memory
+        and tensor.nbytes == tensor.untyped_storage().nbytes()  # not a part of a larger storage
         and not tensor.is_shared()
     )
     return (torch.from_numpy, (tensor.numpy(),)) if by_value else reduce_tensor(tensor)

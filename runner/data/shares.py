@@ -1,4 +1,4 @@
-"""Wrappers that declare what each rank reads, for loaders without an `order`."""
+"""Wrappers that declare which samples each rank reads, for loaders without an `order`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runner.failures.checks import refuse_if
 
 
 class _Wrapper:
-    """A loader that yields the batches of another one, and has all its attributes.
+    """Base of the wrappers: yields the batches of another loader and has all its attributes.
 
     Args:
         loader: any iterable of batches.
@@ -36,16 +36,16 @@ class _Wrapper:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "loader":  # before the constructor has set it, as while a copy is made
+        if name == "loader":  # not set yet, for example while a copy is made
             raise AttributeError(name)
         return getattr(self.loader, name)
 
 
 class Sharded(_Wrapper):
-    """A loader that yields, on each rank, samples of that rank alone.
+    """A loader that yields different samples on each rank.
 
-    The shares may differ in size: the ranks add up how many samples each batch has, and a rank that has run out of
-    batches waits for the others with weight 0. So each sample counts once, in training and in evaluation.
+    The shares may differ in size: the ranks add up the sizes of their batches, and a rank that has run out of batches
+    waits for the others with weight 0. So each sample counts once, in training and in evaluation.
 
     Args:
         loader: any iterable of batches, such as a DataLoader over the files that belong to this rank.
@@ -61,8 +61,7 @@ class Sharded(_Wrapper):
 class Replicated(_Wrapper):
     """A loader that yields the same batches on all ranks, for evaluation and prediction.
 
-    Each rank reads all batches, and evaluates every n-th of them, where n is the number of ranks. So each sample counts
-    once.
+    Each of n ranks reads all batches and evaluates every n-th of them, so each sample counts once.
 
     Args:
         loader: any iterable of batches, the same on all ranks and in the same order.

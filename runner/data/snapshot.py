@@ -1,4 +1,4 @@
-"""Whether a data set has changed since workers got a copy of it."""
+"""Notice that a data set has changed since its workers got a copy of it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy
 from torch import Tensor
 
 MOST_PARTS = 1000
-"""Parts of a data set that are compared, from the outside in."""
+"""Number of parts of a data set to compare, from the outside in."""
 SMALL = 4096
 """Bytes of an array, and elements of a container, up to which the content is compared."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class Snapshot:
-    """What can be seen of an object at small cost, to compare with what is seen later.
+    """A cheap summary of an object, to compare with a later one.
 
-    These are its attributes, the attributes of these, and so on: numbers and text by value, other objects by identity,
-    containers by their length, tensors by torch's count of changes. Of small arrays and containers the content is
-    compared too. What is written into a large array or list, in place, is not noticed.
+    It covers the object's attributes, their attributes, and so on: numbers and text by value, other objects by
+    identity, containers by length, tensors by torch's count of changes. Small arrays and containers are also compared
+    by content. A write into a large array or list is not noticed.
 
     Args:
         value: the object.
@@ -29,10 +29,10 @@ class Snapshot:
 
     def __init__(self, value: Any) -> None:
         self._values: list[Any] = []
-        self._objects: list[Any] = []  # kept, so that no other object can get their identity
+        self._objects: list[Any] = []  # kept, so that no other object can get the same id
         waiting = [value]
         seen: set[int] = set()
-        for part in waiting:  # which grows
+        for part in waiting:  # grows meanwhile
             if isinstance(part, _PLAIN):
                 self._values.append((type(part), part))
             elif id(part) not in seen:
@@ -45,8 +45,8 @@ class Snapshot:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Snapshot) or len(self._objects) != len(other._objects):
             return False
-        same = all(mine is its for mine, its in zip(self._objects, other._objects, strict=True))
-        return same and repr(self._values) == repr(other._values)  # in which NaN is NaN
+        same = all(left is right for left, right in zip(self._objects, other._objects, strict=True))
+        return same and repr(self._values) == repr(other._values)  # repr, as NaN does not equal NaN
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -23,7 +23,7 @@ from runner.distributed.fork_server import METHOD, start_fork_server
 
 
 class _Event:
-    """An event shared by processes that is set once; unlike multiprocessing's own, it has no lock."""
+    """An event that is shared by processes and set once; unlike multiprocessing's, it has no lock."""
 
     def __init__(self, context: Any) -> None:
         self._flag = context.RawValue("b", 0)
@@ -36,28 +36,28 @@ class _Event:
 
 
 class _Queue(multiprocessing.queues.Queue):
-    """A queue between processes whose `get` may raise `Empty` inside a message; the next one continues."""
+    """A queue between processes whose `get` may raise `Empty` in the middle of a message; the next `get` continues."""
 
     def _reset(self, after_fork: bool = False) -> None:
         reset: Any = super()
         reset._reset(after_fork)
         state = vars(self)
-        state.pop("_recv_bytes", None)  # the pipe's own, which would wait forever
+        state.pop("_recv_bytes", None)  # the pipe's method, which would wait forever
         state["_part"] = bytearray()
-        # For an item that cannot be pickled. A method would keep the queue, and its thread and files, for good.
+        # For items that cannot be pickled. A bound method would keep the queue, its thread and its files alive forever.
         state["_on_queue_feeder_error"] = partial(_send_instead, weakref.ref(self))
         os.set_blocking(state["_reader"].fileno(), False)
         if not after_fork:
-            # The finalizer keeps the ends of the pipe alive when the garbage collector frees the queue. Without it,
+            # The finalizer keeps the ends of the pipe alive until the garbage collector has freed the queue. Otherwise
             # they would be closed first; torch's loader would then put its last item, and the thread that sends it
-            # would close the same descriptors a second time, when they may already belong to other files.
-            weakref.finalize(self, _let_go, state["_reader"], state["_writer"]).atexit = False
+            # would close the same descriptors again, when they may already belong to other files.
+            weakref.finalize(self, _do_nothing, state["_reader"], state["_writer"]).atexit = False
 
     def _recv_bytes(self) -> bytes:
         self._receive(4)
         (size,) = struct.unpack_from("!i", self._part)
         start = 4
-        if size == -1:  # as multiprocessing.Connection sends messages from 2 GiB on
+        if size == -1:  # multiprocessing.Connection marks messages from 2 GiB on so
             self._receive(12)
             (size,) = struct.unpack_from("!Q", self._part, 4)
             start = 12
@@ -81,12 +81,12 @@ class _Queue(multiprocessing.queues.Queue):
             self._part += chunk
 
 
-def _let_go(*ends: Any) -> None:
-    """Do nothing: the caller only had to refer to the ends of a pipe."""
+def _do_nothing(*ends: Any) -> None:
+    """Do nothing: the finalizer only has to hold references to the ends of a pipe."""
 
 
 class _ByValue:
-    """What becomes of a value when it has been sent, with its classes and functions."""
+    """A pickled value, with its classes and functions, that is unpickled to the value itself."""
 
     def __init__(self, packed: bytes) -> None:
         self._packed = packed
@@ -95,14 +95,14 @@ class _ByValue:
         return cloudpickle.loads, (self._packed,)
 
 
-def _send_instead(queue: Callable[[], _Queue | None], error: Exception, item: Any) -> None:
-    """Send something in place of an item that cannot be pickled; otherwise its reader would wait forever."""
-    if (waiting := queue()) is not None:
-        waiting.put(_sendable(item, error))
+def _send_instead(get_queue: Callable[[], _Queue | None], error: Exception, item: Any) -> None:
+    """Send a substitute for an item that cannot be pickled; otherwise the reader would wait forever."""
+    if (queue := get_queue()) is not None:
+        queue.put(_sendable(item, error))
 
 
 def _sendable(item: Any, error: Exception) -> Any:
-    """Return an item of a queue that can be sent: with its classes and functions, or with an error in its place."""
+    """Return a substitute that can be sent: the item pickled with its classes and functions, or else an error."""
     number, content = item
     try:
         return number, _ByValue(dump(content))
@@ -122,30 +122,30 @@ def _sendable(item: Any, error: Exception) -> Any:
 
 
 def use_server(loader: Any) -> None:
-    """Make the workers of a torch `DataLoader` start like those of a `DatasetLoader`, unless it has its own context."""
+    """Start the workers of a torch `DataLoader` like those of a `DatasetLoader`, unless it has its own context."""
     loader = getattr(loader, "loader", loader)
     if isinstance(loader, DataLoader) and loader.num_workers and loader.multiprocessing_context is None:
         loader.multiprocessing_context = make_context()
 
 
-def _make_process(kind: Any, workers: list[Any], *given: Any, **options: Any) -> Any:
-    workers.append(kind(*given, **options))
+def _make_process(kind: Any, workers: list[Any], *args: Any, **kwargs: Any) -> Any:
+    workers.append(kind(*args, **kwargs))
     return workers[-1]
 
 
 def make_context(context: Any = None, workers: list[Any] | None = None) -> Any:
-    """Return a copy of a multiprocessing context in which no worker's death blocks this process.
+    """Return a copy of a multiprocessing context in which the death of a worker cannot block this process.
 
     By default workers are forked from a server, see `WorkerProcess`: in a worker forked from a process with threads, a
     lock that another thread held at that moment stays locked forever.
 
-    Torch sets an event to tell workers to end, and both sides check it all the time. A worker killed during a check
-    keeps the lock of multiprocessing's event, and everybody else then waits for it forever. When a worker is killed
-    while it writes a batch, multiprocessing's queue waits for the rest forever.
+    Torch sets an event to tell workers to end, and both sides keep checking it. A worker that is killed during a check
+    keeps the lock of multiprocessing's event, and all others then wait for it forever. If a worker is killed while it
+    writes a batch, multiprocessing's queue waits forever for the rest of it.
 
     Args:
         context: a context, the name of its start method, or None for forkserver.
-        workers: gets each process that is made in the context; None: they are not kept.
+        workers: a list to which each process made in the context is appended; None: no list.
     """
     methods = multiprocessing.get_all_start_methods()
     if context is None:
@@ -153,13 +153,13 @@ def make_context(context: Any = None, workers: list[Any] | None = None) -> Any:
     if context in methods:
         context = multiprocessing.get_context(context)
     if isinstance(context, multiprocessing.context.BaseContext):
-        given: Any = context
-        context = copy.copy(given)
-        vars(context)["Event"] = partial(_Event, given)
-        vars(context)["Queue"] = partial(_Queue, ctx=given)
-        kind = given.Process
-        if given.get_start_method() == METHOD:
+        original: Any = context
+        context = copy.copy(original)
+        vars(context)["Event"] = partial(_Event, original)
+        vars(context)["Queue"] = partial(_Queue, ctx=original)
+        kind = original.Process
+        if original.get_start_method() == METHOD:
             kind = WorkerProcess
             start_fork_server()
         vars(context)["Process"] = kind if workers is None else partial(_make_process, kind, workers)
-    return context  # torch refuses anything that is not a context, in its own words
+    return context  # torch itself refuses a value that is not a context

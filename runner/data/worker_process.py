@@ -1,4 +1,4 @@
-"""Data workers that are forked from a server without threads, and what is sent to them."""
+"""Data workers that are forked from a server without threads, and the pickling of their data sets."""
 
 from __future__ import annotations
 
@@ -32,33 +32,35 @@ from runner.distributed.fork_server import METHOD, start_fork_server
 from runner.libraries.torchvision import declare_operators, operators_are_declared
 
 MAX_SHARED = 64
-"""Tensors of a data set that are put into shared memory, each with an open file; the rest is copied to each worker."""
-SHARED_SIZE = 1 << 20  # bytes from which a tensor of a data set is put into shared memory
+"""Number of a data set's tensors to put in shared memory, with an open file each; others are copied to each worker."""
+SHARED_SIZE = 1 << 20  # bytes from which a tensor is put in shared memory
 
 
 class WorkerProcess(ForkServerProcess):
-    """A process that is forked from the server, and gets what it works with from this one.
+    """A process that is forked from the server and gets its arguments from this process.
 
     Classes and functions of `__main__`, of notebooks and of function bodies are sent by value, so a script needs no
-    `if __name__ == "__main__"`, and no worker runs it again. A worker has the environment, the working directory, the
-    import path and the output streams that its parent has when it is started. It ends with its parent. Neither
-    `SystemExit` nor Ctrl-C ends it without an error.
+    `if __name__ == "__main__"`, and no worker runs it again. A worker starts with the environment, working directory,
+    import path and output streams of its parent. It ends with its parent. It ignores Ctrl-C, and a `SystemExit` ends it
+    with an error.
     """
 
     def start(self) -> None:
         """Fork the process.
 
         Raises:
-            ValueError: what it works with cannot be sent to it; the message names the part.
+            ValueError: a part of its arguments cannot be sent; the message names the part.
         """
         start_fork_server()
         if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
-            multiprocessing.set_start_method(METHOD, force=True)  # in a job of joblib it is one that no worker knows
+            multiprocessing.set_start_method(
+                METHOD, force=True
+            )  # in a job of joblib, it is a method that no worker knows
         with _empty_main():
             super().start()
 
     def run(self) -> None:
-        """Do the work, in the new process."""
+        """Run the target in the new process."""
         threading.Thread(target=end_with_parent, name="end-with-parent", daemon=True).start()
         try:
             super().run()
@@ -77,7 +79,7 @@ class WorkerProcess(ForkServerProcess):
 def _receive(
     environ: dict[str, str], streams: list[Any], sharing: str, level: int, declares: bool, packed: bytes
 ) -> WorkerProcess:
-    """Return the process object in the new process, once everything there is as in its parent."""
+    """Give the new process the environment, streams and settings of its parent, and return its process object."""
     for number, stream in enumerate(streams, 1):
         os.dup2(stream.detach(), number)
     os.environ.clear()
@@ -106,9 +108,9 @@ def accept_signals() -> None:
 
 
 def end_with_parent() -> None:
-    """In a worker: wait for the end of the process that it works for, and end."""
-    # Torch's worker checks only the process that forked it, which is another with forkserver, and before it ends it
-    # waits until its batches have been read.
+    """In a worker: wait for the parent to end, then exit."""
+    # Torch's worker checks only the process that forked it, which is the server, and before it ends it waits until its
+    # batches have been read.
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -134,18 +136,18 @@ def _descriptor(stream: Any, number: int) -> int:
 
 
 class Pickler(cloudpickle.Pickler):
-    """Pickles what is sent to a worker: also locks and queues, functions by value, and large tensors by shared memory.
+    """Pickles objects for a worker: also locks and queues, functions by value, and large tensors by shared memory.
 
     Args:
-        file: what is written to.
+        file: the file to write to.
     """
 
     def __init__(self, file: Any) -> None:
         own: dict[type, Any] = {Tensor: self._reduce_tensor, numpy.memmap: _reduce_memmap}
         queues: Any = ForkingPickler(io.BytesIO()).dispatch_table
-        others: Any = super().dispatch_table
-        # Before the constructor, which reads it.
-        self.dispatch_table = ChainMap(own, queues, others)
+        inherited: Any = super().dispatch_table
+        # Set before the constructor, which reads it.
+        self.dispatch_table = ChainMap(own, queues, inherited)
         super().__init__(file)
         self._shared = 0
 
@@ -158,7 +160,7 @@ class Pickler(cloudpickle.Pickler):
 
 
 def _reduce_memmap(array: Any) -> Any:
-    """Send a part of a file by its name and place; as an ordinary array it would be read and copied."""
+    """Send a mapped part of a file by its name and offset; an ordinary array would be read and copied."""
     whole: Any = array
     while isinstance(whole.base, numpy.memmap):
         whole = whole.base
@@ -186,10 +188,10 @@ def _pack(state: dict[str, Any]) -> bytes:
     try:
         return dump(state)
     except Exception as error:
-        _, dataset, *others = state["_args"]  # of torch's worker loop
+        _, dataset, *arguments = state["_args"]  # of torch's worker loop
         is_ours = type(dataset).__name__ == "SeededBatches"
         parts = vars(dataset) if is_ours else {"dataset": dataset}
-        name, culprit = blame({**parts, **{_name_of(other): other for other in others}})
+        name, culprit = blame({**parts, **{_name_of(argument): argument for argument in arguments}})
         raise ValueError(
             f"{name}={_show(culprit)}: cannot be sent to a data worker ({error}). Open files, locks, connections and "
             "generators belong to one process: make them where they are first used, in __getitem__, or leave them out "
@@ -202,16 +204,16 @@ def _name_of(argument: Any) -> str:
 
 
 def _show(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 100 else f"<{type(value).__qualname__}>"
+    text = repr(value)
+    return text if len(text) <= 100 else f"<{type(value).__qualname__}>"
 
 
 def blame(parts: dict[str, Any], path: str = "") -> tuple[str, Any]:
-    """Return the innermost part that cannot be pickled, and its name as code would write it.
+    """Return the name, written as in code, and the value of the innermost part that cannot be pickled.
 
     Args:
-        parts: what is searched, by name.
-        path: the name of what has these parts.
+        parts: the values to search, by name.
+        path: the name of the object that has these parts.
     """
     for name, part in parts.items():
         if _can_be_sent(part):
@@ -244,9 +246,10 @@ def _parts(value: Any) -> dict[str, Any]:
         case types.FunctionType():
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
             used = {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__}
-            return {f" -> {name}": part for name, part in {**used, **{n: c.cell_contents for n, c in cells}}.items()}
+            used |= {name: cell.cell_contents for name, cell in cells}
+            return {f" -> {name}": part for name, part in used.items()}
     attributes = {
         **getattr(value, "__dict__", {}),
         **vars(type(value)),
-    }  # of a class that is sent by value, methods too
+    }  # a class may be sent by value, with its methods
     return {f".{name}": part for name, part in attributes.items() if not name.startswith("__") or name == "__getitem__"}

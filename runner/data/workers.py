@@ -1,4 +1,4 @@
-"""Read batches in worker processes; when one of them dies, the error names it, its signal and what it was reading."""
+"""Read batches in worker processes. If a worker dies, the error names it, its signal and the sample it was reading."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from runner.data.worker_process import WorkerProcess, accept_signals, end_with_p
 from runner.failures.facts import annotate
 
 LOST = 255
-"""What multiprocessing gives as the exit code of a worker whose server has died; only the server knew the real one."""
+"""Exit code that multiprocessing reports for a worker whose server has died; only the server knew the real one."""
 
 _LESS = "lower num_workers or prefetch_factor"
 _REMEDIES = {
@@ -37,10 +37,7 @@ _REMEDIES = {
 
 
 class BatchKeys:
-    """Says which batches are read in an iteration, from `start` on.
-
-    Yields (epoch, batch, sample numbers, whether to transform) for each.
-    """
+    """The sampler: yields a key (epoch, batch, sample numbers, whether to transform) for each batch from `start` on."""
 
     def __init__(self, order: SampleOrder) -> None:
         self.order = order
@@ -57,11 +54,11 @@ class BatchKeys:
 
 
 class WorkerPool:
-    """Torch's `DataLoader` and the processes that it has started, none of which outlives this object.
+    """Torch's `DataLoader` and its worker processes, which are killed with this object.
 
     Args:
         batches: reads the batches.
-        keys: which batches are read.
+        keys: says which batches to read.
         num_workers: processes that read; 0 reads in this process.
         options: further arguments of the `DataLoader`.
     """
@@ -71,35 +68,37 @@ class WorkerPool:
         self.keys = keys
         self.num_workers = num_workers
         self.workers: list[Any] = []
-        """The processes that read now, by their number."""
+        """The running worker processes, by number."""
         self._options = options
         self._snapshot: Snapshot | None = None
         self._reading = torch.full((num_workers,), -1).share_memory_() if num_workers else torch.empty(0)
         self._make_loader()
-        # A garbage collector that takes the loader's queues before the loader would let it wait 5 s for each worker.
+        # If the garbage collector freed its queues first, the loader would wait 5 s for each worker.
         weakref.finalize(self, _kill, self.workers, os.getpid()).atexit = False
 
-    def another(self) -> WorkerPool:
-        """Return a pool with workers of its own, for an iteration during which those of this one are busy."""
+    def make_another(self) -> WorkerPool:
+        """Return a pool with its own workers, for an iteration while this pool's workers are busy."""
         return WorkerPool(self.batches, self.keys, self.num_workers, self._options)
 
     def iterate(self) -> Iterator[Any]:
-        """Return an iterator over the keys, read by the workers of the last iteration if these can go on."""
+        """Return an iterator over the batches, read by the workers of the last iteration if they are usable."""
         if self._loader.persistent_workers:
             snapshot = Snapshot(self.batches)
             if self.workers and (snapshot != self._snapshot or any(not worker.is_alive() for worker in self.workers)):
-                self.end()  # one has died since its last batch, or they read what is out of date
+                self.end()  # one has died since its last batch, or their data set is out of date
             self._snapshot = snapshot
         else:
             self.workers.clear()
         try:
-            with _deaths_noticed_by_waiting():
+            with _without_death_signals():
                 return iter(self._loader)
         finally:
-            self.workers[:] = [worker for worker in self.workers if worker.pid is not None]  # the others never started
+            self.workers[:] = [
+                worker for worker in self.workers if worker.pid is not None
+            ]  # torch never started the others
 
     def end(self) -> None:
-        """Kill the workers; the next iteration starts others."""
+        """Kill the workers; the next iteration starts new ones."""
         _kill(self.workers, os.getpid())
         for worker in self.workers:
             worker.join(timeout=10)
@@ -107,7 +106,7 @@ class WorkerPool:
         self._make_loader()
 
     def sample_of(self, number: int) -> int | None:
-        """Return the number of the sample that a worker is reading, or was when it died; None if it is not known."""
+        """Return the number of the sample that a worker is reading, or was when it died; None if unknown."""
         sample = int(self._reading[number])
         return sample if sample >= 0 else None
 
@@ -117,37 +116,37 @@ class WorkerPool:
             options.setdefault("persistent_workers", True)
             options["multiprocessing_context"] = make_context(options.get("multiprocessing_context"), self.workers)
         with warnings.catch_warnings():
-            # Torch would warn for each loader on each rank, and again at each epoch; ours comes once.
+            # Torch would warn for each loader on each rank and again at each epoch; the runner warns once.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             self._loader = DataLoader(
                 self.batches,
                 batch_size=None,  # one item of SeededBatches is a whole batch
                 sampler=self.keys,
                 num_workers=self.num_workers,
-                collate_fn=_unchanged,
+                collate_fn=_return_unchanged,
                 worker_init_fn=partial(start_worker, options.pop("worker_init_fn", None), self._reading),
                 # A separate generator: the default would draw from torch's global one at every epoch.
                 generator=torch.Generator().manual_seed(self.batches.seed),
                 **options,
             )
-        vars(self._loader)["check_worker_number_rationality"] = _say_nothing
+        vars(self._loader)["check_worker_number_rationality"] = _do_nothing
 
 
 class BatchReader(Iterator[Any]):
-    """The batches of one epoch, from a given one to the last.
+    """An iterator over the batches of one epoch, from batch `batch` to the last.
 
-    The death of a worker is noticed when a batch of it is due, at most 5 s later, so the weights are those of a whole
-    batch. Any batch can be reached directly and each sample has its own seed: a run that goes on from there reads bit
-    for bit the same.
+    A dead worker is noticed when its next batch is due, at most 5 s late. So it raises between batches, and the weights
+    are those after a whole step. As any batch can be read directly and each sample has its own seed, a run that
+    continues from there reads bit-identical batches.
 
     Args:
         pool: reads the batches.
         epoch: number of the epoch, at least 0.
         batch: number of the first batch within the epoch.
-        transforms: whether batches are transformed where they are read.
+        transforms: whether the process that reads a batch also transforms it.
 
     Raises:
-        RuntimeError: raised by `next()` when a worker has died. If a signal has killed it, the error counts as one of
+        RuntimeError: raised by `next()` when a worker has died. If a signal killed it, the error counts as a failure of
             the machine.
     """
 
@@ -160,7 +159,7 @@ class BatchReader(Iterator[Any]):
         self._source: Iterator[Any] | None = None
         """The loader's iterator, from the first batch on."""
         self._watch: LateWorker | None = None
-        """Until each worker has delivered a batch: a watch over them."""
+        """Watches the workers until each has delivered a batch; then None."""
 
     def __next__(self) -> Any:
         if self.is_over:
@@ -182,7 +181,7 @@ class BatchReader(Iterator[Any]):
             self._pool.end()
             if failure is None:
                 raise
-            raise failure from None  # it says what torch says, and more
+            raise failure from None  # it includes what torch says
         self._batch += 1
         if self._watch is not None and self._watch.delivered():
             self._watch = None
@@ -190,16 +189,16 @@ class BatchReader(Iterator[Any]):
 
     @property
     def workers(self) -> list[Any]:
-        """The worker processes that read for this iteration now."""
+        """The running worker processes of this iteration, by number."""
         return self._pool.workers
 
     @property
     def is_over(self) -> bool:
-        """Whether all batches have been delivered, so that another iteration may use the workers."""
+        """Whether all batches have been delivered, so that the workers are free for another iteration."""
         return self._source is None and self._batch == len(self._keys)
 
     def describe_wait(self) -> str:
-        """Return for which batch of which worker this reader waits; that worker prints its stack."""
+        """Describe the batch and the worker that this reader waits for, and make the worker print its stack."""
         batch = f"waits for batch {self._batch + 1} of epoch {self._epoch + 1}"
         if not (workers := self.workers):
             return f"{batch}: data workers are being started" if self._pool.num_workers else batch
@@ -216,20 +215,20 @@ class BatchReader(Iterator[Any]):
         return next(self._source)
 
     def _explain(self, error: Exception) -> RuntimeError | None:
-        """Return an error that says which worker died, and how; None if `error` has another cause."""
+        """Return an error that says which worker died and how; None if `error` has another cause."""
         if self._watch is not None and self._watch.cancel():
             return self._watch.failure()
-        # Torch raises one of these three after a death.
+        # Torch raises one of these three when a worker has died.
         dead = _find_dead(self.workers) if isinstance(error, RuntimeError | OSError | EOFError) else {}
         if not dead:
             return None
-        how = " and ".join(f"data worker {number} {self._describe_end(number)}" for number in dead)
-        where = f"{how}; batch {self._batch + 1} of epoch {self._epoch + 1} was due"
+        deaths = " and ".join(f"data worker {number} {self._describe_end(number)}" for number in dead)
+        message = f"{deaths}; batch {self._batch + 1} of epoch {self._epoch + 1} was due"
         codes = [worker.exitcode for worker in dead.values()]
         if any(code >= 0 and code != LOST for code in codes):
-            return RuntimeError(f"{where}. It failed, or ended itself; its error, if any, is printed above")
+            return RuntimeError(f"{message}. It failed, or ended itself; its error, if any, is printed above")
         remedy = next((_REMEDIES[code] for code in codes if code in _REMEDIES), "num_workers=0 shows where it crashes")
-        failure = RuntimeError(f"{where}; {remedy}")
+        failure = RuntimeError(f"{message}; {remedy}")
         annotate(failure, of_environment=True)
         return failure
 
@@ -246,9 +245,9 @@ class BatchReader(Iterator[Any]):
 
 
 def start_worker(worker_init_fn: Callable[[int], None] | None, reading: Tensor, number: int) -> None:
-    """Make a worker end with the process that it reads for, and ignore Ctrl-C, which that process handles.
+    """Make a worker end with its parent, leave Ctrl-C to the parent, and send small tensors by value.
 
-    Small tensors of a batch are sent by value. The worker notes in `reading`, which is shared, the samples it reads.
+    It writes the number of the sample that it is reading to its element of `reading`, which is in shared memory.
     """
     send_small_by_value()
     if not isinstance(multiprocessing.current_process(), WorkerProcess):
@@ -261,11 +260,11 @@ def start_worker(worker_init_fn: Callable[[int], None] | None, reading: Tensor, 
 
 
 @contextmanager
-def _deaths_noticed_by_waiting() -> Iterator[None]:
-    """Take back the handler of SIGCHLD that torch installs when its first workers are started.
+def _without_death_signals() -> Iterator[None]:
+    """Restore the handler of SIGCHLD, which torch replaces when it starts its first workers.
 
-    It raises in the main thread when a worker has died, between any two lines of Python, even in the middle of an
-    optimizer's step. Without it, torch looks after its workers while it waits for a batch.
+    Torch's handler raises in the main thread as soon as a worker dies, between any two lines of Python, even in the
+    middle of an optimizer's step. Without it, torch checks its workers while it waits for a batch.
     """
     before = signal.getsignal(signal.SIGCHLD)
     try:
@@ -276,7 +275,7 @@ def _deaths_noticed_by_waiting() -> Iterator[None]:
 
 
 def _kill(workers: list[Any], parent: int) -> None:
-    if os.getpid() == parent:  # a forked process has a copy of them
+    if os.getpid() == parent:  # not in a forked process, which inherits this finalizer
         for worker in workers:
             worker.kill()
 
@@ -284,7 +283,7 @@ def _kill(workers: list[Any], parent: int) -> None:
 def _find_dead(workers: list[Any]) -> dict[int, Any]:
     """Return the workers that have ended, by their number."""
     if workers:
-        # The files of a dying process are closed, which is what was seen, a moment before it has ended.
+        # A dying process closes its files, which is what the reader noticed, shortly before it has ended.
         multiprocessing.connection.wait([worker.sentinel for worker in workers], timeout=2)
     for worker in workers:
         if multiprocessing.connection.wait([worker.sentinel], timeout=0):
@@ -292,9 +291,9 @@ def _find_dead(workers: list[Any]) -> dict[int, Any]:
     return {number: worker for number, worker in enumerate(workers) if worker.exitcode is not None}
 
 
-def _say_nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
-def _unchanged(batch: Any) -> Any:
+def _return_unchanged(batch: Any) -> Any:
     return batch

@@ -20,19 +20,19 @@ PARTIAL = re.compile(r"\w+\.[0-9a-f]{8}\.(\d+)\.partial(\.raw)?")
 KEPT = ".shard"
 OURS = re.compile(r"[0-9a-f]{32}\.\w+")
 FACTS = (".json", ".sha256", ".lock")
-"""Suffixes of a shard's metadata and lock files, which stay when the shard is evicted."""
-FACTS_AGE = 30 * 86400.0  # seconds after which unused files of these kinds are removed
-MANY = 100  # with more files than this, each eviction makes room for several shards
+"""Suffixes of a shard's metadata and lock files, which survive its eviction."""
+FACTS_AGE = 30 * 86400.0  # seconds after which unused metadata and lock files are removed
+MANY = 100  # above this number of files, each eviction makes room for several shards
 SHARE = 16  # such an eviction frees an extra 1 / SHARE of the limit
 Make = Callable[[Path, Callable[[int], None]], object]
-"""Makes a file at a path, and says before each part how large the file will be with it."""
+"""`make(path, grow)` writes a file, and calls `grow(size)` before each part with the file's size after it."""
 
 
 class ShardCache:
-    """A folder of files, each made once by one process while others wait for it. Any number of processes may share it.
+    """A folder of files that any number of processes share: one process makes each file while others wait for it.
 
-    A file gets its name once it is whole and synced. While one is made, room for it is reserved. A file that is in use
-    may make room for another, but stays for those who have it open.
+    A file gets its name once it is complete and synced. While it is being made, room for it is reserved. A file in use
+    may be evicted, but stays readable for processes that have it open.
 
     Args:
         folder: created if it does not exist; `~` is the home folder.
@@ -47,8 +47,8 @@ class ShardCache:
         check_number("cache_gb", gigabytes, "(0, inf]")
         self.folder = Path(folder).expanduser().absolute()
         self.limit = round(gigabytes * 1e9)
-        self._taken = self.folder / "taken"
-        self._given = folder
+        self._taken_file = self.folder / "taken"
+        self._argument = folder
         self._gigabytes = gigabytes
         with self._explained():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -57,15 +57,19 @@ class ShardCache:
             probe.unlink()
 
     def get(self, name: str, size: int, make: Make, keep: Collection[str] = (), shown: str = "a shard") -> Path:
-        """Return the path of a file, made first if it is not there.
+        """Return the path of a file, after making it if it is missing.
 
-        `make` writes it to a path; temporary output with `.raw` appended is removed. It takes `size` bytes, as far as
-        they are known, and the files in `keep` must not make room for it. Messages call it what `shown` says.
+        Args:
+            name: name of the file, without suffix.
+            size: size in bytes, as far as it is known.
+            make: writes the file to a path; temporary output at that path with `.raw` appended is removed.
+            keep: names of files that must not be evicted for it.
+            shown: what messages call the file.
 
         Raises:
             NoRoom: the files in `keep`, and those that others are writing, leave no room for it.
             OSError: the disk is full, or the folder cannot be written to.
-            TimeoutError: another process that makes it makes no progress.
+            TimeoutError: another process is making the file, without progress.
         """
         path = self.folder / f"{name}{KEPT}"
 
@@ -80,7 +84,7 @@ class ShardCache:
         return path
 
     def has(self, name: str) -> bool:
-        """Return whether a file is there, and mark it as used."""
+        """Return whether a file exists, and mark it as used."""
         return self._use(self.folder / f"{name}{KEPT}")
 
     def discard(self, name: str) -> None:
@@ -100,11 +104,11 @@ class ShardCache:
         raw = Path(f"{partial}.raw")
         self._reserve(partial, size, 0, keep, shown)
 
-        def grow(now: int) -> None:
+        def grow(new_size: int) -> None:
             nonlocal size
-            if now > size:  # than was known
-                self._reserve(partial, now, size, keep, shown)
-                size = now
+            if new_size > size:
+                self._reserve(partial, new_size, size, keep, shown)
+                size = new_size
 
         try:
             make(partial, grow)
@@ -121,9 +125,9 @@ class ShardCache:
             raw.unlink(missing_ok=True)
 
     def _reserve(self, partial: Path, size: int, before: int, keep: Collection[str], shown: str) -> None:
-        """Make room for a file, and reserve it by creating the file empty.
+        """Make room for a file, and reserve the room by creating an empty file.
 
-        `before` is the number of bytes already reserved for it.
+        `before` is the number of bytes that are already reserved for it.
         """
         kept = {f"{name}{KEPT}" for name in keep}
         waited_since = time.monotonic()
@@ -134,32 +138,32 @@ class ShardCache:
                 if taken is not None:
                     taken -= before
                 if taken is None or taken + size > self.limit:
-                    reserved, files = self._look(partial)
+                    reserved, files = self._scan(partial)
                     taken = reserved + self._evict(files, self.limit - reserved - size, kept)
                 if taken + size <= self.limit:
                     partial.touch()
-                    self._taken.write_text(str(taken + size))
+                    self._taken_file.write_text(str(taken + size))
                     return
             if keep or not reserved or time.monotonic() - waited_since > PATIENCE:
                 reason = f"no room for {shown}, at least {size / 1e9:.3g} GB, besides those in use; raise it"
                 raise wrong_argument("cache_gb", self._gigabytes, reason, NoRoom)
-            time.sleep(0.1)  # what others are making will be whole, and may then make room
+            time.sleep(0.1)  # files that others are making can be evicted once they are complete
 
     def _read_taken(self) -> int | None:
-        """Return how many bytes the files take at most; None if that is not known.
+        """Return an upper bound on the bytes that the files take; None if it is unknown.
 
         Reservations are added at once, but nothing is subtracted until the folder is scanned again. So a process that
         is killed at any point leaves no number, or at worst one that is too large.
         """
         try:
-            return int(self._taken.read_text())
+            return int(self._taken_file.read_text())
         except (FileNotFoundError, ValueError):
             return None
 
     def _evict(self, files: list[tuple[int, int, Path]], room: int, kept: Collection[str]) -> int:
-        """Remove the least recently used files until the others fit into `room`, and return how many bytes these take.
+        """Remove the least recently used files until the others fit in `room` bytes; return the size of these in bytes.
 
-        If there are many files, more are removed than necessary, so that not every new shard has to scan the folder.
+        If there are many files, it removes more than necessary, so that not every new shard has to scan the folder.
         """
         taken = sum(size for _, size, _ in files)
         if taken > room and len(files) > MANY:
@@ -172,10 +176,10 @@ class ShardCache:
                 taken -= size
         return taken
 
-    def _look(self, own: Path) -> tuple[int, list[tuple[int, int, Path]]]:
-        """Return the bytes reserved by others, and the time of use, size and path of whole files, oldest first.
+    def _scan(self, own: Path) -> tuple[int, list[tuple[int, int, Path]]]:
+        """Return the bytes that others reserve, and (time of use, size, path) of complete files, oldest first.
 
-        Leftovers of killed processes are removed, and so are metadata and locks that have long been unused.
+        It also removes leftovers of killed processes, and metadata and locks that have long been unused.
         """
         reserved = 0
         files = []
@@ -185,7 +189,7 @@ class ShardCache:
                 state = path.stat()
             except FileNotFoundError:
                 continue
-            is_ours = OURS.fullmatch(path.name)  # other files in the folder are left alone
+            is_ours = OURS.fullmatch(path.name)  # never touch other files in the folder
             if is_ours and path.suffix == KEPT:
                 files.append((state.st_mtime_ns, state.st_size, path))
             elif is_ours and path.suffix in FACTS and now - state.st_mtime > FACTS_AGE:
@@ -209,4 +213,4 @@ class ShardCache:
             reason = f"cannot be written to ({error.strerror}); choose another folder"
             if error.errno in FULL:
                 reason = "the disk is full; make room there, choose another folder, or lower cache_gb"
-            raise wrong_argument("cache_dir", self._given, reason, OSError) from error
+            raise wrong_argument("cache_dir", self._argument, reason, OSError) from error

@@ -1,4 +1,4 @@
-"""Locations of shards: on this machine, or at an address that fsspec supports, such as s3://, gs:// and https://."""
+"""Find and read shards: local files, or addresses that fsspec supports, such as s3://, gs:// and https://."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from runner.libraries.remote_files import check_address, http_options
 log = logging.getLogger("runner")
 
 RETRY_WAITS = (0.5, 1.0, 2.0, 4.0)  # seconds before each further attempt
-SILENCE = 30  # seconds that a server may say nothing
-AT_ONCE = 8  # files that are asked for, or read, at the same time
-LASTING = (401, 403, 404, 410)  # answers of a server that another attempt does not change
+SILENCE = 30  # seconds that a server may stay silent
+AT_ONCE = 8  # files that are looked up or read at the same time
+LASTING = (401, 403, 404, 410)  # HTTP statuses that are not worth a retry
 TAGS = ("ETag", "etag", "md5Hash", "crc32c", "Content-MD5", "LastModified", "Last-Modified", "mtime", "created")
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 Result = TypeVar("Result")
 
 
 class ShardFile(NamedTuple):
-    """A file as it was when the run began.
+    """A file, in its state at the start of the run.
 
     Attributes:
-        address: a path of this machine, or an address with a protocol.
+        address: a local path, or an address with a protocol.
         size: size of the file in bytes.
-        tag: the server's version tag or modification time of the file; empty if there is none.
+        tag: the server's version tag, or the modification time of the file; empty if the server gives neither.
     """
 
     address: str
@@ -43,24 +43,24 @@ class ShardFile(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on this machine."""
+        """Whether the file is on this machine."""
         return "://" not in self.address
 
     @property
     def shown(self) -> str:
-        """Its address for messages, without credentials."""
+        """The address for messages, without credentials."""
         return repr(without_credentials(self.address))
 
     def check(self) -> None:
-        """Raise ValueError if the file is not the one that it was when the run began."""
-        if (now := _look(self.address)) != self:
+        """Raise ValueError if the file has changed since the run began."""
+        if (now := _look_up(self.address)) != self:
             raise ValueError(
                 f"{self.shown} has changed since this run began ({self.size} bytes {self.tag} -> {now.size} bytes "
                 f"{now.tag}): samples would no longer be the same; restore it, or start a new run"
             )
 
     def download(self, target: Path) -> None:
-        """Write a copy of the file to a path of this machine, all of it.
+        """Copy the whole file to a local path.
 
         Raises:
             ConnectionError: the server fails or disconnects in every attempt.
@@ -82,44 +82,44 @@ class ShardFile(NamedTuple):
 
 
 def find_shards(path: str | Sequence[str], suffixes: Sequence[str], key: str = "path") -> list[ShardFile]:
-    """Return the files that an argument names, in the order of their addresses.
+    """Return the files that an argument names, sorted by address.
 
     Args:
-        path: a file, a folder, a pattern with `*`, or numbers as in `train-{000..127}.tar`, here or at an address; or a
-            list of them.
-        suffixes: the names of files in a folder end with one of them.
+        path: a file, a folder, a pattern with `*`, or a range as in `train-{000..127}.tar`, local or remote; or a list
+            of them.
+        suffixes: suffixes of the files to take from a folder.
         key: the name of the argument.
 
     Raises:
         FileNotFoundError: there is no such file.
         ImportError: the library for the protocol of an address is not installed.
         ConnectionError: a server fails in every attempt.
-        ValueError: a server does not say how large a file is.
+        ValueError: a server does not report the size of a file.
     """
-    given = [path] if isinstance(path, str) else [*path]
-    named = [one for name in given for one in _expand(os.path.expanduser(name.removeprefix("file://")))]
-    found = [file for one in named for file in _find(one, suffixes, key)]
-    if not found:
+    patterns = [path] if isinstance(path, str) else [*path]
+    names = [name for pattern in patterns for name in _expand(os.path.expanduser(pattern.removeprefix("file://")))]
+    addresses = {address for name in names for address in _find(name, suffixes, key)}
+    if not addresses:
         raise FileNotFoundError(
             f"{key}={without_credentials(str(path))!r}: no shards found; give files that end with "
             f"{' or '.join(suffixes)}, a folder of them, or a pattern"
         )
-    return in_parallel(_look, sorted({*found}))
+    return in_parallel(_look_up, sorted(addresses))
 
 
 def in_parallel(work: Callable[[Any], Result], items: Iterable[Any]) -> list[Result]:
-    """Return `work(item)` of each item, several at a time."""
+    """Return `work(item)` for each item; threads work on several items at a time."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return [*pool.map(work, items)]
 
 
 def retried(address: str, work: Callable[[], Result]) -> Result:
-    """Return the result of `work()`, retrying a bounded number of times if a server fails.
+    """Return the result of `work()`, with up to four retries if a server fails.
 
     Raises:
-        ConnectionError: it failed each time.
+        ConnectionError: every attempt failed.
         FileNotFoundError: the server has no such file.
-        ValueError: raised by `work`, without a retry.
+        ValueError: raised by `work`; not retried.
     """
     for wait in (*RETRY_WAITS, None):
         try:
@@ -128,7 +128,8 @@ def retried(address: str, work: Callable[[], Result]) -> Result:
             raise
         except Exception as error:  # of many kinds: aiohttp's, botocore's, fsspec's, the system's
             shown = without_credentials(address)
-            status = next((one for link in (error, error.__cause__) if (one := getattr(link, "status", None))), None)
+            statuses = (getattr(exception, "status", None) for exception in (error, error.__cause__))
+            status = next(filter(None, statuses), None)
             if status == 404 or (isinstance(error, FileNotFoundError) and error.__cause__ is None):
                 raise FileNotFoundError(f"{shown!r}: there is no such file") from error
             reason = " ".join(without_those_of(address, str(error.__cause__ or error) or type(error).__name__).split())
@@ -142,37 +143,37 @@ def retried(address: str, work: Callable[[], Result]) -> Result:
 
 
 def _expand(name: str) -> list[str]:
-    """Return the names that a name with a range of numbers, `{000..127}`, stands for."""
-    found = RANGE.search(name)
-    if found is None:
+    """Return the names that a name with ranges of numbers, such as `{000..127}`, stands for."""
+    match = RANGE.search(name)
+    if match is None:
         return [name]
-    first, last = found.groups()
+    first, last = match.groups()
     numbers = (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
-    return [one for number in numbers for one in _expand(name[: found.start()] + number + name[found.end() :])]
+    return [full for number in numbers for full in _expand(name[: match.start()] + number + name[match.end() :])]
 
 
 def _find(name: str, suffixes: Sequence[str], key: str) -> list[str]:
     if "://" not in name:
-        found = glob.glob(name, recursive=True)
+        paths = glob.glob(name, recursive=True)
         if os.path.isdir(name):
-            found = [
-                str(one)
-                for one in Path(name).rglob("*")
-                if one.suffix in suffixes and not is_hidden(str(one.relative_to(name)))
+            paths = [
+                str(path)
+                for path in Path(name).rglob("*")
+                if path.suffix in suffixes and not is_hidden(str(path.relative_to(name)))
             ]
-        return [os.path.abspath(one) for one in found if os.path.isfile(one)]
+        return [os.path.abspath(path) for path in paths if os.path.isfile(path)]
     check_address(key, name)
-    files = _filesystem(name)
+    filesystem = _filesystem(name)
     if "*" in name:
-        return [files.unstrip_protocol(one) for one in retried(name, lambda: files.glob(name))]
+        return [filesystem.unstrip_protocol(path) for path in retried(name, lambda: filesystem.glob(name))]
     if name.endswith(tuple(suffixes)):
         return [name]
-    listed = retried(name, lambda: files.find(name))
-    seen = [one for one in listed if one.endswith(tuple(suffixes)) and not is_hidden(one.rpartition("/")[2])]
-    return [files.unstrip_protocol(one) for one in seen]
+    paths = retried(name, lambda: filesystem.find(name))
+    shards = [path for path in paths if path.endswith(tuple(suffixes)) and not is_hidden(path.rpartition("/")[2])]
+    return [filesystem.unstrip_protocol(path) for path in shards]
 
 
-def _look(address: str) -> ShardFile:
+def _look_up(address: str) -> ShardFile:
     if "://" not in address:
         try:
             state = os.stat(address)
@@ -185,7 +186,7 @@ def _look(address: str) -> ShardFile:
             f"{without_credentials(address)!r}: the server does not report the size of the file, so a truncated "
             "download could not be detected; use another server"
         )
-    return ShardFile(address, info["size"], next((str(info[one]) for one in TAGS if info.get(one)), ""))
+    return ShardFile(address, info["size"], next((str(info[name]) for name in TAGS if info.get(name)), ""))
 
 
 def _filesystem(address: str) -> Any:
@@ -194,6 +195,6 @@ def _filesystem(address: str) -> Any:
     options: dict[str, Any] = {"use_listings_cache": False}
     if protocol in ("http", "https"):
         timeout = importlib.import_module("aiohttp").ClientTimeout(total=None, sock_connect=SILENCE, sock_read=SILENCE)
-        # A compressed answer would be of another size than the file.
+        # A compressed response would differ in size from the file.
         options |= http_options(timeout=timeout, headers={"Accept-Encoding": "identity"})
     return importlib.import_module("fsspec").filesystem(protocol, **options)

@@ -1,4 +1,4 @@
-"""The formats of shards, behind one interface: count the rows of a file, prepare it for reading at random, and read."""
+"""The formats of shards, behind one interface: describe a file, prepare it for random access, and read its rows."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ ROWS_WRITTEN = 8192  # rows of a table per write
 BLOCK = 512  # bytes, of a tar file
 
 Description = dict[str, Any]
-"""Metadata of a shard, as JSON values: `rows`, their number; `bytes`, what it takes in the cache;
-`columns`, from their names to their types; `in_place`, whether a file of this machine is read where it is; perhaps an
-`index`."""
+"""Metadata of a shard, as JSON values: `rows`, the number of rows; `bytes`, its size in the cache; `columns`, the types
+by name; `in_place`, whether a local file is read without a copy in the cache; for some formats, an `index`."""
 
 
 class OpenShard(ABC):
-    """A shard that is open for reading, at random."""
+    """A shard that is open for random access."""
 
     @abstractmethod
     def read(self, rows: Sequence[int]) -> Any:
-        """Return rows, given by their numbers, in order; their type depends on the format."""
+        """Return the rows with these numbers, in this order; the type depends on the format."""
 
 
 class Format(ABC):
@@ -44,9 +43,9 @@ class Format(ABC):
 
     Attributes:
         suffixes: file name suffixes of this format.
-        identity: everything else that a prepared file depends on, as JSON values.
+        identity: settings that a prepared file depends on, as JSON values.
         described_by_a_part: suffixes of files whose metadata can be read from a small part.
-        is_prepared: whether files that are not read in place are first made into others, by `prepare`.
+        is_prepared: whether `prepare` first converts files that are not read in place.
         has_index: whether descriptions have an index.
     """
 
@@ -61,28 +60,28 @@ class Format(ABC):
         """Return the metadata of a shard.
 
         Args:
-            file: path of the file; or, if its name ends with one of `described_by_a_part`, an open remote file.
-            name: its name.
-            size: its size in bytes.
+            file: path of the file; or an open remote file, if its name ends with one of `described_by_a_part`.
+            name: name of the file.
+            size: size of the file in bytes.
         """
 
     def prepare(self, raw: Path, target: Path, grow: Callable[[int], None]) -> None:
-        """Write a file that can be read at random, made from another one.
+        """Convert the file `raw` to the file `target`, which allows random access.
 
-        `grow` is called with the bytes written so far, and raises an error if there is no room for more.
+        `grow` is called before each write with the size after it in bytes, and raises an error if there is no room.
         """
         raise NotImplementedError
 
     @abstractmethod
     def open(self, path: Path, description: Description) -> OpenShard:
-        """Open a prepared file, or one that is read in place."""
+        """Open a prepared file, or a file that is read in place."""
 
 
 class Tables(Format):
-    """Tables in files of parquet or arrow, prepared as uncompressed arrow files, which are mapped into memory.
+    """Tables in parquet or arrow files, converted to uncompressed arrow files, which are mapped into memory.
 
     Args:
-        columns: the columns that are read.
+        columns: the columns to read.
     """
 
     suffixes = (".parquet", ".arrow", ".feather")
@@ -93,7 +92,7 @@ class Tables(Format):
         self.identity = [*dict.fromkeys(columns)]
 
     def describe(self, file: Any, name: str, size: int) -> Description:
-        with _refused("not a whole file of parquet or arrow"):
+        with _explain_errors("not a whole file of parquet or arrow"):
             if name.endswith(".parquet"):
                 metadata = import_hf("pyarrow.parquet").ParquetFile(file).metadata
                 schema = metadata.schema.to_arrow_schema()
@@ -109,12 +108,12 @@ class Tables(Format):
         return {"rows": rows, "bytes": size, "columns": columns, "in_place": in_place}
 
     def prepare(self, raw: Path, target: Path, grow: Callable[[int], None]) -> None:
-        with _refused("a damaged file of parquet or arrow"):
+        with _explain_errors("a damaged file of parquet or arrow"):
             with raw.open("rb") as file:
                 is_parquet = file.read(4) == b"PAR1"
             if is_parquet:
-                read = import_hf("pyarrow.parquet").ParquetFile(raw, page_checksum_verification=True)
-                batches = read.iter_batches(ROWS_WRITTEN, columns=self.identity)
+                parquet = import_hf("pyarrow.parquet").ParquetFile(raw, page_checksum_verification=True)
+                batches = parquet.iter_batches(ROWS_WRITTEN, columns=self.identity)
             else:
                 batches = iter(_map_arrow(raw)[0].select(self.identity).to_batches(ROWS_WRITTEN))
             first = next(batches)
@@ -124,7 +123,7 @@ class Tables(Format):
                     writer.write_batch(batch)
 
     def open(self, path: Path, description: Description) -> OpenShard:
-        with _refused("a damaged arrow file"):
+        with _explain_errors("a damaged arrow file"):
             table = _map_arrow(path)[0].select(self.identity)
         if len(table) != description["rows"]:
             raise ValueError(f"the file holds {len(table)} rows, not {description['rows']} as when it was first seen")
@@ -141,7 +140,7 @@ class _OpenTable(OpenShard):
 
 
 def _map_arrow(path: Any) -> tuple[Any, bool]:
-    """Return the table in an arrow file or stream, mapped into memory, and whether nothing had to be decoded."""
+    """Return the table of an arrow file or stream, mapped into memory, and whether this needed no decoding."""
     ipc = import_hf("pyarrow.ipc")
     whole = import_hf("pyarrow").memory_map(str(path)).read_buffer()
     is_file = whole[:6].to_pybytes() == b"ARROW1"
@@ -152,10 +151,10 @@ def _map_arrow(path: Any) -> tuple[Any, bool]:
 
 
 class Tars(Format):
-    """Tar files in the layout of WebDataset: files that follow each other and share a name up to its first dot.
+    """Tar files in the layout of WebDataset: adjacent files whose names are equal up to the first dot form a sample.
 
-    They are a sample, and the rest of each name is a field: `a/7.jpg` and `a/7.cls` are the fields `jpg` and `cls` of
-    sample `a/7`. Nothing is unpacked: members are found by an index that is made once, and read from the tar file.
+    The rest of each name is a field: `a/7.jpg` and `a/7.cls` are the fields `jpg` and `cls` of sample `a/7`. Nothing is
+    unpacked: members are located by an index that is made once, and read from the tar file.
     """
 
     suffixes = (".tar",)
@@ -164,7 +163,7 @@ class Tars(Format):
     def describe(self, file: Any, name: str, size: int) -> Description:
         samples: dict[str, dict[str, tuple[int, int]]] = {}
         last = ""
-        with _refused("not a whole tar file"), tarfile.open(file, "r:", tarinfo=PlainTarInfo) as tar:
+        with _explain_errors("not a whole tar file"), tarfile.open(file, "r:", tarinfo=PlainTarInfo) as tar:
             for member in tar:
                 if member.isdir() or is_hidden(posixpath.normpath(member.name)):
                     continue
@@ -182,10 +181,9 @@ class Tars(Format):
             raw.seek(end)
             if raw.read(BLOCK) != bytes(BLOCK):
                 raise ValueError("the file has no end, which is a block of zeros; download or create it again")
-        fields = [*dict.fromkeys(field for one in samples.values() for field in one)]
-        everywhere = [field for field in fields if all(field in one for one in samples.values())]
-        spans = [[one.get(field, (0, 0)) for field in fields] for one in samples.values()]
-        columns = dict.fromkeys(everywhere, "file")
+        fields = [*dict.fromkeys(field for members in samples.values() for field in members)]
+        spans = [[members.get(field, (0, 0)) for field in fields] for members in samples.values()]
+        columns = {field: "file" for field in fields if all(field in members for members in samples.values())}
         index = {"fields": fields, "spans": spans, "names": [*samples]}
         return {"rows": len(samples), "bytes": size, "columns": columns, "in_place": True, "index": index}
 
@@ -202,7 +200,7 @@ class _OpenTar(OpenShard):
         self._names = names
 
     def read(self, rows: Sequence[int]) -> list[tuple[str, dict[str, bytes]]]:
-        """Return of each row the sample's name, and the content of its files by field."""
+        """Return, for each row, the name of the sample and the content of its files by field."""
         return [
             (self._names[row], dict(zip(self._fields, map(self._content, self._spans[row]), strict=True)))
             for row in rows
@@ -216,7 +214,7 @@ class _OpenTar(OpenShard):
 
 
 def _split(member: tarfile.TarInfo) -> tuple[str, str]:
-    """Return the name of the sample that a member belongs to, and its field."""
+    """Return the sample name and the field of a member."""
     name = posixpath.normpath(member.name)
     if name.startswith(("/", "..")) or not member.isreg() or member.issparse():
         reason = "must be a plain file, with a name that stays within the archive; create it again"
@@ -229,10 +227,10 @@ def _split(member: tarfile.TarInfo) -> tuple[str, str]:
 
 
 class Tokens(Format):
-    """Runs of tokens as plain numbers, as the cache of tokens keeps them, cut into windows.
+    """Files of tokens as plain numbers, as in the token cache, cut into windows.
 
     Args:
-        context: length of a window, in tokens; it has one token more, the last target.
+        context: length of a window, in tokens; each has one more token, the last target.
     """
 
     suffixes = described_by_a_part = tuple(f".{name}" for name in STORED)
@@ -257,17 +255,17 @@ class _OpenTokens(OpenShard):
         self._windows = windows
 
     def read(self, rows: Sequence[int]) -> Tensor:
-        """Return windows `(n, context + 1)`, uint8, int16 (which stands for uint16) or int32."""
+        """Return windows `(n, context + 1)`: uint8, int16 (the bits of uint16) or int32."""
         return self._windows[torch.tensor(rows)]
 
 
 def is_description(content: Mapping[str, Any], form: Format) -> bool:
-    """Return whether the content of a file in the cache is the description of a shard; it may be damaged."""
+    """Return whether the content of a file in the cache, which may be damaged, is the description of a shard."""
     rows, size, columns, index = (content.get(name) for name in ("rows", "bytes", "columns", "index"))
     return (
-        all(type(one) is int and one > 0 for one in (rows, size))
+        all(type(number) is int and number > 0 for number in (rows, size))
         and isinstance(columns, dict)
-        and all(isinstance(one, str) for one in columns.values())
+        and all(isinstance(kind, str) for kind in columns.values())
         and isinstance(content.get("in_place"), bool)
         and (not form.has_index or _is_index(index, rows))
     )
@@ -284,8 +282,8 @@ def _is_index(index: Any, rows: Any) -> bool:
 
 
 @contextmanager
-def _refused(reason: str) -> Iterator[None]:
-    """Turn the errors that libraries raise for files of another format into one ValueError."""
+def _explain_errors(reason: str) -> Iterator[None]:
+    """Turn the errors that libraries raise for damaged or foreign files into a ValueError."""
     try:
         yield
     except (tarfile.TarError, EOFError, StopIteration) as error:

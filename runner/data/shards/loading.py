@@ -1,4 +1,4 @@
-"""From the arguments that all data in shards share to loaders of it, and to stand-ins for those."""
+"""Make loaders of data in shards, real ones and ones with made-up batches, from the arguments common to all formats."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from runner.failures.checks import check_whole
 from runner.failures.errors import wrong_argument
 from runner.files.values import LocalPath, LocalPaths
 
-SHOWN = 16  # samples that a stand-in looks at
+SHOWN = 16  # samples that made-up batches are based on
 
 MakeDataset = Callable[..., ShardedDataset]
-"""`make(files, form, cache, mixed, key=...)` -> the samples of some shards."""
+"""`make(files, form, cache, mixed, key=...)` returns the samples of some shards."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class ShardArguments(ABC):
     """The arguments that all data in shards share.
 
     Args:
-        path: a file, a folder, a pattern with `*`, numbers as in `train-{000..127}.parquet`, or a list of these, here
+        path: a file, a folder, a pattern with `*`, a range as in `train-{000..127}.parquet`, or a list of these; local,
             or at an address with a protocol of fsspec, such as s3://, gs:// and https://.
-        eval_path: shards to evaluate on; None: the last of `path`.
-        eval_shards: how many of `path` are for evaluation without an `eval_path`, at least 1.
+        eval_path: shards to evaluate on; None: the last shards of `path`.
+        eval_shards: number of shards of `path` to evaluate on without an `eval_path`, at least 1.
         test_path: shards to test on; None: no test loader.
-        shuffle_shards: shards whose samples are mixed at a time, at least 1.
-        cache_dir: folder for what was fetched and decoded, which processes and runs share.
+        shuffle_shards: number of shards whose samples are mixed at a time, at least 1.
+        cache_dir: folder for fetched and decoded shards, shared by processes and runs.
         cache_gb: maximum size of the cache, in units of 10^9 bytes; the least recently used shards are evicted.
         batch_size: samples in a training batch, all ranks together.
         eval_batch_size: samples in an evaluation or test batch, all ranks together.
@@ -68,61 +68,60 @@ class ShardArguments(ABC):
 
     @abstractmethod
     def open(self) -> tuple[list[ShardedDataset], Transform | None]:
-        """Return the samples, see `open_shards`, and what is done with their batches on the host or the device."""
+        """Return the samples, see `open_shards`, and the transform of their batches."""
 
     def open_shards(self, form: Format, make: MakeDataset) -> list[ShardedDataset]:
-        """Return the samples to train and to evaluate on and, if there are shards of them, to test on."""
+        """Return the samples to train and to evaluate on and, with a `test_path`, to test on."""
         check_whole("shuffle_shards", self.shuffle_shards, 1)
         check_whole("eval_shards", self.eval_shards, 1)
-        given = {"path": self.path, "eval_path": self.eval_path, "test_path": self.test_path}
-        found = {key: find_shards(paths, form.suffixes, key) for key, paths in given.items() if paths is not None}
+        arguments = {"path": self.path, "eval_path": self.eval_path, "test_path": self.test_path}
+        files = {key: find_shards(path, form.suffixes, key) for key, path in arguments.items() if path is not None}
         cache = ShardCache(self.cache_dir, self.cache_gb)
         if self.eval_path is None:
-            train = found["path"][: -self.eval_shards]
-            kept = found["path"][-self.eval_shards :]
+            train = files["path"][: -self.eval_shards]
+            evaluation = files["path"][-self.eval_shards :]
             if not train:
-                reason = (
-                    f"there are {len(kept)} shards in total, so none is left to train on; set eval_path, or add shards"
-                )
+                total = f"there are {len(evaluation)} shards in total"
+                reason = f"{total}, so none is left to train on; set eval_path, or add shards"
                 raise wrong_argument("eval_shards", self.eval_shards, reason)
-            found = {**found, "path": train, "eval_path": kept}
-        order = [key for key in given if key in found]
-        _refuse_shared(found)
-        return [make(found[key], form, cache, self.shuffle_shards, key=key) for key in order]
+            files |= {"path": train, "eval_path": evaluation}
+        _refuse_shared(files)
+        keys = [key for key in arguments if key in files]  # in the order of the loaders
+        return [make(files[key], form, cache, self.shuffle_shards, key=key) for key in keys]
 
     def load(self) -> tuple[ShardLoader, ...]:
         """Return a training, an evaluation and perhaps a test loader."""
-        (train, *others), transform = self.open()
+        (train, *held_out), transform = self.open()
         shared: dict[str, Any] = {"num_workers": self.num_workers, "transform": transform}
         return (
             ShardLoader(train, self.batch_size, shuffle=True, seed=self.seed, **shared),
-            *(ShardLoader(part, self.eval_batch_size, shuffle=False, **shared) for part in others),
+            *(ShardLoader(part, self.eval_batch_size, shuffle=False, **shared) for part in held_out),
         )
 
     def fake(self) -> tuple[FakeLoader, ...]:
-        """Return stand-ins for the loaders, made from the first samples, with the largest whole numbers.
+        """Return loaders of made-up batches, based on the first samples and with the largest of their integers.
 
-        Of data at an address they fetch one shard.
+        For remote data this fetches one shard.
         """
-        (train, *others), transform = self.open()
+        (train, *held_out), transform = self.open()
         loader = ShardLoader(train, self.batch_size, shuffle=True, seed=self.seed, transform=transform)
         batch = loader.pick(torch.arange(min(SHOWN, len(train))))
 
         def make(samples: int) -> Any:
             def like(tensor: Tensor) -> Tensor:
-                one = tensor[:1] if tensor.is_floating_point() else tensor.max().expand(1, *tensor.shape[1:])
-                return one.expand(samples, *tensor.shape[1:]).clone()
+                sample = tensor[:1] if tensor.is_floating_point() else tensor.max().expand(1, *tensor.shape[1:])
+                return sample.expand(samples, *tensor.shape[1:]).clone()
 
             return map_tensors(batch, like)
 
         return (
             FakeLoader(make, len(train), self.batch_size),
-            *(FakeLoader(make, len(part), self.eval_batch_size) for part in others),
+            *(FakeLoader(make, len(part), self.eval_batch_size) for part in held_out),
         )
 
 
-def _refuse_shared(found: dict[str, list[ShardFile]]) -> None:
-    trained = {*found["path"]}
-    for key, files in found.items():
-        if key != "path" and (both := [one for one in files if one in trained]):
-            raise wrong_argument(key, both[0].shown.strip("'"), "is among the shards of path; give others")
+def _refuse_shared(files: dict[str, list[ShardFile]]) -> None:
+    training = {*files["path"]}
+    for key, held_out in files.items():
+        if key != "path" and (shared := [file for file in held_out if file in training]):
+            raise wrong_argument(key, shared[0].shown.strip("'"), "is among the shards of path; give others")

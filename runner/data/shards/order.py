@@ -1,4 +1,4 @@
-"""An order of samples that is computed block by block, so that any batch of a data set of any size is found quickly."""
+"""An order of samples that is computed block by block, so that any batch of a huge data set is found quickly."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from runner.failures.checks import check_whole
 class BlockOrder(SampleOrder):
     """A `SampleOrder` that mixes the samples of a few blocks at a time, such as the shards that a cache can hold.
 
-    In each epoch the blocks are shuffled and taken in groups, and the samples of a group are shuffled. So an epoch is
-    never drawn as a whole: what is drawn for a batch is the order of the blocks and that of the batch's group.
+    In each epoch the blocks are shuffled and divided into groups, and the samples of each group are shuffled. So an
+    epoch is never drawn as a whole: a batch needs only the order of the blocks and the order within its group.
 
-    Within a global batch, samples are in the order of their numbers. A rank, whose share is a contiguous part, then
-    reads from its part of a group's blocks, and a machine of a cluster fetches little of what the others do.
+    Within a global batch, samples are in the order of their numbers. As a rank's share is a contiguous part, it reads
+    from its own part of a group's blocks, and machines of a cluster fetch few of the same blocks.
 
     Args:
-        sizes: samples in each block, in the order of the sample numbers, at least 1 each.
-        mixed: blocks whose samples are mixed, at least 1.
-        batch_size: see `SampleOrder`, as the rest.
+        sizes: number of samples in each block, in the order of the sample numbers, at least 1 each.
+        mixed: number of blocks whose samples are mixed, at least 1.
+        batch_size: see `SampleOrder`, as for the other arguments.
 
     Attributes:
-        blocks: says which blocks there are, and how they are mixed; a run resumed mid-epoch needs the same.
+        blocks: describes the blocks and their mixing; a run resumed mid-epoch needs the same.
 
     Raises:
         TypeError, ValueError: `SampleOrder` refuses an argument.
@@ -62,7 +62,7 @@ class BlockOrder(SampleOrder):
         super().resize(num_samples)
 
     def permutation(self, epoch: int) -> Tensor:
-        """Return the order of a whole epoch, drawn for it, on all ranks together: int64 `(num_samples,)`."""
+        """Draw and return the order of a whole epoch over all ranks, int64 `(num_samples,)`."""
         firsts = range(0, self.num_samples, self.batch_size)
         return torch.cat([self._global_indices(epoch, first, self.batch_size) for first in firsts])
 
@@ -73,27 +73,27 @@ class BlockOrder(SampleOrder):
         return self._global_indices(epoch, first, size)[start - first : stop - first]
 
     def upcoming(self, epoch: int, batch: int) -> tuple[list[int], list[int], int]:
-        """Return the blocks that this rank reads now and next, and the batch with which 'next' becomes 'now'.
+        """Return the blocks that this rank reads now and next, and the batch at which 'next' becomes 'now'.
 
-        Samples of a global batch are drawn, so that a rank may read a few of its neighbors' blocks, too.
+        As the samples of a global batch are random, a rank may also read a few of its neighbors' blocks.
 
         Args:
             epoch: at least 0.
             batch: number of the batch within the epoch, in [0, `len(order)`).
 
         Returns:
-            The blocks of the batch's group, those of the group after it, which may be in the next epoch, and the first
-            batch with samples of that group; beyond the last batch if there is none.
+            The blocks of the batch's group; those of the next group, which may be in the next epoch; and the first
+            batch with samples of that group, past the last batch if the group is in the next epoch.
         """
         _, ends = self._plan(epoch)
         group = int(numpy.searchsorted(ends, batch * self.batch_size, "right"))
-        last = group + 1 == len(ends)
-        following = self._share_of(epoch + 1, 0) if last else self._share_of(epoch, group + 1)
+        is_last = group + 1 == len(ends)
+        following = self._share_of(epoch + 1, 0) if is_last else self._share_of(epoch, group + 1)
         due = max(batch + 1, int(ends[group]) // self.batch_size)
         return self._share_of(epoch, group), following, due
 
     def _share_of(self, epoch: int, group: int) -> list[int]:
-        """Return the blocks of a group that hold this rank's part of its samples, were each batch an even sample."""
+        """Return the blocks of a group that this rank reads, if each batch samples the group evenly."""
         blocks = numpy.sort(self._plan(epoch)[0][group * self._mixed : (group + 1) * self._mixed])
         ends = numpy.cumsum(self._sizes[blocks]) * self.world_size
         total = ends[-1] // self.world_size
@@ -101,7 +101,7 @@ class BlockOrder(SampleOrder):
         return blocks[(ends > self.rank * total) & (starts < (self.rank + 1) * total)].tolist()
 
     def _plan(self, epoch: int) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
-        """Return the order of an epoch's blocks, and after how many samples each group of them ends."""
+        """Return the order of an epoch's blocks, and the number of samples up to the end of each group."""
         key = epoch, self.shuffle
         if key not in self._plans:
             order = numpy.arange(len(self._sizes))
@@ -113,26 +113,26 @@ class BlockOrder(SampleOrder):
         return self._plans[key]
 
     def _global_indices(self, epoch: int, first: int, size: int) -> Tensor:
-        """Return the samples at some positions of an epoch's order, ascending."""
+        """Return the samples at `size` positions of an epoch's order from `first` on, ascending."""
         stop = min(first + size, self.num_samples)
         check_whole("epoch", epoch, 0)
         if not self.shuffle:
             return torch.arange(first, stop)
         _, ends = self._plan(epoch)
-        found = []
+        parts = []
         for group in range(int(numpy.searchsorted(ends, first, "right")), len(ends)):
             begin = int(ends[group - 1]) if group else 0
             if begin >= stop:
                 break
-            found.append(self._group(epoch, group)[max(0, first - begin) : stop - begin])
-        return torch.cat(found).sort().values
+            parts.append(self._group(epoch, group)[max(0, first - begin) : stop - begin])
+        return torch.cat(parts).sort().values
 
     def _group(self, epoch: int, group: int) -> Tensor:
-        """Return the samples of a group of blocks in their order."""
+        """Return the samples of a group of blocks in shuffled order."""
         key = epoch, group
         if key not in self._groups:
             blocks = self._plan(epoch)[0][group * self._mixed : (group + 1) * self._mixed]
-            spans = ((int(self._starts[one]), int(self._sizes[one])) for one in blocks)
+            spans = ((int(self._starts[block]), int(self._sizes[block])) for block in blocks)
             samples = torch.cat([torch.arange(start, start + size) for start, size in spans])
             drawn = torch.randperm(len(samples), generator=self._generator(epoch, group))
             self._groups = {**dict(list(self._groups.items())[-1:]), key: samples[drawn]}

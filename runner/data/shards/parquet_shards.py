@@ -1,4 +1,4 @@
-"""Two columns of tables in shards of parquet or arrow, as tensors."""
+"""Two columns of tables in parquet or arrow shards, as tensors."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ from runner.libraries.hugging_face import import_hf
 
 @dataclass(frozen=True)
 class ParquetShards(ShardArguments):
-    """Return a training, an evaluation and perhaps a test loader over files of parquet or arrow, here or at addresses.
+    """Return a training, an evaluation and perhaps a test loader over parquet or arrow files, local or remote.
 
-    Batches are `(inputs, targets)`: whole numbers and truth values become int64, other numbers float32, both `(N,)`;
-    lists of equal length have further dimensions. Images, as bytes or as the library `datasets` stores them, become
-    float32 `(N, 3, H, W)` as in `load_hf_dataset`.
+    Batches are `(inputs, targets)`: integers and booleans become int64, other numbers float32, both `(N,)`; lists of
+    equal length add dimensions. Images, as bytes or as the library `datasets` stores them, become float32
+    `(N, 3, H, W)` as in `load_hf_dataset`.
+
     A shard is fetched when it is first needed, and decoded once into an uncompressed file in the cache, which is mapped
-    into memory. The order is a `BlockOrder`: shards should hold samples of all kinds.
+    into memory. The order is a `BlockOrder`, so each shard should hold samples of all kinds.
 
     Args:
         inputs: a column of numbers, of lists of equal length, or of images.
-        targets: a column of the same kinds, or of names of classes.
-        classes: all class names in order, if targets are names.
+        targets: a column of the same kinds, or of class names.
+        classes: all class names in order, if targets are class names.
         image_size: height and width of images, in pixels; None leaves them as they are.
 
-    For the other arguments and the exceptions see `ShardArguments`. A ValueError is also raised if a column does not
+    For the other arguments and the exceptions see `ShardArguments`. A ValueError is also raised if a column cannot
     become tensors.
     """
 
@@ -67,7 +68,7 @@ load_parquet_shards = data_function("load_parquet_shards", ParquetShards)
 
 
 def _normalize(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(normalized(one) if one.dtype == torch.uint8 else one for one in batch)
+    return tuple(normalized(tensor) if tensor.dtype == torch.uint8 else tensor for tensor in batch)
 
 
 def decode_table(
@@ -75,17 +76,16 @@ def decode_table(
 ) -> tuple[Tensor, ...]:
     """Return columns of a `pyarrow.Table` as tensors `(rows, ...)`; images are uint8 `(rows, 3, H, W)`.
 
-    `columns` are by the names of the arguments that chose them; `classes` are the numbers of targets that are names.
+    `columns` maps the names of arguments to columns; `classes` maps class names to numbers, for targets.
     """
-    found = []
+    tensors = []
     for key, name in columns.items():
+        values = table.column(name).combine_chunks()
         try:
-            found.append(
-                _tensor(table.column(name).combine_chunks(), classes if key == "targets" else None, image_size)
-            )
+            tensors.append(_tensor(values, classes if key == "targets" else None, image_size))
         except (ValueError, TypeError, LookupError) as error:
             raise wrong_argument(key, name, str(error.args[0] if error.args else error)) from error
-    return tuple(found)
+    return tuple(tensors)
 
 
 def _tensor(values: Any, classes: dict[str, int] | None, image_size: int | None) -> Tensor:
@@ -122,7 +122,7 @@ def _class(name: str, classes: dict[str, int]) -> int:
 
 
 def _images(contents: Sequence[bytes], image_size: int | None) -> Tensor:
-    images = [image_tensor(one, image_size) for one in contents]
-    if len(shapes := sorted({tuple(one.shape) for one in images})) > 1:
+    images = [image_tensor(content, image_size) for content in contents]
+    if len(shapes := sorted({tuple(image.shape) for image in images})) > 1:
         raise ValueError(f"images have the shapes {shapes[0]} and {shapes[1]}; give image_size=<pixels>")
     return torch.stack(images)

@@ -1,4 +1,4 @@
-"""Samples in tar files in the layout of WebDataset: images or arrays, with a class or another target each."""
+"""Samples in tar files in the layout of WebDataset: images or arrays, each with a class or another target."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ NUMBERS = (".cls", ".index", ".json")
 
 @dataclass(frozen=True)
 class TarShards(ShardArguments):
-    """Return a training, an evaluation and perhaps a test loader over tar files, here or at addresses.
+    """Return a training, an evaluation and perhaps a test loader over tar files, local or remote.
 
-    A sample is all files in a row whose names are equal up to the first dot, and the rest of a name is a field:
+    A sample is a sequence of adjacent files whose names are equal up to the first dot; the rest of a name is a field:
     `0007.jpg` and `0007.cls` are the fields `jpg` and `cls`. Batches are `(inputs, targets)`: images become float32
-    `(N, 3, size, size)` as in `load_imagefolder`, with its random parts in training; arrays of numpy (`.npy`) and
+    `(N, 3, size, size)` as in `load_imagefolder`, with its random augmentation in training; numpy arrays (`.npy`) and
     numbers and lists in `.json` become float32 or int64 `(N, ...)`, and `.cls` and `.index` int64 `(N,)`.
 
-    A tar file at an address is fetched when it is first needed, once more than that only if it had to make room. Its
-    index is kept; making it needs the whole file, so that the first start fetches each shard once.
+    A remote tar file is fetched when it is first needed, and again only after it was evicted. Its index is kept; making
+    it needs the whole file, so the first start fetches each shard once.
 
     Args:
         inputs: the field to learn from, such as jpg, png or npy.
@@ -65,7 +65,8 @@ class TarShards(ShardArguments):
         is_image = _suffix(self.inputs) in SUFFIXES
         for key, field, is_known in (("inputs", self.inputs, is_image), ("targets", self.targets, False)):
             if not is_known and _suffix(field) not in (".npy", *NUMBERS):
-                known = ", ".join(one[1:] for one in (*(sorted(SUFFIXES) if key == "inputs" else ()), ".npy", *NUMBERS))
+                suffixes = (*(sorted(SUFFIXES) if key == "inputs" else ()), ".npy", *NUMBERS)
+                known = ", ".join(suffix[1:] for suffix in suffixes)
                 raise wrong_argument(key, field, f"must be a field that ends with one of {known}")
         random_part, center = image_transforms(self.image_size, self.eval_image_size) if is_image else (None, None)
 
@@ -83,18 +84,18 @@ load_tar_shards = data_function("load_tar_shards", TarShards)
 def decode_sample(sample: tuple[str, dict[str, bytes]], inputs: str, targets: str, image: Any) -> tuple[Any, Any]:
     """Return the inputs and the targets of a sample as tensors.
 
-    The sample is its name, and the content of its files by field; `image` makes a tensor of a Pillow image.
+    `sample` is its name and the content of its files by field; `image` makes a tensor of a Pillow image.
     """
     name, contents = sample
-    found = []
+    tensors = []
     for field in (inputs, targets):
         shown = f"member {printable(name)}.{field}"
         try:
-            found.append(_decode(_suffix(field), contents[field], image, shown))
+            tensors.append(_decode(_suffix(field), contents[field], image, shown))
         except (ValueError, OSError, TypeError, RuntimeError, OverflowError, EOFError, MemoryError) as error:
             reason = printable(" ".join(str(error).split())).removeprefix(f"{shown}: ")
             raise ValueError(f"{shown}: {reason}") from error
-    return found[0], found[1]
+    return tensors[0], tensors[1]
 
 
 def _decode(suffix: str, content: bytes, image: Any, shown: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Language modelling on packed tokens in shards."""
+"""Language modeling on packed tokens in shards."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from runner.files.values import LocalPaths
 
 @dataclass(frozen=True)
 class TokenShards(ShardArguments):
-    """Return a training, an evaluation and perhaps a test loader over files of tokens, here or at addresses.
+    """Return a training, an evaluation and perhaps a test loader over files of tokens, local or remote.
 
-    A shard is a file of plain numbers in the byte order of this machine, whose name ends with their type: `.uint8`,
-    `.uint16` or `.int32`, as numpy's `tofile` writes them, and as the cache of `load_text_files` keeps them.
+    A shard is a file of plain numbers in the byte order of this machine, as numpy's `tofile` writes them and the cache
+    of `load_text_files` keeps them. Its name ends with their type: `.uint8`, `.uint16` or `.int32`.
 
-    Batches are `(inputs, targets)`, both int64 `(N, context)`; the targets are the inputs one token later. Each
-    shard is cut into windows, so that every token but its first is a target once an epoch; a rest shorter than a window
-    is left out. Tokens travel to the device as they are stored.
+    Batches are `(inputs, targets)`, both int64 `(N, context)`; the targets are the inputs shifted by one token. Each
+    shard is cut into windows, so that every token but its first is a target once an epoch; an incomplete last window is
+    left out. Tokens are copied to the device in their stored type.
 
     Args:
         context: window length, in tokens.

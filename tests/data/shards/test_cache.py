@@ -51,19 +51,19 @@ def fill(cache: ShardCache, numbers: range, size: int = 10) -> None:
         cache.get(f"{number:032x}", size, lambda path, grow: path.write_bytes(bytes(size)) and None)
 
 
-@pytest.mark.parametrize(("gigabytes", "looks"), [(1, 1), (3000e-9, 1 + 600 // 18)])
-def test_few_shards_look_at_all_files(gigabytes: float, looks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("gigabytes", "scans"), [(1, 1), (3000e-9, 1 + 600 // 18)])
+def test_few_shards_scan_all_files(gigabytes: float, scans: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     seen: list[int] = []
-    look = ShardCache._look
+    scan = ShardCache._scan
 
     def counted(cache: ShardCache, own: Path) -> Any:
         seen.append(len([*cache.folder.glob("*.shard")]))
-        return look(cache, own)
+        return scan(cache, own)
 
-    monkeypatch.setattr(ShardCache, "_look", counted)
+    monkeypatch.setattr(ShardCache, "_scan", counted)
     cache = ShardCache(str(tmp_path), gigabytes)
     fill(cache, range(900))
-    assert len(seen) <= looks
+    assert len(seen) <= scans
     assert sum(one.stat().st_size for one in tmp_path.glob("*.shard")) <= cache.limit
 
 

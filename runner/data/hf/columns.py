@@ -1,4 +1,4 @@
-"""Two columns of a data set of Hugging Face as pairs of tensors."""
+"""Read two columns of a Hugging Face data set as pairs of tensors."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Columns(Dataset[tuple[Tensor, ...]]):
 
     Args:
         rows: a `datasets.Dataset`.
-        columns: the columns by the names of the arguments that chose them, for messages.
-        image_size: height and width of images, in pixels; None leaves them as they are.
-        classes: the names of the classes in order, for targets that are texts.
+        columns: the columns by the names of their arguments, for messages.
+        image_size: height and width of images, in pixels; None leaves images as they are.
+        classes: class names in order, for targets that are texts.
 
     Raises:
-        ValueError: a column does not exist, does not become a tensor, has lists of different length, or has samples
+        ValueError: a column does not exist, cannot become a tensor, has lists of different length, or has samples
             without a label.
     """
 
@@ -55,7 +55,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
         """The targets of all rows, `(rows, ...)`, read without the other columns."""
         column = self.columns["targets"]
         rows = self._rows.select_columns([column])[:]
-        return torch.stack([self._tensor("targets", column, one, row) for row, one in enumerate(rows[column])])
+        return torch.stack([self._tensor("targets", column, value, row) for row, value in enumerate(rows[column])])
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         row = self._rows[index]
@@ -69,17 +69,18 @@ class Columns(Dataset[tuple[Tensor, ...]]):
         """
         parts = [*zip(*samples, strict=True)]
         for (key, column), tensors in zip(self.columns.items(), parts, strict=True):
-            shapes = sorted({tuple(one.shape) for one in tensors})
+            shapes = sorted({tuple(tensor.shape) for tensor in tensors})
             if len(shapes) > 1:
                 is_image = self._dtypes[column] is None
                 advice = "give image_size=<pixels>" if is_image else "a batch needs equal ones"
                 raise wrong_argument(key, column, f"samples have the shapes {shapes[0]} and {shapes[1]}; {advice}")
-        return tuple(torch.stack(one) for one in parts)
+        return tuple(torch.stack(tensors) for tensors in parts)
 
     def normalize(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return a batch with its images as float32 `(N, 3, H, W)`, normalized by ImageNet's mean and deviation."""
+        """Return a batch with images as float32 `(N, 3, H, W)`, normalized by ImageNet's mean and standard deviation."""
         dtypes = [self._dtypes[column] for column in self.columns.values()]
-        return tuple(normalized(one) if dtype is None else one for one, dtype in zip(batch, dtypes, strict=True))
+        pairs = zip(batch, dtypes, strict=True)
+        return tuple(normalized(tensor) if dtype is None else tensor for tensor, dtype in pairs)
 
     def _tensor(self, key: str, column: str, value: Any, index: int) -> Tensor:
         dtype = self._dtypes[column]
@@ -94,7 +95,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
 
 
 def undecoded(rows: Any) -> Any:
-    """Return a `datasets.Dataset` whose images are read as bytes, not decoded by that library."""
+    """Return a `datasets.Dataset` whose images are read as bytes instead of being decoded by the library."""
     for column, feature in rows.features.items():
         if _is_image(feature):
             rows = rows.cast_column(column, import_hf("datasets").Image(decode=False))
@@ -105,9 +106,9 @@ def image_tensor(image: Any, size: int | None) -> Tensor:
     """Return an image as uint8 `(3, H, W)`.
 
     Args:
-        image: the content of a file, a Pillow image, or a dict as `datasets` stores an image, with `bytes` or a `path`.
-        size: height and width, in pixels: the shorter side is resized to it, and the center is cut out; None keeps
-            the size.
+        image: the content of a file, a Pillow image, or a dict with `bytes` or a `path`, as `datasets` stores images.
+        size: height and width in pixels: the shorter side is resized to it, and the center is cropped; None keeps the
+            size.
     """
     if isinstance(image, Mapping):
         image = image["path"] if image["bytes"] is None else image["bytes"]
@@ -121,10 +122,10 @@ def image_tensor(image: Any, size: int | None) -> Tensor:
 
 
 def checked_whole(values: Any) -> Any:
-    """Return an array of numpy whose values int64 can hold.
+    """Return a numpy array after checking that int64 can hold its values.
 
     Raises:
-        ValueError: a value is larger.
+        ValueError: a value is too large.
     """
     if values.dtype == numpy.uint64 and values.size and values.max() > numpy.iinfo(numpy.int64).max:
         raise ValueError(f"it holds {values.max()}, which is more than int64 can")
@@ -132,16 +133,15 @@ def checked_whole(values: Any) -> Any:
 
 
 def class_names(parts: Sequence[Any], targets: str, classes: Sequence[str] | None) -> list[str] | None:
-    """Return the names of the classes in order, if the targets are texts or lists of them, and otherwise None.
+    """Return the class names in order if the targets are texts or lists of texts, otherwise None.
 
     Args:
-        parts: the rows to train and to evaluate on, whose classes are sorted if none are given.
+        parts: the rows of each split.
         targets: the column of targets.
-        classes: the names in order, or None.
+        classes: the class names in order; None: the sorted names in all parts.
 
     Raises:
-        ValueError: there is a target that is not among the classes, or a row without one; or the targets are not texts
-            and classes are given.
+        ValueError: a target is missing or not among `classes`; or `classes` are given although targets are not texts.
     """
     feature = parts[0].features.get(targets)
     if not is_text(feature) and not holds_texts(feature):
@@ -150,12 +150,12 @@ def class_names(parts: Sequence[Any], targets: str, classes: Sequence[str] | Non
     compute = import_hf("pyarrow.compute")
     columns = [rows.data.column(targets) for rows in parts]
     if holds_texts(feature):
-        columns = [compute.list_flatten(one) for one in columns]
-    found = {name for column in columns for name in compute.unique(column).to_pylist()}
-    refuse_if(None in found, "targets", targets, "some rows have no value; fill them in, or leave the rows out")
+        columns = [compute.list_flatten(column) for column in columns]
+    names = {name for column in columns for name in compute.unique(column).to_pylist()}
+    refuse_if(None in names, "targets", targets, "some rows have no value; fill them in, or leave the rows out")
     if classes is None:
-        return sorted(found)
-    if unknown := sorted(found - {*classes}):
+        return sorted(names)
+    if unknown := sorted(names - {*classes}):
         raise wrong_argument("classes", list(classes), f"the column {targets!r} also has {unknown[0]!r}; add it")
     return [*classes]
 
@@ -171,16 +171,16 @@ def holds_texts(feature: Any) -> bool:
 
 
 def largest_label(feature: Any, classes: Sequence[str] | None) -> int:
-    """Return the largest number of a class in a column, as far as it is known; otherwise 0."""
+    """Return the largest class number in a column; 0 if it is unknown."""
     if classes is not None:
         return len(classes) - 1
     return getattr(_innermost(feature), "num_classes", 1) - 1
 
 
 def check_column(features: Mapping[str, Any], key: str, column: str) -> None:
-    """Raise ValueError if a column, chosen by the argument `key`, does not exist or does not become a tensor.
+    """Raise ValueError if a column, chosen by the argument `key`, does not exist or cannot become a tensor.
 
-    Only targets may be texts, which become numbers of classes.
+    Only targets may be texts, which become class numbers.
     """
     if column not in features:
         raise wrong_argument(key, column, f"no such column; the columns are {', '.join(map(printable, features))}")
@@ -200,15 +200,15 @@ def fake_batches(
     first: Callable[[], Mapping[str, Any]],
     classes: Sequence[str] | None = None,
 ) -> Callable[[int], tuple[Tensor, ...]]:
-    """Return `make(n)` -> a batch of n samples that look like those of `Columns`, with the largest labels.
+    """Return a function `make(n)` of batches that look like n samples of `Columns`, with the largest labels.
 
-    `first` reads a row; it is called only if the features do not give a column's shape.
+    `first` reads a row; it is called only if the features lack a column's shape.
 
     Raises:
-        ValueError: a column does not exist, or does not become a tensor.
+        ValueError: a column does not exist, or cannot become a tensor.
     """
     row: Mapping[str, Any] | None = None
-    likenesses: list[Tensor] = []
+    examples: list[Tensor] = []
     for key, column in columns.items():
         check_column(features, key, column)
         feature = features[column]
@@ -221,10 +221,10 @@ def fake_batches(
             shape = image_tensor(value, image_size).shape if dtype is None else torch.tensor(value).shape
         is_image = dtype is None
         pixels = torch.randint(256, tuple(shape)) if is_image else torch.full(tuple(shape), largest, dtype=dtype)
-        likenesses.append(normalized(pixels) if is_image else pixels)
+        examples.append(normalized(pixels) if is_image else pixels)
 
     def make(samples: int) -> tuple[Tensor, ...]:
-        return tuple(one.expand(samples, *one.shape).clone() for one in likenesses)
+        return tuple(example.expand(samples, *example.shape).clone() for example in examples)
 
     return make
 
@@ -240,7 +240,7 @@ def _innermost(feature: Any) -> Any:
 
 
 def _leaf(feature: Any) -> str | None:
-    """Return the type of the numbers in a column, nested or not; None if it holds no numbers."""
+    """Return the type of the values in a column, nested or not; None if its feature has no type."""
     return getattr(_innermost(feature), "dtype", None)
 
 
@@ -252,19 +252,19 @@ def _dtype(feature: Any) -> torch.dtype | None:
 
 
 def _shape(feature: Any, image_size: int | None) -> tuple[int, ...] | None:
-    """Return the shape of a column's samples, None if its features do not tell it."""
+    """Return the shape of a column's samples; None if its feature lacks it."""
     if _is_image(feature):
         return None if image_size is None else (3, image_size, image_size)
     shape: tuple[int, ...] = ()
     while hasattr(feature, "feature"):
         shape += (getattr(feature, "length", -1),)
         feature = feature.feature
-    shape += tuple(-1 if one is None else one for one in getattr(feature, "shape", ()))
+    shape += tuple(-1 if size is None else size for size in getattr(feature, "shape", ()))
     return None if -1 in shape else shape
 
 
 def _check_values(rows: Any, key: str, column: str) -> None:
-    """Raise ValueError for lists of different length and for missing labels, as far as that is quick to see."""
+    """Raise ValueError for lists of different length and for missing labels, as far as a quick check finds them."""
     compute = import_hf("pyarrow.compute")
     feature = rows.features[column]
     values = rows.data.column(column)

@@ -1,4 +1,4 @@
-"""The splits of a data set of Hugging Face: their rows, and what is known of them before they are downloaded."""
+"""Load the splits of a Hugging Face data set, or describe them before they are downloaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Source(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """The names of the splits that are read, by the arguments that name them."""
+    """The names of the splits to read, by argument."""
 
     split: str
     eval_split: str | None
@@ -38,34 +38,34 @@ class Splits(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The rows of a split that are trained, evaluated or tested on."""
+    """Rows to train, evaluate or test on."""
 
     rows: Any
-    identity: Any  # what decides which rows these are
+    identity: Any  # everything that the content of the rows depends on, as JSON values
 
 
 def load_parts(source: Source, splits: Splits, eval_share: float, seed: int) -> list[Part]:
-    """Return the rows to train and to evaluate on and, if there is a split for it, to test on.
+    """Return the rows to train and to evaluate on and, with a `test_split`, to test on.
 
-    Without an `eval_split`, a share of the rows to train on, in (0, 1), is drawn by seed and kept for evaluation.
+    Without an `eval_split`, a share of the training rows, in (0, 1), is drawn by seed and held out for evaluation.
 
     Raises:
         OSError: the data set does not exist, or the Hub cannot be reached.
-        ValueError: a split does not exist, it has too few rows to keep some, or `datasets` refuses an argument.
+        ValueError: a split does not exist or has too few rows to hold some out, or `datasets` refuses an argument.
     """
-    found = [load_split(source, key, one) for key, one in splits._asdict().items() if one is not None]
-    train, *others = (Part(rows, _identity(rows)) for rows in found)
-    return [train, *others] if splits.eval_split is not None else [*_divide(train, eval_share, seed), *others]
+    loaded = [load_split(source, key, split) for key, split in splits._asdict().items() if split is not None]
+    train, *held_out = (Part(rows, _identity(rows)) for rows in loaded)
+    return [train, *held_out] if splits.eval_split is not None else [*_divide(train, eval_share, seed), *held_out]
 
 
 def _divide(part: Part, eval_share: float, seed: int) -> Iterator[Part]:
-    """Yield the rows to train and to evaluate on, drawn from a part."""
+    """Draw the rows to hold out, and yield the rows to train on and then these."""
     rows = part.rows
     count = _count_evaluated(len(rows), eval_share)
     generator = torch.Generator().manual_seed(stream_seed(seed, "eval_share"))
-    drawn = torch.randperm(len(rows), generator=generator)
-    for one, use in ((drawn[count:], "train"), (drawn[:count], "eval")):
-        yield Part(rows.select(one.sort().values.tolist()), [*part.identity, eval_share, seed, use])
+    order = torch.randperm(len(rows), generator=generator)
+    for numbers, use in ((order[count:], "train"), (order[:count], "eval")):
+        yield Part(rows.select(numbers.sort().values.tolist()), [*part.identity, eval_share, seed, use])
 
 
 def _count_evaluated(rows: int, eval_share: float) -> int:
@@ -75,11 +75,11 @@ def _count_evaluated(rows: int, eval_share: float) -> int:
 
 def _identity(rows: Any) -> list[Any]:
     """Return all that the content of rows depends on: their fingerprint in `datasets`, and the state of their files."""
-    return [rows._fingerprint, len(rows), state_of(one["filename"] for one in rows.cache_files)]
+    return [rows._fingerprint, len(rows), state_of(file["filename"] for file in rows.cache_files)]
 
 
 def load_split(source: Source, key: str, split: str) -> Any:
-    """Return the rows of a split, the argument `key`, downloaded and converted first if need be."""
+    """Return the rows of a split, the argument `key`, after downloading and converting them if needed."""
     datasets = import_hf("datasets")
     if _is_saved(source.name):
         saved = datasets.load_from_disk(source.name)
@@ -92,7 +92,7 @@ def load_split(source: Source, key: str, split: str) -> Any:
             raise wrong_argument(key, split, f"name={source.name!r} has only one split; {remedy}")
         return saved.with_format(None)
     _check_files(source)
-    with _naming(source, key, split):
+    with _explain_errors(source, key, split):
         return datasets.load_dataset(
             source.name, source.config, data_dir=source.data_dir, data_files=source.data_files, split=split
         )
@@ -108,11 +108,11 @@ def _check_files(source: Source) -> None:
 
 
 @contextmanager
-def _naming(source: Source, key: str, split: str) -> Iterator[None]:
-    """Turn what `datasets` raises into one sentence."""
+def _explain_errors(source: Source, key: str, split: str) -> Iterator[None]:
+    """Turn errors of `datasets` into one sentence."""
     try:
         yield
-    except Exception as error:  # of many kinds: theirs, pyarrow's, the network's
+    except Exception as error:  # of many kinds: its own, pyarrow's, the network's
         cause = error.__cause__ if type(error).__name__ == "DatasetGenerationError" and error.__cause__ else error
         reason = " ".join(str(cause).split()) or type(cause).__name__
         if isinstance(error, ValueError) and "nknown split" in reason:
@@ -122,24 +122,23 @@ def _naming(source: Source, key: str, split: str) -> Iterator[None]:
 
 
 def describe(source: Source, splits: Splits, eval_share: float, text: str | None) -> tuple[Any, list[int], list[float]]:
-    """Return a data set's features, and of its rows to train, evaluate and test on the numbers and the mean sizes.
+    """Return (features, numbers of rows, mean sizes of a row in bytes); the lists are for training, evaluation, test.
 
-    Sizes are in bytes. The data set is downloaded and converted only if its description does not tell all this; one
-    that is on this machine is read.
+    The data set is downloaded and converted only if its description lacks any of this; a local data set is read.
     """
-    described = None if _is_saved(source.name) else _description(source, splits.split)
-    names = [one for one in splits if one is not None]
-    if described is not None and all(one in described.splits for one in names):
-        features = described.features
-        counts = [described.splits[one].num_examples for one in names]
-        sizes = [described.splits[one].num_bytes / max(1, described.splits[one].num_examples) for one in names]
+    info = None if _is_saved(source.name) else _description(source, splits.split)
+    names = [name for name in splits if name is not None]
+    if info is not None and all(name in info.splits for name in names):
+        features = info.features
+        counts = [info.splits[name].num_examples for name in names]
+        sizes = [info.splits[name].num_bytes / max(1, info.splits[name].num_examples) for name in names]
     else:
-        loaded = [load_split(source, key, one) for key, one in splits._asdict().items() if one is not None]
+        loaded = [load_split(source, key, split) for key, split in splits._asdict().items() if split is not None]
         features = loaded[0].features
-        counts = [len(one) for one in loaded]
+        counts = [len(rows) for rows in loaded]
         if text is not None:
             check_text(features, text)
-        sizes = [0.0 if text is None else _mean_length(one.data.column(text)) for one in loaded]
+        sizes = [0.0 if text is None else _mean_length(rows.data.column(text)) for rows in loaded]
     if splits.eval_split is None:
         count = _count_evaluated(counts[0], eval_share)
         counts = [counts[0] - count, count, *counts[1:]]
@@ -148,9 +147,9 @@ def describe(source: Source, splits: Splits, eval_share: float, text: str | None
 
 
 def _description(source: Source, split: str) -> Any:
-    """Return what is known of a data set that has not been downloaded; None if that is not enough."""
+    """Return the description of a data set that has not been downloaded; None if it is downloaded or incomplete."""
     _check_files(source)
-    with _naming(source, "split", split):
+    with _explain_errors(source, "split", split):
         builder = import_hf("datasets").load_dataset_builder(
             source.name, source.config, data_dir=source.data_dir, data_files=source.data_files
         )
@@ -159,7 +158,7 @@ def _description(source: Source, split: str) -> Any:
 
 
 def _mean_length(texts: Any) -> float:
-    """Return the mean length of a column of texts in bytes."""
+    """Return the mean length of a text in a column, in bytes."""
     compute = import_hf("pyarrow.compute")
     return (compute.sum(compute.binary_length(texts)).as_py() or 0) / max(1, len(texts))
 

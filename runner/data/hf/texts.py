@@ -1,4 +1,4 @@
-"""Columns of texts as tokens with labels: batches for models of transformers, for each of their tasks."""
+"""Turn columns of texts into tokens with labels: batches for models of transformers, for each of their tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runner.failures.errors import wrong_argument
 from runner.libraries.hugging_face import import_hf
 
 IGNORED_LABEL = -100
-"""The label of tokens that are left out of the loss, in all models of transformers."""
+"""The label of tokens that the losses of all models of transformers leave out."""
 
 TASKS = ("sequence_classification", "token_classification", "masked_lm", "causal_lm", "seq2seq_lm")
 NAMED = TASKS[:2]
@@ -27,14 +27,14 @@ UNLABELED = ("masked_lm", "causal_lm")
 
 
 class Texts(Dataset[dict[str, Tensor]]):
-    """The rows of a data set as samples for a model of transformers; `stack` makes batches of them.
+    """The rows of a data set as samples for a model of transformers, which `stack` makes into batches.
 
     Args:
         rows: a `datasets.Dataset`.
-        inputs: the column of texts, or the two columns whose texts form a pair.
-        targets: the column of targets; None: the task has none.
+        inputs: the column of texts, or two columns whose texts form a pair.
+        targets: the column of targets; None: the task has no targets.
         encode: makes tokens and labels of a row.
-        labels: the targets of the same rows as tensors, for classes and numbers of whole texts; otherwise None.
+        labels: the targets of the same rows as tensors, if each text has a class or numbers; otherwise None.
 
     Raises:
         ValueError: a row has no text or no target.
@@ -43,10 +43,10 @@ class Texts(Dataset[dict[str, Tensor]]):
     def __init__(
         self, rows: Any, inputs: Sequence[str], targets: str | None, encode: Encoder, labels: Columns | None
     ) -> None:
-        for key, column in (*(("inputs", one) for one in inputs), *([("targets", targets)] if targets else [])):
+        for key, column in _named_columns(inputs, targets):
             if missing := rows.data.column(column).null_count:
-                what = "text" if key == "inputs" else "target"
-                reason = f"{missing} of {len(rows.data)} rows have no {what} in this column"
+                kind = "text" if key == "inputs" else "target"
+                reason = f"{missing} of {len(rows.data)} rows have no {kind} in this column"
                 raise wrong_argument(key, column, f"{reason}; fill them in, or leave them out")
         self._rows = rows.select_columns([*dict.fromkeys((*inputs, *([targets] if targets else [])))])
         self._inputs = tuple(inputs)
@@ -59,7 +59,7 @@ class Texts(Dataset[dict[str, Tensor]]):
 
     @property
     def targets(self) -> Tensor:
-        """The targets of all rows, `(rows, ...)`; empty if they are not classes or numbers of whole texts."""
+        """The targets of all rows, `(rows, ...)`; empty unless each text has a class or numbers."""
         return torch.empty(0) if self._labels is None else self._labels.targets
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
@@ -74,14 +74,14 @@ class Texts(Dataset[dict[str, Tensor]]):
             raise wrong_argument("targets", self._targets, reason) from error
 
     def stack(self, samples: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return a batch: what the tokenizer makes, `(N, T)`, and `labels`, `(N, ...)`.
+        """Return a batch: the tokenizer's outputs, `(N, T)`, and `labels`, `(N, ...)`.
 
         T is the length of the longest sample of this batch on this rank.
         """
-        labels = [one["labels"] for one in samples]
-        inputs = [{name: value for name, value in one.items() if name != "labels"} for one in samples]
+        labels = [sample["labels"] for sample in samples]
+        inputs = [{name: value for name, value in sample.items() if name != "labels"} for sample in samples]
         if self._labels is not None:
-            (stacked,) = self._labels.stack([(one,) for one in labels])
+            (stacked,) = self._labels.stack([(label,) for label in labels])
             return {**self._encode.pad(inputs), "labels": stacked}
         return {**self._encode.pad(inputs), "labels": self._encode.pad_labels(labels)}
 
@@ -91,14 +91,14 @@ class Encoder:
 
     Args:
         tokenizer: a folder, or a name on the Hub.
-        context: the most tokens of a sample; longer ones are cut, of a pair the longer text first.
+        context: maximum number of tokens in a sample; longer samples are cut, in a pair the longer text first.
         task: one of `TASKS`.
-        classes: names of the classes in order, for 'token_classification'; None if the targets are numbers.
+        classes: class names in order, for 'token_classification'; None if the targets are numbers.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
         OSError: the tokenizer does not exist.
-        ValueError: the tokenizer lacks what the task needs: a padding token, a mask token, or the words of its tokens.
+        ValueError: the tokenizer has no padding token; or the task needs its mask token or word indices, which it lacks.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Encoder:
         classes: Sequence[str] | None = None,
     ) -> None:
         self._tokenizer = load_pretrained_tokenizer(tokenizer)
-        # It would recommend to tokenize whole batches, in which masks would depend on the number of ranks.
+        # Silence its advice to tokenize whole batches: masks would then depend on the number of ranks.
         self._tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = True
         self._context = context
         self._task = task
@@ -121,20 +121,20 @@ class Encoder:
             reason = f"has no mask token, which task='masked_lm' needs; set its mask_token {remedy}"
             refuse_if(self._tokenizer.mask_token_id is None, "tokenizer", tokenizer, reason)
             collator = import_hf("transformers").DataCollatorForLanguageModeling
-            self._mask = collator(self._tokenizer).torch_mask_tokens
+            self._draw_masks = collator(self._tokenizer).torch_mask_tokens
         if task == "token_classification" and not self._tokenizer.is_fast:
             reason = "cannot map tokens to words, which task='token_classification' needs"
             raise wrong_argument("tokenizer", tokenizer, f"{reason}; choose a fast one")
 
     def __call__(self, texts: Sequence[Any], target: Any) -> dict[str, Tensor]:
-        """Return `input_ids` and what else the tokenizer makes, each `(T,)`, and `labels`.
+        """Return `input_ids` and further outputs of the tokenizer, each `(T,)`, and `labels`.
 
         Args:
-            texts: one text, or the two of a pair; for 'token_classification' a list of words.
-            target: a tensor, which is the label; a text, for 'seq2seq_lm'; or a class for each word.
+            texts: one text, or the two texts of a pair; for 'token_classification' one list of words.
+            target: the label, a tensor; for 'seq2seq_lm' a text; for 'token_classification' a class for each word.
 
         Raises:
-            LookupError: the words and classes of 'token_classification' do not match, or a class is not known.
+            LookupError: for 'token_classification', words and classes differ in number, or a class is unknown.
         """
         encoding = self._tokenizer(
             *texts,
@@ -145,7 +145,7 @@ class Encoder:
         )
         sample = {name: torch.tensor(values) for name, values in encoding.items()}
         if self._task == "masked_lm":
-            self._hide_tokens(sample)
+            self._mask_tokens(sample)
         elif self._task == "causal_lm":
             sample["labels"] = sample["input_ids"].clone()
         elif self._task == "seq2seq_lm":
@@ -158,23 +158,23 @@ class Encoder:
         return sample
 
     def pad(self, inputs: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return samples, without their labels, as a batch `(N, T)`."""
+        """Return samples without their labels as a batch `(N, T)`."""
         return dict(self._tokenizer.pad(inputs, return_tensors="pt"))
 
     def pad_labels(self, labels: Sequence[Tensor]) -> Tensor:
-        """Return labels of tokens as a batch `(N, T)`; those of padding do not count."""
+        """Return labels of tokens as a batch `(N, T)`, with -100 at the padding."""
         side = self._tokenizer.padding_side
         return pad_sequence([*labels], batch_first=True, padding_value=IGNORED_LABEL, padding_side=side)
 
     def fake(self, num_texts: int, make_labels: Callable[[int], Tensor] | int) -> Callable[[int], dict[str, Tensor]]:
-        """Return `make(n)` -> a batch of n samples of the greatest length, with the largest token and labels.
+        """Return a function `make(n)` of batches of n samples of maximum length, with the largest token and labels.
 
         Args:
-            num_texts: the number of texts in a sample, 1 or 2.
+            num_texts: number of texts in a sample, 1 or 2.
             make_labels: `make_labels(n)` returns the labels of n samples; or the largest class of a token.
         """
         example = self._tokenizer(*["a"] * num_texts)
-        values = {name: max(one) for name, one in example.items()}
+        values = {name: max(row) for name, row in example.items()}
         values["input_ids"] = max(self._tokenizer.get_vocab().values(), default=0)
         largest = make_labels if isinstance(make_labels, int) else 0
         if self._task in (*UNLABELED, "seq2seq_lm"):
@@ -187,32 +187,32 @@ class Encoder:
 
         return make
 
-    def _hide_tokens(self, sample: dict[str, Tensor]) -> None:
-        """Hide some tokens of a sample as BERT does, and make them its labels: at least one, if there are any.
+    def _mask_tokens(self, sample: dict[str, Tensor]) -> None:
+        """Mask some tokens of a sample as BERT does, and make them its labels: at least one if any token can be masked.
 
         The choice is drawn from torch's generator, which the loader seeds for each sample and epoch.
         """
         tokens = sample["input_ids"]
         special = sample.pop("special_tokens_mask").bool()
-        inputs, labels = (one[0] for one in self._mask(tokens[None].clone(), special[None]))
-        if (labels == IGNORED_LABEL).all() and not special.all():  # a mean over no labels would be NaN
+        inputs, labels = (batch[0] for batch in self._draw_masks(tokens[None].clone(), special[None]))
+        if (labels == IGNORED_LABEL).all() and not special.all():  # the mean over no labels would be NaN
             candidates = (~special).nonzero()
-            place = candidates[torch.randint(len(candidates), ())]
-            inputs[place] = self._tokenizer.mask_token_id
-            labels[place] = tokens[place]
+            position = candidates[torch.randint(len(candidates), ())]
+            inputs[position] = self._tokenizer.mask_token_id
+            labels[position] = tokens[position]
         sample["input_ids"] = inputs
         sample["labels"] = labels
 
-    def _labels_of_words(self, words: Sequence[str], classes: Sequence[Any], words_of: Sequence[int | None]) -> Tensor:
-        """Return the class of each word at its first token; its other tokens, and special ones, do not count."""
+    def _labels_of_words(self, words: Sequence[str], classes: Sequence[Any], word_ids: Sequence[int | None]) -> Tensor:
+        """Return labels `(T,)`: the class of each word at its first token, and -100 at all other tokens."""
         if len(words) != len(classes):
             raise LookupError(f"{len(classes)} classes for {len(words)} words; give each word one")
-        labels = torch.full((len(words_of),), IGNORED_LABEL)
-        before = None
-        for place, word in enumerate(words_of):
-            if word is not None and word != before:
-                labels[place] = classes[word] if self._numbers is None else self._numbers[classes[word]]
-            before = word
+        labels = torch.full((len(word_ids),), IGNORED_LABEL)
+        last_word = None
+        for position, word in enumerate(word_ids):
+            if word is not None and word != last_word:
+                labels[position] = classes[word] if self._numbers is None else self._numbers[classes[word]]
+            last_word = word
         return labels
 
 
@@ -223,7 +223,7 @@ def check_task(
     classes: Sequence[str] | None,
     tokenizer: str | None,
 ) -> str:
-    """Return the task, after checking that the other arguments are as it needs them.
+    """Check that the other arguments fit the task, and return the task.
 
     Raises:
         ValueError: the task is unknown, targets are missing or unusable, there are too many inputs, or no tokenizer.
@@ -242,38 +242,43 @@ def check_task(
     return task
 
 
+def _named_columns(inputs: Sequence[str], targets: str | None) -> list[tuple[str, str]]:
+    """Return each column with the name of its argument, for messages."""
+    return [*(("inputs", column) for column in inputs), *([("targets", targets)] if targets else [])]
+
+
 def check_columns(features: Mapping[str, Any], task: str, inputs: Sequence[str], targets: str | None) -> None:
-    """Raise ValueError if the columns of a task other than sequence classification do not hold what it needs."""
-    words = task == "token_classification"
-    kind = "lists of words" if words else "texts"
-    for key, column in (*(("inputs", one) for one in inputs), *([("targets", targets)] if targets else [])):
+    """Raise ValueError if the columns do not fit a task other than sequence classification."""
+    has_words = task == "token_classification"
+    kind = "lists of words" if has_words else "texts"
+    for key, column in _named_columns(inputs, targets):
         refuse_if(column not in features, key, column, f"no such column; the columns are {', '.join(features)}")
         feature = features[column]
-        fits = holds_texts(feature) if words else is_text(feature)
-        if words and key == "targets":
+        fits = holds_texts(feature) if has_words else is_text(feature)
+        if has_words and key == "targets":
             kind = "lists of classes"
             fits = hasattr(feature, "feature")
         refuse_if(not fits, key, column, f"task={task!r} needs a column of {kind}; this one holds {feature}")
 
 
 def text_columns(features: Mapping[str, Any], inputs: Sequence[str], tokenizer: str | None) -> bool:
-    """Return whether columns, chosen by the argument `inputs`, hold texts.
+    """Return whether the columns of the argument `inputs` hold texts.
 
     Raises:
-        ValueError: a column does not exist, several are given that do not all hold texts, or the tokenizer is missing
-            for texts or given for something else.
+        ValueError: a column does not exist, one of two columns holds no texts, or the tokenizer is missing for texts or
+            given for other columns.
     """
     for column in inputs:
         refuse_if(column not in features, "inputs", column, f"no such column; the columns are {', '.join(features)}")
-    holding = [column for column in inputs if is_text(features[column])]
-    if len(inputs) > 1 and len(holding) < len(inputs):
-        other = next(one for one in inputs if one not in holding)
+    texts = [column for column in inputs if is_text(features[column])]
+    if len(inputs) > 1 and len(texts) < len(inputs):
+        other = next(column for column in inputs if column not in texts)
         reason = f"two columns must both hold texts, but {other!r} holds {features[other]}; give one column"
         raise wrong_argument("inputs", list(inputs), reason)
-    if holding and tokenizer is None:
+    if texts and tokenizer is None:
         reason = "this column holds texts; set tokenizer=<a folder, or a name on the Hub> to the model's tokenizer"
-        raise wrong_argument("inputs", holding[0], reason)
-    if tokenizer is not None and not holding:
+        raise wrong_argument("inputs", texts[0], reason)
+    if tokenizer is not None and not texts:
         reason = f"inputs={inputs[0]!r} holds {features[inputs[0]]}, not texts; leave tokenizer out"
         raise wrong_argument("tokenizer", tokenizer, reason)
-    return bool(holding)
+    return bool(texts)

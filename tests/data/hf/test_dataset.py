@@ -220,7 +220,7 @@ def test_the_stand_in_of_files_is_like_the_data(rows: dict[str, Any], columns: d
 
 
 FILES: dict[str, tuple[dict[str, Any], str]] = {
-    "no choice": ({}, "text=None, inputs=None, targets=None: give text, a column for language modelling, or both"),
+    "no choice": ({}, "text=None, inputs=None, targets=None: give text, a column for language modeling, or both"),
     "both": ({"text": "text", "inputs": "x"}, "text='text', inputs='x', targets=None: give text"),
     "one": ({"inputs": "x"}, "or both inputs and targets"),
     "column": ({"text": "texts"}, "text='texts': no such column; the columns are text, x, n, y, z, s"),

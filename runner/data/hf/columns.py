@@ -77,7 +77,7 @@ class Columns(Dataset[tuple[Tensor, ...]]):
         return tuple(torch.stack(tensors) for tensors in parts)
 
     def normalize(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return a batch with images as float32 `(N, 3, H, W)`, normalized by ImageNet's mean and standard deviation."""
+        """Return a batch with images as float32 `(N, 3, H, W)`, normalized with ImageNet's statistics."""
         dtypes = [self._dtypes[column] for column in self.columns.values()]
         pairs = zip(batch, dtypes, strict=True)
         return tuple(normalized(tensor) if dtype is None else tensor for tensor, dtype in pairs)

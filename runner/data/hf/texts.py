@@ -98,7 +98,7 @@ class Encoder:
     Raises:
         ModuleNotFoundError: transformers is not installed.
         OSError: the tokenizer does not exist.
-        ValueError: the tokenizer has no padding token; or the task needs its mask token or word indices, which it lacks.
+        ValueError: the tokenizer lacks a padding token, or the mask token or word indices that the task needs.
     """
 
     def __init__(

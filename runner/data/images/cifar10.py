@@ -18,7 +18,7 @@ from runner.failures.errors import wrong_argument
 from runner.files.values import Address, LocalPath
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # as published beside it
+MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # published beside the archive
 FOLDER = "cifar-10-batches-bin"
 TRAIN_FILES = tuple(f"{FOLDER}/data_batch_{number}.bin" for number in range(1, 6))
 TEST_FILES = (f"{FOLDER}/test_batch.bin",)
@@ -38,17 +38,17 @@ def _fake(
     num_train = NUM_TRAIN
     num_test = NUM_TEST
     if not _is_missing(path, url):
-        num_train, num_test = (sum(_count(path, one) for one in files) for files in (TRAIN_FILES, TEST_FILES))
+        num_train, num_test = (sum(_count(path, name) for name in names) for names in (TRAIN_FILES, TEST_FILES))
     _check_eval_samples(eval_samples, num_train)
 
     def make(samples: int) -> tuple[Tensor, Tensor]:
         images = torch.randint(256, (samples, 3, 32, 32), dtype=torch.uint8)
-        # The largest label, so that a model with too few classes is found.
+        # The largest label, so that a model with too few classes fails.
         return _normalize((images, torch.full((samples,), NUM_CLASSES - 1)))
 
     train = FakeLoader(make, num_train - eval_samples, batch_size)
-    others = [FakeLoader(make, size, eval_batch_size) for size in (eval_samples, num_test) if size]
-    return train, *others
+    held_out = [FakeLoader(make, size, eval_batch_size) for size in (eval_samples, num_test) if size]
+    return train, *held_out
 
 
 @faked_by(_fake)
@@ -63,27 +63,27 @@ def load_cifar10(
 ) -> tuple[TensorLoader, ...]:
     """Return a training loader of CIFAR-10's 50,000 training images and an evaluation loader of its 10,000 test images.
 
-    That is the usual way to report a recipe whose settings are fixed. To choose anything by its accuracy (a checkpoint,
-    a learning rate), evaluate on `eval_samples` of the training images instead: the test images then become a third
+    This is the usual way to report a recipe whose settings are fixed. To choose anything by accuracy (a checkpoint, a
+    learning rate), evaluate on `eval_samples` of the training images instead: the test images then become a third
     loader, which `test=best` evaluates once at the end.
 
-    Batches are `(images, labels)`: float32 `(N, 3, 32, 32)`, red, green and blue, normalized by the mean and
-    deviation of the training images per channel, and int64 `(N,)` in [0, 10). In memory the images are uint8, 184 MB
-    on each rank's device; they become float32 batch by batch there.
+    Batches are `(images, labels)`: float32 `(N, 3, 32, 32)`, red, green and blue, normalized by the mean and standard
+    deviation of each channel over the training images, and int64 `(N,)` in [0, 10). In memory the images are uint8, 184
+    MB on each rank's device; there they become float32 batch by batch.
 
     The files are those of the binary version: `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin` in
-    `path/cifar-10-batches-bin`, of any number of images. Where one is missing, one process downloads the archive, of
+    `path/cifar-10-batches-bin`, with any number of images. If a file is missing, one process downloads the archive of
     170 MB, while other ranks and runs wait. Source: Krizhevsky 2009, "Learning Multiple Layers of Features from Tiny
     Images", https://www.cs.toronto.edu/~kriz/cifar.html.
 
     Args:
-        path: a folder with the folder `cifar-10-batches-bin`, or where to make it.
+        path: the folder that contains, or is to contain, the folder `cifar-10-batches-bin`.
         url: address of the archive `cifar-10-binary.tar.gz`; None never downloads it.
-        md5: the archive's checksum, in hexadecimal digits; None is not checked.
+        md5: checksum of the archive, 32 hexadecimal digits; None skips the check.
         batch_size: samples in a training batch, all ranks together.
         eval_batch_size: samples in an evaluation or test batch, all ranks together.
-        eval_samples: how many of the training images are for evaluation instead, the last ones, which are in no order;
-            0: the test images are.
+        eval_samples: number of training images to evaluate on, the last ones, which are in random order; 0 evaluates
+            on the test images.
         seed: seed of the order of the training samples.
 
     Raises:
@@ -99,14 +99,14 @@ def load_cifar10(
     _check_eval_samples(eval_samples, len(images))
     start = len(images) - eval_samples
 
-    def unshuffled(images: Tensor, labels: Tensor) -> TensorLoader:
+    def make_unshuffled(images: Tensor, labels: Tensor) -> TensorLoader:
         return TensorLoader(images, labels, batch_size=eval_batch_size, shuffle=False, transform=_normalize)
 
     train = TensorLoader(
         images[:start], labels[:start], batch_size=batch_size, shuffle=True, seed=seed, transform=_normalize
     )
-    test = unshuffled(*_read(path, TEST_FILES))
-    return (train, unshuffled(images[start:], labels[start:]), test) if eval_samples else (train, test)
+    test = make_unshuffled(*_read(path, TEST_FILES))
+    return (train, make_unshuffled(images[start:], labels[start:]), test) if eval_samples else (train, test)
 
 
 def _check(url: str | None, md5: str | None, batch_size: int, eval_batch_size: int, seed: int) -> None:
@@ -136,7 +136,7 @@ def _is_missing(path: str, url: str | None) -> bool:
 
 
 def _count(path: str, name: str) -> int:
-    """Return how many images a file has."""
+    """Return the number of images in a file."""
     file = Path(path, name)
     size = file.stat().st_size
     if size == 0 or size % RECORD:
@@ -150,7 +150,7 @@ def _count(path: str, name: str) -> int:
 
 
 def _read(path: str, names: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Return the images of some files, uint8 `(N, 3, 32, 32)`, and their labels, int64 `(N,)`."""
+    """Return the images of files, uint8 `(N, 3, 32, 32)`, and their labels, int64 `(N,)`."""
     counts = [_count(path, name) for name in names]
     images = numpy.empty((sum(counts), RECORD - 1), dtype=numpy.uint8)
     labels = numpy.empty(sum(counts), dtype=numpy.int64)
@@ -176,8 +176,8 @@ def _normalize(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return torch.sub(images, mean).div_(std), labels
 
 
-@functools.cache  # once a device: a copy for each batch would wait for the device
+@functools.cache  # once per device: a copy for each batch would wait for the device
 def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the mean and the deviation of a channel, float32 `(3, 1, 1)` each, of pixels in [0, 255]."""
-    mean, std = (torch.tensor(one, device=device).mul(255).view(3, 1, 1) for one in (MEAN, STD))
+    """Return the mean and the standard deviation per channel, float32 `(3, 1, 1)` each, of pixels in [0, 255]."""
+    mean, std = (torch.tensor(values, device=device).mul(255).view(3, 1, 1) for values in (MEAN, STD))
     return mean, std

@@ -1,4 +1,4 @@
-"""Images from files or bytes, as RGB of 8 bits: all loaders open them here, and list their files in the same way."""
+"""List image files, and open images from files or bytes as 8-bit RGB, in the same way for all loaders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runner.libraries.hugging_face import import_hf
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
-"""Formats that Pillow may find in a file, whatever its name: some of the others start programs."""
+"""Formats that Pillow may decode, whatever the name of the file: some other formats start programs."""
 ORIENTATION = 0x0112  # the EXIF tag
 TURNS = {
     2: "FLIP_LEFT_RIGHT",
@@ -27,21 +27,21 @@ TURNS = {
     7: "TRANSVERSE",
     8: "ROTATE_90",
 }
-"""What makes an image upright, by the value of that tag."""
+"""The transposition that makes an image upright, by the value of that tag."""
 
 
 def open_image(source: Any, name: str = "image") -> Any:
-    """Return an image as a Pillow image of mode RGB, upright as its EXIF data says.
+    """Return an image as a Pillow image of mode RGB, made upright by its EXIF data.
 
-    Gray images of 16 bits are scaled to 8. Transparency is dropped.
+    16-bit gray images are scaled to 8 bits. Transparency is dropped.
 
     Args:
-        source: path of a file, its content as bytes, or a Pillow image.
-        name: what messages call it; a path has its own.
+        source: path of a file, the content of a file as bytes, or a Pillow image.
+        name: what messages call the image, unless the source is a path.
 
     Raises:
-        ValueError: it is not an image of `FORMATS`, is damaged or too large for Pillow, or its values have no known
-            range, as in a file of floats.
+        ValueError: the source is not an image of `FORMATS`, is damaged or too large for Pillow, or its values have no
+            known range, as in a file of floats.
     """
     shown = printable(source if isinstance(source, str | Path) else name)
     try:
@@ -64,7 +64,7 @@ def open_image(source: Any, name: str = "image") -> Any:
 
 
 def find_images(folder: Path) -> Iterator[Path]:
-    """Yield the images in a folder and below, in the order of their names; hidden files and folders are left out."""
+    """Yield the image files in a folder and below, sorted by name, without hidden files and folders."""
     for root, _, files in sorted(os.walk(folder, followlinks=True)):
         for path in (Path(root, name) for name in sorted(files)):
             if path.suffix.lower() in SUFFIXES and not is_hidden(path.relative_to(folder).as_posix()):
@@ -72,7 +72,7 @@ def find_images(folder: Path) -> Iterator[Path]:
 
 
 def is_hidden(path: str) -> bool:
-    """Return whether a part of a path is hidden, as `.ipynb_checkpoints`, and `._7.png` of a Mac."""
+    """Return whether a part of a path is hidden, such as `.ipynb_checkpoints`, or `._7.png` from a Mac."""
     return any(part.startswith(".") and part not in (".", "..") for part in path.split("/"))
 
 
@@ -92,5 +92,5 @@ def _to_rgb(image: Any) -> Any:
 def _orientation(image: Any) -> Any:
     try:
         return image.getexif().get(ORIENTATION)
-    except Exception:  # damaged EXIF data, without which the image can be used
+    except Exception:  # damaged EXIF data; the image is usable without it
         return None

@@ -1,4 +1,4 @@
-"""Images in folders, one folder per class, such as ImageNet; read by worker processes, with torchvision."""
+"""Images in folders, one folder per class, such as ImageNet; worker processes read them with torchvision."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from runner.libraries.torchvision import import_torchvision
 # Statistics of ImageNet: red, green and blue in [0, 1].
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
-EVAL_MARGIN = 256 / 224  # of the shorter side before the center is cut out
+EVAL_MARGIN = 256 / 224  # ratio of the shorter side to the size of the center crop
 
 
 def _fake(
@@ -36,19 +36,20 @@ def _fake(
     **_: Any,
 ) -> tuple[FakeLoader, ...]:
     check_image_sizes(image_size, eval_image_size)
-    train, *others = _folders(path, test_folder)
+    train, *held_out = _folders(path, test_folder)
     classes = len(_classes_in(train))
     mean, std = _mean_and_std(torch.device("cpu"))
 
     def loader(folder: Path, size: int, batch_size: int) -> FakeLoader:
         def make(samples: int) -> tuple[Tensor, Tensor]:
             images = (torch.rand(samples, 3, size, size) - mean) / std
-            # The largest label, so that a model with too few classes is found.
+            # The largest label, so that a model with too few classes fails.
             return images, torch.full((samples,), classes - 1)
 
-        return FakeLoader(make, sum(len([*find_images(one)]) for one in _classes_in(folder)), batch_size)
+        return FakeLoader(make, sum(len([*find_images(kind)]) for kind in _classes_in(folder)), batch_size)
 
-    return loader(train, image_size, batch_size), *(loader(one, eval_image_size, eval_batch_size) for one in others)
+    evaluation = (loader(folder, eval_image_size, eval_batch_size) for folder in held_out)
+    return loader(train, image_size, batch_size), *evaluation
 
 
 @faked_by(_fake)
@@ -62,25 +63,26 @@ def load_imagefolder(
     num_workers: int = 8,
     seed: int = 0,
 ) -> tuple[DatasetLoader, ...]:
-    """Return a training loader over `path/train` and an evaluation loader over `path/val`; a test loader as third.
+    """Return a training loader over `path/train` and an evaluation loader over `path/val`.
 
-    The third is there if `test_folder` is given.
+    With `test_folder`, there is a test loader as well.
 
-    Each has one folder of images per class, with the same names in all. Batches are `(images, labels)`: float32
-    `(N, 3, size, size)`, normalized by ImageNet's mean and deviation, and int64 `(N,)`, the number of the class in
-    the order of names. They are read as uint8, and normalized by the process that reads them or, in training on a GPU,
-    there. Training images are random parts of 8 to 100 % of the area, made square, half of them mirrored;
-    those for evaluation and testing are the center. Which part is drawn depends on seed, epoch and sample alone.
+    Each folder contains one folder of images per class, with the same names in all. Batches are `(images, labels)`:
+    float32 `(N, 3, size, size)`, normalized by ImageNet's mean and standard deviation, and int64 `(N,)`, the number of
+    the class in the order of names. Images are read as uint8, and normalized by the process that reads them or, in
+    training on a GPU, on the GPU. Training images are random crops of 8 to 100 % of the area, resized to a square and
+    mirrored with probability 1/2; images for evaluation and testing are center crops. The random choices depend on
+    seed, epoch and sample alone.
 
     Args:
         path: a folder with the folders `train` and `val`.
-        test_folder: the folder in it of images to test on, such as `'test'`; None: there is no test loader.
+        test_folder: name of the folder in `path` of images to test on, such as `'test'`; None: no test loader.
         image_size: height and width of training images, in pixels.
         eval_image_size: height and width of evaluation and test images, in pixels.
         batch_size: samples in a training batch, all ranks together.
         eval_batch_size: samples in an evaluation or test batch, all ranks together.
         num_workers: processes that read on each rank; 0 reads in this process.
-        seed: seed of the order and of the random parts.
+        seed: seed of the order and of the augmentation.
 
     Raises:
         ModuleNotFoundError: torchvision is not installed.
@@ -89,43 +91,43 @@ def load_imagefolder(
     """
     check_image_sizes(image_size, eval_image_size)
     train_folder, *other_folders = _folders(path, test_folder)
-    random_part, center = image_transforms(image_size, eval_image_size)
-    train = ImageFolder(train_folder, random_part)
-    others = [ImageFolder(one, center) for one in other_folders]
-    for folder, other in zip(other_folders, others, strict=True):
-        if differing := sorted({*train.classes} ^ {*other.classes}):
+    random_crop, center_crop = image_transforms(image_size, eval_image_size)
+    train = ImageFolder(train_folder, random_crop)
+    held_out = [ImageFolder(folder, center_crop) for folder in other_folders]
+    for folder, images in zip(other_folders, held_out, strict=True):
+        if differing := sorted({*train.classes} ^ {*images.classes}):
             reason = f"must have the same classes, but only one of them has {differing[0]!r}"
             raise wrong_argument("path", path, f"train and {folder.name} {reason}")
     options: dict[str, Any] = {"num_workers": num_workers, "transform": normalize}
     return (
         DatasetLoader(train, batch_size, shuffle=True, seed=seed, **options),
-        *(DatasetLoader(one, eval_batch_size, shuffle=False, **options) for one in others),
+        *(DatasetLoader(images, eval_batch_size, shuffle=False, **options) for images in held_out),
     )
 
 
 class ImageFolder(Dataset[tuple[Any, int]]):
-    """Images in folders, one folder per class, in the order of their names; hidden files and folders are left out.
+    """Images in folders, one folder per class, sorted by name, without hidden files and folders.
 
     Args:
-        folder: the folder with the folders of classes.
-        transform: what a Pillow image of mode RGB becomes.
+        folder: the folder that contains the folders of the classes.
+        transform: applied to each image, a Pillow image of mode RGB.
 
     Attributes:
-        classes: the names of the classes, sorted.
+        classes: the sorted class names.
 
     Raises:
-        FileNotFoundError: a class has no images, or there is none.
+        FileNotFoundError: there are no classes, or a class has no images.
     """
 
     def __init__(self, folder: Path, transform: Callable[[Any], Any]) -> None:
         folders = _classes_in(folder)
-        self.classes = [one.name for one in folders]
+        self.classes = [folder.name for folder in folders]
         self._transform = transform
-        images = [[*find_images(one)] for one in folders]
+        images = [[*find_images(folder)] for folder in folders]
         empty = [printable(name) for name, files in zip(self.classes, images, strict=True) if not files]
         if empty or not folders:
-            what = f"the folder of class {empty[0]!r} has no images" if empty else "there is no folder of a class"
-            raise FileNotFoundError(f"{folder}: {what}; they end in {', '.join(sorted(SUFFIXES))}")
+            reason = f"the folder of class {empty[0]!r} has no images" if empty else "there is no folder of a class"
+            raise FileNotFoundError(f"{folder}: {reason}; they end in {', '.join(sorted(SUFFIXES))}")
         self._samples = [(str(file), label) for label, files in enumerate(images) for file in files]
 
     def __len__(self) -> int:
@@ -137,32 +139,32 @@ class ImageFolder(Dataset[tuple[Any, int]]):
 
 
 def image_transforms(image_size: int, eval_image_size: int) -> tuple[Any, Any]:
-    """Return what makes uint8 `(3, size, size)` of a Pillow image: a random part of it, and the center.
+    """Return two transforms from a Pillow image to uint8 `(3, size, size)`: a random crop and the center crop.
 
     Raises:
         ModuleNotFoundError: torchvision is not installed.
     """
     v2 = import_torchvision("torchvision.transforms.v2")
-    random_part = [v2.RandomResizedCrop(image_size), v2.RandomHorizontalFlip()]
-    center = [v2.Resize(round(eval_image_size * EVAL_MARGIN)), v2.CenterCrop(eval_image_size)]
-    return v2.Compose([*random_part, v2.PILToTensor()]), v2.Compose([*center, v2.PILToTensor()])
+    random_crop = [v2.RandomResizedCrop(image_size), v2.RandomHorizontalFlip()]
+    center_crop = [v2.Resize(round(eval_image_size * EVAL_MARGIN)), v2.CenterCrop(eval_image_size)]
+    return v2.Compose([*random_crop, v2.PILToTensor()]), v2.Compose([*center_crop, v2.PILToTensor()])
 
 
 def normalize(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return images `(N, 3, H, W)`, uint8, as float32 normalized by ImageNet's mean and deviation, and their labels."""
+    """Return a batch with its images, uint8 `(N, 3, H, W)`, as float32 normalized with ImageNet's statistics."""
     return normalized(batch[0]), batch[1]
 
 
 def normalized(images: Tensor) -> Tensor:
-    """Return images `(..., 3, H, W)`, uint8, as float32 normalized by ImageNet's mean and deviation."""
+    """Return images, uint8 `(..., 3, H, W)`, as float32 normalized with ImageNet's statistics."""
     mean, std = _mean_and_std(images.device)
     return images.to(torch.float32).mul_(1 / 255).sub_(mean).div_(std)
 
 
-@functools.cache  # once a device: a copy for each batch would wait for the device
+@functools.cache  # once per device: a copy for each batch would wait for the device
 def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the mean and the deviation of a channel, float32 `(3, 1, 1)` each."""
-    mean, std = (torch.tensor(one, device=device).view(3, 1, 1) for one in (MEAN, STD))
+    """Return the mean and the standard deviation per channel, float32 `(3, 1, 1)` each."""
+    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
     return mean, std
 
 
@@ -172,14 +174,14 @@ def check_image_sizes(image_size: int, eval_image_size: int) -> None:
 
 
 def _classes_in(folder: Path) -> list[Path]:
-    """Return the folders of classes in a folder, in the order of their names."""
-    folders = (one for one in folder.iterdir() if one.is_dir() and not is_hidden(one.name))
-    return sorted(folders, key=lambda one: one.name)
+    """Return the folders of the classes in a folder, sorted by name."""
+    folders = (path for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name))
+    return sorted(folders, key=lambda path: path.name)
 
 
 def _folders(path: str, test_folder: str | None) -> list[Path]:
-    """Return the folders of the images for training, evaluation and, if there is one, testing."""
-    folders = [Path(path, one) for one in ("train", "val", test_folder) if one is not None]
+    """Return the folders of images for training, evaluation and, with a `test_folder`, testing."""
+    folders = [Path(path, name) for name in ("train", "val", test_folder) if name is not None]
     if test_folder in ("train", "val"):
         raise wrong_argument(
             "test_folder", test_folder, "must hold other images than those for training and evaluation"

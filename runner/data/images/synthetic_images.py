@@ -1,4 +1,4 @@
-"""Images made from a seed, of any size and number: for tests and for measuring speed."""
+"""Images generated from a seed, of any size and number: for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _fake(
     _check(num_samples, num_classes, channels, size, noise, eval_samples, test_samples)
 
     def make(samples: int) -> tuple[Tensor, Tensor]:
-        # The largest label, so that a model with too few classes is found.
+        # The largest label, so that a model with too few classes fails.
         return torch.randn(samples, channels, size, size), torch.full((samples,), num_classes - 1)
 
     train = FakeLoader(make, num_samples, batch_size)
@@ -51,21 +51,21 @@ def load_synthetic_images(
 ) -> tuple[TensorLoader, ...]:
     """Return loaders of images that can be learned: one random image per class, plus noise.
 
-    They are a training loader, an evaluation loader and, if asked for, a test loader.
+    There is a training loader, an evaluation loader and, with `test_samples`, a test loader.
 
-    Batches are `(images, labels)`: float32 `(N, channels, size, size)` and int64 `(N,)`. The classes have equally
-    many samples, give or take one.
+    Batches are `(images, labels)`: float32 `(N, channels, size, size)` and int64 `(N,)`. Class sizes differ by at most
+    one.
 
     Args:
-        num_samples: training images.
+        num_samples: number of training images.
         num_classes: number of classes.
-        channels: channels of an image.
+        channels: number of channels of an image.
         size: height and width, in pixels.
-        noise: standard deviation of the noise, at least 0; that of the classes' images is 1.
+        noise: standard deviation of the noise, at least 0; the class images have a standard deviation of 1.
         batch_size: samples in a training batch, all ranks together.
-        eval_samples: evaluation images, with different noise.
+        eval_samples: number of evaluation images, with different noise.
         eval_batch_size: samples in an evaluation or test batch, all ranks together.
-        test_samples: test images, drawn after all others; 0: no test loader.
+        test_samples: number of test images, drawn after all others; 0: no test loader.
         seed: seed of the images and of the order of the training samples.
 
     Raises:

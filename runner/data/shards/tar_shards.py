@@ -68,10 +68,10 @@ class TarShards(ShardArguments):
                 suffixes = (*(sorted(SUFFIXES) if key == "inputs" else ()), ".npy", *NUMBERS)
                 known = ", ".join(suffix[1:] for suffix in suffixes)
                 raise wrong_argument(key, field, f"must be a field that ends with one of {known}")
-        random_part, center = image_transforms(self.image_size, self.eval_image_size) if is_image else (None, None)
+        random_crop, center_crop = image_transforms(self.image_size, self.eval_image_size) if is_image else (None, None)
 
         def make(*args: Any, key: str) -> ShardedDataset:
-            image = random_part if key == "path" else center
+            image = random_crop if key == "path" else center_crop
             decode = partial(decode_sample, inputs=self.inputs, targets=self.targets, image=image)
             return ShardedDataset(*args, decode=decode, columns=(self.inputs, self.targets), key=key)
 

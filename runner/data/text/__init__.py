@@ -1,1 +1,1 @@
-"""Text as data: read, turned into tokens once, kept, and cut into windows."""
+"""Text as data: read, tokenized once, cached, and cut into windows."""

@@ -1,4 +1,4 @@
-"""Token sequences made from a seed, of any length and number: for tests and for measuring speed."""
+"""Token sequences generated from a seed, of any length and number: for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _fake(
     _check(num_samples, context, eval_samples, vocab_size, test_samples)
 
     def make(samples: int) -> tuple[Tensor, Tensor]:
-        # The largest token, so that a model with too small a vocabulary is found.
+        # The largest token, so that a model with too small a vocabulary fails.
         tokens = torch.full((samples, context), vocab_size - 1)
         return tokens, tokens
 
-    others = [FakeLoader(make, size, eval_batch_size) for size in (eval_samples, test_samples) if size]
-    return FakeLoader(make, num_samples, batch_size), *others
+    held_out = [FakeLoader(make, size, eval_batch_size) for size in (eval_samples, test_samples) if size]
+    return FakeLoader(make, num_samples, batch_size), *held_out
 
 
 @faked_by(_fake)
@@ -45,22 +45,21 @@ def load_synthetic_tokens(
     test_samples: int = 0,
     seed: int = 0,
 ) -> tuple[TensorLoader, ...]:
-    """Return loaders of sequences that can be learned: runs of one random Markov chain.
+    """Return loaders of sequences that can be learned: samples of one random Markov chain.
 
-    They are a training loader, an evaluation loader and, if asked for, a test loader.
+    There is a training loader, an evaluation loader and, with `test_samples`, a test loader.
 
-    Batches are `(inputs, targets)`, both int64 `(N, context)` in [0, vocab_size); the targets are the inputs one
-    token later. No model can do better than the chain's own entropy, `entropy_rate` of
-    `transition_matrix`.
+    Batches are `(inputs, targets)`, both int64 `(N, context)` in [0, vocab_size); the targets are the inputs shifted by
+    one token. The lowest possible loss is the entropy of the chain, the `entropy_rate` of its `transition_matrix`.
 
     Args:
-        num_samples: training sequences.
+        num_samples: number of training sequences.
         context: length of a sequence, in tokens.
         vocab_size: number of different tokens.
         batch_size: sequences in a training batch, all ranks together.
-        eval_samples: evaluation sequences, of the same chain.
+        eval_samples: number of evaluation sequences, of the same chain.
         eval_batch_size: sequences in an evaluation or test batch, all ranks together.
-        test_samples: test sequences, of the same chain, drawn after all others; 0: no test loader.
+        test_samples: number of test sequences, of the same chain, drawn after all others; 0: no test loader.
         seed: seed of the chain, of the sequences and of the order of the training samples.
 
     Raises:
@@ -82,12 +81,12 @@ def load_synthetic_tokens(
 
 
 def _run_chain(transitions: Tensor, sequences: int, context: int, generator: torch.Generator) -> Tensor:
-    """Return sequences of a chain, int64 `(sequences, context + 1)`."""
+    """Draw sequences of a chain, int64 `(sequences, context + 1)`."""
     tokens = torch.empty(sequences, context + 1, dtype=torch.int64)
     tokens[:, 0] = torch.randint(len(transitions), (sequences,), generator=generator)
     for position in range(context):
-        likely = transitions[tokens[:, position]]
-        tokens[:, position + 1] = torch.multinomial(likely, 1, generator=generator).squeeze(1)
+        probabilities = transitions[tokens[:, position]]
+        tokens[:, position + 1] = torch.multinomial(probabilities, 1, generator=generator).squeeze(1)
     return tokens
 
 
@@ -99,13 +98,13 @@ def transition_matrix(vocab_size: int, seed: int) -> Tensor:
     """
     _check(vocab_size=vocab_size)
     generator = torch.Generator().manual_seed(stream_seed(seed, "chain"))
-    # The factor makes a few successors of each token likely, so that there is much to learn.
+    # The factor makes a few successors of each token likely, so that there is a lot to learn.
     return torch.softmax(3.0 * torch.randn(vocab_size, vocab_size, generator=generator), dim=1)
 
 
 def entropy_rate(transitions: Tensor) -> float:
     """Return the entropy rate of a chain in bits per token, given its transition matrix `(V, V)`."""
-    # Single precision leaves the rows a little off 1, which a high power would amplify.
+    # In single precision the rows do not quite sum to 1, which a high power would amplify.
     transitions = transitions.double() / transitions.double().sum(dim=1, keepdim=True)
     stationary = torch.linalg.matrix_power(transitions, 1024)[0]
     return float((stationary @ torch.special.entr(transitions).sum(dim=1)) / torch.log(torch.tensor(2.0)))

@@ -1,9 +1,9 @@
-"""Language modelling on your own text files, as bytes or with a tokenizer of Hugging Face.
+"""Language modeling on your own text files, as bytes or with a tokenizer of Hugging Face.
 
-Tokens are held as uint8, uint16 or int32, in memory or in a memory-mapped file: with a tokenizer they are kept
-in `cache`, under a name made from the files' paths, sizes and times of change and of the tokenizer's vocabulary and
-version. One process tokenizes, and others that want the same tokens wait for it. Up to 1 GiB of tokens is moved to
-the device as a whole, if there is room; otherwise batches are, as they are stored.
+Tokens are stored as uint8, uint16 or int32. Bytes are in memory. Tokens of a tokenizer are in a memory-mapped file in
+`cache`, whose name depends on the files' paths, sizes and modification times and on the tokenizer's vocabulary and
+version. One process tokenizes, and others that need the same tokens wait for it. Up to 1 GiB of tokens is moved to the
+device if it has room; otherwise batches are moved one by one, in their stored type.
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ LINE_END = re.compile(r"(?<=\S)\n(?=\S)")
 
 @dataclass(frozen=True)
 class TextFiles(WindowSizes):
-    """Return a training and an evaluation loader over text files, joined in path order, and perhaps a test loader.
+    """Return a training, an evaluation and perhaps a test loader over text files, which are joined in path order.
 
     Batches are `(inputs, targets)`, both int64 `(N, context)` in [0, size of the vocabulary); the targets are the
-    inputs one token later. The text is cut into windows, so that every token but the first is a target once an epoch; a
-    rest shorter than a window is left out. Each file is followed by the tokenizer's end-of-text token, if it has one.
-    Files of more than 262,144 characters are tokenized in pieces that end with a line.
+    inputs shifted by one token. The text is cut into windows, so that every token but the first is a target once an
+    epoch; an incomplete last window is left out. Each file is followed by the tokenizer's end-of-text token, if it has
+    one. Files of more than 262,144 characters are tokenized in pieces that end at a line end.
 
     Args:
-        path: a text file, or a folder of them.
-        pattern: which files within a folder, as `pathlib` understands it.
-        eval_path: a file or folder of other texts to evaluate on; None keeps the end of the training text for that.
-        eval_share: share of the tokens that is kept for evaluation, in (0, 1); not used with an eval_path.
-        test_path: a file or folder of texts to test on; None keeps a part of the training text for that, if asked.
-        test_share: share of the tokens that is kept for testing, the last ones; 0 keeps none.
-        tokenizer: a folder, or a name on the Hub, for transformers' AutoTokenizer; None takes the bytes.
+        path: a text file, or a folder of text files.
+        pattern: pattern of the files to read in a folder, as for `pathlib`.
+        eval_path: a file or folder of texts to evaluate on; None: a share of the training text.
+        eval_share: share of the tokens held out for evaluation, in (0, 1); not used with an eval_path.
+        test_path: a file or folder of texts to test on; None: a share of the training text, if `test_share` is not 0.
+        test_share: share of the tokens held out for testing, the last tokens; 0: none.
+        tokenizer: a folder, or a name on the Hub, for transformers' AutoTokenizer; None uses bytes.
         pack_documents: whether windows hold whole files that do not attend to each other, see `PackedWindows`.
-        cache: a folder in which tokens are kept; None tokenizes at each start, on each rank.
+        cache: folder in which tokens are cached; None tokenizes at each start, on each rank.
         seed: seed of the order of the training windows.
 
     For the other arguments see `WindowSizes`.
 
     Raises:
-        ModuleNotFoundError: a tokenizer is asked for, and transformers is not installed.
+        ModuleNotFoundError: a tokenizer is given, but transformers is not installed.
         FileNotFoundError: a file or folder does not exist, or no file in it matches the pattern.
         OSError: the tokenizer cannot be loaded.
-        ValueError: a number is out of range, a text is shorter than a window, a file for evaluation is trained on too,
-            or a file for a tokenizer is not UTF-8.
+        ValueError: a number is out of range, a text is shorter than a window, two paths share a file, or a file for a
+            tokenizer is not UTF-8.
     """
 
     path: LocalPath = "data/text"
@@ -93,27 +93,27 @@ class TextFiles(WindowSizes):
         parts = _in_order(texts[0].split(counts), texts[1:], self.eval_path)
         if not self.pack_documents:
             return window_loaders(parts, self.seed, self)
-        first, *others = (_ends(*pair, encoder) for pair in zip(texts, files, strict=True))
-        ends = _in_order(split_ends(first, counts), others, self.eval_path)
+        train_ends, *other_ends = (_find_ends(*pair, encoder) for pair in zip(texts, files, strict=True))
+        ends = _in_order(split_ends(train_ends, counts), other_ends, self.eval_path)
         key = [[_key(paths, encoder) for paths in files], counts]
         return packed_loaders(parts, ends, self, TokenCache(self.cache), key, self.seed)
 
     def fake(self) -> tuple[FakeLoader, ...]:
-        """Return stand-ins for the loaders, of which the sizes of files tell how long they are."""
+        """Return loaders of made-up batches, with lengths based on the sizes of the files."""
         shares, files, encoder = self._open()
 
         def count(paths: list[Path]) -> int:
             size = sum(path.stat().st_size for path in paths)
             if self.tokenizer is None:
                 return size
-            kept = TokenCache(self.cache).size(_key(paths, encoder), encoder.dtype)
-            return max(size // BYTES_PER_TOKEN, 4 * self.context) if kept is None else kept
+            cached = TokenCache(self.cache).size(_key(paths, encoder), encoder.dtype)
+            return max(size // BYTES_PER_TOKEN, 4 * self.context) if cached is None else cached
 
         counts = _in_order(split_tokens(count(files[0]), shares), map(count, files[1:]), self.eval_path)
         return fake_window_loaders(counts, encoder.vocab_size, self, self.pack_documents)
 
     def _open(self) -> tuple[list[float], list[list[Path]], Tokenizer]:
-        """Check the arguments; return the shares kept for evaluation and testing, the files and the tokenizer."""
+        """Check the arguments; return the shares held out for evaluation and testing, the files and the tokenizer."""
         check_windows(self)
         if self.test_path is not None and self.test_share:
             reason = "give a share of the training text or test_path, not both"
@@ -133,76 +133,77 @@ class TextFiles(WindowSizes):
 load_text_files = data_function("load_text_files", TextFiles)
 
 
-def _in_order(kept: Iterable[Part], others: Iterable[Part], eval_path: str | None) -> list[Part]:
-    """Return the parts of a text in the order: training, evaluation, testing.
+def _in_order(parts: Iterable[Part], other_texts: Iterable[Part], eval_path: str | None) -> list[Part]:
+    """Return parts in the order training, evaluation, testing.
 
     Args:
-        kept: the training text, and the parts of it that are kept for something else, in this order.
-        others: the texts of `eval_path` and `test_path`, as far as they are given.
+        parts: the parts of the text of `path`: for training, then those held out for evaluation and testing.
+        other_texts: the texts of `eval_path` and `test_path`, if given.
         eval_path: a path, or None if a part of the training text is for evaluation.
     """
-    train, *rest = kept
-    return [train, *others, *rest] if eval_path is not None else [train, *rest, *others]
+    train, *held_out = parts
+    return [train, *other_texts, *held_out] if eval_path is not None else [train, *held_out, *other_texts]
 
 
 def _list_files(path: str, pattern: str, eval_path: str | None, test_path: str | None) -> list[list[Path]]:
-    """Return the files of each given path, in the order in which they are concatenated."""
-    given = {"path": path, "eval_path": eval_path, "test_path": test_path}
-    found = {key: _find(key, one, pattern) for key, one in given.items() if one is not None}
-    for one, other in combinations(found, 2):
-        if both := sorted({*found[one]} & {*found[other]}):
-            raise wrong_argument(other, given[other], f"{str(both[0])!r} is also in {one}; give different texts")
-    return [*found.values()]
+    """Return the files of each path that is given, in the order in which they are joined."""
+    paths = {"path": path, "eval_path": eval_path, "test_path": test_path}
+    files = {key: _find_files(key, path, pattern) for key, path in paths.items() if path is not None}
+    for key, other_key in combinations(files, 2):
+        if shared := sorted({*files[key]} & {*files[other_key]}):
+            reason = f"{str(shared[0])!r} is also in {key}; give different texts"
+            raise wrong_argument(other_key, paths[other_key], reason)
+    return [*files.values()]
 
 
-def _find(name: str, path: str, pattern: str) -> list[Path]:
+def _find_files(key: str, path: str, pattern: str) -> list[Path]:
     root = Path(path).expanduser().absolute()
     if root.is_file():
         return [root]
     if not root.is_dir():
-        raise FileNotFoundError(f"{name}={path!r}: does not exist; give a text file or a folder of text files")
+        raise FileNotFoundError(f"{key}={path!r}: does not exist; give a text file or a folder of text files")
     try:
-        found = [file for file in root.glob(pattern) if file.is_file()]
+        files = [file for file in root.glob(pattern) if file.is_file()]
     except (ValueError, NotImplementedError, IndexError) as error:
         raise wrong_argument("pattern", pattern, f"{error}; give a pattern such as '**/*.txt'") from error
-    if not found:
+    if not files:
         raise FileNotFoundError(
-            f"{name}={path!r}: no file in this folder matches pattern={pattern!r}; change the pattern"
+            f"{key}={path!r}: no file in this folder matches pattern={pattern!r}; change the pattern"
         )
-    return sorted(found, key=lambda file: file.relative_to(root).as_posix())
+    return sorted(files, key=lambda file: file.relative_to(root).as_posix())
 
 
 def _read(files: list[Path], encoder: Tokenizer, cache: str | None) -> Tensor:
-    """Return the tokens `(n,)` of some files, one after another."""
-    if not isinstance(encoder, HFTokenizer):  # as they are, whatever they hold
+    """Return the tokens `(n,)` of files, in order."""
+    if not isinstance(encoder, HFTokenizer):  # bytes need not be valid UTF-8
         content = bytearray().join(file.read_bytes() for file in files)
         return torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
     make = partial(encoder.encode_all, _pieces(files))
     return TokenCache(cache).tokens(_key(files, encoder), encoder.dtype, make)
 
 
-def _ends(tokens: Tensor, files: list[Path], encoder: Tokenizer) -> NDArray[Any]:
-    """Return after how many tokens each file ends."""
+def _find_ends(tokens: Tensor, files: list[Path], encoder: Tokenizer) -> NDArray[Any]:
+    """Return the end position of each file in the tokens."""
     if not isinstance(encoder, HFTokenizer):
         return numpy.cumsum([file.stat().st_size for file in files])
     return document_ends(tokens, end_token(encoder))
 
 
 def _key(files: list[Path], encoder: Tokenizer) -> Any:
-    """Return all that the tokens of some files depend on, as a key of the cache."""
+    """Return everything that the tokens of files depend on, as a key of the cache."""
     return ["files", PIECE, encoder.identity, state_of(files)]
 
 
 def _pieces(files: list[Path]) -> Iterator[tuple[str, bool]]:
-    """Yield the text of some files in pieces, each with whether it ends a file."""
+    """Yield the text of files in pieces: (text, whether it ends a file)."""
     for path in files:
         try:
             with path.open(encoding="utf-8", newline="") as file:  # newline="" keeps line ends
                 text = file.read(PIECE)
                 while more := file.read(PIECE):
-                    cut = _cut(text)
-                    yield text[:cut], False
-                    text = text[cut:] + more
+                    end = _find_cut(text)
+                    yield text[:end], False
+                    text = text[end:] + more
             yield text, True
         except UnicodeDecodeError as error:
             raise ValueError(
@@ -210,7 +211,7 @@ def _pieces(files: list[Path]) -> Iterator[tuple[str, bool]]:
             ) from error
 
 
-def _cut(text: str) -> int:
-    """Return where to cut a text: after its last line end with no other white space next to it, or at its end."""
-    *_, last = [len(text), *(found.end() for found in LINE_END.finditer(text, max(0, len(text) - PIECE // 4)))]
+def _find_cut(text: str) -> int:
+    """Return the position at which to cut a text: after its last line end without other white space, or at its end."""
+    *_, last = [len(text), *(match.end() for match in LINE_END.finditer(text, max(0, len(text) - PIECE // 4)))]
     return last

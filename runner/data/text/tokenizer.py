@@ -1,4 +1,4 @@
-"""From texts to tokens: bytes, or a tokenizer of Hugging Face."""
+"""Turn texts into tokens: bytes, or a tokenizer of Hugging Face."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runner.libraries.hugging_face import import_hf
 
 BATCH_CHARACTERS = 1 << 20  # of texts that are tokenized together, in parallel
 BATCH_TEXTS = 1000
-BYTES_PER_TOKEN = 4  # a guess, for what has not been tokenized yet
+BYTES_PER_TOKEN = 4  # a guess, for texts that have not been tokenized yet
 
 
 class Tokenizer(ABC):
@@ -25,7 +25,7 @@ class Tokenizer(ABC):
 
     Attributes:
         vocab_size: size of the vocabulary: the largest token plus one.
-        identity: all that the tokens of a text depend on, made of what JSON can hold.
+        identity: everything that the tokens of a text depend on, as JSON values.
     """
 
     vocab_size: int
@@ -39,20 +39,20 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, texts: list[tuple[str, bool]]) -> NDArray[Any]:
-        """Return the tokens `(n,)` of texts, one after another.
+        """Return the tokens `(n,)` of all texts, in order.
 
         Args:
-            texts: each with a flag for the end of a document, where the end-of-text token is added if the tokenizer has
-                one.
+            texts: pairs (text, whether it ends a document); the end-of-text token, if the tokenizer has one, follows
+                each document.
         """
 
     def encode_all(self, texts: Iterable[tuple[str, bool]]) -> Iterator[NDArray[Any]]:
-        """Yield the tokens of any number of texts, a batch of texts at a time; for the arguments see `encode`."""
+        """Yield the tokens of any number of texts, batch by batch; for the arguments see `encode`."""
         batch: list[tuple[str, bool]] = []
         size = 0
-        for one in texts:
-            batch.append(one)
-            size += len(one[0])
+        for text, is_end in texts:
+            batch.append((text, is_end))
+            size += len(text)
             if size >= BATCH_CHARACTERS or len(batch) >= BATCH_TEXTS:
                 yield self.encode(batch)
                 batch = []
@@ -62,7 +62,7 @@ class Tokenizer(ABC):
 
 
 class ByteTokenizer(Tokenizer):
-    """The bytes of UTF-8; nothing marks the end of a document."""
+    """Uses the bytes of UTF-8 as tokens; nothing marks the end of a document."""
 
     vocab_size = 256
     identity = "bytes"
@@ -90,22 +90,24 @@ class HFTokenizer(Tokenizer):
         self.end: int | None = self._tokenizer.eos_token_id
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         content = json.dumps(vocabulary, sort_keys=True) if backend is None else backend.to_str()
-        libraries = [import_hf(one).__version__ for one in ("transformers", "tokenizers")]
+        libraries = [import_hf(library).__version__ for library in ("transformers", "tokenizers")]
         self.identity = [type(self._tokenizer).__name__, hashlib.sha256(content.encode()).hexdigest(), self.end]
         self.identity += libraries
 
     def encode(self, texts: list[tuple[str, bool]]) -> NDArray[Any]:
-        """Return the tokens `(n,)` of the texts, the end-of-text token after each that ends a document."""
+        """Return the tokens `(n,)` of the texts, with the end-of-text token after each document."""
         encoded = self._tokenizer(
             [text for text, _ in texts], add_special_tokens=False, return_attention_mask=False, verbose=False
         )
         end = [] if self.end is None else [self.end]
-        parts = ((tokens, end if ends else []) for tokens, (_, ends) in zip(encoded["input_ids"], texts, strict=True))
+        parts = (
+            (tokens, end if is_end else []) for tokens, (_, is_end) in zip(encoded["input_ids"], texts, strict=True)
+        )
         return numpy.fromiter(chain.from_iterable(chain.from_iterable(parts)), self.dtype)
 
 
 def load_tokenizer(name: str | None) -> Tokenizer:
-    """Return the tokenizer of a name: None means bytes, any other name goes to `HFTokenizer`.
+    """Return a `ByteTokenizer` for None, and an `HFTokenizer` for a name.
 
     Raises:
         ModuleNotFoundError, OSError: the tokenizer cannot be loaded, see `HFTokenizer`.
@@ -114,7 +116,7 @@ def load_tokenizer(name: str | None) -> Tokenizer:
 
 
 def load_pretrained_tokenizer(name: str) -> Any:
-    """Return a tokenizer of transformers, from a folder or by its name on the Hub.
+    """Return a tokenizer of transformers, given a folder or a name on the Hub.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -124,12 +126,14 @@ def load_pretrained_tokenizer(name: str) -> Any:
     folder = Path(name).expanduser()
     if not folder.is_dir():
         try:
-            return load(name, trust_remote_code=False, local_files_only=True)  # what was downloaded is used as it is
+            return load(
+                name, trust_remote_code=False, local_files_only=True
+            )  # use a downloaded tokenizer without asking the Hub
         except (OSError, ValueError):
             pass
     try:
         return load(str(folder) if folder.is_dir() else name, trust_remote_code=False)
-    except Exception as error:  # of many kinds: what a folder holds, what the Hub says, what is not installed
+    except Exception as error:  # of many kinds: from the folder's files, the Hub or missing libraries
         reason = str(error).strip().partition("\n")[0].rstrip(".:")
         raise OSError(
             f"tokenizer={name!r}: transformers cannot load it ({reason}); give a folder that save_pretrained wrote, or "

@@ -1,4 +1,4 @@
-"""Windows cut from one long run of tokens, for language modelling: loaders of them, and stand-ins for those."""
+"""Cut a long sequence of tokens into windows for language modeling, and make loaders of them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from runner.data.loaders import OrderedLoader, TensorLoader
 from runner.failures.checks import check_counts, check_number, refuse_if
 from runner.failures.errors import wrong_argument
 
-RESIDENT_BYTES = 1 << 30  # of tokens that are moved to the device as a whole, at most
+RESIDENT_BYTES = 1 << 30  # maximum size of tokens that are all moved to the device
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowSizes:
-    """The arguments that say how tokens become batches.
+    """The arguments that determine how tokens become batches.
 
     Args:
         context: window length, in tokens.
         batch_size: windows in a training batch, all ranks together.
         eval_batch_size: windows in an evaluation batch, all ranks together.
-        eval_tokens: tokens that are evaluated at most, in windows spread evenly over the text; None evaluates all.
+        eval_tokens: maximum number of tokens to evaluate, in windows spread evenly over the text; None evaluates all.
     """
 
     context: int = 128
@@ -35,7 +35,7 @@ class WindowSizes:
 
 
 def check_windows(sizes: WindowSizes) -> None:
-    """Check the arguments for turning tokens into batches, before anything is read.
+    """Check the arguments before anything is read.
 
     Raises:
         ValueError: one of the sizes is out of range.
@@ -45,7 +45,7 @@ def check_windows(sizes: WindowSizes) -> None:
 
 
 def check_eval_share(eval_share: float, test_share: float = 0.0) -> None:
-    """Raise ValueError for shares of the training data that leave nothing to train or to evaluate on."""
+    """Raise ValueError if the shares leave nothing to train or to evaluate on."""
     check_number("eval_share", eval_share, "(0, 1)")
     if not 0 <= test_share < 1 - eval_share:
         raise wrong_argument("test_share", test_share, "must be at least 0, and below 1 together with eval_share")
@@ -58,9 +58,9 @@ def check_eval_limit(name: str, limit: int | None, context: int, unit: str) -> N
 
 
 def count_windows(size: int, context: int, unit: str = "tokens") -> int:
-    """Return how many windows a text has.
+    """Return the number of windows in a text.
 
-    The text needs one token more, as each target is the token after an input.
+    They need one more token, as each target is the token after an input.
 
     Raises:
         ValueError: the text is too short for a single window.
@@ -70,7 +70,7 @@ def count_windows(size: int, context: int, unit: str = "tokens") -> int:
 
 
 def cut_windows(tokens: Tensor, context: int, unit: str = "tokens") -> Tensor:
-    """Return views `(windows, context + 1)` of tokens `(n,)`; each starts with the last token of the previous.
+    """Return tokens `(n,)` as views `(windows, context + 1)`; each starts with the last token of the previous one.
 
     Raises:
         ValueError: the text is too short for a single window.
@@ -80,13 +80,13 @@ def cut_windows(tokens: Tensor, context: int, unit: str = "tokens") -> Tensor:
 
 
 def spread_windows(windows: Tensor, limit: int | None) -> Tensor:
-    """Return windows of at most `limit` tokens in all, spread evenly; None returns all windows."""
+    """Return evenly spread windows of at most `limit` tokens in total; None returns all windows."""
     count = len(windows) if limit is None else min(len(windows), limit // (windows.shape[1] - 1))
     return windows if count == len(windows) else windows[torch.arange(count) * len(windows) // count]
 
 
 def next_token(windows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `(inputs, targets)`, both int64 `(N, context)`, of windows `(N, context + 1)`.
+    """Split windows `(N, context + 1)` into `(inputs, targets)`, both int64 `(N, context)`.
 
     Windows of int16 are read as uint16, for which torch lacks operations.
     """
@@ -104,59 +104,63 @@ PARTS = ("train", "evaluate", "test")
 
 
 def window_loaders(parts: Iterable[Tensor], seed: int, sizes: WindowSizes) -> tuple[OrderedLoader, ...]:
-    """Return a training and an evaluation loader of the windows of runs of tokens, and a test loader for a third run.
+    """Return a training and an evaluation loader of the windows of two parts, and a test loader for a third part.
 
-    Batches are `(inputs, targets)`, see `next_token`. Every token but the first is a target once an epoch; a
-    rest shorter than a window is left out. The windows for evaluation are spread evenly over their tokens. The tokens
-    are uint8, int16 (which stands for uint16) or int32 `(n,)`, on the CPU; `check_windows` has passed the sizes.
+    Batches are `(inputs, targets)`, see `next_token`. Every token of a part but the first is a target once an epoch; an
+    incomplete last window is left out. Windows for evaluation are spread evenly over their part.
+
+    Args:
+        parts: tokens `(n,)` on the CPU: uint8, int16 (the bits of uint16) or int32.
+        seed: seed of the order of the training windows.
+        sizes: sizes that `check_windows` has accepted.
 
     Raises:
         ValueError: a part is shorter than a window, or the seed is below 0.
     """
-    train, *others = (
+    train, *held_out = (
         cut_windows(tokens, sizes.context, f"tokens to {use} on") for tokens, use in zip(parts, PARTS, strict=False)
     )
-    others[0] = spread_windows(others[0], sizes.eval_tokens)
+    held_out[0] = spread_windows(held_out[0], sizes.eval_tokens)
 
     def loader(windows: Tensor, **options: Any) -> TensorLoader:
         return TensorLoader(windows, transform=next_token, resident=windows.nbytes <= RESIDENT_BYTES, **options)
 
     return (
         loader(train, batch_size=sizes.batch_size, shuffle=True, seed=seed),
-        *(loader(windows, batch_size=sizes.eval_batch_size, shuffle=False) for windows in others),
+        *(loader(windows, batch_size=sizes.eval_batch_size, shuffle=False) for windows in held_out),
     )
 
 
 def fake_window_loaders(
     counts: Iterable[int], vocab_size: int, sizes: WindowSizes, has_positions: bool = False
 ) -> tuple[FakeLoader, ...]:
-    """Return stand-ins for the loaders of `window_loaders`, with the largest token everywhere.
+    """Return loaders of made-up batches in place of those of `window_loaders`; all tokens are the largest token.
 
-    With `has_positions`, batches have the positions of tokens as a third part.
+    `counts` are the numbers of tokens. With `has_positions`, batches have positions as a third element.
 
     Raises:
         ValueError: a part is shorter than a window.
     """
     context = sizes.context
     limit = sizes.eval_tokens
-    train, *others = (
+    train, *held_out = (
         count_windows(count, context, f"tokens to {use} on") for count, use in zip(counts, PARTS, strict=False)
     )
     if limit is not None:
-        others[0] = min(others[0], limit // context)
+        held_out[0] = min(held_out[0], limit // context)
 
     def make(samples: int) -> tuple[Tensor, ...]:
-        # The largest token, so that a model with too small a vocabulary is found.
+        # The largest token, so that a model with too small a vocabulary fails.
         tokens = torch.full((samples, context), vocab_size - 1)
         return (tokens, tokens, torch.arange(context).expand(samples, -1)) if has_positions else (tokens, tokens)
 
     return (
         FakeLoader(make, train, sizes.batch_size),
-        *(FakeLoader(make, windows, sizes.eval_batch_size) for windows in others),
+        *(FakeLoader(make, windows, sizes.eval_batch_size) for windows in held_out),
     )
 
 
 def split_tokens(size: int, shares: Iterable[float]) -> list[int]:
-    """Return how many of `size` tokens are for training and, after these, how many for each of some shares of all."""
+    """Divide `size` tokens: return the number for training and then the number for each of `shares`."""
     counts = [round(size * share) for share in shares]
     return [size - sum(counts), *counts]

@@ -574,7 +574,7 @@ FAULTS = (
     Fault(
         "shards: a group of them is not done before the next",
         SHARD_ORDER,
-        "samples[drawn]}",
+        "samples[order]}",
         "samples}",
         "data/shards/test_order.py data/shards/test_shards.py",
     ),

@@ -85,7 +85,7 @@ def fetch_archive(url: str, md5: str | None, path: str, members: Sequence[str], 
     if not find_missing(path, members):
         return
     by_hand = f"get {url} by other means and unpack it, so that {Path(path, members[0])} is there"
-    with _explained_errors(url, path, by_hand):
+    with _explain_errors(url, path, by_hand):
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         with alone(folder / LOCK, "downloads", lambda: size_of(folder, f"{PARTIAL}*/*"), patience) as is_alone:
@@ -169,14 +169,14 @@ def _unpack(archive: Path, scratch: Path, members: Sequence[str]) -> dict[str, P
             files[member] = scratch / str(members.index(member))
             with source, files[member].open("wb") as file:
                 shutil.copyfileobj(source, file, CHUNK)
-                sync_file(file)  # contents reach the disk before the final name does, even if the power fails
+                sync_file(file)  # so that even after a power failure, no file with its final name is incomplete
         while plain.read(CHUNK):  # to the end, where gzip checks its checksum
             pass
     return files
 
 
 @contextmanager
-def _explained_errors(url: str, path: str, by_hand: str) -> Iterator[None]:
+def _explain_errors(url: str, path: str, by_hand: str) -> Iterator[None]:
     """Explain a full disk or an unwritable folder in one sentence; let errors that are already explained through."""
     try:
         yield

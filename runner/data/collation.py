@@ -43,9 +43,7 @@ class GrowingBatch:
     def __init__(self, size: int) -> None:
         self._size = size
         self._number = 0  # of the next sample
-        self._batches: list[
-            tuple[Tensor, Sequence[Tensor]]
-        ] = []  # for each large tensor of a sample: its batch, and the rows of that
+        self._batches: list[tuple[Tensor, Sequence[Tensor]]] = []  # (batch, its rows) for each large tensor of a sample
         self._next = 0  # index in `_batches` of the next large tensor
         # Not if a user has registered another function for tensors.
         self._copies = _collate is not None and _functions.get(Tensor) is _collate_tensors

@@ -12,7 +12,7 @@ from torch import Tensor
 from runner.device.batch import tensors
 from runner.distributed.ranks import get_data_parallel_size
 
-MOST_BYTES = 1 << 22  # that a digest reads of each tensor
+MOST_BYTES = 1 << 22  # bytes of each tensor that a digest reads
 MOST_TENSORS = 1000
 
 

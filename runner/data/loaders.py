@@ -281,7 +281,7 @@ class DatasetLoader(OrderedLoader):
         return (self._pool.batches[key] for key in keys)
 
 
-@functools.cache  # once a process, however many loaders there are
+@functools.cache  # once per process, for any number of loaders
 def _warn_of_too_many(num_workers: int) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if num_workers > cores:

@@ -99,7 +99,7 @@ def warn_of_unseeded(loader: Any, name: str) -> None:
         )
 
 
-@cache  # once a process
+@cache  # once per process
 def _warn(text: str) -> None:
     log.warning(text)
 

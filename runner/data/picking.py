@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runner.data.order import SampleOrder
 
-PICKED_BYTES = 1 << 17  # of the small batches that are copied together
+PICKED_BYTES = 1 << 17  # bytes of small batches that are copied together
 ALIGNMENT = 64  # bytes, of torch's memory
 ALIGNMENT_OF_ACCELERATORS = 512  # bytes; cuBLASLt chooses its algorithm by up to 256 of them
 

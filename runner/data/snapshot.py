@@ -12,7 +12,7 @@ from torch import Tensor
 MOST_PARTS = 1000
 """Number of parts of a data set to compare, from the outside in."""
 SMALL = 4096
-"""Bytes of an array, and elements of a container, up to which the content is compared."""
+"""Maximum bytes of an array, and elements of a container, whose content is compared."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 

@@ -53,9 +53,8 @@ class WorkerProcess(ForkServerProcess):
         """
         start_fork_server()
         if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
-            multiprocessing.set_start_method(
-                METHOD, force=True
-            )  # in a job of joblib, it is a method that no worker knows
+            # In a job of joblib, the start method is one that no worker knows.
+            multiprocessing.set_start_method(METHOD, force=True)
         with _empty_main():
             super().start()
 
@@ -248,8 +247,6 @@ def _parts(value: Any) -> dict[str, Any]:
             used = {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__}
             used |= {name: cell.cell_contents for name, cell in cells}
             return {f" -> {name}": part for name, part in used.items()}
-    attributes = {
-        **getattr(value, "__dict__", {}),
-        **vars(type(value)),
-    }  # a class may be sent by value, with its methods
+    # Also the attributes of the class, which may be sent by value, with its methods.
+    attributes = {**getattr(value, "__dict__", {}), **vars(type(value))}
     return {f".{name}": part for name, part in attributes.items() if not name.startswith("__") or name == "__getitem__"}

@@ -41,13 +41,13 @@ def fetch(server: Server, folder: Path, md5: str | None = None, **options: Any) 
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All that lies in a folder under a final name."""
+    """Return the contents of all files in a folder by name, apart from the lock."""
     files = [file for file in folder.rglob("*") if file.is_file() and file.name != LOCK]
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
-def begin(server: Server, folder: Path) -> subprocess.Popen[bytes]:
-    """Another process that downloads, of which something has arrived and the rest is still to come."""
+def start_download(server: Server, folder: Path) -> subprocess.Popen[bytes]:
+    """Start another process that downloads, and wait until a part of the file has arrived."""
     server.stops_after, server.hangs = 100_000, True
     command = [sys.executable, "-c", FETCH, server.url, str(folder)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
@@ -59,24 +59,24 @@ def begin(server: Server, folder: Path) -> subprocess.Popen[bytes]:
     return process
 
 
-def end(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
+def stop(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
     process.send_signal(number)
     process.wait(PATIENCE)
 
 
-def test_files_are_put_in_place_once(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_files_are_downloaded_once(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "runner")
     folder, md5 = tmp_path / "new" / "data", hashlib.md5(server.body).hexdigest()
     for _ in range(2):
         fetch(server, folder, md5.upper())
     assert server.requests == 1
     assert contents(folder) == FILES
-    assert sorted(one.name for one in folder.iterdir()) == [LOCK, "set"]
+    assert sorted(file.name for file in folder.iterdir()) == [LOCK, "set"]
     assert caplog.messages == [f"downloading {server.url} (0.3 MB) into {folder}"]
     assert all(os.access(folder / name, os.R_OK) and (folder / name).stat().st_mode & 0o200 for name in FILES)
 
 
-def test_a_file_that_is_there_is_kept(server: Server, tmp_path: Path):
+def test_an_existing_file_is_kept(server: Server, tmp_path: Path):
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "b.bin").write_bytes(b"mine")
     assert find_missing(str(tmp_path), MEMBERS) == ["set/a.bin"]
@@ -84,20 +84,20 @@ def test_a_file_that_is_there_is_kept(server: Server, tmp_path: Path):
     assert contents(tmp_path) == FILES | {"set/b.bin": b"mine"}
 
 
-def test_an_archive_on_this_machine_will_do(tmp_path: Path):
+def test_a_local_archive_is_unpacked(tmp_path: Path):
     (tmp_path / "archive.tar.gz").write_bytes(tar_gz(FILES))
     fetch_archive((tmp_path / "archive.tar.gz").as_uri(), None, str(tmp_path / "data"), MEMBERS)
     assert contents(tmp_path / "data") == FILES
 
 
-def test_of_several_processes_one_downloads_and_the_others_wait(server: Server, tmp_path: Path):
+def test_one_of_several_processes_downloads_while_the_others_wait(server: Server, tmp_path: Path):
     command = [sys.executable, "-c", FETCH, server.url, str(tmp_path)]
     server.stops_after, server.hangs = 100_000, True
     processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(4)]
     assert server.silent.wait(PATIENCE)  # the others wait for the first, or have yet to start
-    server.stops_after = None  # of the next
+    server.stops_after = None  # for the next request
     server.hangs = False
-    server.let_go.set()  # the first breaks off, and another goes on
+    server.let_go.set()  # the first fails, and another one downloads
     ends = [(process.communicate(timeout=PATIENCE)[1].decode(), process.returncode) for process in processes]
     assert sorted(code for _, code in ends) == [0, 0, 0, 1]
     assert sum("broke off" in err for err, _ in ends) == 1
@@ -110,20 +110,20 @@ def test_the_first_rank_of_a_machine_downloads(server: Server, tmp_path: Path):
         environment = os.environ | {"LOCAL_RANK": str(rank)}
         processes.append(subprocess.Popen(command, stderr=subprocess.PIPE, env=environment))
         time.sleep(0.3)
-    said = [process.communicate(timeout=PATIENCE)[1].decode() for process in processes]
+    messages = [process.communicate(timeout=PATIENCE)[1].decode() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0] and server.requests == 1
-    assert said == ["", "", f"downloading {server.url} (0.3 MB) into {tmp_path}\n"]
+    assert messages == ["", "", f"downloading {server.url} (0.3 MB) into {tmp_path}\n"]
 
 
-def test_a_killed_download_leaves_nothing_and_locks_nobody_out(server: Server, tmp_path: Path):
-    end(begin(server, tmp_path))
+def test_a_killed_download_leaves_no_file_and_no_lock(server: Server, tmp_path: Path):
+    stop(start_download(server, tmp_path))
     assert list(tmp_path.glob(f"{PARTIAL}*")) and find_missing(str(tmp_path), MEMBERS) == MEMBERS
     fetch(server, tmp_path, patience=0)
     assert contents(tmp_path) == FILES and not list(tmp_path.glob(f"{PARTIAL}*"))
 
 
 def test_an_interrupted_download_cleans_up(server: Server, tmp_path: Path):
-    end(begin(server, tmp_path), signal.SIGINT)
+    stop(start_download(server, tmp_path), signal.SIGINT)
     assert contents(tmp_path) == {} and not list(tmp_path.glob(f"{PARTIAL}*"))
 
 
@@ -131,30 +131,30 @@ def test_the_wait_for_a_process_that_makes_no_progress_is_bounded(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO, "runner")
-    process = begin(server, tmp_path)
+    process = start_download(server, tmp_path)
     try:
         reason = r"path='.*': another process downloads there, and has made no progress for 0\.3 s"
         with pytest.raises(TimeoutError, match=reason):
             fetch(server, tmp_path, patience=0.3)
         assert caplog.messages == [f"another process downloads into {tmp_path}: waiting for it"]
     finally:
-        end(process)
+        stop(process)
 
 
-def test_a_download_that_breaks_off_leaves_nothing(server: Server, tmp_path: Path):
+def test_an_interrupted_response_leaves_no_file(server: Server, tmp_path: Path):
     server.stops_after = 100_000
     with pytest.raises(ConnectionError, match=r"url='http.*broke off \(100000 of \d+ bytes received\); try again, or"):
         fetch(server, tmp_path)
-    assert contents(tmp_path) == {} and [one.name for one in tmp_path.iterdir()] == [LOCK]
+    assert contents(tmp_path) == {} and [file.name for file in tmp_path.iterdir()] == [LOCK]
 
 
-def test_a_server_that_refuses_or_is_not_there_is_told(server: Server, tmp_path: Path, free_port: int):
-    where = f"unpack it, so that {tmp_path}/set/a.bin is there"
+def test_a_failing_or_missing_server_is_an_error(server: Server, tmp_path: Path, free_port: int):
+    remedy = f"unpack it, so that {tmp_path}/set/a.bin is there"
     server.status = 404
-    with pytest.raises(ConnectionError, match=f"url='{server.url}': the server answers 404 Not Found; .*{where}"):
+    with pytest.raises(ConnectionError, match=f"url='{server.url}': the server answers 404 Not Found; .*{remedy}"):
         fetch(server, tmp_path)
     for url in (f"http://127.0.0.1:{free_port}/x", "http://[bad/x", f"file://{tmp_path}/none.tar.gz"):
-        with pytest.raises(ConnectionError, match=f"url='{re.escape(url)}': cannot be reached .*{where}"):
+        with pytest.raises(ConnectionError, match=f"url='{re.escape(url)}': cannot be reached .*{remedy}"):
             fetch_archive(url, None, str(tmp_path), MEMBERS)
     assert contents(tmp_path) == {}
 
@@ -178,37 +178,35 @@ def test_a_server_that_refuses_or_is_not_there_is_told(server: Server, tmp_path:
     ],
     ids=["checksum", "no archive", "damaged", "other files", "empty"],
 )
-def test_an_archive_that_is_not_the_one_is_refused(
-    server: Server, tmp_path: Path, body: bytes, md5: str | None, message: str
-):
+def test_a_wrong_archive_is_refused(server: Server, tmp_path: Path, body: bytes, md5: str | None, message: str):
     server.body = body
     with pytest.raises(ValueError, match=message):
         fetch(server, tmp_path, md5)
-    assert contents(tmp_path) == {} and [one.name for one in tmp_path.iterdir()] == [LOCK]
+    assert contents(tmp_path) == {} and [file.name for file in tmp_path.iterdir()] == [LOCK]
 
 
-def test_nothing_but_the_contents_of_the_files_asked_for_is_taken(server: Server, tmp_path: Path):
+def test_only_the_contents_of_the_members_are_unpacked(server: Server, tmp_path: Path):
     inside, secret = tmp_path / "in", tmp_path / "secret"
     secret.write_bytes(b"secret")
     evil = {"../evil": b"1", str(tmp_path / "evil"): b"2", "set/../../evil": b"3", "set/c.bin": b"4"}
     server.body = tar_gz(evil | {f"./{name}": content for name, content in FILES.items()}, {"set": str(tmp_path)})
     fetch(server, inside)
     assert contents(inside) == FILES
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["in", "secret"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in", "secret"]
     server.body = tar_gz({"set/b.bin": b""}, {"set/a.bin": str(secret)})
     with pytest.raises(ValueError, match=r"lacks set/a\.bin"):
         fetch(server, tmp_path / "other")
 
 
-def test_a_full_disk_is_told(server: Server, tmp_path: Path):
+def test_a_full_disk_is_one_message(server: Server, tmp_path: Path):
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n{FETCH}"
-    ended = subprocess.run([sys.executable, "-c", limited, server.url, str(tmp_path)], capture_output=True, text=True)
-    assert ended.returncode == 1
-    assert f"path='{tmp_path}': the disk is full; make room for what {server.url} holds" in ended.stderr
-    assert contents(tmp_path) == {} and [one.name for one in tmp_path.iterdir()] == [LOCK]
+    result = subprocess.run([sys.executable, "-c", limited, server.url, str(tmp_path)], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert f"path='{tmp_path}': the disk is full; make room for what {server.url} holds" in result.stderr
+    assert contents(tmp_path) == {} and [file.name for file in tmp_path.iterdir()] == [LOCK]
 
 
-def test_a_folder_that_cannot_be_made_is_told(server: Server, tmp_path: Path):
+def test_a_folder_that_cannot_be_created_is_an_error(server: Server, tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"path='.*file/in': cannot be written to \(Not a directory\)") as raised:
         fetch(server, tmp_path / "file" / "in")
@@ -216,7 +214,7 @@ def test_a_folder_that_cannot_be_made_is_told(server: Server, tmp_path: Path):
     assert server.requests == 0
 
 
-def test_addresses_and_checksums_of_other_kinds_are_refused():
+def test_invalid_addresses_and_checksums_are_refused():
     check_source(None, None)
     check_source("https://example.org/x.tar.gz", "0123456789abcdefABCDEF0123456789")
     for url in ("example.org/x.tar.gz", "ftp://example.org/x.tar.gz", ""):

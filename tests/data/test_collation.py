@@ -29,21 +29,21 @@ def collate(samples):
 
 
 def batches(value):
-    """The tensors of a batch, in order."""
+    """Return the tensors of a batch, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [one for part in values for one in batches(part)]
+    return [tensor for part in values for tensor in batches(part)]
 
 
 def describe(value):
-    """A batch as types, names and what can be told of its tensors."""
+    """Return a batch as types, names and facts about its tensors, for comparison."""
     if isinstance(value, torch.Tensor):
         facts = value.dtype, value.shape, value.stride(), value.requires_grad, value._is_view(), value.is_shared()
         return type(value), *facts, value.flatten().tolist()
     if isinstance(value, dict):
-        return type(value), [(key, describe(one)) for key, one in value.items()]
-    return (type(value), value) if isinstance(value, str) else (type(value), [describe(one) for one in value])
+        return type(value), [(key, describe(part)) for key, part in value.items()]
+    return (type(value), value) if isinstance(value, str) else (type(value), [describe(part) for part in value])
 
 
 SAMPLES = {
@@ -55,7 +55,7 @@ SAMPLES = {
     "a dict": lambda n: {"pixels": large(n), "name": f"{n}", "label": float(n)},
     "nested": lambda n: ({"views": [large(n), large(-n, dtype=torch.bfloat16)]}, (large(n, (4, LARGE)), n)),
     "large and small": lambda n: (torch.full((3,), n), large(n)),
-    "the same twice": lambda n: (large(n),) * 2,
+    "the same tensor twice": lambda n: (large(n),) * 2,
     "a named tuple": lambda n: Pair(large(n), n),
     "an ordered dict": lambda n: collections.OrderedDict(pixels=large(n), label=n),
     "an array": lambda n: (large(n).numpy(), n),
@@ -67,13 +67,13 @@ SAMPLES = {
     "a subclass": lambda n: large(n).as_subclass(Subclass),
     "a parameter": lambda n: torch.nn.Parameter(large(n)),
     "with a gradient": lambda n: large(n).requires_grad_(),
-    "a gradient in one": lambda n: large(n).requires_grad_(n == 1),
+    "a gradient in one sample": lambda n: large(n).requires_grad_(n == 1),
     "dtypes that differ": lambda n: large(n, dtype=torch.float64 if n == 1 else torch.float32),
     "strides that differ": lambda n: large(n, (256, 256)).T if n == 1 else large(n, (256, 256)),
     "kinds that differ": lambda n: (large(n), n) if n != 1 else [large(n), n],
     "more in later dicts": lambda n: {"a": large(n)} | ({"b": large(n)} if n else {}),
     "orders that differ": lambda n: dict([("a", large(n)), ("b", large(-n))][:: 1 if n else -1]),
-    "one that is not copied": lambda n: [
+    "a tensor that is not copied": lambda n: [
         large(n, (256, 256)).T if n == 1 else large(n, (256, 256)),
         large(n, (256, 256)),
     ],
@@ -84,48 +84,49 @@ REFUSED = {
     "lengths that differ": lambda n: (large(n),) * (1 + n),
     "fewer in later dicts": lambda n: {"a": large(n)} | ({} if n else {"b": large(n)}),
     "a tensor and a number": lambda n: n or large(n),
-    "none": lambda n: (large(n), None),
+    "None": lambda n: (large(n), None),
     "sparse": lambda n: large(n, (256, 256)).to_sparse(),
     "nested tensors": lambda n: torch.nested.nested_tensor([large(n), large(n)[1:]]),
 }
 
 
-@pytest.mark.parametrize("what", SAMPLES)
-def test_batches_are_those_of_torch(what):
+@pytest.mark.parametrize("name", SAMPLES)
+def test_batches_equal_those_of_default_collate(name):
     for size in (1, 4):
-        samples = [SAMPLES[what](number) for number in range(size)]
+        samples = [SAMPLES[name](number) for number in range(size)]
         assert describe(collate(samples)) == describe(default_collate(samples))
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("what", REFUSED)
-def test_errors_are_those_of_torch(what):
-    samples = [REFUSED[what](number) for number in range(3)]
+@pytest.mark.parametrize("name", REFUSED)
+def test_errors_equal_those_of_default_collate(name):
+    samples = [REFUSED[name](number) for number in range(3)]
     with pytest.raises(Exception) as expected:
         default_collate(samples)
-    with pytest.raises(expected.type) as found:
+    with pytest.raises(expected.type) as actual:
         collate(samples)
-    assert str(found.value) == str(expected.value)
+    assert str(actual.value) == str(expected.value)
 
 
-@pytest.mark.parametrize("what", ["a tensor", "an image and a label", "a dict", "nested", "the same twice"])
-def test_large_tensors_are_in_the_batch_once_they_are_read(what):
+@pytest.mark.parametrize("name", ["a tensor", "an image and a label", "a dict", "nested", "the same tensor twice"])
+def test_large_tensors_are_rows_of_the_batch_as_soon_as_they_are_read(name):
     growing = GrowingBatch(3)
-    kept = [growing.keep(SAMPLES[what](number)) for number in range(3)]
-    found = [one for one in batches(growing.collate(kept)) if one[0].nbytes >= LARGE]
+    kept = [growing.keep(SAMPLES[name](number)) for number in range(3)]
+    large_batches = [batch for batch in batches(growing.collate(kept)) if batch[0].nbytes >= LARGE]
     rows = [[row for row in batches(sample) if row.nbytes >= LARGE] for sample in kept]
-    assert [[one[n].data_ptr() for one in found] for n in range(3)] == [[row.data_ptr() for row in n] for n in rows]
+    expected = [[batch[n].data_ptr() for batch in large_batches] for n in range(3)]
+    assert [[row.data_ptr() for row in sample] for sample in rows] == expected
 
 
-def test_functions_that_users_registered_collate(monkeypatch):
+def test_collate_functions_registered_by_users_are_used(monkeypatch):
     monkeypatch.setitem(default_collate_fn_map, torch.Tensor, lambda tensors, collate_fn_map: sum(tensors))
     monkeypatch.setitem(default_collate_fn_map, tuple, lambda samples, collate_fn_map: dict(enumerate(samples)))
     assert torch.equal(collate([large(1), large(2)]), large(1) + large(2))
     monkeypatch.undo()
     monkeypatch.setitem(default_collate_fn_map, tuple, lambda samples, collate_fn_map: dict(enumerate(samples)))
     samples = [(large(1), 1), (large(2), 2)]
-    found, expected = collate(samples), default_collate(samples)
-    assert all(torch.equal(found[n][0], expected[n][0]) and found[n][1] == expected[n][1] for n in range(2))
+    batch, expected = collate(samples), default_collate(samples)
+    assert all(torch.equal(batch[n][0], expected[n][0]) and batch[n][1] == expected[n][1] for n in range(2))
 
 
 class Images(Dataset[Any]):
@@ -136,40 +137,40 @@ class Images(Dataset[Any]):
         return large(index, (3, 128, 192), torch.uint8), {"label": index}
 
 
-def and_whether_shared(batch):
+def with_is_shared(batch):
     return batch, batch[0].is_shared()
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_workers_read_into_memory_that_is_shared(num_workers, monkeypatch):
+def test_workers_read_into_shared_memory(num_workers, monkeypatch):
     expected = list(DataLoader(Images(), 3))
-    for lacking in (None, "_new_shared"):
-        if lacking:
-            monkeypatch.setattr(torch.UntypedStorage, lacking, None)
-        loader = DatasetLoader(Images(), 3, shuffle=False, num_workers=num_workers, transform=and_whether_shared)
-        found = list(loader)
-        assert [shared for _, shared in found] == [num_workers > 0] * 3
-        assert [batch[0].tolist() for batch, _ in found] == [batch[0].tolist() for batch in expected]
-        assert [batch[1]["label"].tolist() for batch, _ in found] == [[0, 1, 2], [3, 4, 5], [6]]
+    for missing in (None, "_new_shared"):
+        if missing:
+            monkeypatch.setattr(torch.UntypedStorage, missing, None)
+        loader = DatasetLoader(Images(), 3, shuffle=False, num_workers=num_workers, transform=with_is_shared)
+        pairs = list(loader)
+        assert [is_shared for _, is_shared in pairs] == [num_workers > 0] * 3
+        assert [batch[0].tolist() for batch, _ in pairs] == [batch[0].tolist() for batch in expected]
+        assert [batch[1]["label"].tolist() for batch, _ in pairs] == [[0, 1, 2], [3, 4, 5], [6]]
 
 
-def test_another_torch_stacks_samples_as_usual(monkeypatch):
+def test_samples_are_stacked_if_torch_lacks_the_private_functions(monkeypatch):
     for name in ("_collate", "_collate_tensors"):
         monkeypatch.setattr(collation, name, None)
     monkeypatch.setattr(collation, "_functions", {})
     samples = [SAMPLES["nested"](number) for number in range(3)]
     growing = GrowingBatch(3)
     kept = [growing.keep(sample) for sample in samples]
-    assert all(one is sample for one, sample in zip(kept, samples, strict=True))
+    assert all(row is sample for row, sample in zip(kept, samples, strict=True))
     assert describe(growing.collate(kept)) == describe(default_collate(samples))
 
 
-def test_a_loader_keeps_no_sample_until_the_batch_is_read():
+def test_no_sample_is_kept_while_its_batch_is_read():
     alive, refs = [], []
 
     class Watched(Images):
         def __getitem__(self, index):
-            alive.append(sum(one() is not None for one in refs))
+            alive.append(sum(ref() is not None for ref in refs))
             image = large(index)
             refs.append(weakref.ref(image))
             return image, index

@@ -13,7 +13,7 @@ SHIPPED = ["digits", "stdlib_text", "synthetic_images", "synthetic_tokens"]
 
 
 def read(name: str) -> tuple[Any, dict[str, Any]]:
-    """The function that a config names, and its arguments."""
+    """Return the function that a config names, and its arguments."""
     config = OmegaConf.create({"seed": 0, "data": OmegaConf.load(FOLDER / f"{name}.yaml")}).data
     arguments: Any = OmegaConf.to_container(config, resolve=True)
     module, _, function = arguments.pop("_target_").rpartition(".")

@@ -1,4 +1,4 @@
-"""Worker processes that die: the next batch says who, how and at which sample, and from there the rest can be read."""
+"""Worker processes that die: the next batch names the worker, its signal and its sample, and the run can go on."""
 
 import gc
 import multiprocessing
@@ -17,12 +17,12 @@ from torch.utils.data import Dataset
 from runner.data import DatasetLoader
 from runner.failures.facts import is_of_environment
 
-# Forked workers need not import this file; Python 3.12 and later warn that torch's threads are not forked along.
+# Forked workers need not import this file; Python 3.12 and later warn that torch's threads are not forked.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-    # Where torch raises while a connection to a worker is made, its socket is left to the garbage collector.
+    # If torch raises while it connects to a worker, the socket is left to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-    # So is an empty file, by which torch sees then whether any more can be opened, where that is while it is made.
+    # So is an empty file, which torch then opens to check whether any more files can be opened.
     pytest.mark.filterwarnings(r"ignore:unclosed file <_io\.(FileIO|BufferedRandom):ResourceWarning"),
     pytest.mark.usefixtures("no_process_left"),
 ]
@@ -33,7 +33,7 @@ BATCHES = SIZE // BATCH
 
 @pytest.fixture
 def no_process_left():
-    """Fails a test that leaves a worker running."""
+    """Fail a test that leaves a worker running."""
     before = {*multiprocessing.active_children()}
     yield
     gc.collect()
@@ -41,7 +41,7 @@ def no_process_left():
 
 
 class Noisy(Dataset):
-    """Samples that are drawn anew in each epoch: what is read twice, or not where it was due, changes the numbers."""
+    """Samples are drawn anew in each epoch: reading one twice, or in the wrong batch, changes the numbers."""
 
     def __len__(self):
         return SIZE
@@ -88,7 +88,7 @@ def test_workers_of_a_loader_in_a_cycle_of_references_end_at_once():
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("number", [0, 7])
-def test_the_batch_that_is_due_names_the_death_and_the_rest_can_be_read(context, number):
+def test_the_next_batch_of_a_dead_worker_is_an_error_and_later_batches_can_be_read(context, number):
     loader = make_loader(multiprocessing_context=context, prefetch_factor=1)
     batches = iter(loader)
     read = [next(batches) for _ in range(number + 1)]
@@ -109,7 +109,7 @@ def test_the_batch_that_is_due_names_the_death_and_the_rest_can_be_read(context,
     assert contents([*read, *loader]) == alone()
 
 
-def test_a_death_after_the_last_batch_of_an_epoch_costs_nothing():
+def test_a_death_after_the_last_batch_of_an_epoch_is_no_error():
     loader = make_loader(persistent_workers=False)
     batches = iter(loader)
     read = [next(batches) for _ in range(BATCHES)]
@@ -119,7 +119,7 @@ def test_a_death_after_the_last_batch_of_an_epoch_costs_nothing():
 
 @pytest.mark.parametrize("kind", ["samples", "batches"])
 @pytest.mark.parametrize("worker_count", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_sample_that_kills_whoever_reads_it_is_named(worker_count, kind):
+def test_a_sample_that_kills_its_worker_is_named(worker_count, kind):
     class Deadly(Noisy):
         def __getitem__(self, index):
             if index == last:
@@ -142,36 +142,36 @@ def test_a_sample_that_kills_whoever_reads_it_is_named(worker_count, kind):
     assert message.endswith("; num_workers=0 shows where it crashes")
 
 
-def test_torch_leaves_no_handler_of_signals():
+def test_the_handler_of_sigchld_is_restored():
     before = signal.getsignal(signal.SIGCHLD)
     list(make_loader())
     assert signal.getsignal(signal.SIGCHLD) is before
 
 
-def test_a_worker_that_ends_by_itself_while_it_starts_leaves_no_other_behind(tmp_path):
+def test_a_worker_that_exits_at_its_start_leaves_no_other_worker(tmp_path):
     def leave(number):
         if number == 1:
             os._exit(3)
 
     with pytest.raises(RuntimeError, match=r"data worker 1 .* ended with exit code 3; batch [12] of") as caught:
         list(make_loader(worker_init_fn=leave))
-    assert multiprocessing.active_children() == [], caught  # whose trace is still there, and holds the others
+    assert multiprocessing.active_children() == [], caught  # whose traceback still refers to the other workers
 
 
 @pytest.mark.parametrize("kind", [pytest.param(ValueError, marks=pytest.mark.slow), OSError])
 @pytest.mark.parametrize("persistent", one_in(2, [True, False]))
-def test_an_error_while_workers_start_leaves_none_behind(persistent, kind):
+def test_an_error_at_the_start_of_workers_leaves_no_worker(persistent, kind):
     def refuse(number):
         raise kind("no such disk")
 
     with pytest.raises(kind, match="no such disk") as caught:
         list(make_loader(worker_init_fn=refuse, persistent_workers=persistent))
-    assert multiprocessing.active_children() == [], caught  # whose trace is still there, and holds them
+    assert multiprocessing.active_children() == [], caught  # whose traceback still refers to the workers
     del caught
     gc.collect()
 
 
-def test_a_persistent_worker_killed_between_epochs_is_started_again():
+def test_a_persistent_worker_killed_between_epochs_is_restarted():
     loader = make_loader(persistent_workers=True)
     reference = make_loader(num_workers=0, multiprocessing_context=None)
     expected = [contents(reference) for _ in range(3)]
@@ -184,7 +184,7 @@ def test_a_persistent_worker_killed_between_epochs_is_started_again():
 
 
 @pytest.mark.slow
-def test_deaths_leave_no_process_thread_or_file_open():
+def test_deaths_leave_no_process_thread_or_open_file():
     def open_files():
         gc.collect()
         return len(os.listdir("/proc/self/fd")), threading.active_count()
@@ -199,22 +199,22 @@ def test_deaths_leave_no_process_thread_or_file_open():
             with pytest.raises(RuntimeError, match="was killed"):
                 list(batches)
 
-    read()  # what is opened once stays open
+    read()  # some files are opened once and stay open
     before = open_files()
     for _ in range(4):
         read()
     deadline = time.monotonic() + PATIENCE
     while (after := open_files()) > before and time.monotonic() < deadline:
-        time.sleep(0.05)  # threads that fed a queue end, and close it, a moment after it
+        time.sleep(0.05)  # threads that feed a queue end and close it shortly after it
     files, threads = after
-    assert files < before[0] + 12  # as many deaths
+    assert files < before[0] + 12  # the number of deaths
     assert threads <= before[1]
 
 
 def test_ctrl_c_in_a_terminal_does_not_reach_workers():
     loader = make_loader()
     batches = iter(loader)
-    first = [next(batches) for _ in range(2)]  # one from each, so that all have started
+    first = [next(batches) for _ in range(2)]  # a batch from each worker, so that both have started
     for worker in batches.workers:
         os.kill(worker.pid, signal.SIGINT)
     time.sleep(0.05)
@@ -224,7 +224,7 @@ def test_ctrl_c_in_a_terminal_does_not_reach_workers():
 
 @pytest.mark.parametrize("num_workers", one_in(2, [2, 0]))
 @pytest.mark.parametrize("part", ["dataset", "collate_fn"])
-def test_an_error_of_the_data_set_is_raised_once_and_says_where(num_workers, part):
+def test_an_error_of_the_data_set_is_raised_once_with_its_position(num_workers, part):
     class Broken(Noisy):
         def __getitem__(self, index):
             if part == "dataset" and index == bad:
@@ -242,15 +242,15 @@ def test_an_error_of_the_data_set_is_raised_once_and_says_where(num_workers, par
     loader.seek(1, 2)
     with pytest.raises(OSError, match="cannot be read") as caught:
         list(loader)
-    told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-    assert "while batch 3 of epoch 2 was read" in told
-    assert (f"raised by dataset[{bad}]" in told) == (part == "dataset")
+    text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert "while batch 3 of epoch 2 was read" in text
+    assert (f"raised by dataset[{bad}]" in text) == (part == "dataset")
     if num_workers:
-        assert "in __getitem__" in told  # the worker's own trace
+        assert "in __getitem__" in text  # the worker's traceback
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_data_set_cannot_end_an_epoch_early_by_stop_iteration(num_workers):
+def test_a_stop_iteration_of_a_data_set_cannot_end_an_epoch_early(num_workers):
     class Short(Noisy):
         def __getitem__(self, index):
             raise StopIteration

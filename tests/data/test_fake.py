@@ -1,4 +1,4 @@
-"""Stand-ins for data, held against the data."""
+"""Loaders of made-up batches, compared with the real loaders."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from runner.data import (
     ],
 )
 @pytest.mark.parametrize("defaults", [True, False])
-def test_a_stand_in_is_like_the_data(load: Any, arguments: dict[str, Any], defaults: bool):
+def test_fake_batches_are_like_real_ones(load: Any, arguments: dict[str, Any], defaults: bool):
     arguments = {} if defaults else arguments
     for real, fake in zip(load(**arguments), load.fake(**arguments), strict=True):
         assert isinstance(fake, FakeLoader)
         assert (len(fake), fake.order.num_samples) == (len(real), real.order.num_samples)
         real.seek(0, 0)
-        for one, other in zip(next(iter(real)), next(iter(fake)), strict=True):
-            assert (one.shape, one.dtype) == (other.shape, other.dtype)
-        whole = real.tensors[-1].max().item() if load is not load_stdlib_text else 255
-        if not other.is_floating_point():  # the largest class there is
-            assert other.max().item() == whole
+        for tensor, fake_tensor in zip(next(iter(real)), next(iter(fake)), strict=True):
+            assert (tensor.shape, tensor.dtype) == (fake_tensor.shape, fake_tensor.dtype)
+        largest = real.tensors[-1].max().item() if load is not load_stdlib_text else 255
+        if not fake_tensor.is_floating_point():  # the largest class
+            assert fake_tensor.max().item() == largest
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_stand_in_is_like_the_data(load: Any, arguments: dict[str, Any], defau
         (load_synthetic_tokens, {"test_samples": -1}),
     ],
 )
-def test_what_the_data_refuses_its_stand_in_refuses(load: Any, wrong: dict[str, Any]):
+def test_fake_loaders_refuse_the_same_arguments(load: Any, wrong: dict[str, Any]):
     with pytest.raises(ValueError) as by_data:
         load(**wrong)
     with pytest.raises(ValueError) as by_fake:
@@ -67,20 +67,20 @@ def test_what_the_data_refuses_its_stand_in_refuses(load: Any, wrong: dict[str, 
     assert str(by_fake.value) == str(by_data.value)
 
 
-def test_a_stand_in_starts_where_it_is_told_to():
+def test_a_fake_loader_starts_at_the_position_of_seek():
     loader = FakeLoader(lambda samples: torch.zeros(samples), num_samples=10, batch_size=4)
     assert [len(batch) for batch in loader] == [4, 4, 2]
     loader.seek(0, 2)
     assert [len(batch) for batch in loader] == [2]
 
 
-def test_a_mark_hands_over_all_arguments():
-    @faked_by(lambda **given: given)
+def test_faked_by_passes_all_arguments_including_defaults():
+    @faked_by(lambda **arguments: arguments)
     def load(a: int, b: int = 2, *, c: int = 3) -> str:
-        """Returns the real thing."""
+        """Return the real loaders."""
         return "real"
 
-    assert load(1) == "real" and load.__doc__ == "Returns the real thing."
+    assert load(1) == "real" and load.__doc__ == "Return the real loaders."
     assert vars(load)["fake"](1, c=4) == {"a": 1, "b": 2, "c": 4}
     with pytest.raises(TypeError, match="missing a required argument: 'a'"):
         vars(load)["fake"]()

@@ -15,7 +15,7 @@ from runner.data.loaders import DatasetLoader, TensorLoader
 
 
 class Images(Dataset[Any]):
-    """Samples are their numbers, read through a transform as torchvision's data sets have it."""
+    """Samples are their numbers, with a `transform` as in torchvision's data sets."""
 
     def __init__(self, first: int, last: int, transform: Any) -> None:
         self.numbers = range(first, last)
@@ -31,11 +31,11 @@ class Images(Dataset[Any]):
 
 def in_memory(world: tuple[int, int] = (0, 1)) -> tuple[Any, Any]:
     numbers = torch.arange(23)
-    make = [
-        TensorLoader(part, part % 3, batch_size=4, shuffle=not place, rank=world[0], world_size=world[1])
-        for place, part in enumerate((numbers[:16], numbers[16:]))
+    loaders = [
+        TensorLoader(part, part % 3, batch_size=4, shuffle=shuffle, rank=world[0], world_size=world[1])
+        for shuffle, part in ((True, numbers[:16]), (False, numbers[16:]))
     ]
-    return make[0], make[1]
+    return loaders[0], loaders[1]
 
 
 def read_by_index(augment: Any = int, num_workers: int = 0) -> tuple[Any, Any]:
@@ -58,30 +58,30 @@ def test_each_sample_is_held_out_once_and_trained_on_otherwise(make: Any, strati
     for fold in range(5):
         train, evaluation = make()
         Folds(fold, 5, stratified).apply(train, evaluation)
-        found = samples(evaluation)
-        assert len(found) in (4, 5)
-        assert sorted(samples(train) + found) == [*range(23)]
+        evaluated = samples(evaluation)
+        assert len(evaluated) in (4, 5)
+        assert sorted(samples(train) + evaluated) == [*range(23)]
         if stratified:
-            counts = torch.bincount(torch.tensor(found) % 3, minlength=3)
+            counts = torch.bincount(torch.tensor(evaluated) % 3, minlength=3)
             assert counts.min() >= 1 and counts.max() <= 2  # 8, 8 and 7 samples in 5 folds
-        held_out += found
+        held_out += evaluated
     assert sorted(held_out) == [*range(23)]
 
 
 def test_two_ranks_share_a_fold():
-    found: list[list[int]] = []
+    shares: list[list[int]] = []
     for rank in range(2):
         train, evaluation = in_memory((rank, 2))
         Folds(1, 4).apply(train, evaluation)
         assert len(train) == 5 and len(evaluation) == 2
-        found.append(samples(train))
+        shares.append(samples(train))
     train, evaluation = in_memory()
     Folds(1, 4).apply(train, evaluation)
-    assert {*found[0], *found[1]} == {*samples(train)}
+    assert {*shares[0], *shares[1]} == {*samples(train)}
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_samples_are_augmented_for_training_alone(num_workers: int):
+def test_samples_are_augmented_only_for_training(num_workers: int):
     train, evaluation = read_by_index(lambda number: 100 + number, num_workers)
     Folds(0).apply(train, evaluation)
     assert min(samples(train)) >= 100 > max(samples(evaluation))
@@ -92,7 +92,7 @@ def test_the_folds_depend_on_their_seed_alone():
     assert not Folds(0, seed=1).assign(100).equal(Folds(0, seed=2).assign(100))
 
 
-def test_made_up_data_have_the_sizes_of_a_fold():
+def test_fake_loaders_have_the_sizes_of_a_fold():
     def make(count: int) -> Tensor:
         return torch.zeros(count)
 
@@ -115,7 +115,7 @@ def test_wrong_arguments_are_named(arguments: Any, message: str):
         Folds(**arguments)
 
 
-def test_data_that_cannot_be_divided_are_refused():
+def test_data_that_cannot_be_divided_is_refused():
     train, evaluation = in_memory()
     with pytest.raises(TypeError, match="not TensorLoader and list"):
         Folds(0).apply(train, [1])

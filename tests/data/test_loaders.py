@@ -11,7 +11,7 @@ from runner.data.loaders import _warn_of_too_many
 
 
 class Augmented(Dataset):
-    """Returns (number, three random draws) and keeps which samples this process read."""
+    """Returns (number, three random draws), and records the samples that this process read."""
 
     def __init__(self, size=23):
         self.size = size
@@ -32,7 +32,7 @@ def numbers(batches):
 
 @pytest.fixture(params=["tensors", "dataset"])
 def make_loader(request):
-    """Makes a loader of the numbers 0 to n - 1."""
+    """Return a function that makes a loader of the numbers 0 to n - 1."""
 
     def make(n, **options):
         if request.param == "tensors":
@@ -44,7 +44,7 @@ def make_loader(request):
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_batches_are_those_of_the_order_on_each_rank(make_loader, shuffle, world_size):
+def test_batches_follow_the_order_on_each_rank(make_loader, shuffle, world_size):
     for rank in range(world_size):
         options = {"shuffle": shuffle, "seed": 4, "rank": rank, "world_size": world_size}
         loader = make_loader(10, batch_size=4, **options)
@@ -54,7 +54,7 @@ def test_batches_are_those_of_the_order_on_each_rank(make_loader, shuffle, world
             assert numbers(loader) == [order.indices(epoch, batch).tolist() for batch in range(3)]
 
 
-def test_it_goes_to_another_process(make_loader):
+def test_a_loader_can_be_pickled(make_loader):
     loader = make_loader(10, batch_size=4, shuffle=True)
     numbers(loader)
     assert numbers(pickle.loads(pickle.dumps(loader))) == numbers(loader)
@@ -69,7 +69,7 @@ def test_an_abandoned_epoch_is_followed_by_the_next(make_loader):
 
 
 @pytest.mark.parametrize(("epoch", "batch"), [(-1, 0), (0, -1), (0, 5)])
-def test_positions_that_do_not_exist_are_errors(make_loader, epoch, batch):
+def test_positions_out_of_range_are_errors(make_loader, epoch, batch):
     with pytest.raises(
         ValueError, match=f"epoch={epoch}" if epoch < 0 else f"batch={batch}: must be a number of batches from 0 to 4"
     ):
@@ -81,7 +81,7 @@ def test_an_empty_data_set_is_an_error(make_loader):
         make_loader(0, batch_size=3, shuffle=True)
 
 
-def test_drop_last(make_loader):
+def test_drop_last_leaves_out_the_incomplete_batch(make_loader):
     assert numbers(make_loader(7, batch_size=3, shuffle=False, drop_last=True)) == [[0, 1, 2], [3, 4, 5]]
 
 
@@ -92,7 +92,7 @@ def test_iterating_draws_no_global_random_number(make_loader):
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_tensors_stay_together(shuffle):
+def test_tensors_are_picked_with_the_same_samples(shuffle):
     x, y = torch.arange(20).view(10, 2), torch.arange(10)
     loader = TensorLoader(x, y, batch_size=4, shuffle=shuffle)
     for inputs, targets in loader:
@@ -108,11 +108,11 @@ def test_a_transform_sees_each_batch():
     assert numbers(pairs) == [[1, 2]]
 
 
-def test_small_batches_can_be_changed_in_place_and_each_has_a_gradient_of_its_own():
+def test_small_batches_can_be_changed_in_place_and_have_separate_gradients():
     data = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
     learned = torch.nn.Parameter(data.clone())
     for batch in TensorLoader(learned, batch_size=8, shuffle=True):
-        batch.square().sum().backward()  # frees the graph of this batch alone
+        batch.square().sum().backward()  # frees only the graph of this batch
     torch.testing.assert_close(learned.grad, 2 * data)
     weight, losses = torch.ones(16, requires_grad=True), []
     for batch in TensorLoader(data.clone(), batch_size=8, shuffle=True):
@@ -140,15 +140,15 @@ def test_a_transform_cannot_end_an_epoch():
 
 @pytest.mark.parametrize(("device", "alignment"), [("cpu", 64), ("meta", 512)])
 @pytest.mark.parametrize("width", [8, 16, 32, 64, 128])
-def test_batches_begin_where_memory_of_their_own_would(device, alignment, width):
+def test_batches_are_aligned_like_separate_memory(device, alignment, width):
     data = torch.zeros(64, width, device=device), torch.zeros(64, dtype=torch.int64, device=device)
     batches = list(TensorLoader(*data, batch_size=8, shuffle=True))
     assert {batch[0].storage_offset() * 4 % alignment for batch in batches} == {0}
-    together = width * 8 * 4 % alignment == 0
-    assert any(batch[1].storage_offset() for batch in batches) == together
+    share_memory = width * 8 * 4 % alignment == 0
+    assert any(batch[1].storage_offset() for batch in batches) == share_memory
 
 
-def test_unshuffled_batches_are_views_and_shuffled_ones_are_not():
+def test_unshuffled_batches_are_views_and_shuffled_batches_are_copies():
     data = torch.arange(6)
     assert next(iter(TensorLoader(data, batch_size=3, shuffle=False))).data_ptr() == data.data_ptr()
     next(iter(TensorLoader(data, batch_size=3, shuffle=True))).zero_()
@@ -169,12 +169,12 @@ def test_to_moves_the_data_and_returns_the_loader():
         ((torch.zeros(3), torch.zeros(4)), r"\[3, 4\] samples: they must all have the same number"),
     ],
 )
-def test_tensors_that_are_no_data_set(tensors, message):
+def test_tensors_that_are_not_a_data_set_are_refused(tensors, message):
     with pytest.raises(ValueError, match=message):
         TensorLoader(*tensors, batch_size=1, shuffle=False)
 
 
-# Forked workers need not import this file; Python 3.12 and later warn that torch's threads are not forked along.
+# Forked workers need not import this file; Python 3.12 and later warn that torch's threads are not forked.
 with_workers = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
@@ -184,7 +184,7 @@ def contents(loader):
 
 @with_workers
 @pytest.mark.parametrize("persistent", [False, True])
-def test_samples_and_their_augmentation_are_the_same_for_any_number_of_workers_and_after_a_seek(persistent):
+def test_augmented_samples_are_the_same_for_any_number_of_workers_and_after_a_seek(persistent):
     alone = DatasetLoader(Augmented(), batch_size=4, shuffle=True, seed=1)
     epochs = [contents(alone) for _ in range(2)]
     workers = DatasetLoader(
@@ -201,23 +201,24 @@ def test_samples_and_their_augmentation_are_the_same_for_any_number_of_workers_a
     assert contents(workers) == epochs[1][3:]
 
 
-def test_augmentation_differs_between_samples_and_epochs_and_seeds_and_not_between_ranks():
+def test_augmentation_differs_between_samples_epochs_and_seeds_but_not_between_ranks():
     def draws(epoch, seed=0, rank=0, world_size=1):
         loader = DatasetLoader(Augmented(), 8, shuffle=True, seed=seed, rank=rank, world_size=world_size)
         loader.seek(epoch)
-        return {int(i): tuple(n.tolist()) for index, noise in loader for i, n in zip(index, noise, strict=True)}
+        pairs = (pair for batch in loader for pair in zip(*batch, strict=True))
+        return {int(index): tuple(noise.tolist()) for index, noise in pairs}
 
     alone = draws(0)
     assert len({value for noise in alone.values() for value in noise}) == 3 * 23
     shares = [draws(0, rank=rank, world_size=2) for rank in range(2)]
     assert shares[0] | shares[1] == alone
-    for other in (draws(1), draws(0, seed=1)):
-        assert other.keys() == alone.keys()
-        assert not {*other.values()} & {*alone.values()}
+    for different in (draws(1), draws(0, seed=1)):
+        assert different.keys() == alone.keys()
+        assert not {*different.values()} & {*alone.values()}
 
 
 @with_workers
-def test_seeking_reads_nothing_before_the_batch_in_workers():
+def test_workers_read_no_sample_before_the_position_of_seek():
     class Counted(Augmented):
         def __init__(self):
             super().__init__(1000)
@@ -236,7 +237,7 @@ def test_seeking_reads_nothing_before_the_batch_in_workers():
     assert int(dataset.times_read.sum()) == 40
 
 
-def test_seeking_picks_nothing_before_the_batch_from_tensors():
+def test_tensors_yield_no_batch_before_the_position_of_seek():
     picked = []
     loader = TensorLoader(torch.arange(1000), batch_size=4, shuffle=True, transform=lambda b: picked.extend(b.tolist()))
     loader.seek(2, 240)
@@ -263,7 +264,7 @@ def test_global_batches_are_the_same_for_any_number_of_ranks_and_workers():
             loader.seek(1, 1)
             shares.append(contents(loader))
         return [
-            tuple([one for part in parts for one in part] for parts in zip(*ranks, strict=True))
+            tuple([value for part in parts for value in part] for parts in zip(*ranks, strict=True))
             for ranks in zip(*shares, strict=True)
         ]
 
@@ -273,7 +274,7 @@ def test_global_batches_are_the_same_for_any_number_of_ranks_and_workers():
         assert global_batches(world_size, num_workers) == alone
 
 
-def test_reading_leaves_the_global_generators_as_they_were():
+def test_reading_restores_the_global_generators():
     def states():
         return random.getstate(), repr(numpy.random.get_state()), torch.get_rng_state().tolist()
 
@@ -284,7 +285,7 @@ def test_reading_leaves_the_global_generators_as_they_were():
 
 
 @with_workers
-def test_a_collate_function_that_draws_is_exact_too():
+def test_a_collate_function_that_draws_is_reproducible():
     def noisy(samples):
         return torch.rand(3).tolist(), [index for index, _ in samples]
 
@@ -298,8 +299,8 @@ def test_a_collate_function_that_draws_is_exact_too():
 
 
 @with_workers
-def test_more_workers_than_cores_are_warned_of_once(monkeypatch, caplog):
-    """By us, and by torch neither when a loader is made nor when an epoch begins."""
+def test_more_workers_than_cores_log_one_warning(monkeypatch, caplog):
+    """The runner warns once; torch does not warn when a loader is made or an epoch begins."""
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0}, raising=False)
     _warn_of_too_many.cache_clear()
     options = {"batch_size": 12, "shuffle": False, "world_size": 2, "multiprocessing_context": "fork"}
@@ -311,7 +312,7 @@ def test_more_workers_than_cores_are_warned_of_once(monkeypatch, caplog):
     assert caplog.messages == ["num_workers=2, on 1 cores: more processes than cores seldom read faster"]
 
 
-def test_what_is_no_map_style_data_set_is_refused():
+def test_a_data_set_that_is_not_map_style_is_refused():
     class Stream(IterableDataset):
         def __iter__(self):
             return iter(range(3))
@@ -326,7 +327,7 @@ def test_a_negative_number_of_workers_is_refused():
         DatasetLoader(range(3), batch_size=1, shuffle=False, num_workers=-1)
 
 
-def test_options_that_the_order_decides_are_refused():
+def test_options_that_would_change_the_order_are_refused():
     with pytest.raises(TypeError, match="generator, sampler: only shuffle and seed determine the order of samples"):
         DatasetLoader(range(3), batch_size=1, shuffle=False, sampler=[2, 1], generator=None)
 
@@ -344,7 +345,7 @@ def test_batches_may_be_read_untransformed(num_workers):
     assert numbers(loader.first(1)) == [(raw[0] / 2).tolist()]
 
 
-def test_persistent_workers_transform_when_asked():
+def test_persistent_workers_transform_only_on_request():
     loader = DatasetLoader(range(4), 4, shuffle=False, num_workers=1, persistent_workers=True, transform=halve)
     assert [numbers(loader), numbers(loader.untransformed()), numbers(loader)] == [
         [[0.0, 0.5, 1.0, 1.5]],
@@ -354,11 +355,11 @@ def test_persistent_workers_transform_when_asked():
 
 
 @pytest.mark.parametrize(("free", "stays"), [(4 * 8 * 100, False), (4 * 8 * 100 - 1, True)])
-def test_data_above_a_quarter_of_the_free_memory_stays_on_the_host_and_says_so(free, stays, monkeypatch, caplog):
+def test_data_above_a_quarter_of_the_free_memory_stays_on_the_host_with_a_message(free, stays, monkeypatch, caplog):
     monkeypatch.setattr(loaders, "free_bytes", lambda device: free)
     loader = TensorLoader(torch.arange(100), batch_size=10, shuffle=True)
     with caplog.at_level("INFO", logger="runner"):
         loader.to("meta")
     assert loader.resident is not stays and loader.tensors[0].is_meta is not stays
-    told = "stays in host memory, and is copied batch by batch: more than 25% of the 0.0 GB that are free on meta"
-    assert (told in caplog.text) is stays
+    message = "stays in host memory, and is copied batch by batch: more than 25% of the 0.0 GB that are free on meta"
+    assert (message in caplog.text) is stays

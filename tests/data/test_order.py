@@ -10,8 +10,8 @@ def orders(world_size, num_samples, batch_size, **options):
     ]
 
 
-def counted(order, epoch, batch):
-    """The samples of this rank's share that count."""
+def counted_samples(order, epoch, batch):
+    """Return the samples of this rank's share that count."""
     indices = order.indices(epoch, batch)
     count = order.counts(batch)[0]
     assert len(indices) == max(count, 1)
@@ -20,7 +20,7 @@ def counted(order, epoch, batch):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_every_sample_is_seen_exactly_once_in_batches_that_no_number_of_ranks_changes(world_size, shuffle):
+def test_every_sample_is_seen_once_in_the_same_batches_on_any_number_of_ranks(world_size, shuffle):
     for num_samples in range(1, 41):
         for batch_size in (1, 2, 3, 5, 7, 8, 16, 39, 40, 64):
             (alone,) = orders(1, num_samples, batch_size, shuffle=shuffle, seed=3)
@@ -28,7 +28,7 @@ def test_every_sample_is_seen_exactly_once_in_batches_that_no_number_of_ranks_ch
             assert {len(order) for order in ranks} == {len(alone)} == {-(-num_samples // batch_size)}
             seen = []
             for batch in range(len(alone)):
-                shares = [counted(order, 1, batch) for order in ranks]
+                shares = [counted_samples(order, 1, batch) for order in ranks]
                 together = [sample for share in shares for sample in share]
                 assert together == alone.indices(1, batch).tolist()
                 assert len(together) == (batch_size if batch < len(alone) - 1 else num_samples - batch * batch_size)
@@ -40,14 +40,16 @@ def test_every_sample_is_seen_exactly_once_in_batches_that_no_number_of_ranks_ch
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_drop_last_leaves_out_the_incomplete_batch_and_nothing_else(world_size):
+def test_drop_last_leaves_out_only_the_incomplete_batch(world_size):
     for num_samples in range(5, 41):
         ranks = orders(world_size, num_samples, 5, drop_last=True)
-        seen = [i for batch in range(len(ranks[0])) for order in ranks for i in counted(order, 0, batch)]
+        seen = [
+            sample for batch in range(len(ranks[0])) for order in ranks for sample in counted_samples(order, 0, batch)
+        ]
         assert len(seen) == len(set(seen)) == num_samples // 5 * 5
 
 
-def test_a_rank_with_an_empty_share_gets_the_first_sample_of_the_batch_which_does_not_count():
+def test_a_rank_with_an_empty_share_gets_the_first_sample_uncounted():
     ranks = orders(4, 9, 8, seed=1)
     (alone,) = orders(1, 9, 8, seed=1)
     last = alone.indices(0, 1)
@@ -57,7 +59,7 @@ def test_a_rank_with_an_empty_share_gets_the_first_sample_of_the_batch_which_doe
     assert sorted(order.counts(1) for order in ranks) == [(0, 1), (0, 1), (0, 1), (1, 1)]
 
 
-def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else():
+def test_the_order_depends_only_on_seed_and_epoch():
     order = SampleOrder(1000, 10, seed=5)
     first = order.permutation(2).tolist()
     order.permutation(0)
@@ -107,7 +109,7 @@ def test_wrong_arguments_are_named(arguments, error, message):
         SampleOrder(**({"num_samples": 8, "batch_size": 4, "rank": 0, "world_size": 2} | arguments))
 
 
-def test_batches_and_epochs_that_do_not_exist_are_errors():
+def test_batches_and_epochs_out_of_range_are_errors():
     order = SampleOrder(8, 4)
     for batch in (-1, 2):
         with pytest.raises(IndexError, match=f"batch={batch} is out of range: an epoch has batches 0 to 1"):
@@ -118,6 +120,6 @@ def test_batches_and_epochs_that_do_not_exist_are_errors():
         order.indices(-1, 0)
 
 
-def test_counts_do_not_depend_on_what_the_batch_holds():
+def test_counts_do_not_depend_on_the_content_of_the_batch():
     order = SampleOrder(9, 8, rank=0, world_size=2)
     assert [order.counts(batch, torch.zeros(99)) for batch in (0, 1)] == [(4, 8), (0, 1)]

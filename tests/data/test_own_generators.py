@@ -1,4 +1,4 @@
-"""Data sets that keep random generators of their own: seeded for each sample, or named."""
+"""Random generators of data sets are seeded for each sample, or named in a warning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_MODULE = numpy.random.default_rng(5)
 
 
 class Draw:
-    """Adds a draw of a generator to a sample, as a transform does."""
+    """A transform that appends a draw from a generator to a sample."""
 
     def __init__(self, generator: Any) -> None:
         self.generator = generator
@@ -43,7 +43,7 @@ def add_noise(sample: list[float], generator: Any) -> list[float]:
 
 
 class Resumed:
-    """Draws from a generator function, which each process starts with the first sample that it reads."""
+    """Draws from a generator function that each process starts with its first sample."""
 
     def __init__(self) -> None:
         self.numbers: Iterator[float] | None = None
@@ -88,7 +88,7 @@ def closure(generator: Any) -> Any:
 
 
 class Noisy(Dataset[Any]):
-    """Samples of their number and some draws."""
+    """Each sample is its number and some draws."""
 
     def __init__(self, transform: Any, size: int = 16) -> None:
         self.transform = transform
@@ -102,7 +102,7 @@ class Noisy(Dataset[Any]):
 
 
 class Lazy(Noisy):
-    """Makes its generator with the first sample that a process reads."""
+    """Makes its generator when a process reads its first sample."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -161,16 +161,16 @@ def read(make: Any, epochs: int = 3, start: tuple[int, int] = (0, 0), **options:
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_draws_are_those_of_the_sample_for_any_number_of_workers_and_after_a_resume(name: str):
+def test_draws_of_a_sample_are_the_same_for_any_number_of_workers_and_after_a_resume(name: str):
     make = DATASETS[name]
     batches = read(make)
     draws = [value for batch in batches for sample in batch for value in sample[1:]]
-    assert len({*draws}) == len(draws)  # each sample, epoch and generator has its own
+    assert len({*draws}) == len(draws)  # all differ between samples, epochs and generators
     assert read(make, start=(1, 2)) == batches[6:]
     assert read(make, num_workers=2, multiprocessing_context="fork") == batches
 
 
-def test_a_generator_is_put_back_after_reading():
+def test_generators_are_restored_after_reading():
     generators: list[Any] = [
         numpy.random.default_rng(0),
         random.Random(0),
@@ -179,11 +179,11 @@ def test_a_generator_is_put_back_after_reading():
     ]
 
     def states() -> list[Any]:
-        python, *numpys, torchs = (generators[place] for place in (1, 0, 3, 2))
+        python, *numpys, torchs = (generators[index] for index in (1, 0, 3, 2))
         return [python.getstate(), *map(pickle.dumps, numpys), torchs.get_state().tolist()]
 
     before = states()
-    read(lambda: Noisy(Compose([Draw(one) for one in generators])), epochs=1)
+    read(lambda: Noisy(Compose([Draw(generator) for generator in generators])), epochs=1)
     assert states() == before
 
 
@@ -198,8 +198,8 @@ def test_training_and_evaluation_may_share_a_generator():
     assert mixed == alone
 
 
-def test_samples_that_draw_nothing_while_they_are_read_are_unchanged():
-    class Made(Noisy):
+def test_reading_without_draws_leaves_samples_unchanged():
+    class Prepared(Noisy):
         def __init__(self) -> None:
             super().__init__(None)
             self.generator = numpy.random.default_rng(0)
@@ -208,15 +208,15 @@ def test_samples_that_draw_nothing_while_they_are_read_are_unchanged():
         def __getitem__(self, index: int) -> Any:
             return self.values[index]
 
-    (batch,) = DatasetLoader(Made(), batch_size=16, shuffle=False)
+    (batch,) = DatasetLoader(Prepared(), batch_size=16, shuffle=False)
     assert batch.tolist() == numpy.random.default_rng(0).random(16).tolist()
 
 
-def test_the_search_is_bounded_and_ends_in_circles():
-    circle: list[Any] = [random.Random(0)]
-    circle.append(circle)
-    assert [path for path, _ in find_generators({"dataset": circle})] == ["dataset[0]"]
-    assert not [*find_generators({"dataset": [random.Random(0)] * 2000})]  # so many are data
+def test_the_search_is_bounded_and_handles_cycles():
+    cycle: list[Any] = [random.Random(0)]
+    cycle.append(cycle)
+    assert [path for path, _ in find_generators({"dataset": cycle})] == ["dataset[0]"]
+    assert not [*find_generators({"dataset": [random.Random(0)] * 2000})]  # a long list holds data
     assert not [*find_generators({"dataset": [random, numpy.random, torch.default_generator, random.random]})]
 
 
@@ -229,7 +229,7 @@ class Stream(IterableDataset[Any]):
 
 
 @pytest.mark.parametrize(
-    ("make", "named"),
+    ("make", "path"),
     [
         (lambda: DataLoader(Stream(), batch_size=2), "loader.dataset.generator"),
         (
@@ -246,12 +246,12 @@ class Stream(IterableDataset[Any]):
         (lambda: DataLoader(Noisy(None), batch_size=2, shuffle=True, generator=torch.Generator()), None),
     ],
 )
-def test_a_generator_that_nothing_seeds_is_named_once(caplog, make: Any, named: str | None):
+def test_an_unseeded_generator_is_named_once(caplog, make: Any, path: str | None):
     _warn.cache_clear()
     with caplog.at_level(logging.WARNING, "runner"):
         for _ in range(2):
             model = ClassificationModel(torch.nn.Linear(4, 2), 2)
             Trainer(model=model, train_dataloader=make(), device="cpu").close()
-    said = [record.getMessage() for record in caplog.records]
-    expected = [f"train_dataloader: nothing seeds the random generator {named}."] * (named is not None)
-    assert [one[: len(expected[0])] if expected else one for one in said] == expected
+    messages = [record.getMessage() for record in caplog.records]
+    expected = [f"train_dataloader: nothing seeds the random generator {path}."] * (path is not None)
+    assert [message[: len(expected[0])] if expected else message for message in messages] == expected

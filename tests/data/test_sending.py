@@ -34,34 +34,34 @@ class Batches:
         return TENSORS | {"inputs": whole[:-1], "targets": whole[1:], "shared": torch.arange(3).share_memory_()}
 
 
-def first(samples):
+def take_first(samples):
     return samples[0]
 
 
 @pytest.fixture(scope="module")
 def received():
-    (batch,) = DatasetLoader(Batches(), 1, shuffle=False, num_workers=1, collate_fn=first)
+    (batch,) = DatasetLoader(Batches(), 1, shuffle=False, num_workers=1, collate_fn=take_first)
     return batch
 
 
-@pytest.mark.parametrize("what", TENSORS)
-def test_tensors_arrive_as_they_were_sent(received, what):
-    found, sent = received[what], TENSORS[what]
-    assert type(found) is type(sent)
-    assert (found.dtype, found.shape, found.stride()) == (sent.dtype, sent.shape, sent.stride())
-    assert found.requires_grad == sent.requires_grad
-    assert torch.equal(found, sent)
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_arrive_as_they_were_sent(received, name):
+    arrived, sent = received[name], TENSORS[name]
+    assert type(arrived) is type(sent)
+    assert (arrived.dtype, arrived.shape, arrived.stride()) == (sent.dtype, sent.shape, sent.stride())
+    assert arrived.requires_grad == sent.requires_grad
+    assert torch.equal(arrived, sent)
 
 
-@pytest.mark.parametrize("what", ["labels", "a scalar", "flags"])
-def test_small_tensors_are_sent_by_value_and_may_be_written(received, what):
-    assert not received[what].is_shared()
-    received[what].copy_(received[what].clone())
+@pytest.mark.parametrize("name", ["labels", "a scalar", "flags"])
+def test_small_tensors_are_sent_by_value_and_may_be_written(received, name):
+    assert not received[name].is_shared()
+    received[name].copy_(received[name].clone())
 
 
-@pytest.mark.parametrize("what", ["large", "shared"])
-def test_others_stay_in_shared_memory(received, what):
-    assert received[what].is_shared()
+@pytest.mark.parametrize("name", ["large", "shared"])
+def test_large_and_shared_tensors_stay_in_shared_memory(received, name):
+    assert received[name].is_shared()
 
 
 def test_parts_of_a_tensor_still_share_its_memory(received):

@@ -1,4 +1,4 @@
-"""What workers and the process they read for talk through: whoever is killed at it, the others do not wait for ever."""
+"""Queues and events between a process and its workers: if one of them is killed, the others do not wait forever."""
 
 import gc
 import os
@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from runner.data import DatasetLoader
 from runner.data.worker_context import make_context
 
-# Python 3.12 and later warn that torch's threads are not forked along; for the others see test_dead_workers.py.
+# Python 3.12 and later warn that torch's threads are not forked; for the other warnings see test_dead_workers.py.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
@@ -28,7 +28,7 @@ SIZE, BATCH = 60, 4
 
 
 class Locking(Dataset[Any]):
-    """Kills its worker once, at the moment at which it asks whether it is to end."""
+    """Kills its worker once, while the worker checks the event that tells it to end."""
 
     def __init__(self, died):
         self.died = died
@@ -50,13 +50,13 @@ class Locking(Dataset[Any]):
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_worker_killed_with_a_lock_in_its_hands_blocks_nobody(tmp_path, context):
+def test_a_worker_killed_while_it_holds_a_lock_blocks_no_other_process(tmp_path, context):
     data = Locking(tmp_path / "died")
     loader = DatasetLoader(data, BATCH, shuffle=True, num_workers=2, multiprocessing_context=context)
     with pytest.raises(RuntimeError, match=r"data worker \d .* was killed by signal 9 \(Killed\) while it read sample"):
         list(loader)
-    read = [inputs for inputs, _ in loader]
-    assert torch.equal(torch.cat(read).long().sort(dim=0).values, torch.arange(SIZE)[:, None])
+    batches = [inputs for inputs, _ in loader]
+    assert torch.equal(torch.cat(batches).long().sort(dim=0).values, torch.arange(SIZE)[:, None])
 
 
 def test_workers_killed_while_they_write_a_batch_block_no_thread():
@@ -64,19 +64,19 @@ def test_workers_killed_while_they_write_a_batch_block_no_thread():
     batches: Any = iter(loader)
     failures = []
 
-    def go_on():
+    def read_rest():
         try:
             list(batches)
         except RuntimeError as error:
             failures.append(str(error))
 
     next(batches)
-    time.sleep(0.5)  # the pipe holds 64 KiB, so that who writes waits in the middle of a batch
+    time.sleep(0.5)  # the pipe holds 64 KiB, so a worker waits in the middle of writing a batch
     for worker in batches.workers:
         worker.kill()
         worker.join(PATIENCE)
         assert worker.exitcode == -signal.SIGKILL
-    thread = threading.Thread(target=go_on, daemon=True)
+    thread = threading.Thread(target=read_rest, daemon=True)
     thread.start()
     thread.join(PATIENCE)
     assert not thread.is_alive()
@@ -85,7 +85,7 @@ def test_workers_killed_while_they_write_a_batch_block_no_thread():
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
-def test_workers_end_with_the_process_they_read_for(context):
+def test_workers_end_with_their_parent(context):
     program = f"""
 import os, signal, time
 from runner.data import DatasetLoader
@@ -98,13 +98,13 @@ if __name__ == "__main__":
     time.sleep(0.5)  # now they wait in the middle of a batch
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    # It is read from until all have closed its output, so workers too.
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    # This reads until all processes have closed the output, including the workers.
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == -signal.SIGKILL, result.stderr
 
 
 class Knot:
-    """Is collected together with its queue and then puts the first item into it, as torch's loader does."""
+    """Is garbage-collected together with its queue, and then puts the first item into it, as torch's loader does."""
 
     def __init__(self) -> None:
         self.queue = make_context().Queue()

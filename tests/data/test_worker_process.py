@@ -1,4 +1,4 @@
-"""Data workers that are forked from a server: what reaches them, how long they stay, and how they fail."""
+"""Data workers that are forked from a server: their arguments, lifetimes and failures."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ pytestmark = [
 
 
 def data_set(read: Any, size: int = 8, **attributes: Any) -> Any:
-    """A data set of a class that no other process can import."""
+    """Return a data set of a class that no other process can import."""
 
-    class Own:
+    class Local:
         def __init__(self) -> None:
             vars(self).update(attributes)
 
@@ -40,7 +40,7 @@ def data_set(read: Any, size: int = 8, **attributes: Any) -> Any:
         def __getitem__(self, index: int) -> Any:
             return read(self, index)
 
-    return Own()
+    return Local()
 
 
 def load(data: Any, batch_size: int = 4, **options: Any) -> DatasetLoader:
@@ -58,7 +58,7 @@ def test_workers_are_forked_from_a_process_with_one_thread():
     assert set(values(load(data_set(read, trainer=os.getpid())))) == {1000}
 
 
-def test_workers_stay_from_epoch_to_epoch_and_end_with_their_loader():
+def test_workers_live_across_epochs_and_end_with_their_loader():
     loader = load(data_set(lambda self, index: os.getpid()))
     (first,) = set(values(loader))
     assert set(values(loader)) == {first}
@@ -77,7 +77,7 @@ def test_workers_stay_from_epoch_to_epoch_and_end_with_their_loader():
         lambda data: data.inner.update(deep=[4]),
     ],
 )
-def test_a_data_set_that_changes_between_epochs_is_read_as_it_is_now(change: Any):
+def test_changes_to_a_data_set_between_epochs_reach_the_workers(change: Any):
     def read(self: Any, index: int) -> int:
         return int((self.epoch + sum(self.pool) + len(self.pool) + self.inner["deep"][0]) * self.scale)
 
@@ -88,7 +88,7 @@ def test_a_data_set_that_changes_between_epochs_is_read_as_it_is_now(change: Any
     assert values(loader) == [data[index] for index in range(8)] != before
 
 
-def test_another_iteration_over_busy_workers_has_its_own():
+def test_a_second_iteration_gets_its_own_workers():
     loader = load(data_set(lambda self, index: index))
     assert [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=True)] == [
         ([0, 1, 2, 3], [0, 1, 2, 3]),
@@ -96,7 +96,7 @@ def test_another_iteration_over_busy_workers_has_its_own():
     ]
 
 
-def test_a_script_without_a_guard_reads_with_classes_and_functions_of_its_own(tmp_path: Path):
+def test_a_script_without_a_main_guard_can_use_its_own_classes_and_functions(tmp_path: Path):
     (tmp_path / "helper.py").write_text("def double(x):\n    return 2 * x\n")
     (tmp_path / "runner.py").write_text("raise SystemExit('a file of the user is not the package')\n")
     script = tmp_path / "scripts" / "train.py"
@@ -128,11 +128,11 @@ os.environ["OWN"] = "set late"
 read = [*DatasetLoader(Numbers(), 2, shuffle=False, num_workers=2, collate_fn=list)]
 assert read == [[Sample(1), Sample(3)], [Sample(5), Sample(7)]], read
 """)
-    ended = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout) == (0, "once\n"), ended.stderr
+    result = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "once\n"), result.stderr
 
 
-def test_what_cannot_be_sent_is_named():
+def test_an_unsendable_part_is_named():
     lines = (line for line in "ab")
     loader = load(data_set(lambda self, index: index, files={"train": [lines]}))
     with pytest.raises(
@@ -141,15 +141,15 @@ def test_what_cannot_be_sent_is_named():
         list(loader)
 
 
-def own_error(*bases: type[Exception]) -> type[Exception]:
-    class Own(*bases):
+def local_error(*bases: type[Exception]) -> type[Exception]:
+    class Local(*bases):
         pass
 
-    return Own
+    return Local
 
 
 class Strict(Exception):
-    """Cannot be made from its message."""
+    """An error that cannot be made from its message."""
 
     def __init__(self, row: int, column: str) -> None:
         super().__init__(row, column)
@@ -158,21 +158,21 @@ class Strict(Exception):
 
 @pytest.mark.parametrize("context", ["forkserver", "fork"])
 @pytest.mark.parametrize(
-    ("where", "kind", "arguments"),
+    ("stage", "kind", "arguments"),
     [
-        ("sample", own_error(Exception), ("row 7",)),
-        ("collate", own_error(Exception), ("row 7",)),
-        ("start", own_error(Exception), ("row 7",)),
-        ("sample", own_error(Strict), (7, "row 7")),
+        ("sample", local_error(Exception), ("row 7",)),
+        ("collate", local_error(Exception), ("row 7",)),
+        ("start", local_error(Exception), ("row 7",)),
+        ("sample", local_error(Strict), (7, "row 7")),
         ("sample", Strict, (7, "row 7")),
     ],
 )
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_an_error_of_a_class_that_cannot_be_sent_is_raised_with_its_place(
-    where: str, kind: Any, arguments: Any, context: str
+def test_an_error_of_a_class_that_cannot_be_sent_is_raised_with_its_traceback(
+    stage: str, kind: Any, arguments: Any, context: str
 ):
-    def fail(place: str) -> None:
-        if place == where:
+    def fail(current: str) -> None:
+        if current == stage:
             error = kind(*arguments)
             error.add_note("a note of the user")
             raise error
@@ -186,13 +186,13 @@ def test_an_error_of_a_class_that_cannot_be_sent_is_raised_with_its_place(
     with pytest.raises(Exception, match=r"row 7") as caught:
         list(loader)
     assert all(text in str(caught.value) for text in (kind.__name__, "in fail", "a note of the user"))
-    assert where != "sample" or "raised by dataset[0]" in str(caught.value)
+    assert stage != "sample" or "raised by dataset[0]" in str(caught.value)
 
 
 @pytest.mark.parametrize("context", ["forkserver", "fork"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_batch_that_cannot_be_sent_is_an_error_that_names_the_part(context: str):
-    data = data_set(lambda self, index: {"x": (one for one in "ab")})
+    data = data_set(lambda self, index: {"x": (letter for letter in "ab")})
     with pytest.raises(TypeError, match=r"batch\[0\]\['x'\] is of type generator"):
         list(load(data, collate_fn=list, multiprocessing_context=context))
 
@@ -206,7 +206,7 @@ def test_an_exit_in_a_worker_is_an_error_that_names_the_sample(error: BaseExcept
         list(load(data_set(read)))
 
 
-def test_a_worker_that_ends_itself_is_no_failure_of_the_machine():
+def test_a_worker_that_exits_is_not_a_failure_of_the_machine():
     loader = load(data_set(lambda self, index: os._exit(0)))
     expected = r"data worker 0 \(pid \d+\) ended with exit code 0 while it read sample 0; batch 1 of epoch 1 was due"
     with pytest.raises(RuntimeError, match=expected) as caught:
@@ -214,7 +214,7 @@ def test_a_worker_that_ends_itself_is_no_failure_of_the_machine():
     assert not is_of_environment(caught.value)
 
 
-def test_a_worker_without_a_first_batch_is_named_and_shows_its_stack(monkeypatch: Any, capfd: Any):
+def test_a_worker_without_a_first_batch_is_named_and_prints_its_stack(monkeypatch: Any, capfd: Any):
     def read_forever(self: Any, index: int) -> None:
         threading.Event().wait()
 
@@ -224,7 +224,7 @@ def test_a_worker_without_a_first_batch_is_named_and_shows_its_stack(monkeypatch
     assert "in read_forever" in capfd.readouterr().err
 
 
-def test_the_server_survives_signals_to_all_processes_and_its_death():
+def test_the_server_survives_signals_and_is_restarted_after_its_death():
     loader = load(data_set(lambda self, index: os.getppid()), batch_size=1)
     batches = iter(loader)
     server = psutil.Process(int(next(batches)))
@@ -232,12 +232,12 @@ def test_the_server_survives_signals_to_all_processes_and_its_death():
         server.send_signal(number)
     assert [int(batch) for batch in batches] == [server.pid] * 7
     server.kill()
-    while server.status() != psutil.STATUS_ZOMBIE:  # whoever starts the next one waits for it
+    while server.status() != psutil.STATUS_ZOMBIE:  # the process that starts the next server waits for it
         time.sleep(0.01)
     assert server.pid not in values(loader)
 
 
-def test_tensors_are_shared_and_files_are_opened_again(tmp_path: Path):
+def test_tensors_are_shared_and_mapped_files_are_opened_again(tmp_path: Path):
     mapped = numpy.memmap(tmp_path / "numbers", numpy.int32, "w+", shape=(1000, 1000))
     mapped[:] = numpy.arange(1_000_000).reshape(1000, 1000)
     part = mapped[100:900:3, ::-1]
@@ -249,7 +249,7 @@ def test_tensors_are_shared_and_files_are_opened_again(tmp_path: Path):
         assert isinstance(self.part.base, numpy.memmap)
         return int(self.part[index, 5]) - int(self.many[index])
 
-    many = [torch.tensor(number) for number in range(1000)]  # more than files that may be passed on
+    many = [torch.tensor(number) for number in range(1000)]  # more than the number of tensors that may be shared
     data = data_set(read, shared=shared, part=part, many=many)
     assert values(load(data)) == [int(part[index, 5]) - index for index in range(8)]
     assert int(shared.sum()) == 8

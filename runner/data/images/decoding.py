@@ -56,7 +56,7 @@ def open_image(source: Any, name: str = "image") -> Any:
     except Exception as error:  # Pillow's decoders raise all kinds
         is_unknown = type(error).__name__ == "UnidentifiedImageError"
         reason = (
-            f"it is none of {', '.join(FORMATS)}"
+            f"its format is not one of {', '.join(FORMATS)}"
             if is_unknown
             else printable(" ".join(str(error).split()) or type(error).__name__)
         )

@@ -134,8 +134,8 @@ class BlockOrder(SampleOrder):
             blocks = self._plan(epoch)[0][group * self._mixed : (group + 1) * self._mixed]
             spans = ((int(self._starts[block]), int(self._sizes[block])) for block in blocks)
             samples = torch.cat([torch.arange(start, start + size) for start, size in spans])
-            drawn = torch.randperm(len(samples), generator=self._generator(epoch, group))
-            self._groups = {**dict(list(self._groups.items())[-1:]), key: samples[drawn]}
+            order = torch.randperm(len(samples), generator=self._generator(epoch, group))
+            self._groups = {**dict(list(self._groups.items())[-1:]), key: samples[order]}
         return self._groups[key]
 
     def _generator(self, *counters: int) -> torch.Generator:

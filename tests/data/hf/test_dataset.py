@@ -16,12 +16,12 @@ from runner.data.hf.dataset import load_hf_dataset
 from runner.data.images.imagefolder import MEAN, STD, normalized
 
 SIZES = {"context": 8, "batch_size": 4, "eval_batch_size": 3, "num_workers": 0, "cache": None}
-DEFAULTS = {key: one.default for key, one in inspect.signature(load_hf_dataset).parameters.items()}
+DEFAULTS = {key: parameter.default for key, parameter in inspect.signature(load_hf_dataset).parameters.items()}
 
 
 @pytest.fixture
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Two files of JSON lines, the arguments by which they are data, and a place of their own for what is prepared."""
+    """Write two files of JSON lines, use a cache for this test alone, and return the arguments that load the files."""
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "prepared")
     monkeypatch.chdir(tmp_path)
@@ -30,7 +30,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             {"text": f"{name} row {i}, Öl.\n", "x": [i / 2, -1.0], "n": i, "y": i % 3 == 0, "z": [0] * (i % 3)}
             for i in range(count)
         ]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(one | {"s": {"a": 1}}) + "\n" for one in lines))
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line | {"s": {"a": 1}}) + "\n" for line in lines))
     return {"name": "json", "data_files": {"train": "train.jsonl", "validation": "eval.jsonl"}}
 
 
@@ -42,8 +42,8 @@ def fake(**options: Any) -> tuple[Any, Any]:
     return vars(load_hf_dataset)["fake"](**{**DEFAULTS, **SIZES, **options})
 
 
-def likeness(batch: Any) -> list[tuple[torch.Size, torch.dtype]]:
-    return [(one.shape, one.dtype) for one in batch]
+def shapes(batch: Any) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(tensor.shape, tensor.dtype) for tensor in batch]
 
 
 def test_a_column_of_texts_is_packed_into_windows(rows: dict[str, Any]):
@@ -53,43 +53,41 @@ def test_a_column_of_texts_is_packed_into_windows(rows: dict[str, Any]):
     assert len(train.order.permutation(0)) == len("".join(f"train row {i}, Öl.\n" for i in range(40)).encode()) - 1
 
 
-def test_after_each_row_stands_the_end_of_text(rows: dict[str, Any], tmp_path: Path):
+def test_the_end_token_follows_each_row(rows: dict[str, Any], tmp_path: Path):
     name = make_tokenizer(tmp_path / "tokenizer")
-    outside: Any = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(name)
-    expected = [t for i in range(7) for t in [*outside(f"eval row {i}, Öl.\n")["input_ids"], outside.eos_token_id]]
+    reference: Any = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(name)
+    expected = [t for i in range(7) for t in [*reference(f"eval row {i}, Öl.\n")["input_ids"], reference.eos_token_id]]
     options = {**rows, "text": "text", "tokenizer": name, "context": 1, "cache": str(tmp_path / "kept")}
     for _ in range(2):
         _, evaluation = load(**options)
-        assert [int(one) for _, batch in evaluation for one in batch] == expected[1:]
-        kept = sorted(tmp_path.glob("kept/*.uint16"))
-        assert len(kept) == 2
-    made_up = fake(**options)
-    assert next(iter(made_up[0]))[0].max() == 299
+        assert [int(token) for _, batch in evaluation for token in batch] == expected[1:]
+        assert len([*tmp_path.glob("kept/*.uint16")]) == 2
+    assert next(iter(fake(**options)[0]))[0].max() == 299
     (tmp_path / "train.jsonl").write_text('{"text": "new and longer than the context"}\n')
     (tmp_path / "eval.jsonl").write_text('{"text": "new"}\n')
     load(**options)
     assert len([*tmp_path.glob("kept/*.uint16")]) == 4
 
 
-def test_numbers_truth_values_and_lists_become_tensors(rows: dict[str, Any]):
+def test_numbers_booleans_and_lists_become_tensors(rows: dict[str, Any]):
     train, evaluation = load(**rows, inputs="x", targets="n")
-    assert [type(one) for one in (train, evaluation)] == [DatasetLoader, DatasetLoader]
-    seen = []
+    assert [type(loader) for loader in (train, evaluation)] == [DatasetLoader, DatasetLoader]
+    numbers = []
     for inputs, targets in train:
-        assert likeness((inputs, targets)) == [(torch.Size([4, 2]), torch.float32), (torch.Size([4]), torch.int64)]
+        assert shapes((inputs, targets)) == [(torch.Size([4, 2]), torch.float32), (torch.Size([4]), torch.int64)]
         assert torch.equal(inputs, torch.stack([targets / 2, torch.full((4,), -1.0)], dim=1))
-        seen += targets.tolist()
-    assert sorted(seen) == [*range(40)] != seen
+        numbers += targets.tolist()
+    assert sorted(numbers) == [*range(40)] != numbers
     _, evaluation = load(**rows, inputs="x", targets="y")
-    assert [int(one) for _, targets in evaluation for one in targets] == [1, 0, 0, 1, 0, 0, 1]
+    assert [int(target) for _, targets in evaluation for target in targets] == [1, 0, 0, 1, 0, 0, 1]
 
 
 @pytest.mark.parametrize("columns", [{"inputs": "x", "targets": "n"}, {"text": "text", "context": 1}], ids=str)
-def test_a_part_of_the_rows_is_kept_by_seed(rows: dict[str, Any], columns: dict[str, Any]):
+def test_rows_are_held_out_by_seed(rows: dict[str, Any], columns: dict[str, Any]):
     def targets(seed: int, part: int) -> list[int]:
         loader = load(**rows, **columns, eval_split=None, eval_share=0.2, seed=seed)[part]
         loader.seek(0)
-        return [one for _, batch in loader for one in batch.flatten().tolist()]
+        return [target for _, batch in loader for target in batch.flatten().tolist()]
 
     assert targets(0, 1) == targets(0, 1) != targets(1, 1)
     if "text" not in columns:
@@ -100,13 +98,13 @@ def test_a_part_of_the_rows_is_kept_by_seed(rows: dict[str, Any], columns: dict[
 def test_folds_are_stratified_by_the_targets(rows: dict[str, Any]):
     train, evaluation = load(**rows, inputs="x", targets="y")
     Folds(0, 4, stratified=True).apply(train, evaluation)
-    found = [int(one) for _, targets in evaluation for one in targets]
-    assert len(found) == 12 and sum(found) in (4, 5)  # 17 of 47 rows
+    labels = [int(target) for _, targets in evaluation for target in targets]
+    assert len(labels) == 12 and sum(labels) in (4, 5)  # 17 of 47 rows
 
 
 @pytest.fixture
 def saved(tmp_path: Path, rows: dict[str, Any]) -> Path:
-    """What `save_to_disk` wrote: images of one color, their labels, and arrays."""
+    """Save a data set with `save_to_disk`: images of one color, their labels, and arrays."""
     from PIL import Image
 
     datasets: Any = pytest.importorskip("datasets")
@@ -129,9 +127,9 @@ def saved(tmp_path: Path, rows: dict[str, Any]) -> Path:
         "unknown": datasets.ClassLabel(names=["a"]),
         "empty": datasets.Value("int64"),
     }
-    both = datasets.Dataset.from_dict(content, features=datasets.Features(features))
-    datasets.DatasetDict({"train": both, "test": both}).with_format("numpy").save_to_disk(tmp_path / "saved")
-    both.save_to_disk(tmp_path / "one")
+    split = datasets.Dataset.from_dict(content, features=datasets.Features(features))
+    datasets.DatasetDict({"train": split, "test": split}).with_format("numpy").save_to_disk(tmp_path / "saved")
+    split.save_to_disk(tmp_path / "one")
     return tmp_path / "saved"
 
 
@@ -144,14 +142,14 @@ def load_saved(saved: Path, **options: Any) -> tuple[Any, Any]:
 def test_images_are_normalized(saved: Path, column: str, size: int | None, shape: tuple[int, int], num_workers: int):
     options = {"inputs": column, "targets": "label", "image_size": size, "num_workers": num_workers}
     for loader in load_saved(saved, **options):
-        assert next(iter(loader.untransformed()))[0].dtype == torch.uint8  # what crosses to a GPU
+        assert next(iter(loader.untransformed()))[0].dtype == torch.uint8  # the type that is copied to a GPU
         for images, labels in loader:
             assert images.dtype == torch.float32 and images.shape[1:] == (3, *shape)
             expected = (torch.eye(3)[labels] - torch.tensor(MEAN)) / torch.tensor(STD)
             torch.testing.assert_close(images, expected[:, :, None, None].expand_as(images))
 
 
-def test_the_center_is_cut_out():
+def test_the_center_is_cropped():
     from PIL import Image
 
     from runner.data.hf.columns import image_tensor
@@ -159,7 +157,7 @@ def test_the_center_is_cut_out():
     image = Image.new("RGB", (30, 10), (0, 0, 0))
     image.paste((255, 255, 255), (10, 0, 20, 10))
     for size in (10, 5, 20):
-        inner = slice(1, -1)  # whose edges are blurred
+        inner = slice(1, -1)  # without the edges, which are blurred
         cut = normalized(image_tensor(image, size))[:, inner, inner] * torch.tensor(STD).view(3, 1, 1)
         torch.testing.assert_close(cut + torch.tensor(MEAN).view(3, 1, 1), torch.ones_like(cut), atol=0.01, rtol=0)
 
@@ -181,7 +179,7 @@ def test_a_model_learns_colors(saved: Path):
         assert trainer.eval()["eval"]["MulticlassAccuracy"] == 1
 
 
-def test_folders_of_images(saved: Path, tmp_path: Path):
+def test_folders_of_images_are_classes(saved: Path, tmp_path: Path):
     from PIL import Image
 
     for split in ("train", "validation"):
@@ -204,19 +202,19 @@ def test_folders_of_images(saved: Path, tmp_path: Path):
     ids=str,
 )
 @pytest.mark.parametrize("eval_split", ["test", None])
-def test_the_stand_in_is_like_the_data(saved: Path, columns: dict[str, Any], eval_split: str | None):
+def test_fake_batches_are_like_real_ones(saved: Path, columns: dict[str, Any], eval_split: str | None):
     options = {**columns, "eval_split": eval_split}
     for real, made_up in zip(load_saved(saved, **options), fake(name=str(saved), **options), strict=True):
         assert (len(real), real.order.num_samples) == (len(made_up), made_up.order.num_samples)
-        assert likeness(next(iter(real))) == likeness(batch := next(iter(made_up)))
+        assert shapes(next(iter(real))) == shapes(batch := next(iter(made_up)))
         assert batch[1].max() == 2
 
 
 @pytest.mark.parametrize("columns", [{"text": "text"}, {"inputs": "x", "targets": "n"}], ids=str)
-def test_the_stand_in_of_files_is_like_the_data(rows: dict[str, Any], columns: dict[str, Any]):
+def test_fake_batches_of_files_are_like_real_ones(rows: dict[str, Any], columns: dict[str, Any]):
     for real, made_up in zip(load(**rows, **columns), fake(**rows, **columns), strict=True):
         assert abs(real.order.num_samples - made_up.order.num_samples) <= 1  # rows have about the same length
-        assert likeness(next(iter(real))) == likeness(next(iter(made_up)))
+        assert shapes(next(iter(real))) == shapes(next(iter(made_up)))
 
 
 FILES: dict[str, tuple[dict[str, Any], str]] = {
@@ -258,13 +256,13 @@ FILES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_what_is_wrong_is_one_sentence(case: str, rows: dict[str, Any], tmp_path: Path):
+def test_a_wrong_argument_is_one_line(case: str, rows: dict[str, Any], tmp_path: Path):
     (tmp_path / "broken.jsonl").write_text("{no json\n")
     options, message = FILES[case]
     with pytest.raises((OSError, ValueError), match=message) as raised:
         load(**{**rows, **options})
     assert "\n" not in str(raised.value)
-    if case not in ("ragged", "context"):  # for which all rows are read
+    if case not in ("ragged", "context"):  # these need all rows
         with pytest.raises((OSError, ValueError), match=message):
             fake(**{**rows, **options})
 
@@ -280,20 +278,20 @@ SAVED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", SAVED)
-def test_what_is_wrong_with_saved_data_is_one_sentence(case: str, saved: Path):
+def test_an_error_in_saved_data_is_one_line(case: str, saved: Path):
     options, message = SAVED[case]
     with pytest.raises(ValueError, match=message):
         for loader in load(**{"name": "saved", "eval_split": "test", "inputs": "image", "targets": "label", **options}):
             list(loader)
 
 
-def test_nothing_is_drawn_where_there_is_no_terminal(rows: dict[str, Any], capfd: pytest.CaptureFixture[str]):
+def test_no_progress_bar_is_drawn_without_a_terminal(rows: dict[str, Any], capfd: pytest.CaptureFixture[str]):
     load(**rows, text="text")
     assert capfd.readouterr() == ("", "")
     assert not pytest.importorskip("datasets.utils").are_progress_bars_disabled()
 
 
-def test_ranks_prepare_it_once(rows: dict[str, Any], tmp_path: Path, run_ranks: Any):
+def test_one_rank_prepares_the_data_for_all(rows: dict[str, Any], tmp_path: Path, run_ranks: Any):
     def program():
         from importlib import import_module
 
@@ -303,21 +301,21 @@ def test_ranks_prepare_it_once(rows: dict[str, Any], tmp_path: Path, run_ranks: 
         import_module("datasets").config.HF_DATASETS_CACHE = "prepared"
         prepare = Json._prepare_split
 
-        def counted(*args, **kwargs):
+        def print_and_prepare(*args, **kwargs):
             print("prepared")
             return prepare(*args, **kwargs)
 
-        Json._prepare_split = counted
+        Json._prepare_split = print_and_prepare
         files = {"train": "train.jsonl", "validation": "eval.jsonl"}
         train, _ = load_hf_dataset("json", data_files=files, inputs="n", targets="n", num_workers=0)
-        print(*(int(one) for _, batch in train for one in batch))
+        print(*(int(target) for _, batch in train for target in batch))
 
-    lines = [one.stdout.splitlines() for one in run_ranks(program)]
-    assert sorted(len(one) for one in lines) == [1, 3]  # one of them prepared two splits
-    assert sorted(int(one) for rank in lines for one in rank[-1].split()) == [*range(40)]
+    lines = [rank.stdout.splitlines() for rank in run_ranks(program)]
+    assert sorted(len(rank) for rank in lines) == [1, 3]  # one rank prepared two splits
+    assert sorted(int(number) for rank in lines for number in rank[-1].split()) == [*range(40)]
 
 
-def test_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_library_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ModuleNotFoundError, match=r"datasets is not installed here: pip install -e '\.\[hf\]'"):
         load(text="text")

@@ -20,17 +20,17 @@ MEAN_STD = (torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1))
 
 
 def record(label: int, number: int) -> bytes:
-    """An image as the files have it, gray but for its first row, where its number is in red, green and blue."""
+    """Return a record of the files: a gray image whose first row encodes its number in red, green and blue."""
     planes = (bytes([value % 256] * 32 + [100] * 992) for value in (number, 2 * number, 3 * number))
     return bytes([label]) + b"".join(planes)
 
 
 def files() -> dict[str, bytes]:
-    """All files, of a few images with numbers of their own; each image's label is its number's last digit."""
-    numbers, made = iter(range(100)), {}
+    """Return all files, with a few numbered images; the label of an image is the last digit of its number."""
+    numbers, contents = iter(range(100)), {}
     for name, count in COUNTS.items():
-        made[f"{FOLDER}/{name}.bin"] = b"".join(record(number % 10, number) for number in islice(numbers, count))
-    return made
+        contents[f"{FOLDER}/{name}.bin"] = b"".join(record(number % 10, number) for number in islice(numbers, count))
+    return contents
 
 
 def write(folder: Path, contents: Mapping[str, bytes]) -> Path:
@@ -56,12 +56,12 @@ def load(folder: Path, **options: Any) -> Any:
     return load_cifar10(**{"path": str(folder), "url": None, "batch_size": 4, "eval_batch_size": 3, **options})
 
 
-def test_pixels_and_labels_are_those_of_the_files(folder: Path):
+def test_pixels_and_labels_equal_those_of_the_files(folder: Path):
     train, evaluation = load(folder)
     assert (len(train), len(evaluation)) == (4, 3)
     assert (train.order.shuffle, evaluation.order.shuffle) == (True, False)
     assert (train.tensors[0].dtype, train.tensors[0].shape) == (torch.uint8, (NUM_TRAIN, 3, 32, 32))
-    seen: dict[str, list[int]] = {"train": [], "eval": []}
+    numbers: dict[str, list[int]] = {"train": [], "eval": []}
     for split, loader in (("train", train), ("eval", evaluation)):
         for images, labels in loader:
             assert (images.dtype, images.shape[1:], labels.dtype) == (torch.float32, (3, 32, 32), torch.int64)
@@ -72,19 +72,19 @@ def test_pixels_and_labels_are_those_of_the_files(folder: Path):
                 expected[:, 0] = torch.tensor([number, 2 * number, 3 * number]).view(3, 1)
                 torch.testing.assert_close(image, expected, atol=1e-3, rtol=0)
                 assert label == number % 10
-                seen[split].append(number)
-    assert sorted(seen["train"]) == list(range(15)) and seen["train"] != sorted(seen["train"])
-    assert seen["eval"] == list(range(15, 22))
+                numbers[split].append(number)
+    assert sorted(numbers["train"]) == list(range(15)) and numbers["train"] != sorted(numbers["train"])
+    assert numbers["eval"] == list(range(15, 22))
 
 
-def test_the_order_is_that_of_the_seed(folder: Path):
+def test_the_order_depends_on_the_seed(folder: Path):
     def labels(seed: int) -> torch.Tensor:
         return torch.cat([labels for _, labels in load(folder, seed=seed)[0]])
 
     assert torch.equal(labels(1), labels(1)) and not torch.equal(labels(1), labels(2))
 
 
-def test_what_was_evaluated_can_be_trained_on(folder: Path):
+def test_training_works_after_evaluation_in_inference_mode(folder: Path):
     train, evaluation = load(folder)
     with torch.inference_mode():
         next(iter(evaluation))
@@ -94,7 +94,7 @@ def test_what_was_evaluated_can_be_trained_on(folder: Path):
     assert images.grad is not None
 
 
-def test_the_last_training_images_evaluate_if_asked_and_the_test_images_are_then_for_testing(folder: Path):
+def test_with_eval_samples_the_last_training_images_are_evaluated_and_the_test_images_tested(folder: Path):
     whole, tested = load(folder)
     train, evaluation, test = load(folder, eval_samples=4)
     assert torch.equal(train.tensors[0], whole.tensors[0][:-4])
@@ -108,20 +108,22 @@ def test_the_last_training_images_evaluate_if_asked_and_the_test_images_are_then
 
 
 @pytest.mark.parametrize("eval_samples", [0, 4])
-def test_the_stand_in_has_the_shapes_numbers_and_range_of_the_real_loaders(
+def test_fake_loaders_have_the_shapes_lengths_and_range_of_the_real_ones(
     folder: Path, tmp_path: Path, eval_samples: int
 ):
     fake = vars(load_cifar10)["fake"]
     real = load(folder, eval_samples=eval_samples)
-    made_up = fake(str(folder), None, None, 4, 3, eval_samples)
-    for one, other in zip(real, made_up, strict=True):
-        assert len(one) == len(other) and one.order.num_samples == other.order.num_samples
-        for batch, made in zip(one, other, strict=True):
-            assert [(x.shape, x.dtype) for x in batch] == [(x.shape, x.dtype) for x in made]
-            pixels = made[0] * MEAN_STD[1] + MEAN_STD[0]
-            assert -1e-6 < pixels.min() < 0.1 and 0.9 < pixels.max() < 1 + 1e-6 and set(made[1].tolist()) == {9}
+    fakes = fake(str(folder), None, None, 4, 3, eval_samples)
+    for loader, fake_loader in zip(real, fakes, strict=True):
+        assert len(loader) == len(fake_loader) and loader.order.num_samples == fake_loader.order.num_samples
+        for batch, fake_batch in zip(loader, fake_loader, strict=True):
+            shapes = [(tensor.shape, tensor.dtype) for tensor in batch]
+            assert shapes == [(tensor.shape, tensor.dtype) for tensor in fake_batch]
+            pixels = fake_batch[0] * MEAN_STD[1] + MEAN_STD[0]
+            assert -1e-6 < pixels.min() < 0.1 and 0.9 < pixels.max() < 1 + 1e-6
+            assert set(fake_batch[1].tolist()) == {9}
     unread = fake(str(tmp_path / "none"))
-    assert [one.order.num_samples for one in unread] == [50_000, 10_000] and not (tmp_path / "none").exists()
+    assert [loader.order.num_samples for loader in unread] == [50_000, 10_000] and not (tmp_path / "none").exists()
     with pytest.raises(FileNotFoundError, match="is missing; unpack "):
         fake(str(tmp_path / "none"), None)
 
@@ -138,13 +140,13 @@ def test_the_stand_in_has_the_shapes_numbers_and_range_of_the_real_loaders(
     ],
     ids=["empty", "cut off", "label"],
 )
-def test_a_file_that_is_none_of_cifar10_is_refused(folder: Path, content: bytes, message: str):
+def test_a_file_that_is_not_from_cifar10_is_refused(folder: Path, content: bytes, message: str):
     write(folder, {f"{FOLDER}/test_batch.bin": content})
     with pytest.raises(ValueError, match=f"path='{re.escape(str(folder))}': .*{message}"):
         load(folder)
 
 
-def test_a_missing_file_is_named_where_nothing_may_be_downloaded(folder: Path):
+def test_a_missing_file_is_named_if_downloads_are_off(folder: Path):
     (folder / FOLDER / "data_batch_3.bin").unlink()
     with pytest.raises(FileNotFoundError, match=rf"path='.*': .*data_batch_3\.bin is missing; unpack {URL} in this"):
         load(folder)
@@ -153,7 +155,7 @@ def test_a_missing_file_is_named_where_nothing_may_be_downloaded(folder: Path):
 @pytest.mark.parametrize(
     "wrong", [{"batch_size": 0}, {"eval_batch_size": -1}, {"seed": -1}, {"url": "x"}, {"md5": "x"}], ids=str
 )
-def test_wrong_arguments_are_refused_before_anything_is_downloaded(server: Server, tmp_path: Path, wrong: Any):
+def test_wrong_arguments_are_refused_before_a_download(server: Server, tmp_path: Path, wrong: Any):
     ((name, value),) = wrong.items()
     for call in (load_cifar10, vars(load_cifar10)["fake"]):
         with pytest.raises(ValueError, match=f"{name}={value!r}:? must "):
@@ -171,14 +173,14 @@ def test_missing_files_are_downloaded_once(server: Server, tmp_path: Path):
         load(tmp_path / "other", url=server.url, md5=MD5)
 
 
-def test_colors_are_learned(tmp_path: Path):
+def test_a_model_learns_colors(tmp_path: Path):
     generator, images = random.Random(0), []
     for _ in range(60):
         label = generator.randrange(3)
         planes = ([generator.randrange(128 if plane == label else 0, 256) for _ in range(1024)] for plane in range(3))
         images.append(bytes([label]) + b"".join(bytes(plane) for plane in planes))
     names = [f"{FOLDER}/{name}.bin" for name in COUNTS]
-    write(tmp_path, {name: b"".join(images[10 * i : 10 * i + 10]) for i, name in enumerate(names)})
+    write(tmp_path, {name: b"".join(images[10 * index :][:10]) for index, name in enumerate(names)})
     torch.manual_seed(0)
     train, evaluation = load(tmp_path, batch_size=10, eval_batch_size=10)
     with Trainer(
@@ -204,11 +206,11 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_a_run_downloads_and_a_resumed_one_is_equal_to_the_bit(run_here: Any, server: Server, tmp_path: Path):
-    given = (*SHORT, *QUIET, f"data.url={server.url}", "data.md5=null", "scheduler=constant")
-    first = run_here(*given, "trainer.max_duration=4ep", "hydra.run.dir=whole", code=0)
+def test_a_run_downloads_once_and_a_resumed_run_is_bit_identical(run_here: Any, server: Server, tmp_path: Path):
+    command = (*SHORT, *QUIET, f"data.url={server.url}", "data.md5=null", "scheduler=constant")
+    first = run_here(*command, "trainer.max_duration=4ep", "hydra.run.dir=whole", code=0)
     assert re.search(rf"^INFO: downloading {server.url} \(0\.\d+ MB\) into data/cifar10$", first.err, re.MULTILINE)
-    run_here(*given, "trainer.max_duration=7ba", "hydra.run.dir=parts", code=0)
+    run_here(*command, "trainer.max_duration=7ba", "hydra.run.dir=parts", code=0)
     run_here("resume", "parts", "trainer.max_duration=4ep", code=0)
     assert server.requests == 1 and (tmp_path / "data" / "cifar10" / FOLDER / "test_batch.bin").is_file()
     torch.testing.assert_close(weights(tmp_path / "parts"), weights(tmp_path / "whole"), rtol=0, atol=0)
@@ -216,12 +218,19 @@ def test_a_run_downloads_and_a_resumed_one_is_equal_to_the_bit(run_here: Any, se
 
 @pytest.mark.parametrize("wrong", [("data.batch_size=0",), ("model.module.in_channels=0",), ("data.url=cifar",)])
 def test_a_wrong_command_downloads_nothing(run_here: Any, server: Server, tmp_path: Path, wrong: tuple[str]):
-    ended = run_here(*SHORT, *QUIET, f"data.url={server.url}", *wrong, code=2)
-    assert ended.err.startswith(f"error: {wrong[0].partition('=')[0]}=") and ended.err.count("\n") == 1
+    result = run_here(*SHORT, *QUIET, f"data.url={server.url}", *wrong, code=2)
+    assert result.err.startswith(f"error: {wrong[0].partition('=')[0]}=") and result.err.count("\n") == 1
     assert server.requests == 0 and not (tmp_path / "data").exists()
 
 
-def test_the_best_of_the_training_images_is_tested(run_here: Any, folder: Path):
-    given = (*SHORT, *QUIET, f"data.path={folder}", "data.url=null", "data.eval_samples=5", "trainer.max_duration=2ep")
-    ended = run_here(*given, "test=best", "callbacks.checkpoint_saver.monitor=eval/loss", code=0)
-    assert "test/MulticlassAccuracy" in ended.out
+def test_the_best_checkpoint_on_training_images_is_tested(run_here: Any, folder: Path):
+    command = (
+        *SHORT,
+        *QUIET,
+        f"data.path={folder}",
+        "data.url=null",
+        "data.eval_samples=5",
+        "trainer.max_duration=2ep",
+    )
+    result = run_here(*command, "test=best", "callbacks.checkpoint_saver.monitor=eval/loss", code=0)
+    assert "test/MulticlassAccuracy" in result.out

@@ -22,11 +22,11 @@ from runner.data.shards.parquet_shards import load_parquet_shards
 from runner.data.shards.tar_shards import load_tar_shards
 
 SIDE = 8
-GREY_16 = numpy.linspace(0, 65535, SIDE * SIDE).round().astype(numpy.uint16).reshape(SIDE, SIDE)
-GREY_8 = (GREY_16 / 257).round().astype(numpy.uint8)
+GRAY_16 = numpy.linspace(0, 65535, SIDE * SIDE).round().astype(numpy.uint16).reshape(SIDE, SIDE)
+GRAY_8 = (GRAY_16 / 257).round().astype(numpy.uint8)
 
 
-def saved(image: Any, form: str, **options: Any) -> bytes:
+def encoded(image: Any, form: str, **options: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, form, **options)
     return file.getvalue()
@@ -70,12 +70,11 @@ LOADERS = [from_folder, from_tar, from_parquet, from_datasets]
 
 @pytest.mark.parametrize("load", LOADERS)
 @pytest.mark.parametrize("form", ["PNG", "TIFF"])
-def test_grey_images_of_16_bits_are_scaled(form: str, load: Callable[..., Tensor], tmp_path: Path):
-    found = load(saved(Image.fromarray(GREY_16), form), tmp_path / "a" if load is from_folder else tmp_path)
-    same = tmp_path / "same"
-    same.mkdir()
-    assert torch.equal(found, load(saved(Image.fromarray(GREY_8), form), same))
-    assert found.std() > 0.5  # neither black nor white
+def test_gray_images_of_16_bits_are_scaled(form: str, load: Callable[..., Tensor], tmp_path: Path):
+    pixels = load(encoded(Image.fromarray(GRAY_16), form), tmp_path / "a" if load is from_folder else tmp_path)
+    (tmp_path / "8 bits").mkdir()
+    assert torch.equal(pixels, load(encoded(Image.fromarray(GRAY_8), form), tmp_path / "8 bits"))
+    assert pixels.std() > 0.5  # neither black nor white
 
 
 @pytest.mark.parametrize("load", LOADERS)
@@ -83,7 +82,7 @@ def test_grey_images_of_16_bits_are_scaled(form: str, load: Callable[..., Tensor
 def test_values_of_32_bits_are_refused_with_the_name_of_the_file(
     mode: str, load: Callable[..., Tensor], tmp_path: Path
 ):
-    content = saved(Image.fromarray(GREY_16.astype(numpy.int32 if mode == "I" else numpy.float32)), "TIFF")
+    content = encoded(Image.fromarray(GRAY_16.astype(numpy.int32 if mode == "I" else numpy.float32)), "TIFF")
     with pytest.raises(
         ValueError, match="of 32 bits, whose range is not known, so save it with 8 or 16 bits"
     ) as raised:
@@ -93,26 +92,26 @@ def test_values_of_32_bits_are_refused_with_the_name_of_the_file(
 
 
 @pytest.mark.parametrize("load", LOADERS)
-def test_exif_rotation_is_followed(load: Callable[..., Tensor], tmp_path: Path):
-    image = Image.fromarray(GREY_8)
+def test_exif_rotation_is_applied(load: Callable[..., Tensor], tmp_path: Path):
+    image = Image.fromarray(GRAY_8)
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned clockwise
+    exif[0x0112] = 6  # rotate clockwise
     (tmp_path / "turned").mkdir()
-    found = load(saved(image, "PNG", exif=exif), tmp_path / "turned")
+    rotated = load(encoded(image, "PNG", exif=exif), tmp_path / "turned")
     (tmp_path / "plain").mkdir()
-    expected = load(saved(image.transpose(Image.Transpose.ROTATE_270), "PNG"), tmp_path / "plain")
-    assert torch.equal(found, expected)
+    expected = load(encoded(image.transpose(Image.Transpose.ROTATE_270), "PNG"), tmp_path / "plain")
+    assert torch.equal(rotated, expected)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("pixels", [GREY_8, GREY_16])
-def test_each_orientation_is_that_of_pillow(orientation: int, pixels: Any, tmp_path: Path):
+@pytest.mark.parametrize("pixels", [GRAY_8, GRAY_16])
+def test_each_orientation_equals_that_of_pillow(orientation: int, pixels: Any, tmp_path: Path):
     from PIL import ImageOps
 
     exif = Image.Exif()
     exif[0x0112] = orientation
     Image.fromarray(pixels[:5]).save(tmp_path / "a.png", exif=exif)
-    plain = Image.fromarray(GREY_8[:5])
+    plain = Image.fromarray(GRAY_8[:5])
     plain.getexif()[0x0112] = orientation
     expected = ImageOps.exif_transpose(plain).convert("RGB")
     assert numpy.array_equal(numpy.asarray(open_image(tmp_path / "a.png")), numpy.asarray(expected))
@@ -121,34 +120,34 @@ def test_each_orientation_is_that_of_pillow(orientation: int, pixels: Any, tmp_p
 @pytest.mark.parametrize("load", LOADERS)
 def test_a_file_of_a_format_that_starts_programs_is_refused(load: Callable[..., Tensor], tmp_path: Path):
     content = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
-    with pytest.raises(ValueError, match="cannot be read as an image: it is none of JPEG, PNG"):
+    with pytest.raises(ValueError, match="cannot be read as an image: its format is not one of JPEG, PNG"):
         load(content, tmp_path)
 
 
 @pytest.mark.parametrize("load", LOADERS)
 def test_a_truncated_image_is_one_line(load: Callable[..., Tensor], tmp_path: Path):
     noise = numpy.random.default_rng(0).integers(0, 256, (64, 64, 3), numpy.uint8)
-    content = saved(Image.fromarray(noise), "PNG")
+    content = encoded(Image.fromarray(noise), "PNG")
     with pytest.raises(ValueError, match="cannot be read as an image: .*; replace it, or leave it out") as raised:
         load(content[: len(content) // 2], tmp_path)
     assert "\n" not in str(raised.value)
 
 
-def test_an_image_too_large_for_pillow_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_image_too_large_for_pillow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     Image.new("L", (9, 9)).save(tmp_path / "a\x1b[31m.png")
     with pytest.raises(ValueError, match=r"/a\\x1b\[31m.png: cannot be read as an image: Image size \(81 pixels\)"):
         open_image(tmp_path / "a\x1b[31m.png")
 
 
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path):
+def test_a_pipe_is_refused_without_waiting(tmp_path: Path):
     os.mkfifo(tmp_path / "a.png")
     with pytest.raises(ValueError, match="a.png: cannot be read as an image: .*not a regular file"):
         open_image(tmp_path / "a.png")
 
 
-def test_hidden_files_and_folders_are_no_images_and_no_classes(tmp_path: Path):
-    from_folder(saved(Image.fromarray(GREY_8), "PNG"), tmp_path)
+def test_hidden_files_and_folders_are_neither_images_nor_classes(tmp_path: Path):
+    from_folder(encoded(Image.fromarray(GRAY_8), "PNG"), tmp_path)
     for split in ("train", "val"):
         for name in ("a/._0.png", "a/.ipynb_checkpoints/0-checkpoint.png", ".ipynb_checkpoints/0.png", "a/0.txt"):
             (tmp_path / split / name).parent.mkdir(exist_ok=True)
@@ -156,12 +155,12 @@ def test_hidden_files_and_folders_are_no_images_and_no_classes(tmp_path: Path):
     assert [*find_images(tmp_path / "train")] == [tmp_path / "train" / "a" / "0.png"]
     options: dict[str, Any] = {"image_size": SIDE, "eval_image_size": SIDE, "num_workers": 0}
     for load in (load_imagefolder, load_imagefolder.fake):  # type: ignore[attr-defined]
-        assert [len(one.order) if hasattr(one, "order") else 0 for one in load(str(tmp_path), **options)] == [1, 1]
+        assert [len(loader.order) for loader in load(str(tmp_path), **options)] == [1, 1]
     shutil.rmtree(tmp_path / "val")
 
 
 def test_hidden_members_and_shards_are_left_out(tmp_path: Path):
-    content = saved(Image.fromarray(GREY_8), "PNG")
+    content = encoded(Image.fromarray(GRAY_8), "PNG")
     from_tar(content, tmp_path)
     files = {"._0.png": b"x", "0.png": content, "0.cls": b"0", ".ipynb_checkpoints/0.png": b"x"}
     write_tar(tmp_path / "0.tar", files)

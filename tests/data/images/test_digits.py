@@ -9,7 +9,7 @@ from runner.data import load_digits
 from runner.data.images import digits
 
 
-def test_the_pixels_and_labels_are_those_that_scikit_learn_reads():
+def test_pixels_and_labels_equal_those_of_scikit_learn():
     truth: Any = datasets.load_digits()
     pixels = torch.from_numpy(truth.images).unsqueeze(1)
     labels = torch.from_numpy(truth.target)
@@ -54,15 +54,15 @@ def test_a_scikit_learn_without_the_file_is_named(monkeypatch, tmp_path):
         load_digits()
 
 
-def test_the_last_digits_are_kept_for_testing_when_asked():
+def test_the_last_digits_are_held_out_for_testing():
     whole = load_digits()
     train, evaluation, test = load_digits(test_samples=197)
     assert torch.equal(train.tensors[0], whole[0].tensors[0])
     for index in (0, 1):
-        kept = torch.cat([evaluation.tensors[index], test.tensors[index]])
-        assert torch.equal(kept, whole[1].tensors[index])
-    made_up: Any = vars(load_digits)["fake"](test_samples=197)
-    assert [one.order.num_samples for one in made_up] == [1200, 400, 197]
+        together = torch.cat([evaluation.tensors[index], test.tensors[index]])
+        assert torch.equal(together, whole[1].tensors[index])
+    fakes: Any = vars(load_digits)["fake"](test_samples=197)
+    assert [loader.order.num_samples for loader in fakes] == [1200, 400, 197]
     for wrong in (-1, 597):
         with pytest.raises(ValueError, match=f"test_samples={wrong}: must be a whole number from 0 to 596"):
             load_digits(test_samples=wrong)

@@ -18,7 +18,7 @@ COLORS = {"blue": (0, 0, 255), "red": (255, 0, 0)}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Twelve images to train on and four to evaluate on, of one color each: whatever part is drawn, it looks alike."""
+    """Write twelve training and four evaluation images, each of one color, so all crops look alike."""
     for split, count in (("train", 6), ("val", 2)):
         for name, color in COLORS.items():
             (tmp_path / split / name).mkdir(parents=True)
@@ -42,7 +42,7 @@ def load(folder: Path, **options):
 def test_images_are_normalized_and_labeled_by_their_folders(folder: Path, torchvision: ModuleType):
     train, evaluation = load(folder)
     assert (len(train), len(evaluation)) == (3, 2)
-    seen = []
+    pairs = []
     for loader, size in ((train, 8), (evaluation, 12)):
         for images, labels in loader:
             assert images.shape[1:] == (3, size, size) and images.dtype == torch.float32
@@ -50,12 +50,12 @@ def test_images_are_normalized_and_labeled_by_their_folders(folder: Path, torchv
                 color = torch.tensor(sorted(COLORS.items())[label][1]) / 255
                 expected = ((color - torch.tensor(MEAN)) / torch.tensor(STD)).view(3, 1, 1).expand_as(image)
                 torch.testing.assert_close(image, expected)
-                seen.append((size, label))
-    assert [seen.count((8, label)) for label in (0, 1)] == [6, 6]
-    assert [label for size, label in seen if size == 12] == [0, 0, 1, 1]
+                pairs.append((size, label))
+    assert [pairs.count((8, label)) for label in (0, 1)] == [6, 6]
+    assert [label for size, label in pairs if size == 12] == [0, 0, 1, 1]
 
 
-def test_parts_differ_between_epochs_and_not_between_runs(folder: Path, torchvision: ModuleType):
+def test_crops_differ_between_epochs_but_not_between_runs(folder: Path, torchvision: ModuleType):
     for file in folder.glob("train/*/*.png"):
         Image.radial_gradient("L").convert("RGB").save(file)
 
@@ -90,28 +90,29 @@ def test_a_model_that_torchvision_lacks_is_refused(torchvision: ModuleType):
         torchvision_model("resnet51")
 
 
-def test_the_stand_in_has_the_shapes_and_numbers_of_the_real_loaders(folder: Path, torchvision: ModuleType):
+def test_fake_loaders_have_the_shapes_and_lengths_of_the_real_ones(folder: Path, torchvision: ModuleType):
     sizes = {"image_size": 8, "eval_image_size": 12, "batch_size": 4, "eval_batch_size": 3}
     (folder / "val").rename(folder / "test")
     shutil.copytree(folder / "test", folder / "val")
     real = load(folder, test_folder="test")
     fake = vars(load_imagefolder)["fake"](str(folder), "test", **sizes)
     assert len(real) == 3
-    for one, other in zip(real, fake, strict=True):
-        assert len(one) == len(other)
-        for batch, made_up in zip(one, other, strict=True):
-            assert [(x.shape, x.dtype) for x in batch] == [(x.shape, x.dtype) for x in made_up]
-            images = made_up[0] * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)
-            assert -1e-6 < images.min() < 0.1 and 0.9 < images.max() < 1 + 1e-6  # normalized as the real ones are
+    for loader, fake_loader in zip(real, fake, strict=True):
+        assert len(loader) == len(fake_loader)
+        for batch, fake_batch in zip(loader, fake_loader, strict=True):
+            shapes = [(tensor.shape, tensor.dtype) for tensor in batch]
+            assert shapes == [(tensor.shape, tensor.dtype) for tensor in fake_batch]
+            images = fake_batch[0] * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)
+            assert -1e-6 < images.min() < 0.1 and 0.9 < images.max() < 1 + 1e-6  # normalized like real images
 
 
-def test_folders_with_other_classes_are_refused(folder: Path, torchvision: ModuleType):
+def test_folders_with_different_classes_are_refused(folder: Path, torchvision: ModuleType):
     (folder / "val" / "red").rename(folder / "val" / "green")
     with pytest.raises(ValueError, match="same classes, but only one of them has 'green'"):
         load(folder)
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path):
+def test_a_missing_folder_is_named(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"path='.*': the folder .*train is missing; create it, with one"):
         load(tmp_path)
 
@@ -122,7 +123,7 @@ def test_sizes_below_one_are_refused(tmp_path: Path, name: str):
         load(tmp_path, **{name: 0})
 
 
-def test_what_to_install_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_library_is_named_with_its_installation(folder: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("torchvision", "torchvision.transforms.v2"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install -e '\.\[vision\]'"):

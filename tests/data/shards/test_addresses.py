@@ -1,4 +1,4 @@
-"""Shards at an address, on a server that fails, slows down and lies."""
+"""Remote shards, on a server that fails, slows down and reports wrong sizes."""
 
 from __future__ import annotations
 
@@ -29,54 +29,54 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server of shards of each format, soon asked again."""
+    """Serve shards of each format, with short waits between retries."""
     monkeypatch.setattr(files, "RETRY_WAITS", (0.01, 0.01))
     folder = tmp_path / "served"
     folder.mkdir()
     for _, write, _ in KINDS.values():
         write(folder)
-    with serving(folder) as one:
-        yield one
+    with serving(folder) as server:
+        yield server
 
 
 def load(server: Server, kind: str, tmp_path: Path, **options: Any):
-    function, _, given = KINDS[kind]
+    function, _, arguments = KINDS[kind]
     sizes = {"batch_size": 5, "eval_batch_size": 4, "num_workers": 0, "shuffle_shards": 1, "cache_gb": 0.1}
     path = f"{server.url}/{{000..004}}.{kind}"
-    return function(**{**sizes, "path": path, "cache_dir": str(tmp_path / "cache"), **given, **options})
+    return function(**{**sizes, "path": path, "cache_dir": str(tmp_path / "cache"), **arguments, **options})
 
 
-def local(kind: str, tmp_path: Path, **options: Any):
-    function, _, given = KINDS[kind]
+def load_local(kind: str, tmp_path: Path, **options: Any):
+    function, _, arguments = KINDS[kind]
     sizes = {"batch_size": 5, "eval_batch_size": 4, "num_workers": 0, "shuffle_shards": 1, "cache_gb": 0.1}
     path = str(tmp_path / "served" / f"*.{kind}")
-    return function(**{**sizes, "path": path, "cache_dir": str(tmp_path / "other"), **given, **options})
+    return function(**{**sizes, "path": path, "cache_dir": str(tmp_path / "other"), **arguments, **options})
 
 
-def quiet(loader: Any) -> None:
-    """Wait until nothing is fetched ahead."""
+def wait_for_fetches(loader: Any) -> None:
+    """Wait until no shard is being prefetched."""
     for thread in loader._keys._threads:
         thread.join(60)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_samples_are_those_of_the_files(kind: str, num_workers: int, server: Server, tmp_path: Path):
-    found = [*load(server, kind, tmp_path, num_workers=num_workers)[0]]
-    expected = [*local(kind, tmp_path)[0]]
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+def test_remote_samples_equal_local_ones(kind: str, num_workers: int, server: Server, tmp_path: Path):
+    batches = [*load(server, kind, tmp_path, num_workers=num_workers)[0]]
+    expected = [*load_local(kind, tmp_path)[0]]
+    torch.testing.assert_close(batches, expected, rtol=0, atol=0)
     assert all(count == 1 for count in server.asked.values())
 
 
 @pytest.mark.parametrize("kind", ["parquet", "uint16"])
-def test_only_the_shards_that_are_read_are_fetched_and_the_next_one(kind: str, server: Server, tmp_path: Path):
+def test_only_the_current_and_the_next_shard_are_fetched(kind: str, server: Server, tmp_path: Path):
     train, _ = load(server, kind, tmp_path)
     assert not server.asked
     train.seek(0, len(train) - 1)
     next(iter(train))
-    quiet(train)
-    last = [f"{one:03}.{kind}" for one in (*train.order.upcoming(0, len(train) - 1)[0], *train.order.upcoming(1, 0)[0])]
-    assert {*server.asked} == {*last}
+    wait_for_fetches(train)
+    shards = (*train.order.upcoming(0, len(train) - 1)[0], *train.order.upcoming(1, 0)[0])
+    assert {*server.asked} == {f"{shard:03}.{kind}" for shard in shards}
 
 
 def test_an_index_is_made_once(server: Server, tmp_path: Path):
@@ -90,8 +90,10 @@ def test_an_index_is_made_once(server: Server, tmp_path: Path):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", ["fails", "breaks off", "is slow"])
-def test_a_server_that_recovers_is_asked_again(fault: str, kind: str, server: Server, tmp_path: Path, caplog: Any):
-    expected = [*local(kind, tmp_path)[0]]
+def test_requests_to_a_server_that_recovers_are_retried(
+    fault: str, kind: str, server: Server, tmp_path: Path, caplog: Any
+):
+    expected = [*load_local(kind, tmp_path)[0]]
     if fault == "fails":
         server.failures = 2
     elif fault == "breaks off":
@@ -99,8 +101,8 @@ def test_a_server_that_recovers_is_asked_again(fault: str, kind: str, server: Se
     else:
         server.delay = 0.05
     with caplog.at_level(logging.WARNING, "runner"):
-        found = [*load(server, kind, tmp_path)[0]]
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        batches = [*load(server, kind, tmp_path)[0]]
+    torch.testing.assert_close(batches, expected, rtol=0, atol=0)
     assert ("trying again" in caplog.text) == (fault != "is slow")
 
 
@@ -112,10 +114,10 @@ def test_a_server_that_recovers_is_asked_again(fault: str, kind: str, server: Se
         ("breaks off", ConnectionError, "cannot be read: "),
         ("says more", (ConnectionError, ValueError), "bytes received|not a whole file|not a multiple"),
         ("says no size", ValueError, "the server does not report the size of the file"),
-        ("lacks one", FileNotFoundError, "there is no such file"),
+        ("lacks a file", FileNotFoundError, "there is no such file"),
     ],
 )
-def test_a_server_that_does_not_recover_is_one_error_with_the_address(
+def test_a_server_that_keeps_failing_is_one_error_with_the_address(
     fault: str, error: Any, message: str, kind: str, server: Server, tmp_path: Path
 ):
     server.says_size = fault != "says no size"
@@ -124,7 +126,7 @@ def test_a_server_that_does_not_recover_is_one_error_with_the_address(
         server.stops_after, server.breaks = 40, -1
     elif fault == "fails":
         server.failures = 10**6
-    elif fault == "lacks one":
+    elif fault == "lacks a file":
         (server.folder / f"003.{kind}").unlink()
     with pytest.raises(error, match=f"{server.url}/00.*({message})") as raised:
         train, _ = load(server, kind, tmp_path)
@@ -135,12 +137,12 @@ def test_a_server_that_does_not_recover_is_one_error_with_the_address(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tags", [True, False])
-def test_a_file_that_changes_during_a_run_gives_no_sample(kind: str, tags: bool, server: Server, tmp_path: Path):
+def test_a_file_that_changes_during_a_run_is_refused(kind: str, tags: bool, server: Server, tmp_path: Path):
     server.tags = tags
     train, _ = load(server, kind, tmp_path)
     next(iter(train))
-    quiet(train)
-    for file in (tmp_path / "cache").glob("*.shard"):  # what was fetched before is still right
+    wait_for_fetches(train)
+    for file in (tmp_path / "cache").glob("*.shard"):  # shards fetched before the change are still valid
         file.unlink()
     for file in server.folder.glob(f"*.{kind}"):
         content = file.read_bytes()
@@ -156,7 +158,7 @@ def test_other_content_of_the_same_size_is_refused_when_fetched_again(server: Se
     server.tags = False
     train, _ = load(server, "uint16", tmp_path)
     list(train)
-    quiet(train)
+    wait_for_fetches(train)
     for file in (tmp_path / "cache").glob("*.shard"):
         file.unlink()
     for file in server.folder.glob("*.uint16"):
@@ -167,25 +169,25 @@ def test_other_content_of_the_same_size_is_refused_when_fetched_again(server: Se
         list(train)
 
 
-def test_the_cache_removes_no_files_of_others(tmp_path: Path):
-    others = ("photo.raw", "draft.partial", "data.shard", "my.12345678.9.partial.txt")
-    for name in others:
+def test_the_cache_removes_no_foreign_files(tmp_path: Path):
+    names = ("photo.raw", "draft.partial", "data.shard", "my.12345678.9.partial.txt")
+    for name in names:
         (tmp_path / name).write_bytes(b"precious" * 100)
         os.utime(tmp_path / name, (0, 0))
     cache = ShardCache(str(tmp_path), 1e-6)  # room for one file
     for number in range(3):
         cache.get(f"{number:032x}", 900, lambda path, grow: path.write_bytes(b"x" * 900) and None)
     assert {path.name for path in tmp_path.glob("*.shard")} == {"data.shard", f"{2:032x}.shard"}
-    assert all((tmp_path / name).is_file() for name in others)
+    assert all((tmp_path / name).is_file() for name in names)
 
 
 def test_a_small_cache_is_enough(server: Server, tmp_path: Path):
     expected = [*load(server, "uint16", tmp_path)[0]]
-    size = max(one.stat().st_size for one in server.folder.glob("*.uint16"))
+    size = max(file.stat().st_size for file in server.folder.glob("*.uint16"))
     train, _ = load(server, "uint16", tmp_path, cache_dir=str(tmp_path / "small"), cache_gb=1.5 * size / 1e9)
-    for batch, other in zip(train, expected, strict=True):
-        assert all(torch.equal(one, two) for one, two in zip(batch, other, strict=True))
-        assert sum(one.stat().st_size for one in (tmp_path / "small").glob("*.shard")) <= 1.5 * size
+    for batch, expected_batch in zip(train, expected, strict=True):
+        assert all(map(torch.equal, batch, expected_batch))
+        assert sum(file.stat().st_size for file in (tmp_path / "small").glob("*.shard")) <= 1.5 * size
 
 
 def test_a_protocol_whose_library_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

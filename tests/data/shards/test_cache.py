@@ -1,4 +1,4 @@
-"""Tables that unpack to more than the cache may hold."""
+"""The cache of shards: its size limit, evictions and metadata."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from runner.data.shards.parquet_shards import load_parquet_shards
 from runner.failures.errors import NoRoom
 
 
-def test_a_table_that_unpacks_to_more_than_the_cache_is_stopped_while_it_is_written(tmp_path: Path):
+def test_a_table_that_unpacks_beyond_the_limit_is_stopped_while_it_is_written(tmp_path: Path):
     pyarrow: Any = __import__("pyarrow.parquet")
     rows = 40_000
-    table = pyarrow.table({"inputs": ["x" * 5_000] * rows, "targets": [0] * rows})  # one entry of a dictionary
+    table = pyarrow.table({"inputs": ["x" * 5_000] * rows, "targets": [0] * rows})  # one dictionary entry
     for number in range(2):
         pyarrow.parquet.write_table(table, tmp_path / f"{number}.parquet")
         assert (tmp_path / f"{number}.parquet").stat().st_size < 1_000_000
@@ -26,23 +26,23 @@ def test_a_table_that_unpacks_to_more_than_the_cache_is_stopped_while_it_is_writ
     )[0]
     with pytest.raises(NoRoom, match=r"^cache_gb=0.06: no room for '.*/0.parquet', at least 0\.\d+ GB, besides those"):
         next(iter(train))
-    wait_until(lambda: not [*(tmp_path / "cache").glob("*.partial*")])  # threads that fetch ahead end too
+    wait_until(lambda: not [*(tmp_path / "cache").glob("*.partial*")])  # threads that prefetch end too
 
 
-def test_a_file_that_grows_makes_room_as_it_is_written(tmp_path: Path):
+def test_room_for_a_growing_file_is_made_while_it_is_written(tmp_path: Path):
     cache = ShardCache(str(tmp_path), 100e-6)
-    old, new = f"{0:032x}", f"{1:032x}"  # as all files of a cache are called
+    old, new = f"{0:032x}", f"{1:032x}"  # names like those of all files in a cache
     cache.get(old, 60_000, lambda path, grow: path.write_bytes(bytes(60_000)) and None)
-    seen = []
+    is_cached = []
 
     def make(path: Path, grow: Any) -> None:
         for size in (30_000, 50_000):
             grow(size)
-            seen.append(cache.has(old))
+            is_cached.append(cache.has(old))
             path.write_bytes(bytes(size))
 
     cache.get(new, 15, make)
-    assert seen == [True, False]
+    assert is_cached == [True, False]
     assert cache.has(new)
 
 
@@ -52,61 +52,63 @@ def fill(cache: ShardCache, numbers: range, size: int = 10) -> None:
 
 
 @pytest.mark.parametrize(("gigabytes", "scans"), [(1, 1), (3000e-9, 1 + 600 // 18)])
-def test_few_shards_scan_all_files(gigabytes: float, scans: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    seen: list[int] = []
+def test_the_folder_is_scanned_for_few_shards(
+    gigabytes: float, scans: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    counts: list[int] = []
     scan = ShardCache._scan
 
-    def counted(cache: ShardCache, own: Path) -> Any:
-        seen.append(len([*cache.folder.glob("*.shard")]))
+    def count_scan(cache: ShardCache, own: Path) -> Any:
+        counts.append(len([*cache.folder.glob("*.shard")]))
         return scan(cache, own)
 
-    monkeypatch.setattr(ShardCache, "_scan", counted)
+    monkeypatch.setattr(ShardCache, "_scan", count_scan)
     cache = ShardCache(str(tmp_path), gigabytes)
     fill(cache, range(900))
-    assert len(seen) <= scans
-    assert sum(one.stat().st_size for one in tmp_path.glob("*.shard")) <= cache.limit
+    assert len(counts) <= scans
+    assert sum(file.stat().st_size for file in tmp_path.glob("*.shard")) <= cache.limit
 
 
-@pytest.mark.parametrize("noted", ["", "9" * 12, None])
-def test_a_wrong_note_of_what_is_taken_removes_no_more_than_needed(noted: str | None, tmp_path: Path):
+@pytest.mark.parametrize("content", ["", "9" * 12, None])
+def test_a_wrong_record_of_the_size_evicts_no_more_than_needed(content: str | None, tmp_path: Path):
     cache = ShardCache(str(tmp_path), 1000e-9)
     fill(cache, range(100))
-    note = tmp_path / "taken"
-    assert note.read_text() == "1000"
-    note.unlink() if noted is None else note.write_text(noted)
+    record = tmp_path / "taken"
+    assert record.read_text() == "1000"
+    record.unlink() if content is None else record.write_text(content)
     fill(cache, range(100, 101))
-    assert not cache.has(f"{0:032x}") and cache.has(f"{1:032x}") and note.read_text() == "1000"
+    assert not cache.has(f"{0:032x}") and cache.has(f"{1:032x}") and record.read_text() == "1000"
 
 
-def test_facts_of_shards_are_removed_when_nobody_has_used_them_for_long(tmp_path: Path):
+def test_metadata_of_shards_is_removed_after_long_disuse(tmp_path: Path):
     cache = ShardCache(str(tmp_path), 100e-9)
     for kind in ("json", "sha256", "lock", "txt"):
         for number in (1, 2):
             (tmp_path / f"{number:032x}.{kind}").touch()
         os.utime(tmp_path / f"{1:032x}.{kind}", (0, 0))
     fill(cache, range(3, 4))
-    left = {one.name for one in tmp_path.glob(f"{1:032x}.*")}
-    assert left == {f"{1:032x}.txt"} and len([*tmp_path.glob(f"{2:032x}.*")]) == 4
+    remaining = {file.name for file in tmp_path.glob(f"{1:032x}.*")}
+    assert remaining == {f"{1:032x}.txt"} and len([*tmp_path.glob(f"{2:032x}.*")]) == 4
 
 
 def test_description_that_cannot_be_touched_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As in a folder that users share: only its owner may set the time of a file."""
+    """In a folder that users share, only its owner may set the time of a file."""
     pyarrow: Any = __import__("pyarrow.parquet")
     for number in range(2):
         table = pyarrow.table({"inputs": [[1.0]] * 8, "targets": [0] * 8})
         pyarrow.parquet.write_table(table, tmp_path / f"{number}.parquet")
-    given: dict[str, Any] = {"path": str(tmp_path / "*.parquet"), "cache_dir": str(tmp_path / "cache")}
-    given |= {"num_workers": 0, "shuffle_shards": 1}
-    assert len(load_parquet_shards(**given)[0]) > 0
+    arguments: dict[str, Any] = {"path": str(tmp_path / "*.parquet"), "cache_dir": str(tmp_path / "cache")}
+    arguments |= {"num_workers": 0, "shuffle_shards": 1}
+    assert len(load_parquet_shards(**arguments)[0]) > 0
     refused: list[str] = []
     utime = os.utime
 
-    def refuse(path: Any, *arguments: Any, **named: Any) -> None:
+    def refuse(path: Any, *args: Any, **kwargs: Any) -> None:
         if str(path).endswith(".json"):
             refused.append(str(path))
             raise PermissionError
-        utime(path, *arguments, **named)
+        utime(path, *args, **kwargs)
 
     monkeypatch.setattr("runner.data.shards.dataset.os.utime", refuse)
-    assert len(load_parquet_shards(**given)[0]) > 0
+    assert len(load_parquet_shards(**arguments)[0]) > 0
     assert len(refused) == 2

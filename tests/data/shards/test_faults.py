@@ -1,4 +1,4 @@
-"""Data that cannot be used: the message names the shard, the member or row, and the column, in one line."""
+"""Damaged data: one line names the shard, the member or row, and the column."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def with_large(numbers: Any) -> Any:
     return numpy.array([LARGE if number == 15 else number for number in numbers], numpy.uint64)
 
 
-def saved(values: Any) -> bytes:
+def to_npy(values: Any) -> bytes:
     file = io.BytesIO()
     numpy.save(file, values)
     return file.getvalue()
@@ -44,21 +44,21 @@ def load_tables(folder: Path, **options: Any) -> Any:
     ("field", "content", "reason"),
     [
         ("npy", b"no array", "member some/1.npy: "),
-        ("npy", saved(numpy.array(["a"])), "member some/1.npy: it holds <U1; must be numbers"),
-        ("npy", saved(numpy.array([1j])), "member some/1.npy: it holds complex128; must be numbers"),
+        ("npy", to_npy(numpy.array(["a"])), "member some/1.npy: it holds <U1; must be numbers"),
+        ("npy", to_npy(numpy.array([1j])), "member some/1.npy: it holds complex128; must be numbers"),
         (
             "npy",
-            saved(numpy.array([LARGE], numpy.uint64)),
+            to_npy(numpy.array([LARGE], numpy.uint64)),
             f"member some/1.npy: it holds {LARGE}, which is more than int64",
         ),
         ("cls", b"dog", "member some/1.cls: Expecting value"),
         ("cls", str(10**30).encode(), "member some/1.cls: "),
-        ("png", b"no image", "member some/1.png: cannot be read as an image: it is none of JPEG"),
+        ("png", b"no image", "member some/1.png: cannot be read as an image: its format is not one of JPEG"),
     ],
 )
 def test_a_bad_member_is_named_with_its_shard(field: str, content: bytes, reason: str, tmp_path: Path):
     inputs = field if field != "cls" else "npy"
-    files = {"some/1.npy": saved(numpy.zeros(3)), "some/1.cls": b"0"} | {f"some/1.{field}": content}
+    files = {"some/1.npy": to_npy(numpy.zeros(3)), "some/1.cls": b"0"} | {f"some/1.{field}": content}
     for name in ("0.tar", "1.tar"):
         write_tar(tmp_path / name, files)
     with pytest.raises(ValueError) as raised:
@@ -123,14 +123,14 @@ def test_a_wrong_description_in_the_cache_is_made_again(change: dict[str, Any], 
     (write_tars if form == "tar" else write_parquet)(tmp_path)
     load = load_tars if form == "tar" else load_tables
     before = next(iter(load(tmp_path)[0]))
-    for kept in (tmp_path / "cache").glob("*.json"):
-        kept.write_text(json.dumps({**json.loads(kept.read_text()), **change}))
+    for file in (tmp_path / "cache").glob("*.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     after = next(iter(load(tmp_path)[0]))
     torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
-def test_a_full_shared_memory_is_of_the_environment():
+def test_full_shared_memory_is_a_failure_of_the_environment():
     from runner.failures.facts import is_of_environment
 
-    words = "unable to allocate shared memory(shm) for file </torch_1_2_3>: No space left on device (28)"
-    assert is_of_environment(RuntimeError(words))
+    message = "unable to allocate shared memory(shm) for file </torch_1_2_3>: No space left on device (28)"
+    assert is_of_environment(RuntimeError(message))

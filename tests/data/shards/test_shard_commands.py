@@ -30,19 +30,19 @@ SMALL = (
 
 @pytest.fixture(params=KINDS)
 def command(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
-    """The arguments for a run on shards of a format, which are there."""
+    """Write shards of a format, and return the arguments of a run on them."""
     write, arguments = KINDS[request.param]
     (tmp_path / "shards").mkdir()
     write(tmp_path / "shards")
     return (*arguments, *SMALL)
 
 
-def weights(folder: Path, which: int) -> dict[str, torch.Tensor]:
-    run = run_folders(folder)[which]
+def weights(folder: Path, number: int) -> dict[str, torch.Tensor]:
+    run = run_folders(folder)[number]
     return torch.load(run / "checkpoints" / "latest" / "model.pt", weights_only=True)
 
 
-def test_a_run_that_is_resumed_within_an_epoch_is_equal(command: tuple[str, ...], tmp_path: Path, run_here: Any):
+def test_a_run_resumed_within_an_epoch_is_bit_identical(command: tuple[str, ...], tmp_path: Path, run_here: Any):
     run_here(*command, "trainer.max_duration=12ba", code=0)
     run_here(*command, "trainer.max_duration=3ba", "data.num_workers=0", code=0)
     changes = ("trainer.max_duration=12ba", "data.num_workers=1", "--allow-changes=data.num_workers")
@@ -50,14 +50,14 @@ def test_a_run_that_is_resumed_within_an_epoch_is_equal(command: tuple[str, ...]
     torch.testing.assert_close(weights(tmp_path, 1), weights(tmp_path, 0), atol=0, rtol=0)
 
 
-def test_a_check_needs_no_training(command: tuple[str, ...], run_here: Any):
+def test_a_check_reads_shards_without_training(command: tuple[str, ...], run_here: Any):
     assert "ok batch" in run_here("check", *command, code=0).out
 
 
 @pytest.mark.parametrize(
-    "command", ["parquet", *(pytest.param(one, marks=pytest.mark.slow) for one in ("tar", "tokens"))], indirect=True
+    "command", ["parquet", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("tar", "tokens"))], indirect=True
 )
-def test_two_ranks_train_as_one(command: tuple[str, ...], tmp_path: Path, run_app: Any, run_here: Any):
+def test_two_ranks_train_like_one_rank(command: tuple[str, ...], tmp_path: Path, run_app: Any, run_here: Any):
     command = (*command, "trainer.max_duration=8ba", "data.num_workers=1")
     run_app(*command, "launch.nproc_per_node=2")
     run_here(*command, code=0)
@@ -66,19 +66,19 @@ def test_two_ranks_train_as_one(command: tuple[str, ...], tmp_path: Path, run_ap
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["parquet"], indirect=True)
-def test_kills_change_nothing(command: tuple[str, ...], run_here: Any):
-    # Each process starts with the same cache, whose makers may be killed too.
+def test_killed_attempts_change_no_result(command: tuple[str, ...], run_here: Any):
+    # All attempts share a cache, and may be killed while they write to it.
     options = ("--batches=12", "--kills=3", "--save-interval=2ba", "--patience=200")
     assert "equal" in run_here("prove", *command, *options, code=0).out
 
 
-def test_shards_that_changed_are_refused_within_an_epoch(tmp_path: Path, run_here: Any):
+def test_changed_shards_are_refused_within_an_epoch(tmp_path: Path, run_here: Any):
     (tmp_path / "shards").mkdir()
     write_parquet(tmp_path / "shards")
     run_here(*KINDS["parquet"][1], *SMALL, "trainer.max_duration=3ba", code=0)
     write_parquet(tmp_path / "shards", [12, 7, 9, 10, 11])
-    ended = run_here("resume", "latest", "trainer.max_duration=6ba", code=2)
-    assert "the order of batches has changed: blocks 4 of sizes" in ended.err
+    result = run_here("resume", "latest", "trainer.max_duration=6ba", code=2)
+    assert "the order of batches has changed: blocks 4 of sizes" in result.err
 
 
 def test_a_run_reads_from_an_address(tmp_path: Path, run_here: Callable[..., Any]):
@@ -87,8 +87,8 @@ def test_a_run_reads_from_an_address(tmp_path: Path, run_here: Callable[..., Any
     write_parquet(tmp_path / "served")
     with serving(tmp_path / "served") as server:
         address = f"data.path='{server.url}/{{000..004}}.parquet'"
-        command = [one for one in KINDS["parquet"][1] if one != "data.path=shards"]
+        command = [argument for argument in KINDS["parquet"][1] if argument != "data.path=shards"]
         run_here(*command, *SMALL, address, "trainer.max_duration=2ep", code=0)
         (server.folder / "001.parquet").unlink()
-        ended = run_here(*command, *SMALL, address, code=2)
-        assert f"{server.url}/001.parquet': there is no such file" in ended.err
+        result = run_here(*command, *SMALL, address, code=2)
+        assert f"{server.url}/001.parquet': there is no such file" in result.err

@@ -1,4 +1,4 @@
-"""Shards of every format on this machine, read by loaders."""
+"""Local shards of every format, read by loaders."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ SAMPLES = sum(SIZES)
 
 @pytest.fixture(params=KINDS)
 def shards(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
-    """Loads shards of a format."""
-    load, write, given = KINDS[request.param]
+    """Write shards of a format, and return a function that loads them."""
+    load, write, arguments = KINDS[request.param]
     folder = tmp_path / "shards"
     folder.mkdir()
     write(folder)
-    return lambda **options: load(**{**small(tmp_path), **given, **options})
+    return lambda **options: load(**{**small(tmp_path), **arguments, **options})
 
 
 def small(folder: Path, **options: Any) -> dict[str, Any]:
@@ -50,70 +50,71 @@ def numbers(batch: Any) -> list[int]:
     return batch[0][:, 0].int().tolist()
 
 
-def test_each_sample_is_what_its_file_holds(shards: Callable[..., Any]):
+def test_samples_equal_the_content_of_the_files(shards: Callable[..., Any]):
     train, evaluation = shards(eval_shards=2)
-    seen = [one for batch in train for one in numbers(batch)]
-    assert sorted(seen) == [*range(SAMPLES - 20)] and seen != sorted(seen)
-    assert seen == train.order.permutation(0).tolist()
-    assert [one for batch in evaluation for one in numbers(batch)] == [*range(SAMPLES - 20, SAMPLES)]
+    samples = [number for batch in train for number in numbers(batch)]
+    assert sorted(samples) == [*range(SAMPLES - 20)] and samples != sorted(samples)
+    assert samples == train.order.permutation(0).tolist()
+    assert [number for batch in evaluation for number in numbers(batch)] == [*range(SAMPLES - 20, SAMPLES)]
     inputs, targets = next(iter(evaluation))
     first = SAMPLES - 20
     if inputs.dtype == torch.float32:
         assert inputs[1].tolist() == [first + 1, (first + 1) % 3, 0.5, -1.0]
-        assert targets.tolist() == [one % 3 for one in range(first, first + 4)] and targets.dtype == torch.int64
+        assert targets.tolist() == [number % 3 for number in range(first, first + 4)] and targets.dtype == torch.int64
     else:
         assert inputs[1].tolist() == [first + 1] * 4 and targets[1].tolist() == [first + 1] * 3 + [first + 2]
 
 
-def test_workers_a_seek_and_ranks_change_nothing(shards: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
+def test_batches_are_the_same_with_workers_after_a_seek_and_on_ranks(
+    shards: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
     train, _ = shards()
     whole = [*train]
     train.seek(0, 3)
-    assert all(
-        torch.equal(one, other)
-        for got, had in zip(train, whole[3:], strict=True)
-        for one, other in zip(got, had, strict=True)
-    )
+    torch.testing.assert_close([*train], whole[3:], rtol=0, atol=0)
     workers, _ = shards(num_workers=2)
-    assert [numbers(one) for one in workers] == [numbers(one) for one in whole]
+    assert [numbers(batch) for batch in workers] == [numbers(batch) for batch in whole]
     monkeypatch.setenv("WORLD_SIZE", "2")
     parts = []
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
         parts.append([numbers(batch) for batch in shards()[0]])
-    assert [one + other for one, other in zip(*parts, strict=True)][:-1] == [numbers(one) for one in whole][:-1]
+    together = [first + second for first, second in zip(*parts, strict=True)]
+    assert together[:-1] == [numbers(batch) for batch in whole][:-1]
 
 
-def test_given_samples_come_in_their_order(shards: Callable[..., Any]):
+def test_pick_returns_samples_in_the_given_order(shards: Callable[..., Any]):
     train, _ = shards()
     assert numbers(train.pick(torch.tensor([20, 3, 3, 37]))) == [20, 3, 3, 37]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "tar", "tokens"])
-def test_a_stand_in_is_like_the_data(kind: str, tmp_path: Path):
-    load, write, given = KINDS[kind]
+def test_fake_batches_are_like_real_ones(kind: str, tmp_path: Path):
+    load, write, arguments = KINDS[kind]
     (tmp_path / "shards").mkdir()
     write(tmp_path / "shards")
-    options = {**small(tmp_path), **given}
+    options = {**small(tmp_path), **arguments}
     for real, fake in zip(load(**options), load.fake(**options), strict=True):
         assert len(real) == len(fake)
-        for one, other in zip(next(iter(real)), next(iter(fake)), strict=True):
-            assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        for tensor, fake_tensor in zip(next(iter(real)), next(iter(fake)), strict=True):
+            assert (tensor.shape, tensor.dtype) == (fake_tensor.shape, fake_tensor.dtype)
     assert next(iter(load.fake(**options)[0]))[1].max() == (2 if kind != "tokens" else 16)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "tar", "tokens"])
-def test_only_what_is_needed_is_decoded_and_the_next_shards_ahead(kind: str, tmp_path: Path):
-    load, write, given = KINDS[kind]
+def test_only_the_current_and_the_next_shards_are_decoded(kind: str, tmp_path: Path):
+    load, write, arguments = KINDS[kind]
     (tmp_path / "shards").mkdir()
     write(tmp_path / "shards")
-    train, _ = load(**{**small(tmp_path), **given})
+    train, _ = load(**{**small(tmp_path), **arguments})
     train.seek(0, 2)
     next(iter(train))
     for thread in train._keys._threads:
         thread.join(60)
-    kept = {*(tmp_path / "cache").glob("*.shard")}
-    assert len(kept) == (4 if kind == "parquet" else 0)  # two of this group and two of the next; others in place
+    cached = {*(tmp_path / "cache").glob("*.shard")}
+    assert len(cached) == (
+        4 if kind == "parquet" else 0
+    )  # two of this group and two of the next; other formats are read in place
 
 
 def test_the_cache_stays_within_its_size(tmp_path: Path):
@@ -122,20 +123,20 @@ def test_the_cache_stays_within_its_size(tmp_path: Path):
     wide = small(tmp_path)
     train, _ = load_parquet_shards(**wide)
     expected = [numbers(batch) for batch in train]
-    size = max(one.stat().st_size for one in (tmp_path / "cache").glob("*.shard"))
+    size = max(file.stat().st_size for file in (tmp_path / "cache").glob("*.shard"))
     shutil.rmtree(tmp_path / "cache")
     limit = 0.0
     train, _ = load_parquet_shards(**{**wide, "cache_gb": 5 * size / 1e9})
-    found = []
+    batches = []
     for batch in train:
-        found.append(numbers(batch))
-        with alone(tmp_path / "cache" / "room.lock", "is measured", lambda: 0):  # no thread makes room meanwhile
+        batches.append(numbers(batch))
+        with alone(tmp_path / "cache" / "room.lock", "is measured", lambda: 0):  # so no thread makes room meanwhile
             limit = max(limit, size_of(tmp_path / "cache", "*.shard"))
-    assert found == expected and size < limit <= 5 * size
+    assert batches == expected and size < limit <= 5 * size
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone"])
-def test_what_the_cache_holds_is_made_again_if_it_is_damaged(damage: str, tmp_path: Path):
+def test_damaged_files_of_the_cache_are_made_again(damage: str, tmp_path: Path):
     (tmp_path / "shards").mkdir()
     write_parquet(tmp_path / "shards")
     expected = [numbers(batch) for batch in load_parquet_shards(**small(tmp_path))[0]]
@@ -144,7 +145,7 @@ def test_what_the_cache_holds_is_made_again_if_it_is_damaged(damage: str, tmp_pa
     assert [numbers(batch) for batch in load_parquet_shards(**small(tmp_path))[0]] == expected
 
 
-def test_names_of_classes_and_images_become_tensors(tmp_path: Path):
+def test_class_names_and_images_become_tensors(tmp_path: Path):
     image_of = pytest.importorskip("PIL.Image")
     (tmp_path / "shards").mkdir()
 
@@ -154,7 +155,7 @@ def test_names_of_classes_and_images_become_tensors(tmp_path: Path):
             image_of.new("RGB", (9, 8), (number, 0, 0)).save(file, "png")
         return [file.getvalue() for file in files]
 
-    write_parquet(tmp_path / "shards", image=images, name=lambda numbers: [f"c{one % 2}" for one in numbers])
+    write_parquet(tmp_path / "shards", image=images, name=lambda numbers: [f"c{number % 2}" for number in numbers])
     columns = {"inputs": "image", "targets": "name", "image_size": 6}
     _, evaluation = load_parquet_shards(**small(tmp_path), **columns, classes=["c0", "c1"])
     pictures, classes = next(iter(evaluation))
@@ -166,55 +167,56 @@ def test_names_of_classes_and_images_become_tensors(tmp_path: Path):
         load_parquet_shards(**small(tmp_path), **{**columns, "image_size": 0})
 
 
-def test_images_in_tar_files_are_augmented_alike_with_any_workers(tmp_path: Path):
+def test_images_in_tar_files_are_augmented_alike_with_any_number_of_workers(tmp_path: Path):
     pytest.importorskip("torchvision")
     image_of = pytest.importorskip("PIL.Image")
     (tmp_path / "shards").mkdir()
-    drawn = random.Random(0)
+    generator = random.Random(0)
     for shard in range(3):
         files = {}
         for number in range(8):
             file = io.BytesIO()
-            image_of.frombytes("L", (20, 18), drawn.randbytes(360)).save(file, "png")
+            image_of.frombytes("L", (20, 18), generator.randbytes(360)).save(file, "png")
             files |= {f"{number}.png": file.getvalue(), f"{number}.cls": b"1"}
         write_tar(tmp_path / "shards" / f"{shard}.tar", files)
     options = {**small(tmp_path), "inputs": "png", "image_size": 10, "eval_image_size": 12}
-    one, other = ([images for images, _ in load_tar_shards(**{**options, "num_workers": n})[0]] for n in (0, 2))
-    assert all(torch.equal(left, right) for left, right in zip(one, other, strict=True))
-    assert one[0].shape == (5, 3, 10, 10) and one[0].dtype == torch.float32
+    loaders = [load_tar_shards(**{**options, "num_workers": number})[0] for number in (0, 2)]
+    alone, with_workers = ([images for images, _ in loader] for loader in loaders)
+    torch.testing.assert_close(alone, with_workers, rtol=0, atol=0)
+    assert alone[0].shape == (5, 3, 10, 10) and alone[0].dtype == torch.float32
     assert next(iter(load_tar_shards(**options)[1]))[0].shape == (4, 3, 12, 12)
 
 
-def spoil(folder: Path, how: str) -> None:
-    """Spoil the second shard of a folder, or its surroundings."""
+def damage_shard(folder: Path, damage: str) -> None:
+    """Damage the second shard of a folder, or replace it by an unsuitable one."""
     second = sorted(folder.iterdir())[1]
     content = second.read_bytes()
-    if how == "torn":
+    if damage == "torn":
         second.write_bytes(content[: len(content) // 2])
-    elif how == "flipped":
+    elif damage == "flipped":
         second.write_bytes(content[:60] + bytes(200) + content[260:])
-    elif how == "empty":
+    elif damage == "empty":
         (write_parquet if second.suffix == ".parquet" else write_tokens)(folder, [4, 0, 4])
-    elif how == "other columns":
+    elif damage == "other columns":
         (folder / "other").mkdir()
         write_parquet(folder / "other", [4], targets=lambda numbers: [0.5 for _ in numbers])[0].rename(second)
         (folder / "other").rmdir()
-    elif how == "hostile":
+    elif damage == "hostile":
         write_tar(second, {"../../etc/passwd.npy": b"x", "../../etc/passwd.cls": b"1"})
-    elif how == "unnamed":
+    elif damage == "unnamed":
         write_tar(second, {"readme": b"x"})
-    elif how == "scattered":
+    elif damage == "scattered":
         write_tar(second, {"1.npy": b"x", "2.npy": b"x", "1.cls": b"1"})
-    elif how == "no field":
+    elif damage == "no field":
         write_tar(second, {"1.npy": b"x", "1.cls": b"1", "2.npy": b"x"})
-    elif how == "cut between members":
+    elif damage == "cut between members":
         second.write_bytes(content[: 512 * 2])
-    elif how == "odd":
+    elif damage == "odd":
         second.write_bytes(content[:-1])
 
 
 @pytest.mark.parametrize(
-    ("kind", "how", "message"),
+    ("kind", "damage", "message"),
     [
         ("parquet", "torn", "001.parquet': not a whole file of parquet or arrow"),
         ("parquet", "flipped", "001.parquet': a damaged file of parquet or arrow"),
@@ -231,14 +233,14 @@ def spoil(folder: Path, how: str) -> None:
         ("tokens", "empty", "001.uint16': it contains no samples; leave it out"),
     ],
 )
-def test_a_bad_shard_is_one_error_that_names_it(kind: str, how: str, message: str, tmp_path: Path):
-    load, write, given = KINDS[kind]
+def test_a_bad_shard_is_one_error_that_names_it(kind: str, damage: str, message: str, tmp_path: Path):
+    load, write, arguments = KINDS[kind]
     folder = tmp_path / "shards"
     folder.mkdir()
     write(folder)
-    spoil(folder, how)
+    damage_shard(folder, damage)
     with pytest.raises(ValueError, match=message):
-        list(load(**{**small(tmp_path), **given})[0])
+        list(load(**{**small(tmp_path), **arguments})[0])
 
 
 @pytest.mark.parametrize(
@@ -273,7 +275,7 @@ def test_a_full_disk_is_one_error(tmp_path: Path):
             next(iter(train))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    wait_until(lambda: not [*(tmp_path / "cache").glob("*.partial*")])  # threads that fetched ahead end too
+    wait_until(lambda: not [*(tmp_path / "cache").glob("*.partial*")])  # threads that prefetch end too
 
 
 def test_a_shard_that_changes_during_a_run_is_refused(shards: Callable[..., Any], tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Windows of whole documents, and models that see no other document in them."""
+"""Windows of whole documents, which do not attend to each other."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def tokens() -> torch.Tensor:
     return torch.randint(1, 64, (sum(LENGTHS),), generator=generator, dtype=torch.uint8)
 
 
-def packed(cache: Path | None = None) -> PackedWindows:
+def make_windows(cache: Path | None = None) -> PackedWindows:
     folder = TokenCache(None if cache is None else str(cache))
-    return PackedWindows(tokens(), numpy.cumsum(LENGTHS), CONTEXT, folder, "a key")
+    return PackedWindows(tokens(), numpy.cumsum(LENGTHS), CONTEXT, folder, "key")
 
 
 def naive_best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
-    """The same by looking at every window."""
+    """Assign pieces to windows by searching all windows."""
     windows: list[list[int]] = []
-    for piece in sorted(range(len(lengths)), key=lambda one: -lengths[one]):
-        rooms = [capacity - sum(lengths[one] for one in window) for window in windows]
+    for piece in sorted(range(len(lengths)), key=lambda piece: -lengths[piece]):
+        rooms = [capacity - sum(lengths[member] for member in window) for window in windows]
         fitting = [(room, number) for number, room in enumerate(rooms) if room >= lengths[piece]]
         if fitting:
             windows[min(fitting)[1]].append(piece)
@@ -50,18 +50,18 @@ def naive_best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
 @pytest.mark.parametrize("capacity", [1, 7, 64])
 def test_best_fit_leaves_the_least_room(capacity: int):
     lengths = numpy.random.default_rng(0).integers(1, capacity + 1, 300).tolist()
-    found = best_fit(lengths, capacity)
-    assert sorted(one for window in found for one in window) == [*range(300)]
-    assert all(sum(lengths[one] for one in window) <= capacity for window in found)
+    windows = best_fit(lengths, capacity)
+    assert sorted(piece for window in windows for piece in window) == [*range(300)]
 
-    def rooms(windows: list[list[int]]) -> list[int]:
-        return sorted(sum(lengths[one] for one in window) for window in windows)
+    def sizes(windows: list[list[int]]) -> list[int]:
+        return sorted(sum(lengths[piece] for piece in window) for window in windows)
 
-    assert rooms(found) == rooms(naive_best_fit(lengths, capacity))
+    assert max(sizes(windows)) <= capacity
+    assert sizes(windows) == sizes(naive_best_fit(lengths, capacity))
 
 
-def test_every_pair_of_tokens_in_a_document_comes_once():
-    windows = packed()
+def test_every_pair_of_adjacent_tokens_in_a_document_appears_once():
+    windows = make_windows()
     inputs, targets, positions = windows.read_batch(range(len(windows)))
     counted = targets != -100
     pairs = sorted(zip(inputs[counted].tolist(), targets[counted].tolist(), strict=True))
@@ -69,19 +69,19 @@ def test_every_pair_of_tokens_in_a_document_comes_once():
     for document in tokens().long().split(LENGTHS):
         expected += zip(document[:-1].tolist(), document[1:].tolist(), strict=True)
     assert pairs == sorted(expected)
-    assert len(windows) == -(-len(expected) // CONTEXT)  # here best fit wastes no window
+    assert len(windows) == -(-len(expected) // CONTEXT)  # with these lengths, best fit wastes no window
     assert positions.max() < CONTEXT and bool((positions.diff(dim=1) <= 1).all())
 
 
 def documents(windows: PackedWindows) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The pieces in all windows as inputs and targets, each alone."""
-    found = []
+    """Return the inputs and targets of each piece in all windows."""
+    pieces = []
     for inputs, targets, positions in windows:
         starts = [*(positions == 0).nonzero().flatten().tolist(), len(inputs)]
         for start, stop in pairwise(starts):
             if targets[start] != -100:
-                found.append((inputs[None, start:stop], targets[None, start:stop]))
-    return found
+                pieces.append((inputs[None, start:stop], targets[None, start:stop]))
+    return pieces
 
 
 def gpt() -> torch.nn.Module:
@@ -114,10 +114,10 @@ def network(config: str) -> Callable[[], torch.nn.Module]:
     ],
     ids=["gpt", "rotary", "alibi", "llama", "gpt2"],
 )
-def test_loss_and_gradients_are_those_of_documents_alone(make: Any, algorithms: Any):
+def test_loss_and_gradients_equal_those_of_separate_documents(make: Any, algorithms: Any):
     torch.manual_seed(0)
     model = LanguageModel(make())
-    windows = packed()
+    windows = make_windows()
     batch = windows.read_batch(range(len(windows)))
     with Trainer(
         model=model,
@@ -132,7 +132,7 @@ def test_loss_and_gradients_are_those_of_documents_alone(make: Any, algorithms: 
     model.zero_grad()
     together = model.loss(model(batch), batch)
     together.backward()
-    gradients = [one.grad.clone() for one in model.parameters() if one.grad is not None]
+    gradients = [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
     model.zero_grad()
     alone = torch.zeros(())
     for document in documents(windows):
@@ -141,22 +141,22 @@ def test_loss_and_gradients_are_those_of_documents_alone(make: Any, algorithms: 
         loss.backward()
         alone += loss.detach()
     torch.testing.assert_close(together.detach(), alone, rtol=1e-6, atol=1e-6)
-    found = [one.grad for one in model.parameters() if one.grad is not None]
-    torch.testing.assert_close(gradients, found, rtol=1e-4, atol=1e-6)
-    with pytest.raises(AssertionError):  # without positions documents see each other
+    expected = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
+    with pytest.raises(AssertionError):  # without positions, documents attend to each other
         torch.testing.assert_close(model.loss(model(batch[:2]), batch), together, rtol=1e-6, atol=1e-6)
 
 
-def test_which_documents_share_a_window_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    first = packed(tmp_path)
+def test_the_assignment_to_windows_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first = make_windows(tmp_path)
     monkeypatch.setattr("runner.data.text.packing.best_fit", None)  # not called again
-    again = packed(tmp_path)
+    again = make_windows(tmp_path)
     torch.testing.assert_close(again.read_batch([0, 1, 2]), first.read_batch([0, 1, 2]))
 
 
-def test_documents_end_with_their_token_and_are_cut_where_parts_end():
+def test_documents_end_at_the_end_token_and_at_the_end_of_a_part():
     assert document_ends(torch.tensor([5, 9, 1, 1, 9, 2], dtype=torch.int16), 9).tolist() == [2, 5, 6]
-    assert [one.tolist() for one in split_ends(numpy.array([2, 5, 9]), [4, 5])] == [[2, 4], [1, 5]]
+    assert [ends.tolist() for ends in split_ends(numpy.array([2, 5, 9]), [4, 5])] == [[2, 4], [1, 5]]
 
 
 @pytest.mark.parametrize("bytes_only", [True, False])
@@ -173,12 +173,12 @@ def test_files_are_documents(bytes_only: bool, tmp_path: Path):
     assert inputs.shape == targets.shape == positions.shape == (2, 24)
     assert len([*evaluation]) >= 1
     if bytes_only:
-        found = [bytes(one[0].tolist()) for one, _ in documents(vars(train)["dataset"])]
-        more = texts[1].encode()
-        assert {b"some word", more[:24], more[24:48], more[96:107]} <= {*found}
+        pieces = {bytes(inputs[0].tolist()) for inputs, _ in documents(vars(train)["dataset"])}
+        text = texts[1].encode()
+        assert {b"some word", text[:24], text[24:48], text[96:107]} <= pieces
     fake = vars(load_text_files)["fake"](str(folder), tokenizer=tokenizer, eval_share=0.3, **options)
     batch = next(iter(fake[0]))
-    assert [one.shape for one in batch] == [(2, 24)] * 3
+    assert [tensor.shape for tensor in batch] == [(2, 24)] * 3
 
 
 def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path):
@@ -193,19 +193,19 @@ def test_rows_of_a_data_set_are_documents(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "prepared"))
     from runner.data.hf.dataset import load_hf_dataset
 
-    rows = "".join(f'{{"text": "{"some words, " * (1 + one % 5)}"}}\n' for one in range(40))
+    rows = "".join(f'{{"text": "{"some words, " * (1 + number % 5)}"}}\n' for number in range(40))
     (tmp_path / "rows.jsonl").write_text(rows)
     name = make_tokenizer(tmp_path / "tokenizer")
     options = {"name": "json", "data_files": str(tmp_path / "rows.jsonl"), "eval_split": None, "text": "text"}
     options |= {"context": 96, "batch_size": 2, "cache": None, "pack_documents": True}
     train, _ = load_hf_dataset(**options, tokenizer=name)
-    found = documents(vars(train)["dataset"])
-    assert len(found) == 36 and len({tuple(one[1][0].tolist()) for one in found}) == 5
+    pieces = documents(vars(train)["dataset"])
+    assert len(pieces) == 36 and len({tuple(targets[0].tolist()) for _, targets in pieces}) == 5
     with pytest.raises(ValueError, match="pack_documents=True: needs a tokenizer"):
         load_hf_dataset(**options)
 
 
-def test_a_packed_run_is_resumed(tmp_path: Path, run_here: Any):
+def test_a_resumed_run_on_packed_documents_is_bit_identical(tmp_path: Path, run_here: Any):
     (tmp_path / "texts").mkdir()
     for number in range(30):
         (tmp_path / "texts" / f"{number:02}.txt").write_text("words and more words; " * (1 + number % 7))
@@ -218,8 +218,8 @@ def test_a_packed_run_is_resumed(tmp_path: Path, run_here: Any):
     run_here(*command, "trainer.max_duration=9ba", code=0)
     run_here(*command, "trainer.max_duration=4ba", code=0)
     run_here("resume", str(run_folders(tmp_path)[1]), "trainer.max_duration=9ba", code=0)
-    one, other = (
+    whole, resumed = (
         torch.load(run / "checkpoints" / "latest" / "model.pt", weights_only=True) for run in run_folders(tmp_path)
     )
-    torch.testing.assert_close(one, other, rtol=0, atol=0)
+    torch.testing.assert_close(whole, resumed, rtol=0, atol=0)
     assert [*(tmp_path / "kept").glob("*.int32")]

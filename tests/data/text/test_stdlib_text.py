@@ -15,7 +15,7 @@ def source(path):
     return (Path(sysconfig.get_path("stdlib")) / path).read_bytes()
 
 
-def test_the_text_is_whole_files_split_by_the_checksum_of_their_path():
+def test_files_are_split_by_the_checksum_of_their_path():
     texts = [bytes(text.numpy()) for text in stdlib_text._read_stdlib()]
     assert len(texts[0]) > 8 * len(texts[1]) > 1_000_000
     for path in ("abc.py", "json/decoder.py", "os.py", "queue.py", "random.py", "argparse.py", "asyncio/tasks.py"):
@@ -34,7 +34,7 @@ def test_every_byte_but_the_first_is_a_target_once(context):
     assert targets.flatten().tolist() == text[1 : count + 1].tolist()
 
 
-def test_batches_are_bytes_and_the_bytes_after_them():
+def test_targets_are_the_inputs_shifted_by_one_byte():
     train, evaluation = load_stdlib_text(batch_size=4, context=16, eval_batch_size=8, eval_bytes=1000, seed=2)
     inputs, targets = next(iter(train))
     assert inputs.shape == targets.shape == (4, 16)
@@ -45,31 +45,31 @@ def test_batches_are_bytes_and_the_bytes_after_them():
     assert sum(targets.numel() for _, targets in evaluation) == 62 * 16  # the whole windows in 1000 bytes
 
 
-def test_evaluation_is_spread_over_its_text_and_always_the_same():
+def test_evaluation_windows_are_spread_evenly_for_any_seed():
     text = bytes(stdlib_text._read_stdlib()[1].numpy())
     (_, evaluation), (_, again) = load_stdlib_text(eval_bytes=4096), load_stdlib_text(eval_bytes=4096, seed=9)
     torch.testing.assert_close(evaluation.tensors[0], again.tensors[0])
     windows = evaluation.tensors[0]
     assert windows.shape == (32, 129)
-    places = [0]
-    for window in windows:  # a text may be there twice
-        places.append(text.index(bytes(window.numpy()), places[-1]))
-    assert places[1] == 0
-    assert places[-1] > 0.9 * len(text)
+    positions = [0]
+    for window in windows:  # equal windows may occur twice
+        positions.append(text.index(bytes(window.numpy()), positions[-1]))
+    assert positions[1] == 0
+    assert positions[-1] > 0.9 * len(text)
 
 
-def test_evaluation_of_more_than_there_is_takes_each_window_once():
+def test_a_limit_above_the_length_evaluates_each_window_once():
     _, evaluation = load_stdlib_text(eval_bytes=10**9)
     text = stdlib_text._read_stdlib()[1]
     torch.testing.assert_close(evaluation.tensors[0], cut_windows(text, 128))
 
 
-def test_test_files_are_not_trained_on_and_evaluation_stays_as_it_is():
+def test_test_files_come_from_the_training_text_alone():
     whole, evaluation = stdlib_text._read_stdlib()
     train, same, test = stdlib_text._read_stdlib(2)
     assert torch.equal(same, evaluation) and len(train) + len(test) == len(whole) and len(test) > len(whole) // 40
     loaders = load_stdlib_text(test_bytes=4096)
-    assert [one.order.num_samples for one in loaders[1:]] == [1024, 32]
+    assert [loader.order.num_samples for loader in loaders[1:]] == [1024, 32]
 
 
 def test_the_training_windows_are_views_of_the_text():

@@ -1,4 +1,4 @@
-"""A GPT trained on one's own texts, from the command line."""
+"""A GPT trained on texts of the user, from the command line."""
 
 import json
 from collections.abc import Callable
@@ -28,10 +28,10 @@ TOKENS = ("data.tokenizer=tokenizer", "model.module.vocab_size=300", "model.metr
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with texts, rows of text, and a tokenizer."""
+    """Make a working directory with texts, rows of text, and a tokenizer."""
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "prepared"))
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "prepared"))  # of other ranks
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "prepared"))  # for other ranks
     (tmp_path / "texts").mkdir()
     for name in ("a", "b"):
         (tmp_path / "texts" / f"{name}.txt").write_text(TEXT)
@@ -42,20 +42,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_replay_shows_the_text_of_tokens(here: Path, run_here: Any):
     run_here(*DATA["text_files"], *SHORT, *TOKENS, "trainer.max_duration=3ba", "hydra.run.dir=run", code=0)
-    found = json.loads(run_here("replay", "run", "2", "--json", code=0).out)["result"]
-    words = found["worst"][0]["text"].split()
+    result = json.loads(run_here("replay", "run", "2", "--json", code=0).out)["result"]
+    words = result["worst"][0]["text"].split()
     assert len(words) > 3 and {*words[1:-1]} <= {*TEXT.split()}
 
 
-def weights(folder: Path, which: int = -1) -> dict[str, torch.Tensor]:
-    run = run_folders(folder)[which]
+def weights(folder: Path, number: int = -1) -> dict[str, torch.Tensor]:
+    run = run_folders(folder)[number]
     return torch.load(run / "checkpoints" / "latest" / "model.pt", weights_only=True)
-
-
-def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], atol: float, rtol: float) -> None:
-    assert one.keys() == other.keys()
-    for key, value in one.items():
-        torch.testing.assert_close(value, other[key], atol=atol, rtol=rtol)
 
 
 @pytest.mark.parametrize(
@@ -68,31 +62,33 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], a
     ],
     ids=["files-bytes", "files-tokens", "data set-bytes", "data set-tokens"],
 )
-def test_a_run_that_is_resumed_is_equal(data: str, tokens: tuple[str, ...], here: Path, run_here: Callable[..., Any]):
+def test_a_resumed_run_is_bit_identical(data: str, tokens: tuple[str, ...], here: Path, run_here: Callable[..., Any]):
     command = (*DATA[data], *SHORT, *tokens)
     run_here(*command, "trainer.max_duration=7ba", code=0)
     run_here(*command, "trainer.max_duration=3ba", code=0)
     run_here("resume", str(run_folders(here)[1]), "trainer.max_duration=7ba", code=0)
-    assert_close(weights(here, 0), weights(here, 1), atol=0, rtol=0)
+    torch.testing.assert_close(weights(here, 0), weights(here, 1), atol=0, rtol=0)
     assert bool([*here.glob("kept/*.uint16")]) == bool(tokens)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["text_files", "hf_dataset"])
-def test_two_ranks_train_as_one(data: str, here: Path, run_app: Callable[..., Any], run_here: Callable[..., Any]):
+def test_two_ranks_train_like_one_rank(
+    data: str, here: Path, run_app: Callable[..., Any], run_here: Callable[..., Any]
+):
     command = (*DATA[data], *SHORT, *TOKENS, "trainer.max_duration=5ba", "trainer.device=cpu")
-    done = run_app(*command, "launch.nproc_per_node=2")
-    said = done.stderr.splitlines()  # no bars; whoever comes second may say that it waits for the first
-    assert len(said) <= 1 and all(": waiting for it" in line for line in said), said
-    made = {file: file.stat().st_mtime_ns for file in here.glob("kept/*.uint16")}
+    result = run_app(*command, "launch.nproc_per_node=2")
+    lines = result.stderr.splitlines()  # no progress bars; the second rank may log that it waits for the first
+    assert len(lines) <= 1 and all(": waiting for it" in line for line in lines), lines
+    cached = {file: file.stat().st_mtime_ns for file in here.glob("kept/*.uint16")}
     run_here(*command, code=0)
-    assert_close(weights(here, 0), weights(here, 1), atol=1e-5, rtol=1e-4)
-    assert made and made == {file: file.stat().st_mtime_ns for file in here.glob("kept/*.uint16")}
+    torch.testing.assert_close(weights(here, 0), weights(here, 1), atol=1e-5, rtol=1e-4)
+    assert cached and cached == {file: file.stat().st_mtime_ns for file in here.glob("kept/*.uint16")}
 
 
 @pytest.mark.parametrize("data", one_in(2, DATA))
-def test_check_finds_tokens_outside_of_the_vocabulary(data: str, here: Path, run_here: Callable[..., Any]):
+def test_check_finds_tokens_outside_the_vocabulary(data: str, here: Path, run_here: Callable[..., Any]):
     command = ("check", *DATA[data], *SHORT, *TOKENS)
     assert "ok batch" in run_here(*command, code=0).out
-    found = run_here(*command, "model.module.vocab_size=299", code=2)
-    assert "In its forward pass" in found.err and "out of range" in found.err
+    result = run_here(*command, "model.module.vocab_size=299", code=2)
+    assert "In its forward pass" in result.err and "out of range" in result.err

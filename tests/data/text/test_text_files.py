@@ -16,7 +16,7 @@ SIZES = {"context": 8, "batch_size": 4, "eval_batch_size": 3}
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """A folder of three texts, one of them in a folder of its own, and a file that is none."""
+    """Make a folder with three texts, one of them in a subfolder, and a file that is not a text."""
     folder = tmp_path / "texts"
     (folder / "a").mkdir(parents=True)
     (folder / "b.txt").write_text(TEXT)
@@ -36,15 +36,15 @@ def load(folder: Path, **options: Any):
 
 
 def joined(loaders) -> list[int]:
-    """The tokens of both loaders, the training windows put in order."""
-    found = []
+    """Return the tokens of the loaders in order, whatever the order of training."""
+    tokens = []
     for loader in loaders:
         windows = loader.tensors[0].long() & 0xFFFF
-        found += [*windows[:, :-1].flatten().tolist(), int(windows[-1, -1])]
-    return found
+        tokens += [*windows[:, :-1].flatten().tolist(), int(windows[-1, -1])]
+    return tokens
 
 
-def test_bytes_are_those_of_the_files_in_order(texts: Path):
+def test_tokens_are_the_bytes_of_the_files_in_order(texts: Path):
     content = b"".join((texts / name).read_bytes() for name in ("a/z.txt", "b.txt", "c.txt"))
     train, evaluation = load(texts, eval_share=0.25)
     start = len(content) - round(len(content) * 0.25)
@@ -55,76 +55,76 @@ def test_bytes_are_those_of_the_files_in_order(texts: Path):
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
 
 
-def test_a_share_of_the_text_is_for_testing(texts: Path, tmp_path: Path):
+def test_test_share_holds_out_the_last_tokens(texts: Path, tmp_path: Path):
     content = b"".join((texts / name).read_bytes() for name in ("a/z.txt", "b.txt", "c.txt"))
     (tmp_path / "eval.txt").write_text(TEXT)
-    kept = round(len(content) * 0.25)
-    for given, start in (({}, len(content) - 2 * kept), ({"eval_path": str(tmp_path / "eval.txt")}, None)):
-        train, evaluation, test = load(texts, eval_share=0.25, test_share=0.25, context=1, **given)
-        assert bytes(joined([test])) == content[-kept:]
-        expected = TEXT.encode() if start is None else content[start:-kept]
+    count = round(len(content) * 0.25)
+    for paths, start in (({}, len(content) - 2 * count), ({"eval_path": str(tmp_path / "eval.txt")}, None)):
+        train, evaluation, test = load(texts, eval_share=0.25, test_share=0.25, context=1, **paths)
+        assert bytes(joined([test])) == content[-count:]
+        expected = TEXT.encode() if start is None else content[start:-count]
         assert bytes(joined([evaluation])) == expected
-        assert bytes(joined([train])) == content[: -kept if start is None else start]
+        assert bytes(joined([train])) == content[: -count if start is None else start]
 
 
-def test_tokens_are_those_of_transformers_with_an_end_after_each_file(texts: Path, tokenizer: str):
-    outside: Any = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tokenizer)
+def test_tokens_equal_those_of_transformers_with_an_end_token_after_each_file(texts: Path, tokenizer: str):
+    reference: Any = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tokenizer)
     names = ("a/z.txt", "b.txt", "c.txt")
     expected = [
         token
         for name in names
-        for token in [*outside(texts.joinpath(name).read_bytes().decode())["input_ids"], outside.eos_token_id]
+        for token in [*reference(texts.joinpath(name).read_bytes().decode())["input_ids"], reference.eos_token_id]
     ]
     train, evaluation = load(texts, eval_path=str(texts / "b.txt"), pattern="[ac]*/*.txt", tokenizer=tokenizer)
-    both = joined([train])
-    size = expected.index(outside.eos_token_id) + 1
-    assert both == expected[: (size - 1) // 8 * 8 + 1]
-    assert joined([evaluation]) == expected[size:][: (expected[size:].index(outside.eos_token_id)) // 8 * 8 + 1]
+    tokens = joined([train])
+    size = expected.index(reference.eos_token_id) + 1
+    assert tokens == expected[: (size - 1) // 8 * 8 + 1]
+    assert joined([evaluation]) == expected[size:][: (expected[size:].index(reference.eos_token_id)) // 8 * 8 + 1]
     whole, _ = load(texts, eval_share=1e-9 + 9.5 / len(expected), tokenizer=tokenizer, context=1)
     assert joined([whole]) == expected[: len(joined([whole]))]
     assert len(joined([whole])) >= len(expected) - 10
 
 
-def test_a_tokenizer_without_an_end_joins_files_without_one(texts: Path, tmp_path: Path):
+def test_a_tokenizer_without_an_end_token_adds_none_between_files(texts: Path, tmp_path: Path):
     name = make_tokenizer(tmp_path / "tokenizer", end=None)
-    outside: Any = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(name)
+    reference: Any = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(name)
     train, _ = load(texts, tokenizer=name, context=1, eval_share=0.5)
-    assert outside.decode(joined([train])).startswith("first\r\n" + TEXT[:1000])
+    assert reference.decode(joined([train])).startswith("first\r\n" + TEXT[:1000])
 
 
-def test_long_files_are_cut_where_a_line_ends(texts: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch):
-    whole = [joined([one]) for one in load(texts, tokenizer=tokenizer)]
+def test_long_files_are_cut_at_line_ends(texts: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch):
+    whole = [joined([loader]) for loader in load(texts, tokenizer=tokenizer)]
     monkeypatch.setattr(text_files, "PIECE", 400)
     pieces = [text for text, _ in text_files._pieces([texts / "b.txt"])]
-    assert len(pieces) > 3 and "".join(pieces) == TEXT and all(one.endswith("\n") for one in pieces)
-    assert [joined([one]) for one in load(texts, tokenizer=tokenizer)] == whole
+    assert len(pieces) > 3 and "".join(pieces) == TEXT and all(piece.endswith("\n") for piece in pieces)
+    assert [joined([loader]) for loader in load(texts, tokenizer=tokenizer)] == whole
     (texts / "b.txt").write_text("x" * 2000)  # not a single line
     assert "".join(text for text, _ in text_files._pieces([texts / "b.txt"])) == "x" * 2000
 
 
-def test_tokens_are_kept_until_the_files_change(texts: Path, tokenizer: str, tmp_path: Path):
+def test_tokens_are_cached_until_the_files_change(texts: Path, tokenizer: str, tmp_path: Path):
     options = {"tokenizer": tokenizer, "cache": str(tmp_path / "kept")}
     first = load(texts, **options)
 
-    def kept() -> list[Path]:
+    def cached() -> list[Path]:
         return sorted(tmp_path.glob("kept/*.uint16"))
 
-    (file,) = kept()
+    (file,) = cached()
     before = file.stat()
     assert joined(load(texts, **options)) == joined(first) == joined(load(texts, tokenizer=tokenizer))
-    assert kept() == [file] and file.stat().st_mtime_ns == before.st_mtime_ns
+    assert cached() == [file] and file.stat().st_mtime_ns == before.st_mtime_ns
     os.utime(texts / "b.txt", (1, 1))
     load(texts, **options)
-    assert len(kept()) == 2
-    other = make_tokenizer(tmp_path / "other", vocab_size=280)
-    load(texts, **{**options, "tokenizer": other})
-    assert len(kept()) == 3
+    assert len(cached()) == 2
+    smaller = make_tokenizer(tmp_path / "smaller", vocab_size=280)
+    load(texts, **{**options, "tokenizer": smaller})
+    assert len(cached()) == 3
 
 
 @pytest.mark.parametrize("tokenized", [False, True])
 @pytest.mark.parametrize("eval_path", [False, True])
 @pytest.mark.parametrize("test", [{}, {"test_share": 0.2}, {"test_path": "tested.txt"}], ids=str)
-def test_the_stand_in_has_the_sizes_of_the_data(
+def test_fake_loaders_have_the_sizes_of_the_data(
     texts: Path,
     tokenizer: str,
     tmp_path: Path,
@@ -136,21 +136,21 @@ def test_the_stand_in_has_the_sizes_of_the_data(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tested.txt").write_text(TEXT)
     (tmp_path / "other.txt").write_text(TEXT)
-    signature = {key: one.default for key, one in inspect.signature(load_text_files).parameters.items()}
+    signature = {key: parameter.default for key, parameter in inspect.signature(load_text_files).parameters.items()}
     options = {**signature, **SIZES, "path": str(texts), "eval_tokens": 500, "cache": str(tmp_path / "kept")}
     options |= test
     options["tokenizer"] = tokenizer if tokenized else None
     options["eval_path"] = str(tmp_path / "other.txt") if eval_path else None
     fake: Any = vars(load_text_files)["fake"]
-    guessed = fake(**options)
+    before = fake(**options)  # not tokenized yet
     real = load_text_files(**options)
     assert len(real) == (3 if test else 2)
-    for one, other, guess in zip(real, fake(**options), guessed, strict=True):
-        assert (len(one), one.order.num_samples) == (len(other), other.order.num_samples)
-        assert tokenized or len(guess) == len(one)
-        (inputs, targets), made_up = next(iter(one)), next(iter(other))
-        assert [x.shape for x in made_up] == [inputs.shape, targets.shape]
-        assert made_up[0].dtype == torch.int64 and made_up[1].max() == (299 if tokenized else 255)
+    for loader, fake_loader, estimated in zip(real, fake(**options), before, strict=True):
+        assert (len(loader), loader.order.num_samples) == (len(fake_loader), fake_loader.order.num_samples)
+        assert tokenized or len(estimated) == len(loader)
+        batch, fake_batch = next(iter(loader)), next(iter(fake_loader))
+        assert [tensor.shape for tensor in fake_batch] == [tensor.shape for tensor in batch]
+        assert fake_batch[0].dtype == torch.int64 and fake_batch[1].max() == (299 if tokenized else 255)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -185,7 +185,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_one_sentence(case: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_wrong_argument_is_one_line(case: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     options, message = {"path": "texts", **WRONG[case][0]}, WRONG[case][1]
     with pytest.raises((OSError, ValueError), match=message) as raised:
@@ -193,7 +193,7 @@ def test_what_is_wrong_is_one_sentence(case: str, texts: Path, tmp_path: Path, m
     assert "\n" not in str(raised.value)
 
 
-def test_with_a_tokenizer_a_text_must_be_utf_8(texts: Path, tokenizer: str, tmp_path: Path):
+def test_a_text_for_a_tokenizer_must_be_utf_8(texts: Path, tokenizer: str, tmp_path: Path):
     (texts / "b.txt").write_bytes(b"fine\n\xff\xfe")
     load(texts)
     with pytest.raises(ValueError, match=r"path: .*b.txt' is not UTF-8 .*tokenizer=null"):
@@ -201,7 +201,7 @@ def test_with_a_tokenizer_a_text_must_be_utf_8(texts: Path, tokenizer: str, tmp_
     assert not [*tmp_path.glob("kept/*.partial")]
 
 
-def test_what_to_install_is_said(texts: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_library_is_named_with_its_installation(texts: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModuleNotFoundError, match=r"transformers is not installed here: pip install -e '\.\[hf\]'"):
         load(texts, tokenizer="gpt2")

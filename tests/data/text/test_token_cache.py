@@ -18,11 +18,11 @@ from python_process import PATIENCE
 from runner.data.text import token_cache
 from runner.data.text.token_cache import TokenCache
 
-DTYPES = [numpy.dtype(one) for one in ("uint8", "uint16", "int32")]
+DTYPES = [numpy.dtype(name) for name in ("uint8", "uint16", "int32")]
 
 
 class Parts:
-    """Yields the same tokens in three parts, and counts how often it is asked to."""
+    """Yields the same tokens in three parts, and counts its calls."""
 
     def __init__(self, dtype: numpy.dtype) -> None:
         info = numpy.iinfo(dtype)
@@ -50,7 +50,7 @@ def test_tokens_are_made_once(dtype: numpy.dtype, tmp_path: Path):
     assert make.calls == 2
 
 
-def test_the_file_is_mapped_and_not_changed_through_it(tmp_path: Path):
+def test_the_file_is_mapped_but_not_changed_by_writes_to_the_tensor(tmp_path: Path):
     make, cache = Parts(DTYPES[2]), TokenCache(str(tmp_path))
     tokens = cache.tokens("key", DTYPES[2], make)
     (file,) = tmp_path.glob("*.int32")
@@ -59,7 +59,7 @@ def test_the_file_is_mapped_and_not_changed_through_it(tmp_path: Path):
     assert cache.tokens("key", DTYPES[2], make)[0] == 0
 
 
-def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_folder_no_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     make = Parts(DTYPES[1])
     assert values(TokenCache(None).tokens("key", DTYPES[1], make), DTYPES[1]) == make.tokens.tolist()
@@ -69,7 +69,7 @@ def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def small_files():
-    """Within the test no file grows beyond 40,000 bytes."""
+    """Limit the size of files to 40,000 bytes during a test."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
     yield
@@ -79,31 +79,31 @@ def small_files():
 def test_a_full_disk_is_a_warning(tmp_path: Path, small_files: None, caplog: pytest.LogCaptureFixture):
     make = Parts(DTYPES[1])
     tokens = TokenCache(str(tmp_path)).tokens("key", DTYPES[1], make)
-    assert values(tokens, DTYPES[1]) == make.tokens.tolist()  # what was written is read back
-    assert make.calls == 1 and [one.suffix for one in tmp_path.iterdir()] == [".lock"]
+    assert values(tokens, DTYPES[1]) == make.tokens.tolist()  # the written part is read back
+    assert make.calls == 1 and [file.suffix for file in tmp_path.iterdir()] == [".lock"]
     (record,) = caplog.records
     assert record.levelno == logging.WARNING and record.getMessage().startswith(f"cache={str(tmp_path)!r}: tokens are")
 
 
 @pytest.mark.timeout(20)
-def test_what_a_full_disk_has_lost_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As on a network's disk, which takes more than it has room for, and says so later."""
-    whole = token_cache._write_all
+def test_tokens_lost_on_a_full_disk_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A network disk may accept more than it has room for, and report this later."""
+    write_all = token_cache._write_all
 
     def write(file, part):
         if file.tell():
             os.truncate(file.fileno(), 100)
             raise OSError(errno.ENOSPC, "No space left on device")
-        whole(file, part)
+        write_all(file, part)
 
     monkeypatch.setattr(token_cache, "_write_all", write)
     make = Parts(DTYPES[1])
     tokens = TokenCache(str(tmp_path)).tokens("key", DTYPES[1], make)
     assert values(tokens, DTYPES[1]) == make.tokens.tolist()
-    assert make.calls == 2 and [one.suffix for one in tmp_path.iterdir()] == [".lock"]
+    assert make.calls == 2 and [file.suffix for file in tmp_path.iterdir()] == [".lock"]
 
 
-def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_folder_that_cannot_be_created_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "file").touch()
     make = Parts(DTYPES[0])
     tokens = TokenCache(str(tmp_path / "file" / "cache")).tokens("key", DTYPES[0], make)
@@ -111,14 +111,14 @@ def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path: Path, caplog: pytes
     assert "are not cached there" in caplog.text
 
 
-def test_what_cannot_be_read_is_no_fault_of_the_cache(tmp_path: Path):
+def test_errors_of_the_texts_are_raised(tmp_path: Path):
     def make():
         yield numpy.zeros(3, DTYPES[0])
         raise PermissionError(13, "Permission denied", "text")
 
     with pytest.raises(PermissionError):
         TokenCache(str(tmp_path)).tokens("key", DTYPES[0], make)
-    assert [one.suffix for one in tmp_path.iterdir()] == [".lock"]
+    assert [file.suffix for file in tmp_path.iterdir()] == [".lock"]
 
 
 PROGRAM = """
@@ -143,40 +143,40 @@ def start(folder: Path, seconds: float) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-def test_of_several_processes_one_tokenizes_and_a_killed_one_leaves_nothing_broken(tmp_path: Path):
+def test_one_of_several_processes_tokenizes_even_after_a_killed_one(tmp_path: Path):
     killed = start(tmp_path, 100)
     try:
         deadline = time.monotonic() + PATIENCE
-        while not [one for one in tmp_path.glob("cache/*.partial") if one.stat().st_size == 0]:
+        while not [file for file in tmp_path.glob("cache/*.partial") if file.stat().st_size == 0]:
             assert time.monotonic() < deadline and killed.poll() is None
             time.sleep(0.02)
     finally:
         killed.send_signal(signal.SIGKILL)
         killed.communicate()
     (tmp_path / "made").unlink()
-    together = [start(tmp_path, 1) for _ in range(3)]
+    processes = [start(tmp_path, 1) for _ in range(3)]
     try:
-        assert [one.communicate(timeout=PATIENCE)[0] for one in together] == ["45000\n"] * 3
+        assert [process.communicate(timeout=PATIENCE)[0] for process in processes] == ["45000\n"] * 3
     finally:
-        for one in together:
-            one.kill()
+        for process in processes:
+            process.kill()
     assert (tmp_path / "made").read_text() == "once "
-    assert sorted(one.suffix for one in (tmp_path / "cache").iterdir()) == [".lock", ".uint16"]
+    assert sorted(file.suffix for file in (tmp_path / "cache").iterdir()) == [".lock", ".uint16"]
 
 
-def test_other_keys_have_other_names(tmp_path: Path):
+def test_different_keys_have_different_files(tmp_path: Path):
     cache = TokenCache(str(tmp_path))
     keys = ["a", "b", ["a", 1], ["a", 1.5], {"a": None}]
     assert len({cache.path(json.loads(json.dumps(key)), DTYPES[0]) for key in keys}) == len(keys)
     assert cache.path(("a", 1), DTYPES[0]) == cache.path(["a", 1], DTYPES[0])
 
 
-def test_the_home_folder_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(os.environ, "HOME", str(tmp_path))
     assert TokenCache("~/kept").folder == tmp_path / "kept"
 
 
-def test_who_waits_for_a_process_that_gets_no_further_goes_on_in_memory(
+def test_tokens_are_made_in_memory_if_another_process_makes_no_progress(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO, "runner")
@@ -197,10 +197,10 @@ def test_who_waits_for_a_process_that_gets_no_further_goes_on_in_memory(
     assert waiting == f"another process tokenizes into {tmp_path}: waiting for it"
     assert gave_up.startswith(f"cache={str(tmp_path)!r}: tokens are not cached there: ")
     assert "has made no progress for 0.2 s" in gave_up
-    assert [one.suffix for one in tmp_path.iterdir()] == [".lock"]
+    assert [file.suffix for file in tmp_path.iterdir()] == [".lock"]
 
 
-def test_of_several_threads_one_tokenizes(tmp_path: Path):
+def test_one_of_several_threads_tokenizes(tmp_path: Path):
     make = Parts(DTYPES[1])
 
     def slowly():
@@ -215,23 +215,23 @@ def test_of_several_threads_one_tokenizes(tmp_path: Path):
     with ThreadPoolExecutor(3) as threads:
         assert [*threads.map(read, (0, 0.05, 0.15))] == [make.tokens.tolist()] * 3
     assert make.calls == 1
-    assert sorted(one.suffix for one in tmp_path.iterdir()) == [".lock", ".uint16"]
+    assert sorted(file.suffix for file in tmp_path.iterdir()) == [".lock", ".uint16"]
 
 
-def test_a_folder_that_cannot_be_looked_into_keeps_nothing(tmp_path: Path):
+def test_a_folder_that_cannot_be_read_caches_nothing(tmp_path: Path):
     make, cache = Parts(DTYPES[0]), TokenCache(str(tmp_path / ("long" * 1000)))
     assert cache.size("key", DTYPES[0]) is None
     assert values(cache.tokens("key", DTYPES[0], make), DTYPES[0]) == make.tokens.tolist()
 
 
-def test_what_is_in_the_way_of_the_file_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_folder_with_the_name_of_the_file_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     make, cache = Parts(DTYPES[0]), TokenCache(str(tmp_path))
     cache.path("key", DTYPES[0]).mkdir()  # type: ignore[union-attr]
     assert values(cache.tokens("key", DTYPES[0], make), DTYPES[0]) == make.tokens.tolist()
     assert make.calls == 1 and "Is a directory" in caplog.messages[0]
 
 
-def test_a_file_that_must_not_be_read_is_a_warning(
+def test_an_unreadable_file_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     def refuse(*_: object, **__: object) -> None:

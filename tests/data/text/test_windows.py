@@ -14,7 +14,7 @@ SIZES = WindowSizes(context=8, batch_size=4, eval_batch_size=3, eval_tokens=None
 
 
 @pytest.mark.parametrize("largest", [255, 65_535, 70_000])
-def test_tokens_of_every_width_come_back_as_they_were(largest: int):
+def test_tokens_of_every_width_are_unchanged_in_windows(largest: int):
     tokens = torch.randint(largest, (100,)).index_fill(0, torch.tensor([3, 98]), largest)
     stored = {255: torch.uint8, 65_535: torch.int16, 70_000: torch.int32}[largest]  # uint16 as the bits of int16
     inputs, targets = next_token(windows.cut_windows(tokens.to(stored), 9))
@@ -23,7 +23,7 @@ def test_tokens_of_every_width_come_back_as_they_were(largest: int):
     assert targets.flatten().tolist() == tokens[1:].tolist()
 
 
-def test_windows_declare_that_all_their_targets_count(tmp_path: Path):
+def test_loaders_of_windows_declare_equal_targets(tmp_path: Path):
     tokens = torch.arange(100, dtype=torch.uint8)
     declared = [window_loaders((tokens, tokens), 3, SIZES)[0], load_synthetic_tokens(num_samples=8, eval_samples=2)[0]]
     assert all(loader.equal_targets for loader in declared)
@@ -39,15 +39,14 @@ def test_windows_for_evaluation_are_spread_evenly():
     assert spread_windows(cut, 39)[:, 0].tolist() == [0, 30, 60]
 
 
-def test_what_stays_on_the_host_gives_the_same_batches(monkeypatch: pytest.MonkeyPatch):
+def test_data_that_stays_on_the_host_yields_the_same_batches(monkeypatch: pytest.MonkeyPatch):
     tokens = torch.arange(500, dtype=torch.int16)
     resident: Any = window_loaders((tokens[:400], tokens[400:]), 3, SIZES)
     monkeypatch.setattr(windows, "RESIDENT_BYTES", 0)
     staying: Any = window_loaders((tokens[:400], tokens[400:]), 3, SIZES)
-    assert [one.resident for one in (*resident, *staying)] == [True, True, False, False]
+    assert [loader.resident for loader in (*resident, *staying)] == [True, True, False, False]
     assert staying[0].to("meta").tensors[0].device.type == "cpu"
-    for one, other in zip(resident, staying, strict=True):
-        for loader in (one, other):
+    for loaders in zip(resident, staying, strict=True):
+        for loader in loaders:
             loader.seek(1, 2)
-        for batch, same in zip(one, other, strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(batch, same, strict=True))
+        torch.testing.assert_close([*loaders[0]], [*loaders[1]], rtol=0, atol=0)

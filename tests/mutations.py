@@ -595,8 +595,8 @@ FAULTS = (
     Fault(
         "shards: a file at an address may change during a run",
         "runner/data/shards/files.py",
-        "        retried(self.address, fetch)\n        self.check()\n",
-        "        retried(self.address, fetch)\n",
+        "        with_retries(self.address, fetch)\n        self.check()\n",
+        "        with_retries(self.address, fetch)\n",
         "data/shards/test_addresses.py",
     ),
     Fault(

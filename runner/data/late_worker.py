@@ -35,7 +35,7 @@ class LateWorker:
         self._timer.start()
         weakref.finalize(reader, self._timer.cancel).atexit = False
 
-    def delivered(self) -> bool:
+    def count_batch(self) -> bool:
         """Count a batch; return whether every worker has delivered one, which ends the watch."""
         self._delivered += 1
         is_over = self._delivered == self._num_workers

@@ -54,11 +54,11 @@ class OrderedLoader(ABC):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this rank's batches, from the position set by `seek` to the end of that epoch."""
-        return self._transformed(self._batches(*self._start()))
+        return self._transformed(self._batches(*self._take_position()))
 
     def untransformed(self) -> Iterator[Any]:
         """Return the iterator that `iter()` would return, but without calling `transform`."""
-        return self._batches(*self._start())
+        return self._batches(*self._take_position())
 
     def seek(self, epoch: int, batch: int = 0) -> None:
         """Make the next `iter()` start at a batch of an epoch, without reading the batches before it.
@@ -97,7 +97,7 @@ class OrderedLoader(ABC):
         # Not map(): a StopIteration raised by the transform would silently end the epoch early.
         return batches if transform is None else (transform(batch) for batch in batches)
 
-    def _start(self) -> tuple[int, int]:
+    def _take_position(self) -> tuple[int, int]:
         """Return the (epoch, batch) to start at, and set the position to the next epoch."""
         epoch, batch = self._next
         self._next = (epoch + 1, 0)
@@ -269,10 +269,10 @@ class DatasetLoader(OrderedLoader):
     def _make_reader(self, transforms: bool) -> BatchReader:
         last_reader = None if self._reader is None else self._reader()
         if last_reader is None or last_reader.is_over:
-            reader = BatchReader(self._pool, *self._start(), transforms)
+            reader = BatchReader(self._pool, *self._take_position(), transforms)
             self._reader = weakref.ref(reader)
             return reader
-        return BatchReader(self._pool.make_another(), *self._start(), transforms)
+        return BatchReader(self._pool.make_another(), *self._take_position(), transforms)
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         # Read in this process: the workers are busy with the current iteration.

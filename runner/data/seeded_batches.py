@@ -32,23 +32,23 @@ class SeededBatches(Dataset[Any]):
         self.transform = transform
         self.reading: Any = None
         """In a worker: an array whose only element is the number of the sample being read, or -1."""
-        self._own: OwnGenerators | None = None
-        self._own_of: tuple[int, Any] = (0, None)  # the process and data set that `_own` belongs to
+        self._generators: OwnGenerators | None = None
+        self._owner: tuple[int, Any] = (0, None)  # the process and data set that `_generators` belongs to
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_own": None, "_own_of": (0, None)}
+        return {**vars(self), "_generators": None, "_owner": (0, None)}
 
     def __getitem__(self, key: tuple[int, int, Sequence[int], bool]) -> Any:
         epoch, batch, indices, transforms = key
         has_read_batch = hasattr(self.dataset, "read_batch")  # it draws no random numbers
-        own = None if has_read_batch else self._own_generators()
+        generators = None if has_read_batch else self._find_generators()
         # In a worker, no other code draws random numbers.
-        states = None if own is None or get_worker_info() is not None else (*_get_states(), own.states())
+        states = None if generators is None or get_worker_info() is not None else (*_get_states(), generators.states())
         try:
-            content = self.dataset.read_batch(indices) if own is None else self._read(epoch, indices, own)
+            content = self.dataset.read_batch(indices) if generators is None else self._read(epoch, indices, generators)
             return self.transform(content) if transforms and self.transform is not None else content
         except BaseException as error:
             error.add_note(f"while batch {batch + 1} of epoch {epoch + 1} was read (both from 1)")
@@ -69,35 +69,35 @@ class SeededBatches(Dataset[Any]):
                 for restore in states[3]:
                     restore()
 
-    def _own_generators(self) -> OwnGenerators:
-        """Return the generators that the data set holds, searched for once per process."""
-        process, dataset = self._own_of
-        if self._own is None or process != os.getpid() or dataset is not self.dataset:
-            self._own = OwnGenerators(dataset=self.dataset, collate_fn=self.collate_fn)
-            self._own_of = os.getpid(), self.dataset
-        return self._own
+    def _find_generators(self) -> OwnGenerators:
+        """Return the generators that the data set holds; search for them once per process."""
+        process, dataset = self._owner
+        if self._generators is None or process != os.getpid() or dataset is not self.dataset:
+            self._generators = OwnGenerators(dataset=self.dataset, collate_fn=self.collate_fn)
+            self._owner = os.getpid(), self.dataset
+        return self._generators
 
-    def _read(self, epoch: int, indices: Sequence[int], own: OwnGenerators) -> Any:
+    def _read(self, epoch: int, indices: Sequence[int], generators: OwnGenerators) -> Any:
         growing = GrowingBatch(len(indices)) if self.collate_fn is default_collate else None
         samples = []
         numbers = numpy.array(indices, numpy.uint64)
         seeds = stream_seed(self.seed, "sample", epoch, numbers).tolist()
-        own.prepare(self.seed, epoch, numbers)
+        generators.prepare(self.seed, epoch, numbers)
         for position, (index, seed) in enumerate(zip(indices, seeds, strict=True)):
-            sample = self._read_sample(index, seed, own, position)
-            if own.search_again():  # they have unknown seeds: read the sample again
-                own.prepare(self.seed, epoch, numbers)
-                sample = self._read_sample(index, seed, own, position)
+            sample = self._read_sample(index, seed, generators, position)
+            if generators.search_again():  # new ones have unknown seeds: read the sample again
+                generators.prepare(self.seed, epoch, numbers)
+                sample = self._read_sample(index, seed, generators, position)
             samples.append(sample if growing is None else growing.keep(sample))
             del sample  # so the next sample can use its memory
         return self.collate_fn(samples) if growing is None else growing.collate(samples)
 
-    def _read_sample(self, index: int, seed: int, own: OwnGenerators, position: int) -> Any:
+    def _read_sample(self, index: int, seed: int, generators: OwnGenerators, position: int) -> Any:
         random.seed(seed)
         numpy.random.seed(seed & 0xFFFFFFFF)
         # torch.manual_seed would also reseed every accelerator.
         torch.default_generator.manual_seed(seed)
-        own.start(position)
+        generators.start(position)
         if self.reading is not None:
             self.reading[0] = index
         try:

@@ -98,10 +98,10 @@ class _ByValue:
 def _send_instead(get_queue: Callable[[], _Queue | None], error: Exception, item: Any) -> None:
     """Send a substitute for an item that cannot be pickled; otherwise the reader would wait forever."""
     if (queue := get_queue()) is not None:
-        queue.put(_sendable(item, error))
+        queue.put(_make_sendable(item, error))
 
 
-def _sendable(item: Any, error: Exception) -> Any:
+def _make_sendable(item: Any, error: Exception) -> Any:
     """Return a substitute that can be sent: the item pickled with its classes and functions, or else an error."""
     number, content = item
     try:

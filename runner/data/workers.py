@@ -183,7 +183,7 @@ class BatchReader(Iterator[Any]):
                 raise
             raise failure from None  # it includes what torch says
         self._batch += 1
-        if self._watch is not None and self._watch.delivered():
+        if self._watch is not None and self._watch.count_batch():
             self._watch = None
         return batch
 

@@ -50,7 +50,7 @@ class ShardCache:
         self._taken_file = self.folder / "taken"
         self._argument = folder
         self._gigabytes = gigabytes
-        with self._explained():
+        with self._explain_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
             probe = self.folder / f".{secrets.token_hex(4)}"
             probe.touch()
@@ -76,7 +76,7 @@ class ShardCache:
         def progress() -> int:
             return size_of(self.folder, f"{name}.*.partial*")
 
-        with self._explained():
+        with self._explain_errors():
             while not self._use(path):
                 with alone(path.with_suffix(".lock"), "fetches data", progress):
                     if not path.exists():
@@ -203,7 +203,7 @@ class ShardCache:
         return reserved, sorted(files)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         """Say of a full disk or a folder that cannot be written to which argument to change."""
         try:
             yield

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 from runner.data.loaders import DatasetLoader
 from runner.data.order import SampleOrder
 from runner.data.shards.cache import ShardCache
-from runner.data.shards.files import ShardFile, in_parallel, retried
+from runner.data.shards.files import ShardFile, in_parallel, with_retries
 from runner.data.shards.formats import Description, Format, OpenShard, is_description
 from runner.data.shards.order import BlockOrder
 from runner.data.workers import BatchKeys
@@ -148,7 +148,7 @@ class ShardedDataset(Dataset[Any]):
             if file.is_local:
                 description = form.describe(Path(file.address), file.address, file.size)
             elif file.address.endswith(form.described_by_a_part):
-                description = retried(file.address, lambda: self._describe_part(file))
+                description = with_retries(file.address, lambda: self._describe_part(file))
             else:
                 description = form.describe(self.fetch(shard), file.address, file.size)
             if not description["rows"]:

@@ -73,7 +73,7 @@ class ShardFile(NamedTuple):
                 self.check()
                 raise ConnectionError(f"{received} of {self.size} bytes received")
 
-        retried(self.address, fetch)
+        with_retries(self.address, fetch)
         self.check()
 
     def open(self) -> Any:
@@ -113,13 +113,13 @@ def in_parallel(work: Callable[[Any], Result], items: Iterable[Any]) -> list[Res
         return [*pool.map(work, items)]
 
 
-def retried(address: str, work: Callable[[], Result]) -> Result:
+def with_retries(address: str, work: Callable[[], Result]) -> Result:
     """Return the result of `work()`, with up to four retries if a server fails.
 
     Raises:
         ConnectionError: every attempt failed.
         FileNotFoundError: the server has no such file.
-        ValueError: raised by `work`; not retried.
+        ValueError: raised by `work`, without a retry.
     """
     for wait in (*RETRY_WAITS, None):
         try:
@@ -165,10 +165,10 @@ def _find(name: str, suffixes: Sequence[str], key: str) -> list[str]:
     check_address(key, name)
     filesystem = _filesystem(name)
     if "*" in name:
-        return [filesystem.unstrip_protocol(path) for path in retried(name, lambda: filesystem.glob(name))]
+        return [filesystem.unstrip_protocol(path) for path in with_retries(name, lambda: filesystem.glob(name))]
     if name.endswith(tuple(suffixes)):
         return [name]
-    paths = retried(name, lambda: filesystem.find(name))
+    paths = with_retries(name, lambda: filesystem.find(name))
     shards = [path for path in paths if path.endswith(tuple(suffixes)) and not is_hidden(path.rpartition("/")[2])]
     return [filesystem.unstrip_protocol(path) for path in shards]
 
@@ -180,7 +180,7 @@ def _look_up(address: str) -> ShardFile:
         except FileNotFoundError:
             raise FileNotFoundError(f"{address!r}: there is no such file") from None
         return ShardFile(address, state.st_size, str(state.st_mtime_ns))
-    info = retried(address, lambda: _filesystem(address).info(address))
+    info = with_retries(address, lambda: _filesystem(address).info(address))
     if info.get("size") is None:
         raise ValueError(
             f"{without_credentials(address)!r}: the server does not report the size of the file, so a truncated "

@@ -31,8 +31,8 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 TERMINAL = pytest.StashKey[int]()
 
 SUPPORT = HERE / "support"
-sys.path += [str(folder) for folder in (HERE, SUPPORT) if str(folder) not in sys.path]  # last: `tests/` has folders
-# named like packages
+# For imports of helpers, and of `mutations`; last, because folders of tests/ are named like packages.
+sys.path += [str(folder) for folder in (SUPPORT, HERE, HERE / "project") if str(folder) not in sys.path]
 
 os.environ["COLUMNS"] = "120"  # what is printed is as wide wherever the tests run
 

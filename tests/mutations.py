@@ -113,28 +113,28 @@ FAULTS = (
         "runner/trials/diagnosis.py",
         "return WrongConfig(text, at=facts.key or _section(error), allowed=facts.allowed)",
         "return WrongConfig(text)",
-        "test_programs.py",
+        "promises/test_programs.py",
     ),
     Fault(
         "programs: a fix of a list that grows replaces it",
         "runner/config/errors.py",
         'fix = f"+{fix}"',
         "pass",
-        "test_programs.py",
+        "promises/test_programs.py",
     ),
     Fault(
         "programs: a file that cannot be used is nobody's",
         "runner/config/errors.py",
         "at=key or facts.section or _key_of_file(error, overrides))",
         "at=key or facts.section)",
-        "test_programs.py",
+        "promises/test_programs.py",
     ),
     Fault(
         "programs: of one of several names nobody is told the others",
         "runner/failures/checks.py",
         'raise wrong_argument(name, value, reason, allowed=listed, meant="".join(near[:1]))',
         "raise wrong_argument(name, value, reason)",
-        "test_programs.py",
+        "promises/test_programs.py",
     ),
     Fault(
         "table: a folder's name can end a comment",
@@ -220,7 +220,7 @@ FAULTS = (
         "runner/failures/facts.py",
         "|DataLoader worker .* signal: Killed",
         "",
-        "test_programs.py",
+        "promises/test_programs.py",
     ),
     Fault(
         "honesty board: marks know nothing of the other rows",
@@ -305,7 +305,7 @@ FAULTS = (
         "runner/distributed/sharding.py",
         "def local(tensor: Any) -> Tensor:",
         "@torch.no_grad()\ndef local(tensor: Any) -> Tensor:",
-        "test_operations.py",
+        "promises/test_operations.py",
     ),
     Fault(
         "compile: the Trainer compiles again, in another mode, what Compile has compiled",
@@ -938,14 +938,14 @@ FAULTS = (
         ACCUMULATION,
         "    state.drop_outputs()\n    run.forward_stream",
         "    run.forward_stream",
-        "test_operations.py",
+        "promises/test_operations.py",
     ),
     Fault(
         "operations: the loss is copied for each step",
         "runner/training/metrics.py",
         '"loss/train/total": state.total_loss,',
         '"loss/train/total": state.total_loss.clone(),',
-        "test_operations.py",
+        "promises/test_operations.py",
     ),
     Fault(
         "moves: a batch counts as moved wherever it is",
@@ -1584,7 +1584,7 @@ FAULTS = (
         "runner/device/batch.py",
         "from __future__ import annotations\n",
         "from __future__ import annotations\n\nif False:\n    from runner.training.trainer import Trainer\n",
-        "test_layers.py",
+        "project/test_layers.py",
     ),
     Fault(
         "a wrong key is accepted",
@@ -1892,7 +1892,7 @@ def try_out(fault: Fault, trees: queue.SimpleQueue[Path]) -> tuple[bool, str]:
         if failed is None:
             where, (failed, seconds) = "next to it, slow", run_tests(tree, "slow", *near)
         if failed is None:  # without the test that each fault fits the code
-            found = run_tests(tree, "not slow", "-n", "2", "--ignore=tests/test_mutations.py", "tests")
+            found = run_tests(tree, "not slow", "-n", "2", "--ignore=tests/project/test_mutations.py", "tests")
             where, (failed, seconds) = "first tier", found
     finally:
         (tree / fault.file).write_text(whole)

@@ -1,4 +1,4 @@
-"""Lines of progress between epochs; tests/test_programs.py has the others."""
+"""Lines of progress between epochs; tests/promises/test_programs.py has the others."""
 
 from __future__ import annotations
 

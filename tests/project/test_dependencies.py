@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("runner", "callbacks", "algorithms")
 FINDERS = ("find_spec", "import_hf", "import_module", "import_torchvision")
 NAMES = {  # of imports, where they differ from the distribution's name

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 # The rooms of runner/ from top to bottom. An import only points down; rooms side by side do not know each other.
 LAYERS: tuple[tuple[str, ...], ...] = (

@@ -18,13 +18,13 @@ from runner.cli.command_line import TAKE_VALUES, check_options
 from runner.config import build
 from runner.config.experiment import Experiment
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 OF_THE_ROOT = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 PAGES = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in ROOT.glob("docs/*.md")}
 PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in OF_THE_ROOT}
 README = PAGES["README.md"]
-OF_A_PAGE = (  # what a page has the reader write, which tests/test_docs.py does
+OF_A_PAGE = (  # what a page has the reader write, which tests/project/test_docs.py does
     "model=two_layers",
     "callbacks=epoch_monitor",
     "callbacks.epoch_monitor",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SHOWN = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 # The files of its blocks, in their order; the schedule goes to the end of a file that is there.
@@ -105,10 +105,10 @@ def run_there(folder: Path, *arguments: str, code: int = 0) -> str:
 @pytest.mark.slow
 def test_what_is_shown_passes_the_tests_that_it_names(tmp_path: Path):
     copy_with_additions(tmp_path)
-    tests = ["test_names.py", "test_layers.py", "callbacks/test_weight_norm.py"]
+    tests = ["project/test_names.py", "project/test_layers.py", "callbacks/test_weight_norm.py"]
     tests += ["models/test_configs.py", "data/test_configs.py", "optim/test_schedulers.py", "config/test_conf.py"]
     quietly = ("pytest", "-q", "-p", "no:cacheprovider")
-    made = run_there(tmp_path, *quietly, "tests/test_names.py", "-k", "editors or documentation", code=1)
+    made = run_there(tmp_path, *quietly, "tests/project/test_names.py", "-k", "editors or documentation", code=1)
     assert made.count("was not current; it is now") >= 4
     row = "| `WeightNorm` | logs the norm of all weights after each epoch |"
     assert row in (tmp_path / "docs" / "callbacks.md").read_text().splitlines()

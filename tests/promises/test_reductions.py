@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 REDUCTIONS = {
     *("norm", "vector_norm", "matrix_norm", "_foreach_norm", "get_total_norm", "clip_grad_norm_", "clip_grad_value_"),
     *("sum", "nansum", "mean", "nanmean", "std", "var", "prod", "cumsum", "logsumexp", "median"),

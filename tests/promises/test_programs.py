@@ -22,7 +22,7 @@ from runner.failures.facts import Facts
 from runner.records.result import Result
 from runner.terminal.answer import SCHEMA, answered, error_object
 
-FORM = json.loads((Path(__file__).resolve().parent.parent / "docs/schemas/output-1.json").read_text())
+FORM = json.loads((Path(__file__).resolve().parents[2] / "docs/schemas/output-1.json").read_text())
 QUIET = (*SHORT, "callbacks=none")
 CLIPPING = "algorithms.gradient_clipping.clipping_type"
 KEYLESS = (

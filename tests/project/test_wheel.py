@@ -12,7 +12,7 @@ import pytest
 from python_process import run_python
 from stores import query
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 OWN = """
 from runner import Callback
 

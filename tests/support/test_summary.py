@@ -28,7 +28,7 @@ def test_times_are_printed_and_a_first_tier_that_takes_too_long_is_said_loudly(
 ):
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent / "support")}
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
     done = run_python(["-c", PROGRAM, most, "-m", tier, "test_it.py"], cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.search(r"^wall time (\d+) s, CPU time (\d+) s$", done.stdout, re.MULTILINE)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 OURS = ("runner", "callbacks", "algorithms")
 # They begin with an underscore and are documented: Python's library, and the keys of Hydra's configs.
 PUBLIC = {"_exit", "_replace", "_asdict", "_fields", "_target_", "_partial_", "_args_", "_convert_", "_recursive_"}

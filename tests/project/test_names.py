@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from runner.core.ordering import snake_case
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 PACKAGES = ("callbacks", "algorithms")
 PLUGINS = [

@@ -8,9 +8,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "runner" / "verbs" / "project"
-KINDS = "batch_kinds.py"
+KINDS = "support/batch_kinds.py"
 OPTIMIZERS = "config/test_optimizers.py"
 
 # What of the tests is a user's own code: data, model with loss and metric, and factories; files count as a whole.

@@ -18,7 +18,7 @@ from runner.config.experiment import Experiment
 from runner.libraries.hugging_face import import_hf
 from runner.trials import dry_run
 
-CONF = Path(__file__).resolve().parents[1] / "conf"
+CONF = Path(__file__).resolve().parents[2] / "conf"
 RECIPES = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 IMAGES = [name for name in RECIPES if name.startswith("imagefolder")]
 NOT_RUN = [*IMAGES, "text_finetune"]

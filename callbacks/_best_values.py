@@ -1,4 +1,4 @@
-"""The best values of evaluations so far."""
+"""Tracks the best value of each loss and metric of the evaluators."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ if TYPE_CHECKING:
 
 
 class BestValues:
-    """The best value so far of each loss and metric of the evaluators, by the key under which it is logged."""
+    """The best value so far of each loss and metric of the evaluators, by logging key."""
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
         self.others: set[str] = set()
-        """Keys that were seen and have no best value, as they are not of an evaluation."""
-        self._lower: dict[str, bool] = {}  # by key, whether lower is better
+        """Keys seen so far that do not come from an evaluation, and so have no best value."""
+        self._lower_is_better: dict[str, bool] = {}  # by key
 
     def add(self, key: str, value: float, state: State) -> bool:
-        """Note a value that was logged, and return whether it is the best of its key so far; NaN never is."""
+        """Record a logged value, and return whether it is the best of its key so far. NaN never is."""
         if key in self.others:
             return False
-        lower = self._lower.get(key)
-        if lower is None:
-            lower = _lower_is_better(key, state)
-            if lower is None:
+        lower_is_better = self._lower_is_better.get(key)
+        if lower_is_better is None:
+            lower_is_better = _lower_is_better(key, state)
+            if lower_is_better is None:
                 self.others.add(key)
                 return False
-            self._lower[key] = lower
+            self._lower_is_better[key] = lower_is_better
         best = self.values.get(key)
-        if math.isnan(value) or (best is not None and (value >= best if lower else value <= best)):
+        if math.isnan(value) or (best is not None and (value >= best if lower_is_better else value <= best)):
             return False
         self.values[key] = value
         return True
 
     def state_dict(self) -> dict[str, float]:
-        """Return what a checkpoint keeps."""
+        """Return the best values, for a checkpoint."""
         return dict(self.values)
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Continue from a checkpoint."""
+        """Restore the best values from a checkpoint."""
         self.values = dict(state)
 
 
 def _lower_is_better(key: str, state: State) -> bool | None:
+    """Return whether lower values of a key are better; None if the key does not come from an evaluation."""
     label, name = name_metric(key)
     if not key.startswith(("loss/", "metrics/")) or label in ("", "train"):
         return None

@@ -1,4 +1,4 @@
-"""Keeps track of a run's checkpoints on disk: which exist, where the links point, and which to delete."""
+"""Manages a run's checkpoints on disk: registers them, moves the links, and deletes old ones."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class CheckpointFolder:
-    """A folder of named checkpoints with the links `latest` and `best`, pruned to the newest and the best ones.
+    """A folder of named checkpoints with the links `latest` and `best`. Only the newest and best checkpoints are kept.
 
-    `keep=-1` keeps all. The folder is created on the first write.
+    `keep=-1` keeps all checkpoints. The folder is created on the first write.
     """
 
     def __init__(self, path: Path, keep: int, keep_best: int) -> None:
@@ -45,32 +45,32 @@ class CheckpointFolder:
         """Register a checkpoint that is about to be written.
 
         Call this before capturing the run's state, so that a resumed run knows the checkpoint it came from. An
-        existing checkpoint of that name is replaced. The lowest score is the best; with None it cannot be the best.
+        existing checkpoint of that name is replaced. The lowest score is the best; None means never the best.
         """
         self._before = self.saved, self.best
-        self.saved = [*(one for one in self.saved if one != name), name]
-        self.best = [one for one in self.best if one[1] != name]
+        self.saved = [*(saved for saved in self.saved if saved != name), name]
+        self.best = [pair for pair in self.best if pair[1] != name]
         if score is not None:
-            self.best = sorted([*self.best, (score, name)], key=lambda one: one[0])[: self.keep_best]
+            self.best = sorted([*self.best, (score, name)], key=lambda pair: pair[0])[: self.keep_best]
 
     def write(self, snapshot: dict[str, Any], name: str, group: ProcessGroup | None = None) -> None:
-        """Write a registered checkpoint, move the links to it and delete the checkpoints that are no longer kept.
+        """Write a registered checkpoint, move the links to it, and delete checkpoints that are no longer kept.
 
-        Rank 0, and of a sharded snapshot all ranks, which agree in `group`.
+        Call it on rank 0; for a sharded snapshot on all ranks, which synchronize in `group`.
 
         Raises:
-            OSError: the disk refused a write; if the checkpoint does not exist, it is no longer registered.
+            OSError: the disk refused a write. If the checkpoint does not exist, its registration is undone.
         """
         from runner import write_checkpoint
 
-        def show() -> None:
+        def publish() -> None:
             self._link("latest", name)
             if self.best:
                 self._link("best", self.best[0][1])
             self._prune()
 
         try:
-            write_checkpoint(snapshot, self.path / name, group, before=self._remove_leftovers, after=show)
+            write_checkpoint(snapshot, self.path / name, group, before=self._remove_leftovers, after=publish)
         except OSError:
             if not (self.path / name).exists():
                 self.take_back()
@@ -81,38 +81,38 @@ class CheckpointFolder:
         self.saved, self.best = self._before
 
     def check_links(self) -> None:
-        """Check that the links to the newest and the best checkpoint can be put in place.
+        """Check that nothing blocks the links `latest` and `best`.
 
         Raises:
-            FileExistsError: something else has the name of a link.
+            FileExistsError: a file or folder that is not a link has one of these names.
         """
         for name in ("latest", "best"):
             path = self.path / name
             if path.exists() and not path.is_symlink():
                 raise FileExistsError(
-                    f"{path} is no link to a checkpoint, so none could be saved beside it: move it away"
+                    f"{path} is not a link to a checkpoint, so no checkpoint can be saved here: move it away"
                 )
 
     def forget_missing(self) -> None:
-        """Drop checkpoints that are not in the folder, as happens after resuming into another one."""
-        self.saved = [name for name in self.saved if self._holds(name)]
-        self.best = [one for one in self.best if one[1] in self.saved]
+        """Drop checkpoints that are not in the folder, as happens after a run is resumed into another folder."""
+        self.saved = [name for name in self.saved if self._has(name)]
+        self.best = [pair for pair in self.best if pair[1] in self.saved]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the registered checkpoints."""
-        return {"saved": list(self.saved), "best": [list(one) for one in self.best]}
+        return {"saved": list(self.saved), "best": [list(pair) for pair in self.best]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, skipping invalid names: someone else may have made the checkpoint."""
+        """Restore the registered checkpoints. Skip invalid names: someone else may have made the checkpoint."""
         self.saved = [name for name in state["saved"] if is_name(name)]
         self.best = [(float(score), name) for score, name in state["best"] if name in self.saved]
 
-    def _holds(self, name: str) -> bool:
-        """Return whether this folder itself has a checkpoint of that name, complete or not."""
+    def _has(self, name: str) -> bool:
+        """Return whether this folder itself, not a link in it, has a checkpoint of that name, complete or not."""
         return not (self.path / name).is_symlink() and (self.path / name / "manifest.json").is_file()
 
     def _link(self, link: str, name: str) -> None:
-        # Create it under another name and rename it, so that the link always leads to a complete checkpoint.
+        # Create the link under another name and rename it, so that it always leads to a complete checkpoint.
         aside = self.path / f".{link}.link"
         aside.symlink_to(name, target_is_directory=True)
         os.replace(aside, self.path / link)
@@ -123,12 +123,12 @@ class CheckpointFolder:
         newest = self.saved if self.keep == -1 else self.saved[-self.keep :]
         kept = {*newest, *(name for _, name in self.best)}
         for name in self.saved:
-            if name not in kept and self._holds(name):
+            if name not in kept and self._has(name):
                 discard(self.path / name)
         self.saved = [name for name in self.saved if name in kept]
 
     def _remove_leftovers(self) -> None:
-        """Delete remains of a crash under the hidden names used for incomplete checkpoints and links.
+        """Delete incomplete checkpoints and links, which have hidden names, that a crash left behind.
 
         Other hidden files belong to the user, because `folder` may be the run's own folder or any folder in it.
         """
@@ -140,29 +140,29 @@ class CheckpointFolder:
 
 
 def check_names(folder: str, filename: str) -> None:
-    """Check the folder and the file name pattern of checkpoints."""
+    """Check the folder of checkpoints and the pattern of their names."""
     check_inner_path("folder", folder or ".", "checkpoints")
     try:
         name = filename.format(**Timestamp()._asdict())
     except (KeyError, IndexError, ValueError):
         fields = ", ".join(f"{{{field}}}" for field in Timestamp._fields)
-        raise wrong_argument("filename", filename, f"may hold {fields} and nothing else in braces") from None
+        raise wrong_argument("filename", filename, f"may have only {fields} in braces") from None
     if not is_name(name) or name == filename:
         raise wrong_argument(
             "filename",
             filename,
-            "must be the name of a folder that tells checkpoints apart, such as 'ep{epoch}-ba{batch}'; not "
+            "must be a folder name that differs between checkpoints, such as 'ep{epoch}-ba{batch}'; not "
             "hidden, and without '/'",
         )
 
 
 def check_alone(savers: Sequence[Any]) -> None:
-    """Check that no two savers share a folder or a mirror, because each would delete what the other keeps."""
+    """Check that no two savers share a folder or a mirror: each would delete the other's checkpoints."""
     owners: dict[str, str] = {}
-    for one in savers:
-        for name, place in (("folder", str(Path(one.folder))), ("mirror", one.mirror)):
-            if place is not None and (other := owners.setdefault(place, one.config_key)) != one.config_key:
-                shown = without_credentials(place)
+    for saver in savers:
+        for name, address in (("folder", str(Path(saver.folder))), ("mirror", saver.mirror)):
+            if address is not None and (owner := owners.setdefault(address, saver.config_key)) != saver.config_key:
+                shown = without_credentials(address)
                 raise wrong_argument(
-                    name, shown, f"{other} and {one.config_key} both save there; give each a different {name}"
+                    name, shown, f"{owner} and {saver.config_key} both save there; give each a different {name}"
                 )

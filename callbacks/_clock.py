@@ -1,4 +1,4 @@
-"""Units in which callbacks log time, and a clock that waits for the device."""
+"""Units of logged times, and clocks that account for the device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def seconds_in(time_unit: str) -> float:
 
 
 def wait_and_read_clock(device: torch.device) -> float:
-    """Return a clock reading in seconds after the device has finished its queued work: a host-device sync on CUDA."""
+    """Wait for the device to finish its queued work, and return the time in seconds. A host-device sync on CUDA."""
     if device.type == "cuda":
         import torch
 
@@ -34,16 +34,16 @@ def wait_and_read_clock(device: torch.device) -> float:
 
 
 def make_event() -> Any:
-    """Return an event of the CUDA device."""
+    """Return a CUDA event that records its time."""
     import torch
 
     return torch.cuda.Event(enable_timing=True)
 
 
 class DeviceStopwatch:
-    """Seconds that a CUDA device takes from one point of its queue to another, known once it is there.
+    """Measures the seconds that a CUDA device takes between two points in its queue, without waiting for it.
 
-    The host may be far ahead of the device, so its own clock says how long it takes to ask, not to compute.
+    The host may be far ahead of the device, so its clock measures how long kernels take to launch, not to run.
     """
 
     def __init__(self) -> None:
@@ -51,18 +51,18 @@ class DeviceStopwatch:
         self._laps: deque[tuple[Any, Any, Any]] = deque()
 
     def start(self) -> None:
-        """Start a lap here in the queue."""
+        """Start a lap at the current end of the queue."""
         self._started = make_event()
         self._started.record()
 
     def stop(self, label: Any) -> None:
-        """End the lap here in the queue."""
+        """End the lap at the current end of the queue."""
         stopped = make_event()
         stopped.record()
         self._laps.append((self._started, stopped, label))
 
     def passed(self, wait: bool = False) -> Iterator[tuple[float, Any]]:
-        """Yield the seconds and the label of each lap that the device has completed, or of all, waiting for it."""
+        """Yield the seconds and the label of each lap that the device has completed; with `wait`, wait for all laps."""
         if wait and self._laps:
             self._laps[-1][1].synchronize()
         while self._laps and self._laps[0][1].query():

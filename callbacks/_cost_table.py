@@ -1,4 +1,4 @@
-"""A table of the cost of each callback, inside training steps and outside of them."""
+"""A table of what each callback costs, inside and outside of training steps."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ MAX_PRINTED = 12  # rows of each part
 
 _EVENTS = [*Event]  # in the order in which they fire
 IN_STEP = frozenset(_EVENTS[_EVENTS.index(Event.BEFORE_DATALOADER) : _EVENTS.index(Event.BATCH_CHECKPOINT) + 1])
-"""The events of one training batch. An evaluation after it is not part of the step."""
+"""The events of one training batch. An evaluation that follows is not part of the step."""
 
 
 def make_rows(
     costs: Mapping[tuple[str, str], Sequence[int]], steps: int, rest_in_steps: int, rest_outside: int
 ) -> list[list[Any]]:
-    """Return the rows of the table: first what runs in each step, then the rest, each part with the costliest first.
+    """Return the rows of the table: those inside of steps, then those outside, the costliest of each part first.
 
-    Each part has a row for everything else. The shares of the step add up to 1, and so do those of the run. Cells that
-    do not apply are None: per-step numbers outside of steps, and the calls of everything else there.
+    Each part has a row 'everything else'. The shares of the step add up to 1, and so do those of the run. Cells that
+    do not apply are None: per-step numbers outside of steps, and the number of calls of 'everything else' there.
 
     Args:
-        costs: number of calls and nanoseconds, by callback and event.
+        costs: number of calls and nanoseconds by (callback, event).
         steps: number of batches trained in that time.
         rest_in_steps: nanoseconds inside steps during which no callback ran.
         rest_outside: nanoseconds of fit, evaluation and prediction outside of steps during which no callback ran.
@@ -33,31 +33,32 @@ def make_rows(
     outside = {key: cost for key, cost in costs.items() if key[1] not in IN_STEP}
     inside["everything else", "in steps"] = (steps, rest_in_steps)
     outside["everything else", "outside of steps"] = (0, rest_outside)
-    in_steps = sum(spent for _, spent in inside.values())
-    total = in_steps + sum(spent for _, spent in outside.values())
+    in_steps = sum(nanoseconds for _, nanoseconds in inside.values())
+    total = in_steps + sum(nanoseconds for _, nanoseconds in outside.values())
 
-    def row(key: tuple[str, str], calls: int, spent: int) -> list[Any]:
-        of_call = [calls, spent / 1e6, spent / 1e3 / calls] if calls else [None, spent / 1e6, None]
-        of_step = [spent / 1e3 / max(1, steps), spent / in_steps] if key in inside else [None, None]
-        return [*key, *of_call, *of_step, spent / total]
+    def row(key: tuple[str, str], calls: int, nanoseconds: int) -> list[Any]:
+        milliseconds, microseconds = nanoseconds / 1e6, nanoseconds / 1e3
+        call_cells = [calls, milliseconds, microseconds / calls] if calls else [None, milliseconds, None]
+        step_cells = [microseconds / max(1, steps), nanoseconds / in_steps] if key in inside else [None, None]
+        return [*key, *call_cells, *step_cells, nanoseconds / total]
 
     return [
-        row(key, calls, spent)
+        row(key, calls, nanoseconds)
         for part in (inside, outside)
-        for key, (calls, spent) in sorted(part.items(), key=lambda item: -item[1][1])
-        if spent
+        for key, (calls, nanoseconds) in sorted(part.items(), key=lambda item: -item[1][1])
+        if nanoseconds
     ]
 
 
 def print_rows(rows: Sequence[Sequence[Any]], steps: int) -> None:
-    """Print the costliest rows of each part and the total cost of the others."""
+    """Print the costliest rows of each part, and the total cost of its other rows."""
     inside = [row for row in rows if row[6] is not None]
     outside = [row for row in rows if row[6] is None]
     if steps:
         title = f"a step of training takes {sum(row[5] for row in inside):.1f} us, the mean of {steps}:"
         _print_part(title, inside, (2, 4, 5, 6))
     if outside:
-        title = f"what is outside of steps takes {sum(row[-1] for row in outside):.1%} of the run:"
+        title = f"everything outside of steps takes {sum(row[-1] for row in outside):.1%} of the run:"
         _print_part(title, outside, (2, 4, 3, 7))
 
 
@@ -78,5 +79,5 @@ def _print_part(title: str, rows: Sequence[Sequence[Any]], numbers: Sequence[int
     console.print(title)
     console.print(Unpadded(table))
     if len(rows) > MAX_PRINTED:
-        others = sum(row[share] for row in rows[MAX_PRINTED:])
-        console.print(f"and {len(rows) - MAX_PRINTED} more with {others:.1%}, in the table that was logged")
+        share_of_others = sum(row[share] for row in rows[MAX_PRINTED:])
+        console.print(f"and {len(rows) - MAX_PRINTED} more with {share_of_others:.1%}, in the logged table")

@@ -1,4 +1,4 @@
-"""The picture of a run: a panel each for its losses, for each of its metrics, and for its learning rates."""
+"""Draws the curves of a run: one panel for losses, one for each metric, and one for learning rates."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from runner.pictures.figure import COLORS, add_legend, make_figure, scale, short
 
 MAX_CURVES = 8  # in a panel; a longer legend would cover the curves
 MAX_PANELS = 6
-MARKED = 40  # at most this many points of a curve are marked
-SMOOTHED = 60  # a curve with more points than this is smoothed
+MAX_MARKERS = 40  # of a curve
+SMOOTHED = 60  # a curve of the training loss with more points than this is smoothed
 RATE = "learning rate"
 
 
 def panels(curves: Mapping[str, Curve]) -> dict[str, list[str]]:
     """Return the keys of each panel by its title: losses first, metrics by name, learning rates last."""
-    found: dict[str, list[str]] = {}
+    all_panels: dict[str, list[str]] = {}
     for key in sorted(curves, key=lambda key: (_kind(key), key.count("/"))):  # keys of single classes last
-        kind, _, rest = key.partition("/")
-        title = "loss" if kind == "loss" else rest.split("/")[1] if kind == "metrics" else RATE
-        found.setdefault(title, []).append(key)
-    rates = {title: keys for title, keys in found.items() if title == RATE}
-    others = {title: keys for title, keys in found.items() if title != RATE}
-    shown = [*others.items()][: MAX_PANELS - len(rates)]
-    return {title: keys[:MAX_CURVES] for title, keys in (*shown, *rates.items())}
+        kind, _, name = key.partition("/")
+        title = "loss" if kind == "loss" else name.split("/")[1] if kind == "metrics" else RATE
+        all_panels.setdefault(title, []).append(key)
+    rates = {title: keys for title, keys in all_panels.items() if title == RATE}
+    results = [(title, keys) for title, keys in all_panels.items() if title != RATE]
+    return {title: keys[:MAX_CURVES] for title, keys in (*results[: MAX_PANELS - len(rates)], *rates.items())}
 
 
 def draw(curves: Mapping[str, Curve], title: str, batches_per_epoch: int | None, left_out: int = 0) -> Any:
     """Return a matplotlib figure of the curves of a run.
 
-    With a number of batches per epoch, a second axis counts epochs. The title says how many curves do not fit,
-    including `left_out` curves that are not in `curves`.
+    If the number of batches per epoch is known, a second axis counts epochs. The title says how many curves are not
+    drawn, including `left_out` curves that are not in `curves`.
     """
     shown = panels(curves)
     columns = min(3, len(shown))
@@ -46,49 +45,50 @@ def draw(curves: Mapping[str, Curve], title: str, batches_per_epoch: int | None,
         end = max(curve.steps[-1] for curve in curves.values())
         for position, (name, keys) in enumerate(shown.items(), start=1):
             axes = figure.add_subplot(rows, columns, position)
-            handles = [_plot(axes, key, curves[key], COLORS[place]) for place, key in enumerate(keys)]
+            handles = [_plot(axes, key, curves[key], color) for key, color in zip(keys, COLORS, strict=False)]
             finite = [value for key in keys for value in curves[key].values if math.isfinite(value)]
-            if name != RATE:  # which often ends at almost 0
+            if name != RATE:  # it often ends near 0, and a logarithmic axis would show little else
                 scale(axes, "y", finite)
             axes.set_ylabel(shorten(name) + (", per batch" if name == RATE else ""))
             axes.set_xlim(-0.03 * end, 1.03 * end)
-            _count(axes, batches_per_epoch)
+            _label_x_axis(axes, batches_per_epoch)
             labels = [_label(key, curves[key]) for key in keys]
             add_legend(axes, handles, labels)
     return figure
 
 
 def _kind(key: str) -> int:
+    """Return the rank of a key's panel: 0 for losses, 1 for metrics, 2 for learning rates."""
     return ("loss", "metrics").index(key.split("/")[0]) if key.startswith(("loss/", "metrics/")) else 2
 
 
 def _label(key: str, curve: Curve) -> str:
-    """Return the legend of a curve: its name, its smoothing, and where it was not finite."""
-    kind, _, rest = key.partition("/")
+    """Return the legend label of a curve: its name, its smoothing, and the first batch at which it was not finite."""
+    kind, _, name = key.partition("/")
     if kind == "metrics":
-        label, _, name = rest.partition("/")
-        rest = "/".join([label, *name.split("/")[1:]])
+        label, _, metric = name.partition("/")
+        name = "/".join([label, *metric.split("/")[1:]])
     elif kind == "loss":
-        rest = rest.removesuffix("/total")
+        name = name.removesuffix("/total")
     else:
-        rest = key.removeprefix("lr-").removesuffix("/group0")
-    texts = [shorten(rest)]
+        name = key.removeprefix("lr-").removesuffix("/group0")
+    texts = [shorten(name)]
     if width := _window(key, curve):
         texts.append(f"smoothed over {width * curve.stride:,} batches")
-    lost = [step for step, value in zip(curve.steps, curve.values, strict=True) if not math.isfinite(value)]
-    if lost:
-        texts.append(f"not finite at batch {lost[0]:,.0f}" + (" and later" if len(lost) > 1 else ""))
+    gaps = [step for step, value in zip(curve.steps, curve.values, strict=True) if not math.isfinite(value)]
+    if gaps:
+        texts.append(f"not finite at batch {gaps[0]:,.0f}" + (" and later" if len(gaps) > 1 else ""))
     return ",\n".join(texts)
 
 
 def _plot(axes: Any, key: str, curve: Curve, color: str) -> Any:
-    """Draw a curve; of the loss of many single batches a faint one, and a smooth one."""
+    """Draw a curve and return its line. A long curve of the training loss is drawn faint, under its smoothed line."""
     width = _window(key, curve)
     if width:
         axes.plot(curve.steps, curve.values, color=color, alpha=0.25, linewidth=0.7)
         (line,) = axes.plot(curve.steps, smooth(curve.values, width), color=color, linewidth=1.4)
         return line
-    every = max(1, math.ceil(len(curve.values) / MARKED))
+    every = max(1, math.ceil(len(curve.values) / MAX_MARKERS))
     marker = "" if key.startswith(("loss/train", "lr-")) and len(curve.values) > 2 else "o"
     (line,) = axes.plot(
         curve.steps, curve.values, color=color, marker=marker, markevery=every, markersize=3.5, linewidth=1.2
@@ -102,8 +102,8 @@ def _window(key: str, curve: Curve) -> int:
     return 2 * (points // 60) + 1 if key.startswith("loss/train") and points > SMOOTHED else 0
 
 
-def _count(axes: Any, batches_per_epoch: int | None) -> None:
-    """Label the axis of batches, and add one of epochs above it."""
+def _label_x_axis(axes: Any, batches_per_epoch: int | None) -> None:
+    """Label the axis of batches, and add an axis of epochs at the top."""
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     axes.set_xlabel("batch")
@@ -111,28 +111,28 @@ def _count(axes: Any, batches_per_epoch: int | None) -> None:
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     if batches_per_epoch:
         functions = (lambda batch: batch / batches_per_epoch, lambda epoch: epoch * batches_per_epoch)
-        above = axes.secondary_xaxis("top", functions=functions)
-        above.set_xlabel("epoch")
-        above.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        epoch_axis = axes.secondary_xaxis("top", functions=functions)
+        epoch_axis.set_xlabel("epoch")
+        epoch_axis.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
 
 
 def smooth(values: Sequence[float], width: int) -> list[float]:
-    """Return at each point the height of the straight line that fits the points around it best.
+    """Return, for each value, the value of a straight line fitted to the `width` values around it.
 
-    Where there are as many points before as after, that is their mean. Unlike a running mean, the result does not lag
-    behind, and follows the curve to both ends. Values that are not finite are left out, and stay gaps. The values are
-    evenly spaced; `width` is odd.
+    Away from the ends and from gaps, that is their mean. Unlike a running mean, the result does not lag behind, and
+    follows the curve to both ends. Values that are not finite are skipped and remain gaps. The values are evenly
+    spaced; `width` is odd.
     """
-    heights = []
-    for place, value in enumerate(values):
-        first = max(0, place - width // 2)
-        end = place + width // 2 + 1
-        near = [(one, at) for one, at in enumerate(values[first:end], first) if math.isfinite(at)]
-        if not math.isfinite(value) or len(near) < 2:
-            heights.append(value)
-        elif len(near) == width:
-            heights.append(statistics.fmean(values[first:end]))
+    smoothed = []
+    for center, value in enumerate(values):
+        first = max(0, center - width // 2)
+        end = center + width // 2 + 1
+        window = [(index, y) for index, y in enumerate(values[first:end], first) if math.isfinite(y)]
+        if not math.isfinite(value) or len(window) < 2:
+            smoothed.append(value)
+        elif len(window) == width:
+            smoothed.append(statistics.fmean(values[first:end]))
         else:
-            line = statistics.linear_regression(*zip(*near, strict=True))
-            heights.append(line.intercept + line.slope * place)
-    return heights
+            line = statistics.linear_regression(*zip(*window, strict=True))
+            smoothed.append(line.intercept + line.slope * center)
+    return smoothed

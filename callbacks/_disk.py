@@ -1,4 +1,4 @@
-"""How callbacks handle a full or missing disk."""
+"""Keeps training going when a callback cannot write to the disk."""
 
 from __future__ import annotations
 

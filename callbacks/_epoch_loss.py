@@ -1,4 +1,4 @@
-"""The training loss as people are shown it: the mean over the batches of an epoch."""
+"""The training loss that people are shown: the mean over the batches of an epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRAIN_LOSS = "loss/train/total"
 
 
 class EpochLoss:
-    """The mean training loss of the current epoch so far, or of the last one between epochs."""
+    """The mean training loss of the current epoch so far; between epochs, of the last one."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -35,11 +35,11 @@ class EpochLoss:
         self._total += loss
 
     def state_dict(self) -> list[float]:
-        """Return what a checkpoint keeps."""
+        """Return the count and the total, for a checkpoint."""
         return [self._count, self._total]
 
     def load_state_dict(self, state: list[float]) -> None:
-        """Continue from a checkpoint."""
+        """Restore the count and the total from a checkpoint."""
         count, total = state
         self._count = int(count)
         self._total = total

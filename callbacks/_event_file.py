@@ -1,4 +1,4 @@
-"""Writes TensorBoard's event files: a sequence of events, each with checksums."""
+"""Writes TensorBoard's event files: sequences of events with checksums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runner import Record
 
-MOST_FORMS = 64  # sets of keys for which an event is kept; few are ever logged together
+MOST_FORMS = 64  # sets of keys whose event is kept for reuse; a run logs only a few different sets
 
 
 class EventFile:
@@ -27,7 +27,7 @@ class EventFile:
 
     Args:
         folder: the folder given to `tensorboard --logdir`, or one inside it.
-        first_step: TensorBoard hides what other files in the folder hold from this step on; None hides nothing.
+        first_step: from this step on, TensorBoard hides values in other files of the folder; None hides nothing.
     """
 
     def __init__(self, folder: Path, first_step: int | None) -> None:
@@ -46,7 +46,7 @@ class EventFile:
             self.write([{"wall_time": time.time(), "step": first_step, "session_log": session}])
 
     def write(self, events: Iterable[dict[str, Any]]) -> None:
-        """Append events, given as fields of TensorBoard's `Event`, in one write: all or none. Safe from any thread.
+        """Append events, given as fields of TensorBoard's `Event`, in one write: all or none. Thread-safe.
 
         Raises:
             OSError: the disk is full.
@@ -57,23 +57,23 @@ class EventFile:
             self._append([Event(**event).SerializeToString() for event in events])
 
     def write_metrics(self, records: Sequence[Record]) -> None:
-        """Append an event for each record, as `write` does, in a third of the time."""
+        """Append an event for each record like `write`, but in a third of the time."""
         with self._writing:
-            self._append([self._filled_in(record) for record in records])
+            self._append([self._serialize(record) for record in records])
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
     def _append(self, contents: Iterable[bytes]) -> None:
-        everything = b"".join([_head(len(one)) + one + checksum(one) for one in contents])
-        if self._file.write(everything) < len(everything):
+        data = b"".join([_head(len(content)) + content + checksum(content) for content in contents])
+        if self._file.write(data) < len(data):
             self._file.truncate(self._size)  # half an event would hide everything after it
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._size += len(everything)
+        self._size += len(data)
 
-    def _filled_in(self, record: Record) -> bytes:
-        """Return an event as bytes. Records with the same keys share one that is filled in anew."""
+    def _serialize(self, record: Record) -> bytes:
+        """Return a record's event as bytes. Records with the same keys reuse one `Event`."""
         keys = tuple(record.metrics)
         if keys not in self._forms:
             from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]

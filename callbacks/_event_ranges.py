@@ -1,4 +1,4 @@
-"""Named ranges of a timeline: what happens between two events."""
+"""Named ranges of a timeline, each between two events."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ RANGES = {
     "predict batch": (Event.PREDICT_BATCH_START, Event.PREDICT_BATCH_END),
     "predict forward": (Event.PREDICT_BEFORE_FORWARD, Event.PREDICT_AFTER_FORWARD),
 }
-"""The events that open and close each range, which lasts from the end of the first to the beginning of the second.
-Ranges nest or are disjoint; one that is never closed ends together with the range around it."""
+"""The events that open and close each range. A range lasts from the end of the first to the beginning of the second.
+Ranges nest or are disjoint; a range that is never closed ends together with the range around it."""
 
 OPENED_AT: dict[Event, str] = {opening: name for name, (opening, _) in RANGES.items()}
 CLOSED_AT: dict[Event, str] = {closing: name for name, (_, closing) in RANGES.items()}

@@ -1,4 +1,4 @@
-"""Saves modules as files for inference and loads them back, with one pair of functions for each format."""
+"""Exports modules to files for inference and loads them back, with a pair of functions for each format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Run = Callable[[Any], Any]
 def check_sample(sample_input: Any) -> None:
     """Check that a value is a batch of samples."""
     try:
-        works = count_samples(map_tensors(sample_input, lambda one: one)) > 0
+        works = count_samples(map_tensors(sample_input, lambda tensor: tensor)) > 0
     except TypeError:
         works = False
     if not works:
@@ -35,25 +35,27 @@ def check_sample(sample_input: Any) -> None:
 
 
 def last_or_first_batch(state: State) -> Any:
-    """Return the last training batch or, if this process has trained none, the first batch of a dataloader.
+    """Return the last training batch; if this process has not trained, the first batch of a dataloader.
 
     Raises:
-        RuntimeError: no dataloader yields a batch.
+        RuntimeError: none of the dataloaders yields a batch.
     """
     if hasattr(state, "batch"):
         return state.batch
-    loaders: list[Any] = [state.train_dataloader, *(one.dataloader for one in state.evaluators)]
+    loaders: list[Any] = [state.train_dataloader, *(evaluator.dataloader for evaluator in state.evaluators)]
     for loader in loaders:
         for batch in loader.first(1) if hasattr(loader, "first") else loader:
             return state.precision.cast(batch)
-    raise RuntimeError("no batch to export with, neither trained nor in the dataloaders: set sample_input")
+    raise RuntimeError(
+        "there is no batch to export with: nothing was trained, and the dataloaders are empty; set sample_input"
+    )
 
 
 def module_and_inputs(state: State, sample_input: Any = None) -> tuple[nn.Module, Any]:
-    """Return a copy of the module to export, with its present weights, and a sample input, both on the CPU.
+    """Return a copy of the module to export, with its current weights, and a sample input, both on the CPU.
 
-    Call it on all ranks if the model is sharded; on ranks other than 0 the module is then empty. Without a
-    `sample_input` it comes from the data, see `last_or_first_batch`.
+    If the model is sharded, call this on all ranks; the module is then empty on all ranks but 0. Without a
+    `sample_input`, the input comes from `last_or_first_batch`.
     """
     from runner import LanguageModel, SupervisedModel
 
@@ -70,11 +72,11 @@ def module_and_inputs(state: State, sample_input: Any = None) -> tuple[nn.Module
     else:
         module = copy.deepcopy(model.module if has_one_input else model)
     module = module.cpu().requires_grad_(False)
-    return module, map_tensors(sample_input, lambda one: one.detach().cpu())
+    return module, map_tensors(sample_input, lambda tensor: tensor.detach().cpu())
 
 
 def write(save_format: str, module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -> bool:
-    """Write a file, check that it gives the module's outputs, and return whether those are finite.
+    """Write a file, check that its outputs match the module's, and return whether the outputs are finite.
 
     With `dynamic_batch`, the file accepts any number of samples.
 
@@ -84,20 +86,20 @@ def write(save_format: str, module: nn.Module, inputs: Any, path: Path, dynamic_
     """
     samples = [inputs]
     if dynamic_batch:
-        # Export with two samples, because torch treats a size of one as a constant; check with one as well.
-        two = map_tensors(inputs, lambda one: torch.cat([one[:2], one[:2]])[:2] if one.ndim else one)
-        samples = [two, map_tensors(two, lambda one: one[:1] if one.ndim else one)]
+        # Export with two samples, because torch treats a size of 1 as a constant; check with one sample as well.
+        two = map_tensors(inputs, lambda batch: torch.cat([batch[:2], batch[:2]])[:2] if batch.ndim else batch)
+        samples = [two, map_tensors(two, lambda batch: batch[:1] if batch.ndim else batch)]
     save, load = _FORMATS[save_format]
     with torch.no_grad():
         save(module, samples[0], path, dynamic_batch)
         run = load(path, module)
-        are_finite = [_agree(run(sample), module(sample)) for sample in samples]
+        are_finite = [_check_outputs(run(sample), module(sample)) for sample in samples]
     return all(are_finite)
 
 
 def save_torch_export(module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -> None:
     """Save a module with torch.export; `torch.export.load(path).module()` runs it without its source code."""
-    content = io.BytesIO()  # torch's own writer would crash the process on a full disk
+    content = io.BytesIO()  # torch's own writer would crash the process if the disk is full
     torch.export.save(_program(module, inputs, dynamic_batch), content)
     path.write_bytes(content.getbuffer())
 
@@ -114,7 +116,7 @@ def save_onnx(module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -
     level = log.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about deprecated functions that torch itself uses
-        log.setLevel(logging.ERROR)  # it reports every unknown operator of torchvision
+        log.setLevel(logging.ERROR)  # torch warns of every torchvision operator that it does not know
         try:
             torch.onnx.export(program, f=path, external_data=False, verbose=False)
         finally:
@@ -122,23 +124,23 @@ def save_onnx(module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -
 
 
 def load_onnx(path: Path, module: nn.Module) -> Run:
-    """Return a function that runs the file in onnxruntime on the CPU, with outputs named as the module's are."""
+    """Return a function that runs the file in onnxruntime on the CPU, and returns outputs by the module's names."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_inputs()]
+    names = [argument.name for argument in session.get_inputs()]
 
     def run(inputs: Any) -> Any:
-        given = {name: one.numpy() for name, one in zip(names, tensors(inputs), strict=True)}
-        found = [torch.from_numpy(one) for one in session.run(None, given)]
-        return dict(zip(by_name(module(inputs)), found, strict=True))
+        arrays = {name: tensor.numpy() for name, tensor in zip(names, tensors(inputs), strict=True)}
+        outputs = [torch.from_numpy(array) for array in session.run(None, arrays)]
+        return dict(zip(by_name(module(inputs)), outputs, strict=True))
 
     return run
 
 
 def save_torchscript(module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -> None:
-    """Save a trace of a module, which C++ can run too; it contains only the branches that `inputs` take."""
-    with warnings.catch_warnings():  # about its deprecation and about untraced values: the outputs are checked
+    """Save a trace of a module, which C++ can also run. It has only the branches that `inputs` take."""
+    with warnings.catch_warnings():  # of its deprecation, and of untraced values: the outputs are checked anyway
         warnings.simplefilter("ignore")
         try:
             traced: Any = torch.jit.trace(module, (inputs,), strict=False)  # allows a dict of tensors as output
@@ -149,7 +151,7 @@ def save_torchscript(module: nn.Module, inputs: Any, path: Path, dynamic_batch: 
                 "save_format='torchscript' supports only tensors, tuples of tensors, and dicts whose values are all "
                 "tensors; this model has other inputs or outputs: use 'torch_export'"
             ) from None
-    path.write_bytes(traced.save_to_buffer())  # torch's own writer would crash the process on a full disk
+    path.write_bytes(traced.save_to_buffer())  # torch's own writer would crash the process if the disk is full
 
 
 def load_torchscript(path: Path, module: nn.Module) -> Run:
@@ -160,7 +162,7 @@ def load_torchscript(path: Path, module: nn.Module) -> Run:
 
 
 def save_safetensors(module: nn.Module, inputs: Any, path: Path, dynamic_batch: bool) -> None:
-    """Save only the weights; shared weights are saved once."""
+    """Save only the weights. Shared weights are saved once."""
     from safetensors import SafetensorError
     from safetensors.torch import save_model
 
@@ -177,16 +179,16 @@ def load_safetensors(path: Path, module: nn.Module) -> Run:
     """Return a copy of the module with the weights from the file."""
     from safetensors.torch import load_model
 
-    other = copy.deepcopy(module)
+    loaded = copy.deepcopy(module)
     with torch.no_grad():
-        for tensor in other.state_dict().values():  # so that nothing but the file provides values
+        for tensor in loaded.state_dict().values():  # so that all values come from the file
             tensor.zero_()
-    load_model(other, path)
-    return other
+    load_model(loaded, path)
+    return loaded
 
 
 def by_name(outputs: Any, name: str = "") -> dict[str, Tensor]:
-    """Return the tensors in a module's outputs, in order, named by the keys and positions that lead to them."""
+    """Return the tensors in a module's outputs, in order, named by their keys and positions, such as 'boxes.0'."""
     if isinstance(outputs, Tensor):
         return {name or "output": outputs}
     if outputs is None or isinstance(outputs, str | bytes | bool | int | float):
@@ -196,27 +198,27 @@ def by_name(outputs: Any, name: str = "") -> dict[str, Tensor]:
         raise TypeError(f"the model returns a {kind}: it must return tensors, or a tuple, list or mapping of tensors")
     entries = outputs.items() if isinstance(outputs, Mapping) else enumerate(outputs)
     named = [by_name(value, f"{name}.{key}" if name else str(key)) for key, value in entries]
-    return {key: one for part in named for key, one in part.items()}
+    return {key: tensor for part in named for key, tensor in part.items()}
 
 
-def _agree(found: Any, expected: Any) -> bool:
-    """Check that the outputs of a file are the expected ones, and return whether all of them are finite.
+def _check_outputs(outputs: Any, expected: Any) -> bool:
+    """Check that the outputs of a file match the module's, and return whether all of these are finite.
 
     Raises:
-        RuntimeError: the outputs differ from the expected ones.
+        RuntimeError: the outputs differ.
     """
     values = by_name(expected)
     try:
-        torch.testing.assert_close(by_name(found), values, rtol=1e-3, atol=1e-4, equal_nan=True, check_stride=False)
+        torch.testing.assert_close(by_name(outputs), values, rtol=1e-3, atol=1e-4, equal_nan=True, check_stride=False)
     except AssertionError as error:
         raise RuntimeError(f"the file's outputs are not the model's: {error}") from None
-    return all(bool(one.isfinite().all()) for one in values.values())
+    return all(bool(tensor.isfinite().all()) for tensor in values.values())
 
 
 def _program(module: nn.Module, inputs: Any, dynamic_batch: bool) -> torch.export.ExportedProgram:
     shapes = torch.export.ShapesCollection()
-    for one in tensors(inputs) if dynamic_batch else ():
-        shapes[one] = {0: torch.export.Dim.DYNAMIC}
+    for tensor in tensors(inputs) if dynamic_batch else ():
+        shapes[tensor] = {0: torch.export.Dim.DYNAMIC}
     dynamic = shapes.dynamic_shapes(module, (inputs,)) if dynamic_batch else None
     return torch.export.export(module, (inputs,), dynamic_shapes=dynamic)
 

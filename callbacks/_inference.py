@@ -1,4 +1,4 @@
-"""Runs the model as an evaluation would, for callbacks that use it in the middle of training."""
+"""Prepares the model for inference, for callbacks that use it during training."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from runner.models.model import in_eval_mode
 
 @contextmanager
 def inference(state: State) -> Iterator[None]:
-    """Put the model into evaluation mode with the weights to evaluate and no gradients, and restore it afterwards."""
+    """Put the model into evaluation mode, with its evaluation weights and no gradients, and restore it afterwards."""
     with in_eval_mode(state.unwrapped_model), torch.no_grad(), evaluation_weights(state):
         yield

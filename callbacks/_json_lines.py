@@ -1,4 +1,4 @@
-"""Encodes as JSON lines what is logged in every batch."""
+"""Encodes logged values as JSON lines, fast enough for every batch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import orjson
 def encode_line(entry: Mapping[str, Any], otherwise: Callable[[Mapping[str, Any]], str]) -> bytes:
     """Return an entry of strings, numbers and nested dicts as a line of JSON.
 
-    orjson takes a tenth of the time of the standard library. But it writes NaN and infinity as null, and it leaves
-    characters outside ASCII as they are: `str.splitlines` takes some of them for line ends, and not every reader
-    decodes files as UTF-8.
+    orjson takes a tenth of the time of the standard library. But it writes NaN and infinity as null, and it does not
+    escape characters outside ASCII: `str.splitlines` splits at some of them, and not every reader expects UTF-8.
 
     Args:
-        entry: entry of plain values, none of which is None.
-        otherwise: encodes the entry as ASCII where orjson cannot: when a number is not finite or has more than 64
-            bits, or a key is not a string or not ASCII.
+        entry: plain values by key, without None.
+        otherwise: encodes the entry as ASCII when orjson cannot: a number is not finite or has more than 64 bits, or
+            a string is not ASCII, or a key is not a string.
     """
     try:
         line = orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE)

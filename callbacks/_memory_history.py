@@ -1,4 +1,4 @@
-"""Turns torch's recording of CUDA memory on and off, and writes it to files for pytorch.org/memory_viz."""
+"""Records the history of CUDA memory, and writes it to files for pytorch.org/memory_viz."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("runner")
 
-_wanted: dict[Callback, int] = {}  # number of entries by callback: torch has one recording per process
+_max_entries: dict[Callback, int] = {}  # by callback, because torch has only one recording per process
 
 
 def start(owner: Callback, max_entries: int, state: State) -> bool:
-    """Start recording allocations and frees with their stacks, and return whether there is anything to record.
+    """Start recording allocations and frees with their stacks, and return whether torch can record any.
 
     Rank 0 warns if the model is not on CUDA.
     """
@@ -29,14 +29,14 @@ def start(owner: Callback, max_entries: int, state: State) -> bool:
             reason = f"the model is on {state.device.type}, and torch records memory only on CUDA"
             log.warning("%s does nothing: %s", owner.config_key, reason)
         return False
-    _wanted[owner] = max_entries
+    _max_entries[owner] = max_entries
     _apply()
     return True
 
 
 def stop(owner: Callback) -> None:
-    """Stop recording unless another callback needs it. Later calls do nothing."""
-    if _wanted.pop(owner, None) is not None:
+    """Stop recording, unless another callback needs it. Later calls do nothing."""
+    if _max_entries.pop(owner, None) is not None:
         _apply()
 
 
@@ -44,7 +44,7 @@ def write(owner: Callback, state: State) -> Path | None:
     """Write the recording to `{config key}/rank{rank}-ba{batch}.pickle` in the run's folder, whole or not at all.
 
     Returns:
-        The path of the file, or None if the disk refused it, in which case there is a warning.
+        The path of the file, or None with a warning if the disk refused it.
     """
     from torch.cuda import memory
 
@@ -66,7 +66,7 @@ def write(owner: Callback, state: State) -> Path | None:
 def _apply() -> None:
     from torch.cuda import memory
 
-    if _wanted:
-        memory._record_memory_history(max_entries=max(_wanted.values()), stacks="python")
+    if _max_entries:
+        memory._record_memory_history(max_entries=max(_max_entries.values()), stacks="python")
     else:
         memory._record_memory_history(enabled=None)

@@ -1,4 +1,4 @@
-"""A base class for callbacks that stop training according to a metric."""
+"""The base class of callbacks that stop training according to a metric."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MetricStopper(Callback, ABC):
-    """Finds its metric at FIT_START, and checks there whether a resumed run had already stopped."""
+    """Finds its metric at FIT_START. For a resumed run, it also checks there whether the run had already stopped."""
 
     def __init__(self, monitor: str, dataloader_label: str, comp: str | None) -> None:
         check_one_of("comp", comp, (None, "gt", "lt"))
@@ -36,9 +36,9 @@ class MetricStopper(Callback, ABC):
         self._resumed = False
 
     def _metric_so_far(self, state: State) -> float:
-        """Return a training metric over the epoch so far. All ranks; waits for the device and for the others."""
+        """Return a training metric over the epoch so far. Call it on all ranks: it waits for the device and them."""
         return float(state.train_metrics[self._metric.name].compute())
 
     @abstractmethod
     def _check_resumed(self, state: State) -> None:
-        """Stop a resumed run that had already stopped before."""
+        """Stop a resumed run that had already stopped."""

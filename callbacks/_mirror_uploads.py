@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("runner")
 
-STAGE = ".mirror"  # in the run's folder: what is still to be uploaded
+STAGE = ".mirror"  # folder in the run's folder with copies that are still to upload
 QUIET = 2.0  # seconds to wait at the end of a run before printing a message
 
 
@@ -32,33 +32,34 @@ class Upload(NamedTuple):
 
     name: str
     number: int
-    """How many were to be uploaded before it."""
+    """Its position among the uploads of the session, from 0."""
     staged: Path
-    """The folder that is uploaded, which changes no more."""
+    """The folder to upload, which no longer changes."""
     checkpoint: str
-    """Its path in that folder."""
+    """The checkpoint's path in `staged`."""
     best: Sequence[str]
-    """Names of the run's best checkpoints by then."""
+    """Names of the run's best checkpoints when it was added."""
 
 
 class MirrorUploads:
-    """Uploads a run's checkpoints, the newest first. One that is no longer kept is not uploaded.
+    """Uploads a run's checkpoints, the newest first. A checkpoint that is no longer kept is not uploaded.
 
-    Errors are warnings; what failed is tried again with the next checkpoint, and once more at the end of the run.
-    `keep=-1` keeps all there; with `overwrite` the folder there may be another run's.
+    Errors become warnings. A failed upload is tried again with the next checkpoint, and once more at the end of the
+    run. The mirror keeps the newest `keep` checkpoints and the best ones; `keep=-1` keeps all. With `overwrite`, the
+    folder on the mirror may belong to another run.
     """
 
     def __init__(self, mirror: str, state: State, keep: int, overwrite: bool) -> None:
         name = re.sub(r"[^\w.+=-]+", "-", state.run_name).strip("-.") or "run"
         self.address = f"{mirror.rstrip('/')}/{name}"
         self.newest: Upload | None = None
-        """The newest checkpoint there."""
+        """The newest checkpoint on the mirror."""
         self._run_dir = state.run_dir
         self._keep = keep
         self._overwrite = overwrite
         self._mirror: Mirror | None = None
         self._owner = ""
-        self._last: Upload | None = None  # the newest that was to be uploaded
+        self._last: Upload | None = None  # the newest upload that was added
         self._numbers = itertools.count()
         self._waiting: dict[str, Upload] = {}
         self._failed: dict[str, Upload] = {}
@@ -69,13 +70,13 @@ class MirrorUploads:
         self._warned: set[str] = set()
 
     def add(self, name: str, folder: str, kept: Collection[str], best: Sequence[str]) -> None:
-        """Let a checkpoint be uploaded that was just written. Rank 0.
+        """Queue a checkpoint that was just written. Rank 0.
 
-        `kept` are all checkpoints that the run keeps; `best` are sorted, best first.
+        `kept` names all checkpoints that the run keeps, and `best` its best ones, best first.
         """
         if self._thread is None:
-            shutil.rmtree(self._run_dir / STAGE, ignore_errors=True)  # what an earlier session was killed with
-            # Not joined at the end of the process: an upload that hangs must not keep it.
+            shutil.rmtree(self._run_dir / STAGE, ignore_errors=True)  # left by a session that was killed
+            # A daemon, because an upload that hangs must not keep the process from ending.
             self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
             self._thread.start()
         number = next(self._numbers)
@@ -87,17 +88,17 @@ class MirrorUploads:
             self._warn(name, error)
             return
         with self._changed:
-            before = {**self._failed, **self._waiting}
-            self._waiting = {one: job for one, job in before.items() if one in kept and one != name} | {name: upload}
+            pending = {**self._failed, **self._waiting}
+            self._waiting = {key: job for key, job in pending.items() if key in kept and key != name} | {name: upload}
             self._failed = {}
             self._last = upload
-            dropped = [job for one, job in before.items() if self._waiting.get(one) is not job]
+            dropped = [job for key, job in pending.items() if self._waiting.get(key) is not job]
             self._changed.notify_all()
         for job in dropped:
             shutil.rmtree(job.staged, ignore_errors=True)
 
     def finish(self, timeout: float) -> None:
-        """Wait at most `timeout` seconds for all uploads, and warn if the newest checkpoint is not uploaded. Rank 0."""
+        """Wait up to `timeout` seconds for all uploads, and warn if the mirror lacks the newest checkpoint. Rank 0."""
         if self._thread is None:
             return
         with self._changed:
@@ -106,15 +107,15 @@ class MirrorUploads:
             self._changed.notify_all()
             if not self._changed.wait_for(self._is_idle, min(QUIET, timeout)):
                 shown = without_credentials(self.address)
-                print(f"uploading to {shown}: waiting for at most {timeout:g} s", file=sys.stderr, flush=True)
+                print(f"uploading to {shown}: waiting up to {timeout:g} s", file=sys.stderr, flush=True)
                 self._changed.wait_for(self._is_idle, max(0.0, timeout - QUIET))
             self._is_over = True
             self._changed.notify_all()
         shutil.rmtree(self._run_dir / STAGE, ignore_errors=True)
         if self._last is not None and self.newest is not self._last:
-            held = f"its newest is {self.newest.name}" if self.newest else "it has none of this run"
+            state = f"its newest is {self.newest.name}" if self.newest else "it has no checkpoint of this run"
             text = "mirror %s does not have the last checkpoint, %s: %s; copy %s there, or use it from here"
-            log.warning(text, without_credentials(self.address), self._last.name, held, self._run_dir)
+            log.warning(text, without_credentials(self.address), self._last.name, state, self._run_dir)
 
     def _is_idle(self) -> bool:
         return not self._waiting and not self._is_busy
@@ -129,7 +130,7 @@ class MirrorUploads:
                 self._is_busy = True
             try:
                 self._upload(upload)
-            except Exception as error:  # each file system has its own errors
+            except Exception as error:  # each file system raises its own errors
                 self._warn(upload.name, error)
                 with self._changed:
                     self._failed[upload.name] = upload
@@ -159,9 +160,9 @@ class MirrorUploads:
 
 
 def _identify(run_dir: Path) -> str:
-    """Return what identifies a run to its mirrors: made once, and kept in its folder and there."""
-    known = read_object(run_dir / OWNER).get("run")
-    if not isinstance(known, str) or re.fullmatch("[0-9a-f]{32}", known) is None:
-        known = secrets.token_hex(16)
-        write_whole(run_dir / OWNER, json.dumps({"run": known}))
-    return known
+    """Return a run's id for its mirrors, which is created once and kept in the run's folder and on each mirror."""
+    run_id = read_object(run_dir / OWNER).get("run")
+    if not isinstance(run_id, str) or re.fullmatch("[0-9a-f]{32}", run_id) is None:
+        run_id = secrets.token_hex(16)
+        write_whole(run_dir / OWNER, json.dumps({"run": run_id}))
+    return run_id

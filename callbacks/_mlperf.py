@@ -1,4 +1,4 @@
-"""Writes MLPerf's files: the lines of a result, and the description of the system that produced it."""
+"""Writes MLPerf's files: the log of a result, and the description of the system that produced it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("runner")
 ROOT = Path(runner.__file__).parents[1]
 
-# Status of a system as a result names it, and as a system description does.
+# The status of a system: its name in results, and its name in system descriptions.
 STATUSES = {
     "onprem": "Available on-premise",
     "cloud": "Available cloud",
@@ -32,7 +32,7 @@ STATUSES = {
     "research": "Research, Development, or Internal (RDI)",
 }
 
-# Required fields of a system description that only people can fill in.
+# Required fields of a system description that only a person can fill in.
 UNKNOWN = (
     *("host_processor_caches", "host_processor_interconnect", "host_storage_type", "host_storage_capacity"),
     *("host_networking", "host_networking_topology", "host_memory_configuration", "accelerator_host_interconnect"),
@@ -42,30 +42,30 @@ UNKNOWN = (
 
 
 def check_names(root_folder: str, submitter: str, system_name: str | None, cache_clear_cmd: str | None) -> None:
-    """Check that the names can be used for files, and that the command is not empty."""
+    """Check that the names can name files, and that the command is not empty."""
     check_inner_path("root_folder", root_folder, "mlperf")
     refuse_if(not submitter, "submitter", submitter, "must be a name")
     if system_name is not None and not re.fullmatch(r"[\w.+-]+", system_name):
-        raise wrong_argument("system_name", system_name, "must be the name of a file, of letters, digits and . + - _")
+        raise wrong_argument("system_name", system_name, "must be a file name of letters, digits and . + - _")
     if cache_clear_cmd is not None and not cache_clear_cmd.strip():
         raise wrong_argument("cache_clear_cmd", cache_clear_cmd, "must be a command, or None to clear nothing")
 
 
 def run_command(name: str, command: str) -> None:
-    """Run a command without a shell and wait until it ends."""
+    """Run a command without a shell, and wait until it ends."""
     try:
-        done = subprocess.run(shlex.split(command), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        process = subprocess.run(shlex.split(command), stdin=subprocess.DEVNULL, capture_output=True, text=True)
     except (OSError, ValueError) as error:
         raise wrong_argument(name, command, f"cannot be run ({error})") from None
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().rpartition("\n")[2]
-        raise wrong_argument(name, command, f"failed with {done.returncode}: {said}")
+    if process.returncode:
+        last_line = (process.stderr or process.stdout).strip().rpartition("\n")[2]
+        raise wrong_argument(name, command, f"failed with {process.returncode}: {last_line}")
 
 
 class Result(logging.Handler):
-    """Collects the `:::MLLOG` lines of one run, and writes them to a file once one is opened.
+    """Collects the `:::MLLOG` lines of a run, and writes them to a file once a file is open.
 
-    Intervals nest. The outermost are 'init' and then 'run'; nothing is added after that.
+    Intervals nest. The outermost are 'init' and then 'run'; nothing is added after 'run'.
     """
 
     def __init__(self) -> None:
@@ -76,49 +76,49 @@ class Result(logging.Handler):
         self._open: list[tuple[str, dict[str, Any]]] = []  # names and metadata of open intervals, innermost last
         self._owner = ""
         self._path: Path | None = None
-        self._accepted = self._doubted = False
+        self._has_valid_accuracy = self._has_warned = False
         channel = logging.Logger("mlperf", logging.INFO)  # a separate one, unaffected by other logging settings
         channel.addHandler(self)
         self._mllog = MLLogger(channel, root_dir=str(ROOT), default_stack_offset=2)
 
     def is_in(self, name: str) -> bool:
         """Return whether an interval is open."""
-        return any(name == one for one, _ in self._open)
+        return any(name == open_name for open_name, _ in self._open)
 
     def event(self, key: str, value: Any = None, **metadata: Any) -> None:
-        """Add an event at this point in time."""
+        """Add an event at the current time."""
         self._mllog.event(key, value, metadata)
 
     def start(self, name: str, **metadata: Any) -> None:
-        """Add the start of an interval nested in the open ones."""
+        """Add the start of an interval inside the open ones."""
         self._open.append((name, metadata))
         self._mllog.start(f"{name}_start", None, metadata)
 
     def end(self, name: str, **more: Any) -> None:
-        """Add the end of an interval after ending those inside it. Do nothing if it is not open."""
+        """End an interval after those inside it. Do nothing if it is not open."""
         while self.is_in(name):
-            one, metadata = self._open.pop()
-            self._mllog.end(f"{one}_stop", None, {**metadata, **(more if one == name else {})})
+            inner, metadata = self._open.pop()
+            self._mllog.end(f"{inner}_stop", None, {**metadata, **(more if inner == name else {})})
 
     def add_accuracy(self, value: float, name: str, **metadata: Any) -> None:
-        """Add the accuracy of an evaluation; warn if the compliance checker would refuse it, see `doubt`."""
+        """Add the accuracy of an evaluation, and warn if the compliance checker would refuse it, see `doubt`."""
         self._mllog.event("eval_accuracy", value, metadata)
-        self._accepted |= value < 1.0
-        if not self._accepted:
+        self._has_valid_accuracy |= value < 1.0
+        if not self._has_valid_accuracy:
             self.doubt(f"{name} is {value:.4g}")
 
     def doubt(self, reason: str) -> None:
         """Warn once, on rank 0, why the compliance checker may refuse the result."""
-        if self._path is not None and not self._doubted:
+        if self._path is not None and not self._has_warned:
             text = "%s: %s; the compliance checker refuses a result without an eval_accuracy below 1.0"
             log.warning(text, self._owner, reason)
-            self._doubted = True
+            self._has_warned = True
 
     def open(self, path: Path, owner: str) -> None:
-        """Write the lines so far to a file, replacing its content, and later lines as they come.
+        """Write the lines so far to a file, replacing its content, and append later lines as they come.
 
         Raises:
-            OSError: the disk refused the write. For later lines this is only reported, once.
+            OSError: the disk refused the write. For later lines, that only gives one warning.
         """
         self._owner = owner
         self._path = None
@@ -127,30 +127,30 @@ class Result(logging.Handler):
         self._path = path
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Add one line. MLPerf's library calls this."""
+        """Add a line. MLPerf's library calls this."""
         self.lines.append(record.getMessage())
         path = self._path
-        self._path = None  # after a failed write, no more attempts are made
+        self._path = None  # a failed write is the last attempt
         if path is not None:
             with disk_errors_reported(self._owner):
                 with path.open("a") as file:
                     file.write(f"{self.lines[-1]}\n")
-                self._path = path  # only now, because closing the file is what writes to the disk
+                self._path = path  # only now, because closing the file writes to the disk
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a resumed run needs to continue the result."""
+        """Return the lines and the open intervals, from which a resumed run continues the result."""
         return {"lines": [*self.lines], "open": [[name, dict(metadata)] for name, metadata in self._open]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned. An open file stays as it is."""
+        """Restore the lines and the open intervals. An open file is not changed."""
         self.lines = [*state["lines"]]
         self._open = [(name, metadata) for name, metadata in state["open"]]
         events = (json.loads(line.partition(" ")[2]) for line in self.lines)
-        self._accepted = any(one["key"] == "eval_accuracy" and one["value"] < 1.0 for one in events)
+        self._has_valid_accuracy = any(event["key"] == "eval_accuracy" and event["value"] < 1.0 for event in events)
 
 
 def describe_system(state: State) -> dict[str, str]:
-    """Return a description of the system, assuming machines like this rank's; unknown fields are ''."""
+    """Return a description of the system, assuming that all machines are like this rank's. Unknown fields are ''."""
     import psutil
     import torch
 
@@ -159,11 +159,10 @@ def describe_system(state: State) -> dict[str, str]:
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", get_world_size()))
     processors = _read_processors()
     frequency = psutil.cpu_freq()
-    described = {
+    sockets = {processor["physical id"] for processor in processors if "physical id" in processor}
+    description = {
         "number_of_nodes": str(get_world_size() // ranks),
-        "host_processors_per_node": str(
-            max(1, len({one["physical id"] for one in processors if "physical id" in one}))
-        ),
+        "host_processors_per_node": str(max(1, len(sockets))),
         "host_processor_model_name": processors[0].get("model name", platform.machine()) if processors else "",
         "host_processor_core_count": str(psutil.cpu_count(logical=False) or ""),
         "host_processor_vcpu_count": str(psutil.cpu_count() or ""),
@@ -178,14 +177,14 @@ def describe_system(state: State) -> dict[str, str]:
     }
     if state.device.type == "cuda":
         device = torch.cuda.get_device_properties(state.device)
-        described["accelerators_per_node"] = str(ranks)
-        described["accelerator_model_name"] = device.name
-        described["accelerator_memory_capacity"] = f"{device.total_memory / 2**30:.0f} GiB"
-    return described | dict.fromkeys(UNKNOWN, "")
+        description["accelerators_per_node"] = str(ranks)
+        description["accelerator_model_name"] = device.name
+        description["accelerator_memory_capacity"] = f"{device.total_memory / 2**30:.0f} GiB"
+    return description | dict.fromkeys(UNKNOWN, "")
 
 
 def name_system(description: dict[str, str]) -> str:
-    """Return a name usable for a file, made of nodes and accelerators or processors: '1x2xNVIDIA_H100'."""
+    """Return a file name for a system: its nodes and its accelerators or processors, such as '1x2xNVIDIA_H100'."""
     accelerators = int(description["accelerators_per_node"])
     number = accelerators or description["host_processors_per_node"]
     model = description["accelerator_model_name"] or description["host_processor_model_name"] or "CPU"
@@ -193,8 +192,8 @@ def name_system(description: dict[str, str]) -> str:
 
 
 def describe_data(state: State, label: str) -> dict[str, Any]:
-    """Return the seed and the sizes of batches and data sets over all ranks; None for what a loader does not tell."""
-    (evaluator,) = (one for one in state.evaluators if one.label == label)
+    """Return the seed, and the sizes of batches and data sets over all ranks; None for a size that is not known."""
+    (evaluator,) = (evaluator for evaluator in state.evaluators if evaluator.label == label)
     samples, batch_size = _sizes(state.train_dataloader)
     return {
         "seed": state.rank_zero_seed,
@@ -205,7 +204,7 @@ def describe_data(state: State, label: str) -> dict[str, Any]:
 
 
 def _sizes(loader: Any) -> tuple[int | None, int | None]:
-    """Return the number of samples in a loader, and in a batch over all ranks."""
+    """Return the numbers of samples in a loader and in a batch, over all ranks."""
     from runner import get_world_size
 
     order = getattr(loader, "order", None)

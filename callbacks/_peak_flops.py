@@ -22,13 +22,13 @@ GEFORCE: dict[str, tuple[int, float]] = {
     "5080": (10752, 2.617),
     "5090": (21760, 2.407),
 }
-"""CUDA cores and boost clock in GHz of GeForce RTX cards, from NVIDIA's pages of their specifications."""
+"""CUDA cores and boost clock in GHz of GeForce RTX cards, from NVIDIA's specification pages."""
 
 TERAFLOPS: dict[str, dict[str, float]] = {
     # NVIDIA Blackwell Architecture Technical Brief: HGX B200, and a GPU of GB200 NVL72
     r"GB200": {"fp32": 80, "tf32": 1250, "bf16": 2500, "fp16": 2500},
     r"B200": {"fp32": 75, "tf32": 1125, "bf16": 2250, "fp16": 2250},
-    # NVIDIA's data sheets of H200, H100, GH200 and A100; H20 as its sellers publish it
+    # NVIDIA's data sheets of H200, H100, GH200 and A100; H20 as published by its sellers
     r"GH200 (120GB|480GB|144G HBM3e)": {"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4},
     r"H20": {"fp32": 44, "tf32": 74, "bf16": 148, "fp16": 148},
     r"H200 NVL": {"fp32": 60, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5},
@@ -46,8 +46,8 @@ TERAFLOPS: dict[str, dict[str, float]] = {
     r"L40S": {"fp32": 91.6, "tf32": 183, "bf16": 362, "fp16": 362},
     r"A10": {"fp32": 31.2, "tf32": 62.5, "bf16": 125, "fp16": 125},
     r"RTX A6000": {"fp32": 38.7, "tf32": 77.4, "bf16": 154.8, "fp16": 154.8},
-    # NVIDIA's white papers of Ampere GA102, Ada and RTX Blackwell, appendix A: per core and cycle, two operations in
-    # fp32 and TF32, and twice as many in 16 bits
+    # NVIDIA's white papers of Ampere GA102, Ada and RTX Blackwell, appendix A: two operations per core and cycle in
+    # fp32 and TF32, and four in 16 bits
     **{
         rf"RTX {name}": {"fp32": peak, "tf32": peak, "bf16": 2 * peak, "fp16": 2 * peak}
         for name, (cores, gigahertz) in GEFORCE.items()
@@ -57,10 +57,10 @@ TERAFLOPS: dict[str, dict[str, float]] = {
     r"MI300X": {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4},
     r"MI300A": {"fp32": 122.6, "tf32": 490.3, "bf16": 980.6, "fp16": 980.6},
 }
-"""Peak TFLOP/s by a pattern for the model and by number format, without sparsity and accumulating in fp32.
+"""Peak TFLOP/s by pattern of the model's name and by number format, without sparsity and accumulating in fp32.
 
-A pattern matches the whole name after the brand: a variant with one word more is another chip, has other clocks, or is
-a part of a GPU (MIG, vGPU), and has no peak here unless it has a row of its own."""
+A pattern matches the whole name after the brand. A variant with another word in its name is another chip, has other
+clocks, or is part of a GPU (MIG, vGPU), and has no peak here unless it has its own row."""
 
 _BRAND = r"(NVIDIA |Tesla |GeForce |AMD Instinct )*"
 
@@ -68,7 +68,7 @@ _FORMATS = {"fp32": "fp32", "tf32": "tf32", "amp_bf16": "bf16", "bf16": "bf16", 
 
 
 def find_peak(device_name: str, precision: str, tf32: bool = False) -> float | None:
-    """Return a GPU's peak in floating-point operations per second, or None if the table has none.
+    """Return a GPU's peak in floating-point operations per second, or None if it is not in the table.
 
     Args:
         device_name: name of the device as CUDA reports it, such as 'NVIDIA H100 80GB HBM3'.

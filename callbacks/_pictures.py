@@ -1,4 +1,4 @@
-"""Reads images and masks back from the device, and lays masks over images."""
+"""Reads images and masks back from the device, and draws masks over images."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ GAP = 2  # pixels between two panels
 
 
 def read_together(tensors: Sequence[Tensor | None]) -> list[Any]:
-    """Return tensors with the same dimension 0 on the CPU, and None for None, in one transfer from the device.
+    """Return copies on the CPU of tensors with the same dimension 0, and None for None, in one transfer.
 
     Values pass through float32, so integers above 2^24 lose their last digits.
     """
-    kept = [one for one in tensors if one is not None]
-    flat = torch.cat([one.reshape(len(one), -1).float() for one in kept], dim=1).cpu()
-    parts = iter(flat.split([one[0].numel() for one in kept], dim=1))
-    read: list[Any] = []
-    for one in tensors:
-        if one is None:
-            read.append(None)
+    present = [tensor for tensor in tensors if tensor is not None]
+    flat = torch.cat([tensor.reshape(len(tensor), -1).float() for tensor in present], dim=1).cpu()
+    parts = iter(flat.split([tensor[0].numel() for tensor in present], dim=1))
+    copies: list[Any] = []
+    for tensor in tensors:
+        if tensor is None:
+            copies.append(None)
         else:
-            part = next(parts).reshape(one.shape)
-            read.append(part if one.is_floating_point() else part.to(one.dtype))
-    return read
+            part = next(parts).reshape(tensor.shape)
+            copies.append(part if tensor.is_floating_point() else part.to(tensor.dtype))
+    return copies
 
 
 def with_masks(pictures: npt.NDArray[np.uint8], masks: list[Tensor]) -> npt.NDArray[np.uint8]:
-    """Return pictures with one more panel to the right per mask: the picture overlaid with the classes of the mask.
+    """Return pictures with a panel on the right for each mask: the picture overlaid with colors of the mask's classes.
 
     Args:
         pictures: pictures (N, H, W, 1 or 3), uint8.
@@ -44,13 +44,15 @@ def with_masks(pictures: npt.NDArray[np.uint8], masks: list[Tensor]) -> npt.NDAr
     panels = [pictures]
     for mask in masks:
         numbers = mask.numpy()
-        shown = numbers > 0
-        colors = palette(int(numbers.max(initial=0)) + 1)[np.where(shown, numbers, 0)]
-        panels += [gap, np.where(shown[..., None], pictures // 2 + colors // 2, pictures)]
+        is_class = numbers > 0
+        colors = palette(int(numbers.max(initial=0)) + 1)[np.where(is_class, numbers, 0)]
+        panels += [gap, np.where(is_class[..., None], pictures // 2 + colors // 2, pictures)]
     return np.concatenate(panels, axis=2).astype(np.uint8)
 
 
 def palette(count: int) -> npt.NDArray[np.uint8]:
-    """Return distinct colors (count, 3), spaced by the golden ratio; a class has the same color for any count."""
+    """Return distinct colors (count, 3), spaced by the golden ratio. A class has the same color for any count."""
     hues = (index * 0.618034 % 1.0 for index in range(count))
-    return np.array([[255 * part for part in colorsys.hsv_to_rgb(hue, 0.85, 1.0)] for hue in hues], dtype=np.uint8)
+    return np.array(
+        [[255 * channel for channel in colorsys.hsv_to_rgb(hue, 0.85, 1.0)] for hue in hues], dtype=np.uint8
+    )

@@ -1,4 +1,4 @@
-"""The columns that show the progress of a run, chosen by what it measures; on a narrow terminal the most important."""
+"""The columns of the progress table. A narrow terminal gets only the most important ones."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _GAP = "  "
 
 
 class ProgressColumn(NamedTuple):
-    """A column of the table that grows during a run.
+    """A column of the progress table.
 
-    Where not all fit, columns with lower numbers of importance are kept longer.
+    If not all columns fit, those with the lowest `importance` numbers are shown.
     """
 
     key: str
@@ -34,49 +34,48 @@ class ProgressColumn(NamedTuple):
 
 
 def fit_columns(columns: Sequence[ProgressColumn], width: int) -> list[ProgressColumn]:
-    """Return the columns that fit side by side, in their own order; the most important one is always there."""
-    kept: set[str] = set()
+    """Return the columns that fit side by side, in their original order, and at least the most important one."""
+    fitting: set[str] = set()
     used = -len(_GAP)
-    for column in sorted(columns, key=lambda one: one.importance):
+    for column in sorted(columns, key=lambda column: column.importance):
         needed = len(_GAP) + column.width
-        if not kept or used + needed <= width:
-            kept.add(column.key)
+        if not fitting or used + needed <= width:
+            fitting.add(column.key)
             used += needed
-    return [one for one in columns if one.key in kept]
+    return [column for column in columns if column.key in fitting]
 
 
 def join_cells(columns: Sequence[ProgressColumn], cells: Mapping[str, str]) -> str:
-    """Return one line of a table: the cells of the columns, without blanks at its end."""
-    return _GAP.join(cells.get(one.key, "").rjust(one.width) for one in columns).rstrip()
+    """Return a line of the table, with a cell for each column and without trailing blanks."""
+    return _GAP.join(cells.get(column.key, "").rjust(column.width) for column in columns).rstrip()
 
 
 def join_titles(columns: Sequence[ProgressColumn]) -> str:
-    """Return the header of a table."""
-    return join_cells(columns, {one.key: one.title for one in columns})
+    """Return the header of the table."""
+    return join_cells(columns, {column.key: column.title for column in columns})
 
 
 def progress_columns(state: State) -> list[ProgressColumn]:
-    """Return the columns of a run, from left to right; those of metrics have the key under which they are logged."""
-    from runner import Model  # imports torch, which a sweep's leader does without
+    """Return the columns of a run, from left to right. The key of a metric's column is its logging key."""
+    from runner import Model  # imports torch, which the main process of a sweep does not need
 
     end = state.max_duration
     in_epochs = end.unit is TimeUnit.EPOCH
-    epochs = len(show_part(0, int(end.value))) if in_epochs else 0
     batches = batches_in_run(state)
-    first, *others = [one for one in state.evaluators if one.is_on] or [None]
-    places = len(show_part(0, batches)) if batches else 13
+    epoch_width = len(show_part(0, int(end.value))) if in_epochs else 0
+    batch_width = len(show_part(0, batches)) if batches else 13
     columns = [
-        ProgressColumn(EPOCH, "epoch", max(len("epoch"), epochs), 0 if in_epochs else 5),
-        ProgressColumn(BATCH, "batch", max(len("batch"), places), 5 if in_epochs else 0),
+        ProgressColumn(EPOCH, "epoch", max(len("epoch"), epoch_width), 0 if in_epochs else 5),
+        ProgressColumn(BATCH, "batch", max(len("batch"), batch_width), 5 if in_epochs else 0),
         _metric(TRAIN_LOSS, "epoch loss", 1),
         *_metrics("train", state.train_metrics, 6),
     ]
     has_loss = type(state.unwrapped_model).loss is not Model.loss
-    for one in [first, *others]:
-        if one is not None:
-            if has_loss:
-                columns.append(_metric(f"loss/{one.label}/total", f"{one.label} loss", 4 if one is first else 10))
-            columns += _metrics(one.label, state.eval_metrics[one.label], 2 if one is first else 10)
+    labels = [evaluator.label for evaluator in state.evaluators if evaluator.is_on]
+    for number, label in enumerate(labels):
+        if has_loss:
+            columns.append(_metric(f"loss/{label}/total", f"{label} loss", 10 if number else 4))
+        columns += _metrics(label, state.eval_metrics[label], 10 if number else 2)
     return [
         *columns,
         ProgressColumn(RATE, "batch/s", 7, 8),
@@ -86,12 +85,12 @@ def progress_columns(state: State) -> list[ProgressColumn]:
 
 
 def show_part(done: int, total: int | None) -> str:
-    """Return progress out of a total, such as ' 7/24', with constant width; a total of None is left out."""
+    """Return progress as text of constant width, such as ' 7/24'; without the total if it is None."""
     return f"{done:,}" if total is None else f"{done:{len(f'{total:,}')},}/{total:,}"
 
 
 def _metrics(label: str, names: dict[str, object], importance: int) -> Iterator[ProgressColumn]:
-    """Yield columns of metrics; all but the first are of little importance."""
+    """Yield the columns of metrics. All but the first are unimportant."""
     for number, name in enumerate(names):
         short = name.removeprefix("Multiclass").removeprefix("Binary")
         yield _metric(f"metrics/{label}/{name}", f"{label} {short}", importance if number == 0 else 9)

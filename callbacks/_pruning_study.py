@@ -1,4 +1,4 @@
-"""The results of a sweep's jobs so far: an Optuna study in a journal that they share. Rank 0."""
+"""Keeps the results of a sweep's jobs in an Optuna study, in a journal that the jobs share. Rank 0."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from runner.files.lock import PATIENCE, lock_file
 
 JOURNAL = "pruning.journal"
 NAME = "pruning"
-LONGEST = 65_536  # bytes of a line
+LONGEST_LINE = 65_536  # bytes
 PRUNERS = {
     "median": optuna.pruners.MedianPruner,
     "successive_halving": optuna.pruners.SuccessiveHalvingPruner,
     "hyperband": optuna.pruners.HyperbandPruner,
     "wilcoxon": optuna.pruners.WilcoxonPruner,
 }
-# An evaluation is a resource; otherwise Optuna waits for the first job to finish, and takes a hundredth of its length.
+# Count evaluations. Otherwise Optuna waits for the first job to finish, and takes a hundredth of its length as unit.
 DEFAULTS: dict[str, dict[str, Any]] = {"successive_halving": {"min_resource": 1}}
 
 
 def make_pruner(name: str, options: Mapping[str, Any]) -> optuna.pruners.BasePruner:
-    """Return a pruner of Optuna."""
+    """Return one of Optuna's pruners."""
     known = inspect.signature(PRUNERS[name]).parameters
-    if unknown := [one for one in options if one not in known]:
+    if unknown := [option for option in options if option not in known]:
         raise ValueError(f"{PRUNERS[name].__name__} has no {', '.join(unknown)}; it takes {', '.join(known)}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -42,13 +42,13 @@ def make_pruner(name: str, options: Mapping[str, Any]) -> optuna.pruners.BasePru
 
 
 class PruningStudy:
-    """The study of a sweep, with a trial for each job, as one of the jobs sees it. It is the same trial when resumed.
+    """A job's view of its sweep's study, which has a trial for each job. A resumed job keeps its trial.
 
-    `setting` is what distinguishes the job from others, apart from the seed.
+    `setting` is everything that distinguishes the job from others, except for the seed.
 
     Raises:
         OSError: the journal cannot be read or written.
-        TimeoutError: another process keeps it locked.
+        TimeoutError: another process keeps the journal locked.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class PruningStudy:
             load_if_exists=True,
         )
         self._setting = setting
-        known = [one.number for one in self._study.get_trials(deepcopy=False) if one.user_attrs.get("job") == job]
-        if known:
-            study = storage.get_study_id_from_name(NAME)
-            self._trial = optuna.trial.Trial(
-                self._study, storage.get_trial_id_from_study_id_trial_number(study, known[0])
-            )
+        trials = self._study.get_trials(deepcopy=False)
+        number = next((trial.number for trial in trials if trial.user_attrs.get("job") == job), None)
+        if number is not None:
+            study_id = storage.get_study_id_from_name(NAME)
+            trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, number)
+            self._trial = optuna.trial.Trial(self._study, trial_id)
         else:
             self._trial = self._study.ask()
             for key, value in {"job": job, "setting": setting, "seed": seed}.items():
@@ -94,9 +94,9 @@ class PruningStudy:
         return self._frozen.state is TrialState.PRUNED
 
     def prunes(self, value: float, step: int) -> bool:
-        """Report a value of the job, and return whether the job is to be pruned.
+        """Report the value of an evaluation, and return whether the job should be pruned.
 
-        An evaluation, counted from 1, that was reported before keeps its value.
+        `step` counts the job's evaluations from 1. An evaluation that was reported before keeps its value.
         """
         if step not in self._steps:
             self._trial.report(value, step)
@@ -104,21 +104,21 @@ class PruningStudy:
         return self._trial.should_prune()
 
     def prunes_setting(self) -> bool:
-        """Return whether the job's setting is worse than the best one, compared by the seeds that have finished."""
+        """Return whether the job's setting is worse than the best one, compared over the seeds that it has finished."""
         values: dict[str, dict[int, float]] = {}
-        for one in self._study.get_trials(states=(TrialState.COMPLETE,)):
-            values.setdefault(one.user_attrs["setting"], {})[one.user_attrs["seed"]] = float(one.value or 0.0)
+        for trial in self._study.get_trials(states=(TrialState.COMPLETE,)):
+            values.setdefault(trial.user_attrs["setting"], {})[trial.user_attrs["seed"]] = float(trial.value or 0.0)
         own = values.pop(self._setting, {})
-        view = optuna.create_study(sampler=self._study.sampler, direction=self._direction)
+        settings = optuna.create_study(sampler=self._study.sampler, direction=self._direction)
         for other in values.values():
             if own and own.keys() <= other.keys():
                 shared = {seed: other[seed] for seed in own}
                 mean = statistics.fmean(shared.values())
-                view.add_trial(create_trial(value=mean, intermediate_values=shared))
-        return self._study.pruner.prune(view, create_trial(state=TrialState.RUNNING, intermediate_values=own))
+                settings.add_trial(create_trial(value=mean, intermediate_values=shared))
+        return self._study.pruner.prune(settings, create_trial(state=TrialState.RUNNING, intermediate_values=own))
 
     def finish(self, value: float | None) -> None:
-        """Record that the job has finished with a value, which may be unknown or not finite."""
+        """Record that the job has finished, with a value that may be None or not finite."""
         is_known = value is not None and math.isfinite(value)
         state = TrialState.COMPLETE if is_known else TrialState.FAIL
         self._study.tell(self._trial.number, value if is_known else None, state=state, skip_if_finished=True)
@@ -129,7 +129,7 @@ class PruningStudy:
 
 
 class _Journal(JournalFileBackend):
-    """A journal in a file. A killed process releases the lock, and leaves the journal readable for others."""
+    """A journal in a file. If a process is killed, its lock is released, and others can still read the journal."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
@@ -138,20 +138,20 @@ class _Journal(JournalFileBackend):
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Append lines, after removing a half-written line of a killed process.
 
-        They are not synced, unlike Optuna's, which waits for the disk some twenty times per job: after a power cut a
-        job begins a new trial.
+        Unlike in Optuna's journal, lines are not synced, which would wait for the disk some twenty times per job. After
+        a power cut, a job may therefore begin a new trial.
 
         Raises:
             OSError: the file cannot be written.
-            TimeoutError: another process keeps it locked.
+            TimeoutError: another process keeps the journal locked.
         """
         lock = lock_file(self._path.with_name(f".{self._path.name}.lock"), PATIENCE)
         if lock is None:
             raise TimeoutError(f"{self._path}: another process has held it for {PATIENCE:g} s")
         with lock, self._path.open("rb+") as file:
             end = file.seek(0, os.SEEK_END)
-            file.seek(max(0, end - LONGEST))
+            file.seek(max(0, end - LONGEST_LINE))
             tail = file.read()
             file.seek(end - len(tail) + tail.rfind(b"\n") + 1)
             file.truncate()
-            file.write("".join(json.dumps(one) + "\n" for one in logs).encode())
+            file.write("".join(json.dumps(entry) + "\n" for entry in logs).encode())

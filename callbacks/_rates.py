@@ -1,4 +1,4 @@
-"""Learning rates and their keys."""
+"""Learning rates of optimizers and the keys under which they are logged."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 def make_keys(optimizers: Sequence[Optimizer]) -> list[str]:
-    """Return the key of each parameter group of each optimizer."""
-    seen: Counter[str] = Counter()
+    """Return the key of each parameter group of each optimizer, such as 'lr-SGD/group0'."""
+    counts: Counter[str] = Counter()
     keys = []
     for optimizer in optimizers:
         name = type(optimizer).__name__
-        seen[name] += 1
-        prefix = f"lr-{name}" if seen[name] == 1 else f"lr-{name}-{seen[name]}"
+        counts[name] += 1
+        prefix = f"lr-{name}" if counts[name] == 1 else f"lr-{name}-{counts[name]}"
         keys += [f"{prefix}/group{index}" for index in range(len(optimizer.param_groups))]
     return keys
 

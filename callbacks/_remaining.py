@@ -1,4 +1,4 @@
-"""Where training will end, counted in batches."""
+"""Estimates how many batches a run has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TINY = 1e-6  # tolerance for rounding errors in quotients that should be whole n
 
 
 def known_progress(state: State) -> Progress:
-    """Return the progress of training; if the loader has no length, with the mean length of earlier epochs."""
+    """Return the progress of training. If the loader has no length, use the mean length of the epochs so far."""
     progress = state.progress
     now = progress.timestamp
     if progress.batches_per_epoch or not now.epoch:
@@ -24,9 +24,9 @@ def known_progress(state: State) -> Progress:
 
 
 def batches_in_run(state: State) -> int | None:
-    """Return the number of batches after which training ends, at the present rate if it ends by another unit.
+    """Return the number of batches after which training ends, or None if it is not known yet.
 
-    None: that is not known yet.
+    If the run's length is in a unit other than batches and epochs, the number is extrapolated from progress so far.
     """
     end = state.max_duration
     if end.unit is TimeUnit.BATCH:
@@ -34,5 +34,5 @@ def batches_in_run(state: State) -> int | None:
     if end.unit is TimeUnit.EPOCH and state.train_dataloader_len:  # epochs before this one may have been longer
         now = state.timestamp
         return now.batch - now.batch_in_epoch + (int(end.value) - now.epoch) * state.train_dataloader_len
-    done = known_progress(state).elapsed_in(TimeUnit.DURATION)
-    return math.ceil(state.timestamp.batch / done - TINY) if done else None
+    fraction = known_progress(state).elapsed_in(TimeUnit.DURATION)
+    return math.ceil(state.timestamp.batch / fraction - TINY) if fraction else None

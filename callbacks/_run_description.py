@@ -1,4 +1,4 @@
-"""Describes a run in words: its model, its data, and what runs at which event."""
+"""Describes a run in words: its model, its data, and which callbacks run at which event."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def describe_run(state: State, width: int) -> list[str]:
-    """Return a line on the model and how it is trained, and a line on the data; parts that do not fit are left out."""
+    """Return a line on the model and its training, and a line on the data. Parts that do not fit are left out."""
     from torch import get_num_threads
 
     from runner import get_world_size
@@ -18,23 +18,24 @@ def describe_run(state: State, width: int) -> list[str]:
 
     model = state.unwrapped_model
     parameters = list(model.parameters())
-    total = sum(one.numel() for one in parameters)
-    trainable = sum(one.numel() for one in parameters if one.requires_grad)
-    where = f"{get_world_size()} x {state.device}" if get_world_size() > 1 else f"{state.device}"
+    total = sum(parameter.numel() for parameter in parameters)
+    trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    devices = f"{get_world_size()} x {state.device}" if get_world_size() > 1 else f"{state.device}"
     if state.device.type == "cpu":
         threads = get_num_threads()
-        where += f" ({threads} thread{'s' * (threads != 1)})"
+        devices += f" ({threads} thread{'s' * (threads != 1)})"
     training = [
         type(getattr(model, "module", model)).__name__,
         f"{_count(total)} parameters" + ("" if trainable == total else f" ({_count(trainable)} trainable)"),
-        f"{state.precision} on {where}",
-        ", ".join(type(one).__name__ for one in state.optimizers),
+        f"{state.precision} on {devices}",
+        ", ".join(type(optimizer).__name__ for optimizer in state.optimizers),
         f"seed {state.rank_zero_seed}",
     ]
-    evaluated = [
-        f"{one.label} {describe_samples(one.dataloader, one.subset_num_batches) or _describe_loader(one.dataloader)}"
-        for one in state.evaluators
-    ]
+    evaluated = []
+    for evaluator in state.evaluators:
+        loader = evaluator.dataloader
+        samples = describe_samples(loader, evaluator.subset_num_batches) or _describe_loader(loader)
+        evaluated.append(f"{evaluator.label} {samples}")
     data = [
         f"{state.max_duration}",
         f"train {_describe_loader(state.train_dataloader, state.train_dataloader_len)}",
@@ -44,15 +45,16 @@ def describe_run(state: State, width: int) -> list[str]:
 
 
 def describe_events(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
-    """Yield which algorithms and callbacks run at which events, in order; events with the same list share a line."""
+    """Yield a line for each group of events at which the same algorithms and callbacks run: its label and its text."""
     from runner import Engine, Event, LoggerDestination
     from runner.training.metrics import TrainerLog, TrainMetrics
 
     engine = Engine(state, logger)
+    hidden = LoggerDestination | TrainMetrics | TrainerLog
     groups: dict[tuple[str, ...], list[str]] = {}
     for event in Event:
-        users = (one for one in engine.listeners(event) if not isinstance(one, LoggerDestination))
-        names = tuple(one.config_key for one in users if not isinstance(one, TrainMetrics | TrainerLog))
+        listeners = [listener for listener in engine.listeners(event) if not isinstance(listener, hidden)]
+        names = tuple(listener.config_key for listener in listeners)
         if names:
             groups.setdefault(names, []).append(event.value)
     for number, (names, events) in enumerate(groups.items()):
@@ -68,16 +70,16 @@ def _describe_loader(loader: Any, limit: int | None = None) -> str:
         describe_samples(loader, limit),
         f"{batches:,} batch{'es' * (batches != 1)}" if batches is not None else "",
     ]
-    shown = " in ".join(part for part in parts if part) or "of unknown length"
-    return f"{shown} of {batch_size}" if batch_size is not None and batches is not None else shown
+    text = " in ".join(part for part in parts if part) or "of unknown length"
+    return f"{text} of {batch_size}" if batch_size is not None and batches is not None else text
 
 
-def _fit(parts: Sequence[str], between: str, width: int) -> str:
-    """Return as many of the parts in one line as fit; the first is always there."""
+def _fit(parts: Sequence[str], separator: str, width: int) -> str:
+    """Join as many of the parts as fit in a line, and at least the first."""
     line = parts[0]
     for part in parts[1:]:
-        if part and len(line) + len(between) + len(part) <= width:
-            line += between + part
+        if part and len(line) + len(separator) + len(part) <= width:
+            line += separator + part
     return line
 
 

@@ -1,4 +1,4 @@
-"""Statistics of each sample of a data set over epochs, as tensors `(N,)` by name on the CPU."""
+"""Statistics of each sample of a data set over the epochs, as tensors (N,) by name on the CPU."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor
 from runner.models.sample_losses import worst_samples
 
 History = dict[str, Tensor]
-"""`epochs` in which the sample was seen; `total` and `last` loss; for classes also the last `prediction` and `label`,
-the epoch in which it was first `learned` (from 1; 0: never), and how often it was `forgotten`."""
+"""For each sample: in how many `epochs` it was seen, and its `total` and `last` loss; with classes also its last
+`prediction` and `label`, the epoch in which it was first `learned` (from 1; 0: never), and how often `forgotten`."""
 
 
 def new_history(num_samples: int) -> History:
-    """Return the history of samples that were never seen."""
+    """Return the history of samples that have not been seen yet."""
     counts = ("epochs", "learned", "forgotten", "prediction", "label")
     return {
         **{name: torch.zeros(num_samples, dtype=torch.int32) for name in counts},
@@ -23,16 +23,16 @@ def new_history(num_samples: int) -> History:
 
 
 def add_epoch(history: History, losses: Tensor, classes: Tensor | None, seen: Tensor, epoch: int) -> History:
-    """Return a history with one more epoch. A loss that is not finite does not count.
+    """Return the history with one more epoch. Losses that are not finite do not count.
 
-    A sample is learned when its prediction is right, and forgotten when it was right in the epoch before and is not any
-    more (Toneva et al. 2019, arXiv:1812.05159).
+    A sample is learned when its prediction becomes right, and forgotten when its prediction was right the last time and
+    now is not (Toneva et al. 2019, arXiv:1812.05159).
 
     Args:
         history: history of N samples; it is not changed.
-        losses: loss (N,) of each sample.
-        classes: prediction and label (2, N) of each sample, int32; None where the model predicts no classes.
-        seen: whether each sample was seen in this epoch, bool (N,).
+        losses: loss of each sample (N,).
+        classes: prediction and label of each sample (2, N), int32; None if the model predicts no classes.
+        seen: whether each sample was seen in this epoch (N,), bool.
         epoch: number of the epoch, from 1.
     """
     seen = seen & losses.isfinite()
@@ -55,19 +55,19 @@ def add_epoch(history: History, losses: Tensor, classes: Tensor | None, seen: Te
 
 
 def mean_losses(history: History) -> Tensor:
-    """Return the mean over epochs of each sample's loss (N,), float64; 0 for one that was never seen."""
+    """Return each sample's mean loss over the epochs (N,), float64; 0 for samples that were never seen."""
     return history["total"] / history["epochs"].clamp(min=1)
 
 
 def find_suspects(history: History, share: float) -> Tensor:
-    """Return the samples with the highest mean losses, highest first: int64, at least one, at most those seen.
+    """Return the indices of the seen samples with the highest mean losses, highest first, int64.
 
-    A wrong label is learned late or never, so its mean loss over the epochs stays high even where the model learns it
-    by heart in the end (Arpit et al. 2017, arXiv:1706.05394).
+    A wrong label is learned late or never, so its mean loss over the epochs stays high even if the model memorizes it
+    in the end (Arpit et al. 2017, arXiv:1706.05394).
 
     Args:
         history: history of N samples.
-        share: share of the samples to return, in (0, 1].
+        share: share of the N samples to return, in (0, 1], rounded to at least one sample.
     """
     count = max(1, round(share * len(history["epochs"])))
     order = worst_samples(mean_losses(history).masked_fill(history["epochs"] == 0, -torch.inf), count)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def find_fault(snapshot: dict[str, Any], trained: Collection[str], loss: float) -> str | None:
-    """Return a short description of NaN or infinite values in a checkpoint, or None if there are none.
+    """Describe NaN or infinite values in a checkpoint; return None if all values are finite.
 
     `trained` names the trained parameters; other tensors, such as attention masks, may hold any value.
     """
@@ -22,8 +22,8 @@ def find_fault(snapshot: dict[str, Any], trained: Collection[str], loss: float) 
             if tensor.is_meta:  # in a trial run
                 continue
             tensor = numbers_of(tensor)
-            # Two numbers and no copy; both are NaN if any element is.
-            ends = (tensor if tensor.itemsize > 1 else tensor.float()).aminmax() if tensor.numel() else ()
-            if not all(math.isfinite(one) for one in ends):
+            # The minimum and the maximum need no copy, and both are NaN if any element is.
+            extremes = (tensor if tensor.itemsize > 1 else tensor.float()).aminmax() if tensor.numel() else ()
+            if not all(math.isfinite(extreme) for extreme in extremes):
                 return f"the weights are not finite: {name!r}"
     return None

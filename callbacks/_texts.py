@@ -1,4 +1,4 @@
-"""Conversion between texts and tokens if no tokenizer is given."""
+"""A default tokenizer, and the check of a user's."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Bytes:
         return list(text.encode())
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of some bytes; other tokens are question marks."""
+        """Return the text of bytes; tokens above 255 become question marks."""
         return bytes(token if token < 256 else ord("?") for token in tokens).decode(errors="replace")
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raise ValueError for an object, other than None, that is no tokenizer."""
+    """Raise `ValueError` unless an object is a tokenizer or None."""
     if tokenizer is not None and not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):
         raise wrong_argument("tokenizer", tokenizer, "must have encode(text) and decode(tokens), or be None for bytes")

@@ -1,4 +1,4 @@
-"""Draws a timeline in Chrome's trace format from what ran at which event and when."""
+"""Converts the times of calls at events into a timeline in Chrome's trace format."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from runner.callbacks._event_ranges import CLOSED_AT, OPENED_AT
 
 
 class Call(NamedTuple):
-    """One handler that ran at one event."""
+    """A call of a handler at an event."""
 
     event: Event
     owner: str
-    """Config key of its owner; empty for an entry that is not shown and only records that the event fired."""
+    """Config key of the handler's owner; empty for a hidden entry, which only records that the event fired."""
     began: int
-    """When it began, in nanoseconds of any clock."""
+    """The time at which it began, in nanoseconds of any clock."""
     ended: int
 
 
@@ -30,20 +30,20 @@ def draw(calls: Iterable[Call], rank: int) -> Iterator[dict[str, Any]]:
         return {"ph": "X", "name": name, "cat": category, **times, "pid": rank, "tid": 0}
 
     yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
-    for event, ran in _firings(calls):
-        began = ran[0].began
-        ended = ran[-1].ended
+    for event, handlers in _firings(calls):
+        began = handlers[0].began
+        ended = handlers[-1].ended
         zero = began if zero < 0 else zero
         closed = CLOSED_AT.get(event, "")
         if closed in opened:
             while (name := next(reversed(opened))) != closed:
                 del opened[name]
             yield slice_of(closed, "range", opened.pop(closed), began)
-        # The enclosing slice comes first: viewers nest slices that begin together by their order.
+        # The enclosing slice comes first, because viewers nest slices that begin at the same time by their order.
         yield slice_of(event.value, "event", began, ended)
-        for one in ran:
-            if one.owner:
-                yield slice_of(one.owner, "callback", one.began, one.ended)
+        for call in handlers:
+            if call.owner:
+                yield slice_of(call.owner, "callback", call.began, call.ended)
         if event in OPENED_AT:
             opened[OPENED_AT[event]] = ended
     for name, began in opened.items():
@@ -51,12 +51,12 @@ def draw(calls: Iterable[Call], rank: int) -> Iterator[dict[str, Any]]:
 
 
 def _firings(calls: Iterable[Call]) -> Iterator[tuple[Event, list[Call]]]:
-    """Yield each event as often as it fired, with the calls that ran."""
-    ran: list[Call] = []
+    """Yield the event and the calls of each firing: successive calls at the same event."""
+    firing: list[Call] = []
     for call in calls:
-        if ran and call.event is not ran[0].event:
-            yield ran[0].event, ran
-            ran = []
-        ran.append(call)
-    if ran:
-        yield ran[0].event, ran
+        if firing and call.event is not firing[0].event:
+            yield firing[0].event, firing
+            firing = []
+        firing.append(call)
+    if firing:
+        yield firing[0].event, firing

@@ -1,4 +1,4 @@
-"""Records one torch profile with named ranges, and writes it to a file."""
+"""Records a torch profile with named ranges, and writes it to a file."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def is_profiled() -> bool:
-    """Return whether a profiler records in this process: torch crashes without an error when a second one starts."""
+    """Return whether a profiler is active in this process. Starting a second one would crash without an error."""
     import torch
 
     return torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
 
 
 class TorchProfile:
-    """A torch profile that starts with its warm-up.
+    """A torch profile, which starts its warm-up at once.
 
-    It records `active` steps after `warmup` others, on CUDA with the device's kernels, and then calls `done` with
+    After `warmup` steps it records `active` steps, on CUDA including the device's kernels, and then calls `done` with
     torch's profile.
     """
 
@@ -38,13 +38,13 @@ class TorchProfile:
     ) -> None:
         from torch import profiler
 
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise it prints when it starts and stops
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise Kineto prints when it starts and stops
         gpu = [profiler.ProfilerActivity.CUDA] if device.type == "cuda" else []
         self._profile = profiler.profile(
             activities=[profiler.ProfilerActivity.CPU, *gpu],
             schedule=profiler.schedule(wait=0, warmup=warmup, active=active, repeat=1),
             on_trace_ready=done,
-            acc_events=True,  # otherwise torch 2.11 warns of cycles before this one, of which there are none
+            acc_events=True,  # otherwise torch 2.11 warns of losing events of earlier cycles, though there is only one
             **options,
         )
         self._steps = warmup + active
@@ -53,12 +53,12 @@ class TorchProfile:
         self._profile.start()
 
     def pass_event(self, event: Event) -> None:
-        """Close and open the ranges that end or begin at an event."""
+        """Close the ranges that end at an event, and open those that begin there."""
         if event in CLOSED_AT:
             self._leave(CLOSED_AT[event])
         if event in OPENED_AT:
             name = OPENED_AT[event]
-            self._leave(name)  # no event closes it if the model has its own training_step
+            self._leave(name)  # no event closes it if the model has its own `training_step`
             self._ranges[name] = self.range(name).__enter__()
 
     def step(self) -> bool:
@@ -67,13 +67,13 @@ class TorchProfile:
         return self._profile.step_num == self._steps
 
     def stop(self) -> None:
-        """End the profile, at whatever step it is."""
+        """End the profile at the current step."""
         for name in [*self._ranges]:
             self._leave(name)
         self._profile.stop()
 
     def _leave(self, name: str) -> None:
-        """Close a range and the ranges opened inside it."""
+        """Close a range and those opened inside it."""
         while name in self._ranges:
             self._ranges.popitem()[1].__exit__(None, None, None)
 
@@ -87,6 +87,6 @@ def write_profile(profile: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     profile.export_chrome_trace(str(path))
-    if not path.exists():  # torch reports no error, and leaves its temporary file behind
+    if not path.exists():  # torch raises no error, and leaves its temporary file behind
         path.with_name(f"{path.name}.tmp").unlink(missing_ok=True)
         raise OSError(f"torch could not finish {path}; is the disk full?")

@@ -1,4 +1,4 @@
-"""Calls wandb for one run on a separate thread, so that logging neither waits for wandb nor fails because of it."""
+"""Calls wandb on a separate thread, so that training neither waits for wandb nor fails because of it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ INTERRUPTED_TIMEOUT = 2.0  # seconds; a user who interrupts a run wants the proc
 
 
 class Session:
-    """A queue of tasks for one run, worked off in order from `begin` on; failures give a single warning.
+    """A queue of wandb tasks of a run, executed in order once `begin` is called. The first failure gives a warning.
 
     Args:
         mode: 'offline' or 'online'.
-        timeout: seconds to wait at the end for data that is not written or sent yet.
+        timeout: seconds to wait at the end for data that is not yet written or sent.
     """
 
     def __init__(self, mode: str, timeout: float) -> None:
@@ -33,22 +33,19 @@ class Session:
         self._failed = False
 
     def begin(self, **run: Any) -> None:
-        """Create the run and start working off the tasks. Later calls do nothing."""
+        """Create the run and start executing tasks. Later calls do nothing."""
         if self._thread is None:
             self._folder = Path(run["dir"], "wandb")
             self._thread = threading.Thread(target=self._work, args=(run,), name="wandb", daemon=True)
             self._thread.start()
 
     def do(self, task: str, *arguments: Any) -> None:
-        """Queue a task, given as the name of a method of `_Run` and its arguments, and return immediately."""
+        """Queue a task, which is a method of `_Run` and its arguments, and return at once."""
         if not self._failed:
             self._tasks.put((task, *arguments))
 
     def close(self, exit_code: int, in_a_hurry: bool) -> None:
-        """End the run, if it began, and wait for that up to the timeout.
-
-        In a hurry it waits for two seconds at most.
-        """
+        """End the run, if it began, and wait for its end: up to the timeout, or in a hurry up to two seconds."""
         self.do("finish", exit_code)
         if self._thread is None:
             return
@@ -59,24 +56,24 @@ class Session:
 
     def _work(self, run: dict[str, Any]) -> None:
         try:
-            ours = _Run(self._mode, self._timeout, run)
+            wandb_run = _Run(self._mode, self._timeout, run)
             task = ""
             while task != "finish":
                 task, *arguments = self._tasks.get()
-                getattr(ours, task)(*arguments)
+                getattr(wandb_run, task)(*arguments)
         except Exception as error:
             self._fail(f"failed ({str(error).strip().partition(chr(10))[0] or type(error).__name__})")
 
-    def _fail(self, what: str) -> None:
+    def _fail(self, reason: str) -> None:
         if not self._failed:
             self._failed = True
-            log.warning("wandb %s: training is not affected; what it has written so far is in %s", what, self._folder)
+            log.warning("wandb %s: training is not affected; the files written so far are in %s", reason, self._folder)
 
 
 class _Run:
-    """A wandb run, used on the thread that created it.
+    """A wandb run, used only on the thread that created it.
 
-    Writing and sending what is left may take `timeout` seconds at the end.
+    At its end, it may take `timeout` seconds to write and send the remaining data.
     """
 
     def __init__(self, mode: str, timeout: float, run: dict[str, Any]) -> None:
@@ -85,8 +82,8 @@ class _Run:
         self._wandb: Any = wandb
         if mode == "online" and not wandb.login(prompt=False):
             raise RuntimeError("there is no API key: run `wandb login`, or log with mode=offline")
-        Path(run["dir"]).mkdir(parents=True, exist_ok=True)  # otherwise wandb warns and writes elsewhere
-        # wandb replaces these hooks to learn the exit code, which we pass to it anyway.
+        Path(run["dir"]).mkdir(parents=True, exist_ok=True)  # otherwise wandb warns, and writes elsewhere
+        # wandb replaces these to learn the exit code, which we pass to it anyway.
         hooks = sys.exit, sys.excepthook
         try:
             settings = wandb.Settings(silent=True, console="off", finish_timeout=timeout)
@@ -101,7 +98,7 @@ class _Run:
         self._run.config.update(dict(values), allow_val_change=True)
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
-        """Log the values of a batch. Batches need not come in order."""
+        """Log the values of a batch. Batches may come in any order."""
         self._run.log({**values, "batch": step})
 
     def log_table(self, columns: list[str], rows: list[list[Any]], name: str, step: int) -> None:
@@ -111,8 +108,8 @@ class _Run:
     def log_images(self, images: Any, name: str, step: int, captions: Sequence[str] | None) -> None:
         """Log images of shape (N, H, W, C), uint8."""
         texts = captions or [None] * len(images)
-        made = [self._wandb.Image(one, caption=text) for one, text in zip(images, texts, strict=True)]
-        self.log({name: made}, step)
+        logged = [self._wandb.Image(image, caption=text) for image, text in zip(images, texts, strict=True)]
+        self.log({name: logged}, step)
 
     def save(self, path: Path, folder: str | None) -> None:
         """Copy a file to the run's files."""

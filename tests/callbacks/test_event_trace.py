@@ -350,7 +350,7 @@ def test_the_table_is_printed_on_request(tmp_path: Path, capsys):
     assert re.split(" {2,}", lines[1].strip())[2:] == ["calls", "us per call", "us per step", "share of step"]
     assert lines[2].split()[:3] == ["slow", "batch_end", "12"]
     assert lines[2].rstrip().endswith("%")
-    between = next(index for index, line in enumerate(lines) if line.startswith("what is outside of steps takes "))
+    between = next(index for index, line in enumerate(lines) if line.startswith("everything outside of steps takes "))
     assert "more with" in lines[between - 1]
     assert re.split(" {2,}", lines[between + 1].strip())[2:] == ["calls", "us per call", "ms", "share of run"]
     assert "slow batch_end" in " ".join(lines[2].split())

@@ -346,7 +346,7 @@ def test_a_sample_of_ones_own_needs_no_batch(tmp_path: Path):
 def test_a_run_without_any_batch_says_so(tmp_path: Path):
     export, checkpoint = ExportForInference(), finished_run(tmp_path)
     with make_trainer(tmp_path, export, train_dataloader=Loader(0), resume_path=checkpoint) as trainer:
-        message = "no batch to export with, neither trained nor in the dataloaders: set sample_input"
+        message = "no batch to export with: nothing was trained, and the dataloaders are empty; set sample_input"
         with pytest.raises(RuntimeError, match=f"(?m)^{message}$"):
             trainer.fit(may_be_over=True)
 

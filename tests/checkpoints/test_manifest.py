@@ -139,7 +139,7 @@ def test_a_link_that_leads_to_itself_is_made_again(name: str, tmp_path: Path):
 @pytest.mark.parametrize("name", ["latest", "best"])
 def test_what_stands_in_place_of_a_link_is_an_error_before_training(name: str, tmp_path: Path):
     (tmp_path / "run" / "checkpoints" / name).mkdir(parents=True)
-    with pytest.raises(FileExistsError, match=f"checkpoints/{name} is no link to a checkpoint"):
+    with pytest.raises(FileExistsError, match=f"checkpoints/{name} is not a link to a checkpoint"):
         make_trainer(tmp_path / "run", CheckpointSaver("5ba"))
 
 

@@ -46,9 +46,7 @@ def last_or_first_batch(state: State) -> Any:
     for loader in loaders:
         for batch in loader.first(1) if hasattr(loader, "first") else loader:
             return state.precision.cast(batch)
-    raise RuntimeError(
-        "there is no batch to export with: nothing was trained, and the dataloaders are empty; set sample_input"
-    )
+    raise RuntimeError("no batch to export with: nothing was trained, and the dataloaders are empty; set sample_input")
 
 
 def module_and_inputs(state: State, sample_input: Any = None) -> tuple[nn.Module, Any]:

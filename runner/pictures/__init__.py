@@ -1,1 +1,1 @@
-"""Pictures of runs and sweeps: the style that they share, and the curves of a run."""
+"""Pictures of runs and sweeps: their shared style, the curves of a run, and samples."""

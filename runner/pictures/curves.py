@@ -1,4 +1,4 @@
-"""The curves of a run: losses, metrics and learning rates over batches, in memory and in a file that sweeps read."""
+"""The curves of a run: losses, metrics and learning rates over batches, in memory and in a file for sweeps."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MAX_POINTS = 1024  # more than a screen has columns for
 
 
 class Curve:
-    """The points of one key; neighbors are averaged whenever there are too many, so that memory stays bounded.
+    """The points of one key. When there are too many, neighbors are averaged, so that memory stays bounded.
 
     Attributes:
-        steps: batches trained, ascending.
-        values: the values after these batches.
+        steps: numbers of batches trained, ascending.
+        values: values after these batches.
         stride: number of logged values averaged into each point.
     """
 
@@ -40,23 +40,24 @@ class Curve:
             self._pending.append((step, value))
             if len(self._pending) < self.stride:
                 return
-            for points, numbers in zip((self.steps, self.values), zip(*self._pending, strict=True), strict=True):
-                points.append(sum(numbers) / self.stride)
+            steps, values = zip(*self._pending, strict=True)
+            self.steps.append(sum(steps) / self.stride)
+            self.values.append(sum(values) / self.stride)
             self._pending.clear()
         if len(self.steps) >= 2 * MAX_POINTS:
             self.stride *= 2
             self.steps, self.values = (
-                array("d", ((a + b) / 2 for a, b in zip(one[::2], one[1::2], strict=True)))
-                for one in (self.steps, self.values)
+                array("d", ((a + b) / 2 for a, b in zip(numbers[::2], numbers[1::2], strict=True)))
+                for numbers in (self.steps, self.values)
             )
 
     def saved(self) -> tuple[list[tuple[float, float]], list[int]]:
-        """Return all (step, value) pairs, those not averaged yet last, and the other arguments of `restore`."""
+        """Return all (step, value) pairs, those not averaged yet at the end, and the other arguments of `restore`."""
         points = [*zip(self.steps, self.values, strict=True), *self._pending]
         return points, [len(self.steps), self.stride]
 
     def restore(self, points: Sequence[Sequence[float]], whole: int, stride: int) -> None:
-        """Take over what `saved` returned."""
+        """Restore the points that `saved` returned."""
         pairs = [(step, value) for step, value in points]
         self.steps = array("d", (step for step, _ in pairs[:whole]))
         self.values = array("d", (value for _, value in pairs[:whole]))
@@ -65,7 +66,7 @@ class Curve:
 
 
 def write_curves(folder: Path, curves: Mapping[str, Curve]) -> None:
-    """Write curves to `learning_curves.csv` in the folder of a run, a row for each point.
+    """Write curves to `learning_curves.csv` in a run's folder, with a row for each point.
 
     Raises:
         OSError: the file cannot be written.
@@ -80,7 +81,7 @@ def write_curves(folder: Path, curves: Mapping[str, Curve]) -> None:
 
 
 def read_curve(folder: Path, key: str) -> Curve:
-    """Return one curve from the folder of a run, without values that are not finite; empty if it was not written."""
+    """Return a curve from a run's folder, without values that are not finite; it is empty if it was not written."""
     curve = Curve()
     try:
         with (folder / FILE).open(newline="", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Shared by all plots: size, style, scales of axes, and files. Matplotlib is imported when a plot is drawn."""
+"""The style, scales and files of all plots. Matplotlib is imported only when a plot is drawn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 DPI = 200
-"""Pixels per inch: twice what a picture has on the screen, so that it stays sharp when it is enlarged."""
+"""Pixels per inch, twice those of a screen, so that an enlarged picture stays sharp."""
 COLORS = ("#2f6690", "#d1495b", "#3a7d44", "#e09f3e", "#7b4b94", "#17a2a2", "#8d5b4c", "#5c677d")
 GRAY = "#b8bec6"
 DECADES = 2.0  # an axis is logarithmic if its values span at least this many powers of ten
@@ -18,13 +18,13 @@ DECADES = 2.0  # an axis is logarithmic if its values span at least this many po
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Within the context, draw in the style of all pictures; `$` in the name of a run begins no formula."""
+    """Within the context, draw in the style of all pictures. A `$` in a run's name does not start a formula."""
     import matplotlib
 
     settings: Any = {
         "text.parse_math": False,
-        "svg.fonttype": "none",  # text stays text
-        "svg.hashsalt": "runner",  # the same picture is the same file
+        "svg.fonttype": "none",  # text is not converted to paths
+        "svg.hashsalt": "runner",  # the same picture gives the same file
         "font.size": 9.0,
         "axes.grid": True,
         "grid.alpha": 0.25,
@@ -40,7 +40,7 @@ def style() -> Iterator[None]:
 
 
 def make_figure(width: float, height: float) -> Any:
-    """Return an empty matplotlib figure, with sizes in inches, that is no part of a user's interactive session."""
+    """Return an empty matplotlib figure, sized in inches, that is not part of a user's interactive session."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -53,7 +53,7 @@ def render(figure: Any, kind: str) -> bytes:
     """Return a figure as the content of a PNG, SVG or PDF file."""
     content = io.BytesIO()
     with warnings.catch_warnings(), style():
-        warnings.simplefilter("ignore")  # a font lacks a glyph, or a layout is tight: nothing that a user can act on
+        warnings.simplefilter("ignore")  # of a missing glyph or a tight layout, about which a user can do nothing
         figure.savefig(content, format=kind, metadata={"svg": {"Date": None}}.get(kind))
     return content.getvalue()
 
@@ -65,7 +65,7 @@ def is_logarithmic(values: Iterable[float], decades: float = DECADES) -> bool:
 
 
 def scale(axes: Any, which: str, values: Sequence[float], decades: float = DECADES) -> None:
-    """Make the axis 'x' or 'y' logarithmic, with plain numbers at its ticks, if its values are spread widely enough."""
+    """Make the axis 'x' or 'y' logarithmic, with plain numbers at its ticks, if its values span enough decades."""
     if not is_logarithmic(values, decades):
         return
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
@@ -79,13 +79,13 @@ def scale(axes: Any, which: str, values: Sequence[float], decades: float = DECAD
 
 
 def shorten(text: str, length: int = 28) -> str:
-    """Return a text with its middle left out if it is too long for a picture."""
+    """Return text, without its middle if it is too long for a picture."""
     if len(text) <= length:
         return text
     return f"{text[: length // 2]}…{text[len(text) - (length - 1) // 2 :]}"
 
 
 def add_legend(axes: Any, handles: Sequence[Any], labels: Sequence[str], **options: Any) -> None:
-    """Add a legend; labels are texts of users, and may begin with an underscore, which matplotlib leaves out."""
+    """Add a legend. Users' labels may begin with an underscore, and matplotlib would leave those out."""
     if handles:
-        axes.legend(handles, [f"\u200b{one}" if one.startswith("_") else one for one in labels], **options)
+        axes.legend(handles, [f"\u200b{label}" if label.startswith("_") else label for label in labels], **options)

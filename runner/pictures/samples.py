@@ -1,4 +1,4 @@
-"""Shows samples to people: images with captions, and texts of tokens."""
+"""Shows samples as images with captions and as text."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ TEXT = 160  # characters of a text
 
 
 def are_images(values: Tensor, channels_last: bool = False) -> bool:
-    """Return whether a tensor holds images (N, C, H, W), or (N, H, W, C), with one channel or three."""
+    """Return whether a tensor holds images (N, C, H, W), or (N, H, W, C), with one or three channels."""
     return values.ndim == 4 and values.shape[-1 if channels_last else 1] in (1, 3)
 
 
 def find_images(batch: Any) -> Tensor | None:
-    """Return the first images (N, C, H, W) of a batch; None if it has none."""
+    """Return the first tensor of images (N, C, H, W) in a batch, or None."""
     return next((values for values in tensors(batch) if are_images(values)), None)
 
 
 def to_pictures(images: Tensor, channels_last: bool = False) -> npt.NDArray[np.uint8]:
-    """Return images as uint8 (N, H, W, C), each stretched from its smallest to its largest value.
+    """Return images as uint8 (N, H, W, C), each stretched to the full range from its smallest to its largest value.
 
-    Images that are uint8, or whose values all lie in [0, 1], keep their brightness. Images on a device are read back.
+    If the images are uint8, or all their values are in [0, 1], brightness is kept. Images on a device are read back.
     """
     images = images.detach().cpu()
     images = images if channels_last else images.permute(0, 2, 3, 1)
@@ -48,11 +48,11 @@ def to_pictures(images: Tensor, channels_last: bool = False) -> npt.NDArray[np.u
 
 
 def to_classes(values: Any, count: int) -> Tensor | None:
-    """Return a number (N,) or a mask (N, H, W) for each of the first N samples of a batch; None if there is neither.
+    """Return the classes of the first N samples of a batch, numbers (N,) or masks (N, H, W); None for other values.
 
     Args:
         values: values of the batch: numbers (B,) or (B, 1), masks (B, H, W) or (B, 1, H, W), floating-point scores of
-            C > 1 classes (B, C) or (B, C, H, W), or scores of a single class (B, 1, H, W).
+            C > 1 classes (B, C) or (B, C, H, W), or floating-point scores of one class (B, 1, H, W).
         count: N, at most B.
     """
     if not isinstance(values, Tensor) or values.ndim not in (1, 2, 3, 4) or len(values) < count:
@@ -67,11 +67,11 @@ def to_classes(values: Any, count: int) -> Tensor | None:
 
 
 def make_captions(columns: Mapping[str, Any], samples: Sequence[int | None] | None = None) -> list[str]:
-    """Return captions such as 'sample 3: loss 2.603, target 2, prediction 6'; none if there is nothing to say.
+    """Return captions such as 'sample 3: loss 2.603, target 2, prediction 6', or an empty list without any content.
 
     Args:
-        columns: a list or a tensor (N,) of numbers by name; what is None or has another shape is left out.
-        samples: indices of the N samples, None for one that is not known.
+        columns: lists or tensors (N,) of numbers, by name. None and tensors of other shapes are skipped.
+        samples: indices of the N samples, with None for unknown ones.
     """
     texts = []
     for name, values in columns.items():
@@ -86,9 +86,9 @@ def make_captions(columns: Mapping[str, Any], samples: Sequence[int | None] | No
 
 
 def show_text(inputs: Tensor | None, place: int, decode: Callable[[list[int]], str] | None = None) -> str:
-    """Return a sample of tokens (N, T) as text; '' if it has no tokens.
+    """Return the sample at `place` of tokens (N, T) as text, or '' if `inputs` are not tokens.
 
-    Without a function from tokens to text, tokens are shown as bytes if possible, otherwise as numbers.
+    Without `decode`, tokens are shown as bytes if all are below 256, and otherwise as numbers.
     """
     if inputs is None or inputs.ndim != 2 or inputs.is_floating_point():
         return ""
@@ -103,10 +103,10 @@ def show_text(inputs: Tensor | None, place: int, decode: Callable[[list[int]], s
 
 
 def draw_images(images: Tensor, captions: Sequence[str], title: str, kind: str) -> bytes:
-    """Return one picture of images with captions, as the content of a file.
+    """Return a picture of all images with their captions, as the content of a file.
 
     Args:
-        images: images (N, C, H, W) with one channel or three, N at least 1.
+        images: images (N, C, H, W) with one or three channels, N at least 1.
         captions: captions of the N images.
         title: the title of the picture.
         kind: 'png', 'svg' or 'pdf'.
@@ -115,8 +115,8 @@ def draw_images(images: Tensor, captions: Sequence[str], title: str, kind: str) 
     with style():
         figure = make_figure(7.0, 0.4 + 2.0 * rows)
         figure.suptitle(shorten(title, 80), fontsize="medium")
-        for place, (picture, caption) in enumerate(zip(to_pictures(images), captions, strict=True)):
-            axes = figure.add_subplot(rows, COLUMNS, place + 1)
+        for position, (picture, caption) in enumerate(zip(to_pictures(images), captions, strict=True), start=1):
+            axes = figure.add_subplot(rows, COLUMNS, position)
             axes.set_axis_off()
             axes.set_title(textwrap.fill(caption, CAPTION), fontsize="x-small")
             pixels = picture[..., 0] if picture.shape[-1] == 1 else picture
@@ -125,5 +125,5 @@ def draw_images(images: Tensor, captions: Sequence[str], title: str, kind: str) 
 
 
 def _short(value: float) -> str:
-    """Return a score with four digits, or a class number in full."""
+    """Return a float with four digits, or an integer in full."""
     return f"{value:.4g}" if isinstance(value, float) else f"{value:d}"

@@ -1,1 +1,1 @@
-"""Output for people: in a terminal, a pipe or a notebook."""
+"""Output on a terminal, in a pipe or in a notebook."""

@@ -1,4 +1,4 @@
-"""The one JSON object that a command with `--json` prints; `docs/programs.md` documents it."""
+"""The JSON object that a command with `--json` prints, documented in `docs/programs.md`."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from runner.failures.exit_codes import FAILED, INTERRUPTED, NAMES, TERMINATED
 from runner.files.addresses import without_credentials
 
 JSON = "--json"
-"""The option of every verb that asks for it."""
+"""The option, which every verb has."""
 SCHEMA = 1
-"""The version of the form; it grows when a field changes its meaning or goes, not when one is added."""
-KEPT = 1_000_000  # characters of text
+"""The version of the format. It grows when a field is removed or changes its meaning, not when a field is added."""
+MAX_TEXT = 1_000_000  # characters
 _REASONS = {INTERRUPTED: "Ctrl-C ended the command", TERMINATED: "SIGTERM ended the command"}
 
-_given: dict[str, Any] = {}
+_fields: dict[str, Any] = {}
 
 
-def give(**found: Any) -> None:
-    """Record fields of the command's object, such as its `result`; no effect without `--json`."""
-    _given.update(found)
+def give(**fields: Any) -> None:
+    """Set fields of the command's JSON object, such as `result`. They have no effect without `--json`."""
+    _fields.update(fields)
 
 
 def error_object(code: int, message: str, key: str = "", allowed: Sequence[str] = (), fix: str = "") -> dict[str, Any]:
-    """Return an error in its JSON form.
+    """Return an error as a JSON object.
 
-    `key`, `allowed` and `fix`, an argument to type instead of the wrong one, are empty where they are not known.
+    `fix` is the argument to type instead of the wrong one. `key`, `allowed` and `fix` are empty if they are unknown.
     """
     return {
         "code": NAMES.get(code, NAMES[FAILED]),
@@ -47,20 +47,20 @@ def error_object(code: int, message: str, key: str = "", allowed: Sequence[str] 
 
 
 def answered(run: Callable[[Sequence[str]], int]) -> int:
-    """Run a command, given its arguments, and return its exit code; with `--json`, print one JSON object at its end.
+    """Run a command with its arguments, and return its exit code. With `--json`, print one JSON object at the end.
 
-    Until then all that this process and its children write to stdout goes to stderr. `run` gets the arguments without
-    the option, because it changes nothing but the output. Rank 0 prints.
+    Until then, everything that this process and its children write to stdout goes to stderr. `run` gets the arguments
+    without `--json`, which affects only the output. Rank 0 prints.
     """
-    _given.clear()
+    _fields.clear()
     typed = sys.argv[1:]
     arguments = [argument for argument in typed if argument != JSON]
     if arguments == typed:
         return run(arguments)
     sys.stdout.flush()
-    kept: Any = _Kept()
+    output: Any = _Output()
     stdout = os.dup(1)
-    os.dup2(2, 1)  # for processes that this one starts, and for code that is not Python
+    os.dup2(2, 1)  # for child processes, and for code outside Python
 
     def end(code: int, reason: str) -> None:
         if is_rank_zero():
@@ -70,10 +70,10 @@ def answered(run: Callable[[Sequence[str]], int]) -> int:
     last_words.append(end)
     restarts.before_restart.append(lambda: os.dup2(stdout, 1))
     try:
-        with redirect_stdout(kept):
+        with redirect_stdout(output):
             try:
                 code = run(arguments)
-            except KeyboardInterrupt:  # while the runner was imported
+            except KeyboardInterrupt:  # while the runner is imported
                 code = INTERRUPTED
     finally:
         last_words.remove(end)
@@ -84,22 +84,22 @@ def answered(run: Callable[[Sequence[str]], int]) -> int:
     if restarts.is_asked_for():
         return code  # the next attempt prints it
     if is_rank_zero():
-        print(_as_text(typed, code, "".join(kept.texts)), flush=True)
-    atexit.register(os.dup2, 2, 1)  # the last to be registered is the first to run: the others may print
+        print(_as_text(typed, code, "".join(output.texts)), flush=True)
+    atexit.register(os.dup2, 2, 1)  # runs before the functions registered earlier, which may print
     return code
 
 
 def _as_text(typed: Sequence[str], code: int, text: str) -> str:
-    error = _given.get("error")
+    error = _fields.get("error")
     if error is None and code:
-        error = error_object(code, _given.get("reason") or _REASONS.get(code, f"exit code {code}; see stderr"))
-    result = _given.get("result")
+        error = error_object(code, _fields.get("reason") or _REASONS.get(code, f"exit code {code}; see stderr"))
+    result = _fields.get("result")
     if result is None and not code and text:
         result = {"text": text}
     content = {
         "schema": SCHEMA,
-        "verb": _given.get("verb"),
-        "command": [without_credentials(one) for one in typed],
+        "verb": _fields.get("verb"),
+        "command": [without_credentials(argument) for argument in typed],
         "exit_code": code,
         "result": result,
         "error": error,
@@ -108,22 +108,22 @@ def _as_text(typed: Sequence[str], code: int, text: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value in a form that JSON can hold: NaN, infinities and unsupported types become text."""
+    """Return a value as JSON can represent it: NaN, infinities and unsupported types become text."""
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-class _Kept:
-    """Forwards text to stderr, and keeps it for verbs that have no other result."""
+class _Output:
+    """Forwards text to stderr, and keeps a copy for verbs that have no other result."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
-        self._room = KEPT
+        self._room = MAX_TEXT
 
     def write(self, text: str) -> int:
         if self._room > 0:

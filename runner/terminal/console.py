@@ -1,4 +1,4 @@
-"""The console: blocks of labeled lines, titles and failures, and how paths and positions are written."""
+"""Prints titles, labeled lines and failures, and shows paths and positions as text."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ STYLES = {"ok": "bold green", "warning": "bold yellow"}
 """Styles by the first word of a label."""
 
 _announced: tuple[Path, int, int] | None = None
-"""The run whose title was printed before the run was made: its folder, the title's lines, and `texts_written` then."""
+"""The run whose title was printed early: its folder, the number of the title's lines, and `texts_written()` then."""
 
 
 def make_console(width: int = 120) -> Any:
-    """Return a console as wide as the terminal; elsewhere `width` columns wide, unless COLUMNS sets the width."""
+    """Return a console as wide as the terminal. Elsewhere it has `width` columns, unless COLUMNS sets the number."""
     from rich.console import Console
 
     class PrintableConsole(Console):
         def print(self, *objects: Any, **options: Any) -> None:
-            super().print(*(printable(one, lines=True) if isinstance(one, str) else one for one in objects), **options)
+            shown = (printable(value, lines=True) if isinstance(value, str) else value for value in objects)
+            super().print(*shown, **options)
 
     console = PrintableConsole(highlight=False, markup=False, force_jupyter=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -40,7 +41,7 @@ def make_console(width: int = 120) -> Any:
 
 
 class Unpadded:
-    """Rich's output, without the blanks that pad its lines."""
+    """Rich output without the blanks that pad its lines."""
 
     def __init__(self, renderable: Any) -> None:
         self._renderable = renderable
@@ -58,10 +59,7 @@ class Unpadded:
 
 
 def print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
-    """Print labeled lines under a title.
-
-    A text that is too long is wrapped in its column.
-    """
+    """Print labeled lines under a title. Long texts are wrapped in their column."""
     from rich.table import Table
     from rich.text import Text
 
@@ -76,7 +74,7 @@ def print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def announce(name: str, run_dir: Path) -> None:
-    """Print the title of a run before the run is made, if someone watches; anywhere else it can wait."""
+    """Print the title of a run on a terminal before the run is created, because a user may be waiting for a sign."""
     from rich.text import Text
 
     global _announced
@@ -89,7 +87,7 @@ def announce(name: str, run_dir: Path) -> None:
 
 
 def take_back_title() -> None:
-    """Erase the title of a run that was announced and then refused, unless something was printed below it."""
+    """Erase the announced title of a run that was refused, unless something was printed below it."""
     global _announced
     if _announced is not None and _announced[2] == texts_written():
         print(f"\x1b[{_announced[1]}A\x1b[J", end="", flush=True)
@@ -97,7 +95,7 @@ def take_back_title() -> None:
 
 
 def print_title(name: str, run_dir: Path) -> None:
-    """Print what is run, and where, as the first line of a run, unless it was announced."""
+    """Print the name and the folder of a run as its first line, unless `announce` has."""
     global _announced
     if _announced is None or _announced[0] != run_dir.absolute():
         make_console().print(_title(name, run_dir), style="bold", soft_wrap=True)
@@ -105,19 +103,19 @@ def print_title(name: str, run_dir: Path) -> None:
 
 
 def _title(name: str, run_dir: Path) -> str:
-    # A name that was made has the time and the date in it.
+    # A generated name contains the time and the date, which the folder shows as well.
     name = name.replace(f"{run_dir.name}-", "", 1).removesuffix(f"-{run_dir.parent.name}")
     return printable(show_path(run_dir) if name == run_dir.name else f"{name}  {show_path(run_dir)}")
 
 
 def print_failure(error: BaseException) -> None:
-    """Print the traceback of a failure on stderr, from the rank that failed first and without credentials."""
+    """Print the traceback of a failure on stderr, without credentials and of the rank that failed first."""
     text = f"{error}\n" if isinstance(error, RankFailed) else format_failure(error)
     print_to_stderr(without_credentials(text).removesuffix("\n"))
 
 
 def show_path(path: Path) -> str:
-    """Return a path as a user would type it: relative if it is inside the working directory."""
+    """Return a path as a user would type it: relative if it is in the working directory."""
     path = path.absolute()
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
@@ -128,7 +126,7 @@ def epoch_number(now: Timestamp) -> int:
 
 
 def describe_time(now: Timestamp) -> str:
-    """Return a position as text: 'in epoch 2, after 25 batches', or between epochs 'after epoch 1 (19 batches)'."""
+    """Return a position as text: 'in epoch 2, after 25 batches'; between epochs, 'after epoch 1 (19 batches)'."""
     batches = f"{now.batch:,} {'batch' if now.batch == 1 else 'batches'}"
     if now.epoch and not now.batch_in_epoch:
         return f"after epoch {epoch_number(now)} ({batches})"
@@ -143,7 +141,7 @@ def in_notebook() -> bool:
 
 
 def show_in_cell(picture: bytes, kind: str) -> None:
-    """Show a picture below a notebook's cell; `kind` is png or svg, and others cannot be shown."""
+    """Show a picture below a notebook's cell. `kind` is 'png' or 'svg'; other kinds are not shown."""
     from IPython.display import SVG, Image, display  # type: ignore[import-not-found]
 
     if kind == "svg":

@@ -1,4 +1,4 @@
-"""A progress line: redrawn on a terminal and in a notebook, repeated elsewhere."""
+"""A progress line that is redrawn in place, on a terminal and in a notebook."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runner.terminal.output import move_logs
 
 
 def is_interactive(console: Any) -> bool:
-    """Return whether someone watches a console on which a line can be redrawn; a CI log is read later."""
+    """Return whether a line can be redrawn on a console, and someone watches it. Nobody watches a CI log."""
     if os.environ.get("CI", "false").lower() not in ("", "0", "false"):
         return False
     return in_notebook() or (console.is_terminal and not console.is_dumb_terminal)
@@ -24,8 +24,8 @@ def is_interactive(console: Any) -> bool:
 def live_line(console: Any, draw: Callable[[], Any], interval: float) -> Iterator[None]:
     """Keep redrawing a line within the `with` block: the last line of a terminal, or a line of a notebook's cell.
 
-    On a terminal, anything printed or logged meanwhile appears above it. Nothing of it stays. `draw` is called on a
-    background thread, every `interval` seconds.
+    On a terminal, anything printed or logged meanwhile appears above the line. At the end, the line disappears. `draw`
+    is called on a background thread, every `interval` seconds.
     """
     if in_notebook():
         with _line_of_cell(console, draw, interval):
@@ -39,7 +39,7 @@ def live_line(console: Any, draw: Callable[[], Any], interval: float) -> Iterato
         refresh_per_second=1 / interval,
         transient=True,
         get_renderable=draw,
-        redirect_stderr=stderr.isatty(),  # redirecting would divert stderr from its file
+        redirect_stderr=stderr.isatty(),  # text for a file must not go to the console
     )
     with live, ExitStack() as stack:
         move_logs(stack, stderr, sys.stderr)
@@ -78,4 +78,4 @@ def _line_of_cell(console: Any, draw: Callable[[], Any], interval: float) -> Ite
         with repeated(lambda: line.update(content(), raw=True), interval):
             yield
     finally:
-        line.update({"text/plain": ""}, raw=True)  # as on a terminal, where it disappears at the end of training
+        line.update({"text/plain": ""}, raw=True)  # the line disappears, as on a terminal

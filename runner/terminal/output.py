@@ -1,4 +1,4 @@
-"""Output streams: ones that may break, and the log of a job."""
+"""Output streams that survive write errors, and the log file of a job."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any, TextIO
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """Keep printing from failing within the `with` block, by dropping text that cannot be written.
+    """Let printing never fail within the `with` block: drop text that cannot be written.
 
-    Writing fails when the disk is full or the terminal has been closed. When text of one stream is lost for the first
-    time, a warning goes to the other stream, unless the reader has merely stopped reading, as with `| head`.
+    Writing fails when the disk is full or the terminal has been closed. The first time that stdout or stderr loses
+    text, a warning goes to the other one, unless the reader has merely stopped reading, as with `| head`.
     """
-    for number in (0, 1, 2):  # if one is closed (`>&-`), the next file opened would get its number
+    for number in (0, 1, 2):  # if one is closed (`>&-`), the next file to be opened would get its number
         try:
             os.fstat(number)
         except OSError:
@@ -27,7 +27,7 @@ def lasting_output() -> Iterator[None]:
     out = sys.stdout or os.fdopen(1, "w", closefd=False)
     err = sys.stderr or os.fdopen(2, "w", closefd=False)
     for stream in (out, err):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may not have all characters, such as those of a name
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters, such as those of a name
             stream.reconfigure(errors="replace")
     lasting_out: Any = _LastingStream(out, "stdout", err)
     lasting_err: Any = _LastingStream(err, "stderr", out)
@@ -37,9 +37,9 @@ def lasting_output() -> Iterator[None]:
 
 @contextmanager
 def output_to(path: str, is_printed: bool = False) -> Iterator[None]:
-    """Append what this process prints and logs within the `with` block to a file, instead of the terminal.
+    """Append all output and logging of this process within the `with` block to a file, not to the terminal.
 
-    Without a path the terminal stays in use; with `is_printed` it gets everything as well.
+    With `is_printed`, the terminal gets everything too. Without a path, output goes only to the terminal.
     """
     if not path:
         yield
@@ -62,17 +62,17 @@ def output_to(path: str, is_printed: bool = False) -> Iterator[None]:
 
 
 def texts_written() -> int:
-    """Return how many texts this process has written to its streams, to detect whether anything was printed since."""
+    """Return how many texts this process has written so far; two equal counts mean that nothing was printed between."""
     return _LastingStream.written
 
 
 def _close(file: TextIO) -> None:
-    with suppress(OSError):  # the disk is full, which a warning has said
+    with suppress(OSError):  # the disk is full; a warning has said so
         file.close()
 
 
 def move_logs(stack: ExitStack, before: TextIO, now: TextIO) -> None:
-    """Redirect logging from one stream to another until a stack is closed, as handlers do not follow `sys.stderr`."""
+    """Redirect logging from one stream to another until `stack` is closed. Handlers do not follow `sys.stderr`."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.StreamHandler) and handler.stream is before:
             handler.setStream(now)
@@ -80,7 +80,7 @@ def move_logs(stack: ExitStack, before: TextIO, now: TextIO) -> None:
 
 
 class _Both:
-    """Writes text to a stream and to a file; in all else it is the stream."""
+    """A stream whose text also goes to a file."""
 
     def __init__(self, stream: TextIO, file: TextIO) -> None:
         self._stream = stream
@@ -95,12 +95,9 @@ class _Both:
 
 
 class _LastingStream:
-    """Writes text to a stream, and drops text that cannot be written.
+    """Writes text to a stream, and drops text that cannot be written, with one warning to `other`."""
 
-    A warning with the name of the stream then goes to `other`.
-    """
-
-    written = 0  # by all of them
+    written = 0  # texts, over all instances
 
     def __init__(self, stream: TextIO, name: str, other: TextIO) -> None:
         self._stream = stream
@@ -128,8 +125,8 @@ class _LastingStream:
             if not self._has_warned:
                 self._has_warned = True
                 with suppress(OSError):
-                    lost = f"{self._name} cannot be written ({error}): output there is lost, the run continues"
-                    print(f"WARNING: {lost}", file=self._other, flush=True)
+                    reason = f"{self._name} cannot be written ({error})"
+                    print(f"WARNING: {reason}: output there is lost, the run continues", file=self._other, flush=True)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -1,4 +1,4 @@
-"""Text for a terminal or a pipe: headings, paragraphs, tables and durations, without colors or blanks at line ends."""
+"""Formats text for a terminal or a pipe: headings, paragraphs, tables and durations. No colors, no trailing blanks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runner.files.printable import printable
 WIDEST = 100  # columns of running text: longer lines are hard to read
 UNLIMITED = 10_000  # columns of a table in a pipe
 LEAST = 20  # columns for the last cell of a row
-LONGEST = 26  # characters of a cell that others are aligned with
+LONGEST = 26  # characters of a cell that counts for the width of its column
 NUMBER_WIDTH = 9  # characters of the widest text that `show_number` returns
 
 
@@ -27,7 +27,7 @@ def columns() -> int:
 
 
 def table_width() -> int:
-    """Return the width that a table may have: of the terminal or COLUMNS; in a pipe, tables are as wide as they are."""
+    """Return the maximum width of a table: the width of the terminal or COLUMNS; in a pipe, there is no limit."""
     return columns() if sys.stdout.isatty() or "COLUMNS" in os.environ else UNLIMITED
 
 
@@ -38,12 +38,12 @@ def heading(text: str) -> str:
 
 
 def print_to_stderr(text: object) -> None:
-    """Print what a user is to know, in one line or several, with escapes visible."""
+    """Print a message on stderr, in one line or several, with escape sequences made visible."""
     print(printable(text, lines=True), file=sys.stderr, flush=True)
 
 
 class PrintableFormatter(logging.Formatter):
-    """Formats records of logging with escapes visible."""
+    """Formats logging records with escape sequences made visible."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of a record, in one line or several."""
@@ -51,12 +51,12 @@ class PrintableFormatter(logging.Formatter):
 
 
 def shortened(text: str, width: int) -> str:
-    """Return text cut to a width, with an ellipsis at its end if something is missing."""
+    """Return text cut to a width, with an ellipsis if anything was cut off."""
     return text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
 
 
 def show_number(value: float) -> str:
-    """Return a metric as text: four decimals where they fit in seven digits, such as '0.9000', else '1.23e-05'."""
+    """Return a metric as text: with up to four decimals, such as '0.9000', or with an exponent, such as '1.23e-05'."""
     size = abs(value)
     if not math.isfinite(value) or value == 0 or 1e-3 <= size < 1e5:
         whole = len(str(int(size))) if math.isfinite(value) else 1
@@ -65,20 +65,20 @@ def show_number(value: float) -> str:
 
 
 def show_clock(seconds: float) -> str:
-    """Return a length of time as text of at most seven characters: '9.3 s', '2:05', '1:02:05', '12h 05m', '6d 03h'."""
+    """Return a duration as text of at most seven characters: '9.3 s', '2:05', '1:02:05', '12h 05m', '6d 03h'."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, whole_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours == 0:
-        return f"{minutes}:{rest:02}"
+        return f"{minutes}:{whole_seconds:02}"
     if hours < 10:
-        return f"{hours}:{minutes:02}:{rest:02}"
+        return f"{hours}:{minutes:02}:{whole_seconds:02}"
     return f"{hours}h {minutes:02}m" if hours < 100 else f"{hours // 24}d {hours % 24:02}h"
 
 
 def show_seconds(seconds: float) -> str:
-    """Return a duration in words, such as "4.2 s", "12 s", "4 min" or "2 h 10 min"; "?" where there is no such time."""
+    """Return a duration as text, such as "4.2 s", "12 s", "4 min" or "2 h 10 min"; "?" if negative or too long."""
     if not 0 <= seconds < 1e9:
         return "?"
     if seconds < 99.5:
@@ -90,52 +90,52 @@ def show_seconds(seconds: float) -> str:
 
 
 class Column(NamedTuple):
-    """A column of a table that is as wide as its longest line."""
+    """A column of a table, as wide as its longest line."""
 
     head: list[str]
-    """Its name, in one line or several."""
+    """The lines of its header."""
     cells: list[str]
     is_number: bool = False
 
     @property
     def width(self) -> int:
-        """Characters of its longest line."""
+        """The number of characters of its longest line."""
         return max(map(len, [*self.head, *self.cells]))
 
 
-def draw_table(chosen: Sequence[Column]) -> list[str]:
-    """Return the lines of a table of at least one column. Numbers are right-aligned; headers end on the same line."""
-    depth = max(len(column.head) for column in chosen)
-    tall = [Column([], [""] * (depth - len(one.head)) + one.head + one.cells, one.is_number) for one in chosen]
+def draw_table(columns: Sequence[Column]) -> list[str]:
+    """Return the lines of a table of at least one column. Numbers are right-aligned; headers are bottom-aligned."""
+    depth = max(len(column.head) for column in columns)
+    stacks = [[""] * (depth - len(column.head)) + column.head + column.cells for column in columns]
     lines = []
-    for row in zip(*(column.cells for column in tall), strict=True):
+    for row in zip(*stacks, strict=True):
         cells = [
             f"{cell:>{column.width}}" if column.is_number else f"{cell:<{column.width}}"
-            for cell, column in zip(row, tall, strict=True)
+            for cell, column in zip(row, columns, strict=True)
         ]
         lines.append("  ".join(cells).rstrip())
     return [*map(heading, lines[:depth]), *lines[depth:]]
 
 
 def in_columns(rows: Sequence[Sequence[str]], indent: int = 2) -> Iterator[str]:
-    """Yield lines with the cells of rows in aligned columns; the last cell of a row is wrapped in its column."""
+    """Yield lines with the cells of rows in aligned columns. The last cell of a row is wrapped in its column."""
     width = min(columns(), WIDEST)
     rows = [[printable(cell) for cell in row] for row in rows]
-    cells = [*zip(*rows, strict=True)][:-1]
-    sizes = [max((len(cell) for cell in column if len(cell) <= LONGEST), default=0) for column in cells]
-    column = indent + sum(sizes) + 2 * len(sizes)
-    for *before, last in rows:
-        head = " " * indent + "".join(f"{cell:<{size}}  " for cell, size in zip(before, sizes, strict=True))
-        if len(head) > column:  # a long cell has the rest of the row on the next line
+    aligned = [*zip(*rows, strict=True)][:-1]
+    widths = [max((len(cell) for cell in cells if len(cell) <= LONGEST), default=0) for cells in aligned]
+    start = indent + sum(widths) + 2 * len(widths)  # of the last column
+    for *cells, last in rows:
+        head = " " * indent + "".join(f"{cell:<{size}}  " for cell, size in zip(cells, widths, strict=True))
+        if len(head) > start:  # after a long cell, the last cell goes to the next line
             yield head.rstrip()
-            head = " " * column
-        lines = textwrap.wrap(last, max(width - column, LEAST), break_on_hyphens=False) or [""]
+            head = " " * start
+        lines = textwrap.wrap(last, max(width - start, LEAST), break_on_hyphens=False) or [""]
         yield f"{head}{lines[0]}".rstrip()
-        yield from (" " * column + line for line in lines[1:])
+        yield from (" " * start + line for line in lines[1:])
 
 
 def paragraphs(text: str, indent: int = 0) -> Iterator[str]:
-    """Yield the rewrapped lines of a docstring; lists keep their items, and indented blocks their lines."""
+    """Yield the lines of a docstring, wrapped to the terminal. Items of lists and indented blocks keep their lines."""
     width = min(columns(), WIDEST)
     blank = " " * indent
     for number, block in enumerate(re.split(r"\n\s*\n", text.strip("\n"))):

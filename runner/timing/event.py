@@ -9,7 +9,7 @@ from enum import StrEnum
 class Event(StrEnum):
     """A point in a run at which callbacks and algorithms act.
 
-    The vocabulary is MosaicML Composer's. `event.value` is the name of the hook method. `Event("batch_start")`,
+    The names are MosaicML Composer's. `event.value` is the name of the hook method. `Event("batch_start")`,
     `Event("BATCH_START")` and two old aliases (`TRAINING_START`, `TRAINING_END`) all resolve.
 
     .. code-block:: text
@@ -94,12 +94,12 @@ class Event(StrEnum):
     TRAINING_START = "fit_start"
     TRAINING_END = "fit_end"
 
-    # Enum's own hash is a slow Python function, and every event of every batch looks up a table keyed by events.
+    # Enum's own hash is a slow Python function, and each event of each batch looks up a table keyed by events.
     __hash__ = str.__hash__
 
     @property
     def closes_bracket(self) -> bool:
-        """Whether algorithms run in reverse order at this event, so that what was wrapped first is unwrapped last."""
+        """Whether algorithms run in reverse order at this event, so that the first to wrap is the last to unwrap."""
         return self in _CLOSING
 
     @classmethod
@@ -114,7 +114,7 @@ class Event(StrEnum):
 
 
 ALIASES = {"training_start": "fit_start", "training_end": "fit_end"}
-"""The current names of events by their old names, which still work as hook methods and as strings."""
+"""Current names of events by their old names, which still work as hook methods and as strings."""
 
 _CLOSING = frozenset(
     {

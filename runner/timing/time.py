@@ -96,23 +96,23 @@ class Time:
         near = nearest_times(str(value), _UNIT_OF_WORD)
         question = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         problem = error(f"{name}={shown!r} is not a time: give {_ALLOWED}.{question}")
-        vars(problem)["meant"] = "".join(near[:1])  # what a program may type in its place
+        vars(problem)["meant"] = "".join(near[:1])  # a correction that programs can use
         raise problem
 
     @classmethod
     def parse_or_epochs(cls, value: int | str | Time, name: str = "time") -> Time:
-        """Do what `parse` does, but take a plain int as a number of epochs."""
+        """Return the length given by a time string, a `Time` or a number of epochs; errors are those of `parse`."""
         return cls.parse(cls(value, TimeUnit.EPOCH) if type(value) is int else value, name)  # type: ignore[arg-type]
 
     @property
     def exact(self) -> Fraction:
-        """The value as the decimal number that was written: `'0.1dur'` is 1/10, not the nearest float."""
+        """The exact decimal value: `'0.1dur'` is 1/10, not the nearest float."""
         return Fraction(repr(self.value))
 
     def scaled(self, ratio: float, batches_per_epoch: int | None) -> Time:
         """Return this length multiplied by `ratio`, converted to batches if the result is not a whole number of epochs.
 
-        A remaining fraction of a batch, sample or token is dropped.
+        Fractions of a batch, sample or token are dropped.
 
         Raises:
             ValueError: the result is zero, or includes part of an epoch of unknown length; or `ratio` is not a finite
@@ -154,7 +154,7 @@ class Time:
 
 @lru_cache(maxsize=1024)
 def _read(text: str) -> Time | None:
-    """Return the time given by a string, or None; cached, because every batch compares strings with the clock."""
+    """Return the time given by a string, or None. It is cached, because each batch compares strings with timestamps."""
     if match := _COUNT.fullmatch(text):
         count, unit, real, real_unit = match.groups()
         return Time(int(count), unit) if count else Time(float(real), real_unit)
@@ -170,9 +170,9 @@ _FIELD_OF_UNIT = {"iter": 0, "ep": 1, "ba": 2, "sp": 3, "tok": 4, "sec": 9}
 class Timestamp(NamedTuple):
     """A position in training: counts over all ranks, and this rank's wall-clock seconds without evaluation.
 
-    Timestamps are immutable; the `to_next_*` methods return the next one. Compared with a `Time` or a time string, a
-    timestamp takes its count in that unit (`timestamp >= "10ba"`, `timestamp == "10ba"`). Two timestamps are equal if
-    all their fields are. The class is a tuple because tuples are the fastest to create.
+    Timestamps are immutable; the `to_next_*` methods return the next one. A comparison with a `Time` or a time string
+    uses the count in its unit (`timestamp >= "10ba"`, `timestamp == "10ba"`). Two timestamps are equal if all their
+    fields are. The class is a tuple because tuples are the fastest to create.
     """
 
     iteration: int = 0
@@ -234,7 +234,7 @@ class Timestamp(NamedTuple):
         time = _read(other) if isinstance(other, str) else other
         return self.count(time.unit) == time.value if isinstance(time, Time) else tuple.__eq__(self, other)  # type: ignore[arg-type]
 
-    __ne__ = object.__ne__  # the opposite of the above, and not tuple's own
+    __ne__ = object.__ne__  # the opposite of `__eq__`, not tuple's own
     __hash__ = tuple.__hash__
 
     def __lt__(self, other: object) -> bool:
@@ -266,7 +266,7 @@ class Timestamp(NamedTuple):
 
 
 def exact_ratio(ratio: float) -> Fraction:
-    """Return `scale_schedule_ratio` as the decimal number that was written: 0.1 is 1/10.
+    """Return the exact decimal value of `scale_schedule_ratio`: 0.1 is 1/10.
 
     Raises:
         ValueError: the ratio is not a finite number above 0.
@@ -279,7 +279,7 @@ def exact_ratio(ratio: float) -> Fraction:
 def convert(time: Time, unit: TimeUnit | str, max_duration: Time | None, batches_per_epoch: int | None) -> Fraction:
     """Return the exact length of `time` in another unit.
 
-    Fractions (`dur`) are converted through max_duration; epochs and batches, through the batches of an epoch.
+    Fractions (`dur`) are converted through `max_duration`, epochs and batches through the batches per epoch.
 
     Raises:
         ValueError: there is no conversion between the two units, or the number of batches per epoch is unknown.
@@ -293,22 +293,22 @@ def convert(time: Time, unit: TimeUnit | str, max_duration: Time | None, batches
             return convert(time, max_duration.unit, max_duration, batches_per_epoch) / max_duration.exact
     if batches_per_epoch and {time.unit, unit} == {"ep", "ba"}:
         return time.exact * batches_per_epoch if unit == TimeUnit.BATCH else time.exact / batches_per_epoch
-    given = f"max_duration={str(max_duration)!r}, batches_per_epoch={batches_per_epoch!r}"
-    raise ValueError(f"{str(time)!r} cannot be expressed in {str(unit)!r} ({given}): give all times in one unit")
+    context = f"max_duration={str(max_duration)!r}, batches_per_epoch={batches_per_epoch!r}"
+    raise ValueError(f"{str(time)!r} cannot be expressed in {str(unit)!r} ({context}): give all times in one unit")
 
 
 @dataclass(frozen=True, init=False)
 class Interval:
-    """A recurrence such as `'2ep'` or `'0.25dur'`, due whenever a multiple of it is reached.
+    """A recurrence such as `'2ep'` or `'0.25dur'`, due each time that training reaches a multiple of it.
 
-    An int is a number of epochs; 0 means never. A fraction of a run measured in epochs may fall inside an epoch if the
-    number of batches per epoch is known; otherwise it falls on the end of the epoch. A multiple on the end of an epoch
-    is due when the epoch has ended, not at its last batch: `'0.5dur'` of `'2ep'` is `'1ep'`.
+    An int is a number of epochs; 0 means never. In a run measured in epochs, a fraction may be due inside an epoch if
+    the number of batches per epoch is known; otherwise it is due at the end of the epoch. A multiple at the end of an
+    epoch is due when the epoch has ended, not at its last batch: `'0.5dur'` of `'2ep'` is `'1ep'`.
     """
 
     time: Time
     ends_epochs: bool = field(compare=False, repr=False)
-    """Whether it is never due in the middle of an epoch, as it counts epochs or iterations, or is never due at all."""
+    """Whether it is never due inside an epoch, because it counts epochs or iterations, or is never due at all."""
     _bound: tuple[Time | None, int | None, Callable[[Timestamp], int | float]] | None = field(compare=False, repr=False)
 
     def __init__(self, value: int | str | Time, name: str = "interval") -> None:
@@ -323,7 +323,7 @@ class Interval:
         max_duration: Time | None = None,
         batches_per_epoch: int | None = None,
     ) -> bool:
-        """Return whether a multiple of the interval lies in (previous, now], counted in the interval's unit.
+        """Return whether a multiple of the interval is in (previous, now], counted in the interval's unit.
 
         Args:
             previous: the position before a call of `to_next_*`.
@@ -337,17 +337,17 @@ class Interval:
         if not self.time.value:
             return False
         bound = self._bound
-        if bound is None or bound[0] is not max_duration or bound[1] != batches_per_epoch:  # bind only once
+        if bound is None or bound[0] is not max_duration or bound[1] != batches_per_epoch:  # computed only once
             bound = max_duration, batches_per_epoch, self._counter(max_duration, batches_per_epoch)
             object.__setattr__(self, "_bound", bound)
         multiples = bound[2]
         return multiples(now) > multiples(previous)
 
     def _counter(self, max_duration: Time | None, batches: int | None) -> Callable[[Timestamp], int | float]:
-        """Return a function from a position to the whole number of multiples reached by then."""
+        """Return a function from a position to the number of multiples reached by then."""
         is_fraction = self.time.unit is TimeUnit.DURATION
-        counted = max_duration.unit if max_duration else TimeUnit.BATCH  # without a max_duration, convert() raises
-        unit = counted if is_fraction else self.time.unit
+        run_unit = max_duration.unit if max_duration else TimeUnit.BATCH  # without a max_duration, convert() raises
+        unit = run_unit if is_fraction else self.time.unit
         if batches and is_fraction and unit is TimeUnit.EPOCH:
             length, parts = convert(self.time, TimeUnit.BATCH, max_duration, batches).as_integer_ratio()
 
@@ -372,13 +372,13 @@ class Progress(NamedTuple):
         """Return the count of a unit so far; for `dur`, the fraction of max_duration that has passed.
 
         Epochs are counted with fractions if the batches per epoch are known. The result comes from a single division
-        of whole numbers, so 3 batches of 10 give exactly the float 0.3.
+        of whole numbers, so 3 of 10 batches give exactly the float 0.3.
         """
-        whole = self.max_duration.value if unit == TimeUnit.DURATION else 1
+        total = self.max_duration.value if unit == TimeUnit.DURATION else 1
         unit = self.max_duration.unit if unit == TimeUnit.DURATION else unit
         if unit == TimeUnit.EPOCH and (batches := self.batches_per_epoch):
-            return (self.timestamp.epoch * batches + self.timestamp.batch_in_epoch) / (batches * whole)
-        return self.timestamp.count(unit) / whole
+            return (self.timestamp.epoch * batches + self.timestamp.batch_in_epoch) / (batches * total)
+        return self.timestamp.count(unit) / total
 
     def convert(self, time: Time | str, unit: TimeUnit | str) -> float:
         """Return the length of `time` in another unit.

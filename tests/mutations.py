@@ -1468,7 +1468,7 @@ FAULTS = (
     Fault(
         "MLflow: long lines of a checkpoint's batch are written twice",
         "callbacks/_mlflow/spool.py",
-        "return self._began if self._step >= batch else self.size",
+        "return self._step_start if self._step >= batch else self.size",
         "return self.size",
         "callbacks/test_mlflow_large_runs.py",
     ),
@@ -1482,7 +1482,7 @@ FAULTS = (
     Fault(
         "MLflow: a store that loses its note gets all again",
         "callbacks/_mlflow/delivery.py",
-        "if end > self._known:",
+        "if end > self._known_end:",
         "if True:",
         "callbacks/test_mlflow_large_runs.py",
     ),

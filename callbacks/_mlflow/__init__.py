@@ -1,1 +1,1 @@
-"""Logs to MLflow through a separate process: a run writes to a spool, which the process delivers."""
+"""Logs to MLflow through a separate process: a run writes to a spool, and the process sends it."""

@@ -1,6 +1,6 @@
-"""Delivers one run's spool to its MLflow store: in order, resumable at any line, each value exactly once.
+"""Delivers a run's spool to its MLflow store: in order, resumable at any line, and each value exactly once.
 
-It imports MLflow only when it opens the run.
+MLflow is imported only when the run is opened.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
     from runner.callbacks._mlflow.sink import RunSink
 
-SEND_INTERVAL = 2.0  # seconds between two sends during training, because MLflow takes CPU time from the trainer
-LAST_ATTEMPTS = 3  # attempts before the spool of a finished run is left to the next run
+SEND_INTERVAL = 2.0  # seconds between two sends during training, because MLflow competes with the trainer for the CPU
+LAST_ATTEMPTS = 3  # failed attempts after which the spool of a finished run is left to the next run
 LONGEST_PAUSE = 60.0  # maximum seconds between two attempts during training
-LOCK_PATIENCE = 60.0  # seconds to wait for the writer of an earlier session of the run, which is still sending
-LAST = {"status", "model"}  # entries before which the last value of each key is sent
-FILES = {"artifact", "text", "table", "images", "model"}  # entries that go to the artifact store, a separate store
-MAX_SAMPLES = 20_000  # of system metrics, about a day; while a server is away for longer, further samples are dropped
+LOCK_PATIENCE = 60.0  # seconds to wait for the writer of an earlier session that is still sending
+LAST = {"status", "model"}  # before these entries, the last value of each key is sent
+FILES = {"artifact", "text", "table", "images", "model"}  # entries that go to the artifact store
+MAX_SAMPLES = 20_000  # of system metrics, about a day; if a server is away for longer, further samples are dropped
 PREFIX = "system/"
 
 Report = Callable[[dict[str, Any]], None]
@@ -59,15 +59,15 @@ class Delivery:
         target: target of the spool, with credentials in the address; see `make_target`.
         report: called with news for the trainer.
         live: whether a trainer adds to the spool until `finish` is called.
-        wanted: whether to restore the run in MLflow if it was deleted there; otherwise it is left alone.
+        restore: whether to restore the run in MLflow if it was deleted there; otherwise sending fails.
 
     Attributes:
         complete: whether the store has the whole run.
-        stopped: set when no more is sent, because everything is or it is left to another sender.
+        stopped: set when sending has ended, because everything is sent or the rest is left to another sender.
     """
 
     def __init__(
-        self, run_dir: Path, target: Mapping[str, Any], report: Report, live: bool, wanted: bool = True
+        self, run_dir: Path, target: Mapping[str, Any], report: Report, live: bool, restore: bool = True
     ) -> None:
         self.complete = False
         self.run_dir = run_dir
@@ -76,7 +76,7 @@ class Delivery:
         self._spool = self._folder / SPOOL
         self._target = target
         self._report = report
-        self._wanted = wanted
+        self._restore = restore
         self._attempts = LAST_ATTEMPTS if live else 1
         self._patience = LOCK_PATIENCE if live else 0.0
         self._finishing = threading.Event()
@@ -88,22 +88,22 @@ class Delivery:
         self._next_files = 0.0
         self._lock: IO[str] | None = None
         self._sent = Sent("")
-        self._known = 0  # offset up to which the store has all metrics, if `sent.json` does not say so
+        self._known_end = 0  # offset up to which the store is known to have all metrics, if `sent.json` was lost
         self._rate = SendingRate()
         self._sink: RunSink | None = None
         self._sampler: LoadSampler | None = None
 
     def finish(self) -> None:
-        """Have the rest sent at once, because the trainer will add nothing more or has ended."""
+        """Send the rest without pauses, because the trainer adds nothing more or has ended."""
         self._finishing.set()
 
     def abandon(self) -> None:
-        """Leave the rest to another delivery of the run, after what is being sent now."""
+        """Stop after the current send, and leave the rest to another delivery of the run."""
         self._abandoned.set()
         self._finishing.set()
 
     def run(self) -> bool:
-        """Send until the store has the whole run or the rest is left to another sender; return whether it has all."""
+        """Send until the store has the whole run or sending has to stop, and return whether it has the whole run."""
         try:
             self._send_all()
         finally:
@@ -116,7 +116,7 @@ class Delivery:
 
     def _send_all(self) -> None:
         while not self._is_done and not self._abandoned.is_set():
-            live = not self._finishing.is_set()  # checked before the spool is read, which is complete if not
+            live = not self._finishing.is_set()  # checked before reading: if not live, the spool is complete
             try:
                 pause = 0.0 if self._send(live) else SEND_INTERVAL
                 self._failures = 0
@@ -136,7 +136,7 @@ class Delivery:
         """Send a chunk, and return whether there may be more."""
         self._lock = self._lock or lock_file(self._folder / "writer.lock", 0.0 if live else self._patience)
         if self._lock is None and live:
-            return False  # the writer of an earlier session still sends
+            return False  # the writer of an earlier session is still sending
         if self._lock is None:
             raise BlockingIOError(f"another process is sending {self._spool}")
         sink = self._sink = self._sink or self._open()
@@ -156,48 +156,48 @@ class Delivery:
         return False
 
     def _open(self) -> RunSink:
-        """Open or create the run in MLflow, and read how much of the spool it has."""
+        """Open or create the run in MLflow, and find out how much of the spool it has."""
         from runner.callbacks._mlflow.sink import RunSink
         from runner.callbacks._mlflow.store import open_run
 
         address = self._target["tracking_uri"]
         sent = read_sent(self._folder, address)
-        client, run = open_run(self._target, sent.run_id, self.run_dir, self._wanted)
-        if sent.run_id != run.info.run_id:  # newly created, or created again after it was removed
+        client, run = open_run(self._target, sent.run_id, self.run_dir, self._restore)
+        if sent.run_id != run.info.run_id:  # the run was just created, perhaps because it had been removed
             sent = Sent(address, run.info.run_id)
             write_sent(self._folder, sent)
         self._sent = sent
-        self._known = self._find_known(run) if sent.offset == 0 else 0
+        self._known_end = self._find_known_end(run) if sent.offset == 0 else 0
         self._report({"run_id": run.info.run_id, "experiment_id": run.info.experiment_id, "offset": sent.offset})
         return RunSink(client, run, self.run_dir, self._tell)
 
-    def _find_known(self, run: Run) -> int:
-        """Return the offset up to which the store has all metrics, for a spool whose `sent.json` was lost.
+    def _find_known_end(self, run: Run) -> int:
+        """Return the offset up to which the store has all metrics, if `sent.json` was lost.
 
-        Metrics are sent in order, so the store has those of all lines before the last one that it has something of.
-        Sending a value that it has takes several times as long as sending a new one. Values that an earlier session
-        left out, by `max_values_per_second`, stay left out.
+        Metrics are sent in order. If the store has a value of a line, it has all metrics of the lines before. Sending a
+        value again takes several times as long as sending a new one. Values that an earlier session left out because
+        of `max_values_per_second` stay left out.
         """
         latest = {metric.key: (metric.value, metric.step, metric.timestamp) for metric in run.data._metric_objs}
-        known = begin = 0
+        known_end = begin = 0
         for entry, end in read_entries(self._spool, limit=None) if latest else ():
             if is_metrics(entry):
                 for key, value in entry["m"].items():
                     if latest.get(key) == (value, entry["s"], entry["t"]):
-                        del latest[key]  # an equal one that comes later may not be there
-                        known = begin
+                        del latest[key]  # the store may lack an equal value of a later line
+                        known_end = begin
             begin = end
-        return known
+        return known_end
 
     def _send_lines(self, sink: RunSink, lines: Sequence[Line]) -> None:
-        """Send lines in order, metrics in as few calls as MLflow allows, and mark after each call what was sent."""
+        """Send lines in order, metrics in as few calls as MLflow allows, and record after each call what was sent."""
         thinning = Thinning(self._target.get("max_values_per_second"), self._sent)
         metrics: list[dict[str, Any]] = []
         values = 0
         for (entry, end), (following, _) in pairwise([*lines, (None, 0)]):
             if is_metrics(entry):
                 chosen = thinning.choose(entry)
-                if end > self._known:
+                if end > self._known_end:
                     metrics.append(chosen)
                     values += len(chosen["m"])
                 if is_metrics(following) and values + thinning.count(following) <= METRICS_PER_CALL:
@@ -205,7 +205,7 @@ class Delivery:
                 sink.send_metrics(metrics)
             else:
                 if entry is not None and not LAST.isdisjoint(entry):
-                    sink.send_metrics(thinning.take_rest())
+                    sink.send_metrics(thinning.take_left_out())
                 self._send_entry(sink, entry)
             self._watch_rate(values, end)
             self._mark(end, entry is not None and "status" in entry, thinning)
@@ -213,22 +213,22 @@ class Delivery:
             values = 0
 
     def _watch_rate(self, values: int, end: int) -> None:
-        """Tell the trainer if values are logged faster than they are sent."""
+        """Report to the trainer if values are logged faster than they are sent."""
         if self._finishing.is_set():
             return
         rate = self._rate.note(values, end - self._sent.offset, self._spool.stat().st_size - end)
         if rate is not None:
             text = (
-                f"values are logged faster than the store takes them, which is {rate:,.0f} a second. Training does "
-                "not wait: the rest is kept in the run's folder and sent after training. To send fewer values, log "
+                f"values are logged faster than the store accepts them ({rate:,.0f} a second). Training does not "
+                "wait: the rest is kept in the run's folder and sent after training. To send fewer values, log "
                 f"less often, or add callbacks.mlflow_logger.max_values_per_second={max(rate / 2, 1):.0f}"
             )
             self._report({"behind": text})
 
     def _send_entry(self, sink: RunSink, entry: dict[str, Any] | None) -> None:
-        """Send an entry that is no metric.
+        """Send an entry that is not a metric.
 
-        One with files is postponed if they cannot be stored, so that later entries are not held up.
+        If its files cannot be stored, it is postponed, so that it does not hold up later entries.
         """
         if entry is None:
             self._tell("refused", f"a line of {self._spool} that was truncated is skipped")
@@ -253,7 +253,7 @@ class Delivery:
             self._sent.postponed.append(self._sent.offset)  # in order, because a later table replaces an earlier one
 
     def _send_postponed(self, sink: RunSink, live: bool) -> None:
-        """Try to send postponed files, from time to time during training."""
+        """Try to send postponed files; during training, only from time to time."""
         if live and time.monotonic() < self._next_files:
             return
         self._next_files = time.monotonic() + LONGEST_PAUSE
@@ -270,15 +270,15 @@ class Delivery:
         sent.sent_at = dict(thinning.sent_at)
         sent.left_out = dict(thinning.left_out)
         write_sent(self._folder, sent)
-        self._failures = 0  # pauses grow only while nothing is accepted
+        self._failures = 0  # pauses grow only while every attempt fails
         self._report({"offset": offset})
 
     def _mark_failed(self) -> bool:
-        """Record the status of a trainer that ended without recording it, and return whether that was done."""
+        """Record that the trainer ended without a status, and return whether it was recorded."""
         spool = Spool(self._folder)
         if spool.exclusive:
             spool.append({"status": "FAILED", "t": now_ms()})
-        else:  # the run was resumed: the new trainer's writer continues
+        else:  # the run was resumed, and the new trainer's writer continues
             self._is_done = True
         spool.close()
         return not self._is_done
@@ -290,7 +290,7 @@ class Delivery:
                 sampler = LoadSampler(run, interval, address_for_mlflow(self._target["tracking_uri"]))
                 sampler.start()
                 self._sampler = sampler
-            except Exception as error:  # an unexpected driver must not hold up the metrics
+            except Exception as error:  # a faulty driver must not hold up the metrics
                 self._tell("refused", f"no system metrics: {error}")
 
     def _stop_sampling(self) -> None:
@@ -299,9 +299,9 @@ class Delivery:
 
     def _send_samples(self, sink: RunSink) -> None:
         if self._sampler is not None:
-            taken = self._sampler.samples[:]
-            sink.send_metrics(taken)
-            del self._sampler.samples[: len(taken)]
+            samples = self._sampler.samples[:]
+            sink.send_metrics(samples)
+            del self._sampler.samples[: len(samples)]
 
     def _tell(self, kind: str, text: str) -> None:
         text = self._print(text)
@@ -313,16 +313,16 @@ class Delivery:
     def _print(self, text: str) -> str:
         """Print a text without credentials, and return it."""
         text = without_those_of(self._target["tracking_uri"], text)
-        with suppress(OSError, ValueError):  # the log is on the disk of the run, which may be full
+        with suppress(OSError, ValueError):  # the disk of the run and its log may be full
             print(text, file=sys.stderr, flush=True)
         return text
 
 
 class LoadSampler(threading.Thread):
-    """Samples CPU, memory, disk, network and GPUs with MLflow's monitors, without ever calling the server.
+    """Samples the load of CPU, memory, disk, network and GPUs with MLflow's monitors, without calling the server.
 
-    MLflow's own thread gives up after the first call that fails, and waits for the server when it finishes. Samples
-    are `interval` seconds apart, and numbered from the last one that the run has.
+    MLflow's own thread gives up after the first failed call, and waits for the server when it finishes. Samples are
+    `interval` seconds apart. Their numbers continue after the last sample of the run.
     """
 
     def __init__(self, run: Run, interval: float, tracking_uri: str) -> None:
@@ -330,11 +330,11 @@ class LoadSampler(threading.Thread):
 
         super().__init__(name="load", daemon=True)
         self._monitor = SystemMetricsMonitor(run.info.run_id, interval, tracking_uri=tracking_uri)  # type: ignore[arg-type]
-        known = [metric.step for metric in run.data._metric_objs if metric.key.startswith(PREFIX)]
-        self._step = max(known, default=-1) + 1
+        steps = [metric.step for metric in run.data._metric_objs if metric.key.startswith(PREFIX)]
+        self._step = max(steps, default=-1) + 1
         self._finishing = threading.Event()
         self.samples: list[dict[str, Any]] = []
-        """Samples as spool entries; the sender removes them."""
+        """Samples as spool entries. The sender removes them."""
 
     def run(self) -> None:
         """Take samples until `finish` is called."""
@@ -351,6 +351,6 @@ class LoadSampler(threading.Thread):
                 monitor.clear_metrics()
 
     def finish(self) -> None:
-        """Stop sampling. Samples that are not sent yet stay available."""
+        """Stop sampling. Unsent samples stay available."""
         self._finishing.set()
         self.join(1.0)

@@ -1,6 +1,6 @@
-"""Describes a run for MLflow: its parameters, command, data sets and origin, and a description in words.
+"""Describes a run for MLflow: its parameters, command, data sets, origin, and a description in words.
 
-Importing it imports the standard library only.
+Importing this module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -31,42 +31,44 @@ if TYPE_CHECKING:
 
 # Runs that differ only in these keys are the same experiment.
 START_KEYS = ("run_name", "experiment_name")
-PLUMBING = ("trainer", "launch", "callbacks")  # sections of which only values that are no defaults become parameters
-OWN_CLASSES = ("runner.", "torch.")  # modules whose classes are represented by the name of the config choice
+PLUMBING = ("trainer", "launch", "callbacks")  # sections whose values become parameters only if they are not defaults
+OWN_CLASSES = ("runner.", "torch.")  # packages whose classes are already named by the config's choice
 NO_LIMIT = 10_000  # columns
 
 
 def describe_config(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the parameters that define a run, so that a list of runs can be filtered by their differences.
 
-    Of the trainer, the launch and the callbacks, these are the arguments that differ from the defaults of their
-    classes; of everything else, all values but null and empty ones, copies of the seed, the runner's own classes, and
-    the usual places of inputs and targets in a batch. Keys that were typed are logged with the run's record.
+    Arguments of the trainer, the launch and the callbacks are parameters if they differ from the defaults of their
+    classes. So are all other values of the config, except for null, empty values, copies of the seed, the runner's own
+    classes, and the usual positions of inputs and targets in a batch. Typed keys are logged with the run's record.
     """
-    kept = {key: value for key, value in config.items() if key not in START_KEYS}
-    if algorithms := kept.get("algorithms"):
-        kept["algorithms"] = {"": ", ".join(algorithms), **algorithms}
+    shown = {key: value for key, value in config.items() if key not in START_KEYS}
+    if algorithms := shown.get("algorithms"):
+        shown["algorithms"] = {"": ", ".join(algorithms), **algorithms}
     for section in PLUMBING:
-        if isinstance(kept.get(section), Mapping):
-            kept[section] = _changed(kept[section])
-    if isinstance(loggers := kept.get("callbacks"), Mapping):
-        kept["callbacks"] = {key: value for key, value in loggers.items() if key != "mlflow_logger"}
-    return {key: value for key, value in flatten(kept).items() if not _says_nothing(key, value, config.get("seed"))}
+        if isinstance(shown.get(section), Mapping):
+            shown[section] = _changed(shown[section])
+    if isinstance(callbacks := shown.get("callbacks"), Mapping):
+        shown["callbacks"] = {key: value for key, value in callbacks.items() if key != "mlflow_logger"}
+    return {key: value for key, value in flatten(shown).items() if not _is_trivial(key, value, config.get("seed"))}
 
 
 def _changed(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a section that differ from the defaults of the class or classes that it names."""
+    """Return the values of a section that differ from the defaults of the classes that it names."""
     nested = {key: _changed(value) for key, value in section.items() if isinstance(value, Mapping)}
     plain = {key: value for key, value in section.items() if key not in nested}
     module, _, name = str(section.get("_target_", "")).rpartition(".")
     try:
-        known = signature(getattr(sys.modules.get(module), name)).parameters
+        parameters = signature(getattr(sys.modules.get(module), name)).parameters
     except (AttributeError, TypeError, ValueError):
-        return plain | nested
-    return {key: value for key, value in (plain | nested).items() if key not in known or known[key].default != value}
+        parameters = {}
+    values = (plain | nested).items()
+    return {key: value for key, value in values if key not in parameters or parameters[key].default != value}
 
 
-def _says_nothing(key: str, value: str, seed: Any) -> bool:
+def _is_trivial(key: str, value: str, seed: Any) -> bool:
+    """Return whether a value would say nothing in a list of runs."""
     name = key.rpartition(".")[2]
     is_copy = name == "seed" and key != "seed" and value == str(seed)
     is_own = name == "_target_" and value.startswith(OWN_CLASSES)
@@ -76,9 +78,9 @@ def _says_nothing(key: str, value: str, seed: Any) -> bool:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return nested values as `{"optimizer.lr": "0.1"}`, spelled as on the command line: null, true, [1, 2].
+    """Return nested values as `{"optimizer.lr": "0.1"}`, written as on the command line: null, true, [1, 2].
 
-    Lists that contain mappings are flattened by index; other lists are one value.
+    Lists that contain mappings are flattened by index. Any other list is one value.
     """
     flat: dict[str, str] = {}
     for key, value in values.items():
@@ -93,24 +95,24 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def typed_command() -> list[str]:
-    """Return the command as the user typed it, interpreter first; in a job of a launcher, the sweep's command."""
+    """Return the command as the user typed it, interpreter first; in a launched job, the sweep's command."""
     return [sys.orig_argv[0], "-m", "runner", *typed] if typed else sys.orig_argv
 
 
 def note_command() -> str:
-    """Return the command in Markdown. A block of code, which MLflow does not wrap, would push values off the page."""
+    """Return the command as inline code in Markdown, because MLflow does not wrap code blocks."""
     return f"`` {show_command(typed_command())} ``"
 
 
 def typed_overrides() -> dict[str, str]:
-    """Return the values that the user typed, by key, except those that only control how the command runs."""
+    """Return the typed values by key, except those that only control how the command runs."""
     matches = (re.fullmatch(r"[+~]{0,2}([\w./]+)=(.*)", word, re.DOTALL) for word in typed_command())
-    ways = {"hydra", "callbacks", "launch", *START_KEYS}
-    return {match[1]: match[2] for match in matches if match and re.split("[./]", match[1])[0] not in ways}
+    excluded = {"hydra", "callbacks", "launch", *START_KEYS}
+    return {match[1]: match[2] for match in matches if match and re.split("[./]", match[1])[0] not in excluded}
 
 
 def describe_beginning(state: State) -> list[dict[str, Any]]:
-    """Return entries of the spool on a run's size, checkpoints, data sets, description and columns of the UI's list."""
+    """Return spool entries on a run's size, checkpoints, data sets, description, and columns of the list of runs."""
     sizes = [(weight.numel(), weight.requires_grad) for weight in state.unwrapped_model.parameters()]
     total = sum(size for size, _ in sizes)
     trainable = sum(size for size, is_trained in sizes if is_trained)
@@ -119,21 +121,24 @@ def describe_beginning(state: State) -> list[dict[str, Any]]:
         params["model.num_trainable"] = str(trainable)
     savers: list[Any] = [callback for callback in state.callbacks if hasattr(callback, "best_checkpoint")]
     tags = {"runner.checkpoints": str(Path(state.run_dir).resolve() / savers[0].folder)} if savers else {}
-    loaders = [("train", state.train_dataloader), *((one.label, one.dataloader) for one in state.evaluators)]
-    inputs = [describe_dataset(loader, label, state.config.get("data")) for label, loader in loaders]
-    data = ", ".join(dict.fromkeys(described["name"] for described in inputs))
+    loaders = [
+        ("train", state.train_dataloader),
+        *((evaluator.label, evaluator.dataloader) for evaluator in state.evaluators),
+    ]
+    datasets = [describe_dataset(loader, label, state.config.get("data")) for label, loader in loaders]
+    data = ", ".join(dict.fromkeys(dataset["name"] for dataset in datasets))
     note = [note_command(), *describe_run(state, width=NO_LIMIT), f"Data: {data}"]
     return [
         {"params": params},
         {"tags": tags},
-        *({"input": described} for described in inputs),
+        *({"input": dataset} for dataset in datasets),
         {"note": "\n\n".join(note)},
         {"view": _columns(state)},
     ]
 
 
 def _columns(state: State) -> list[str]:
-    """Return the columns of the list of runs: the values of evaluations, and the keys that were typed."""
+    """Return the columns of the list of runs: the results of evaluations, and the typed keys."""
     columns = []
     for evaluator in state.evaluators:
         label = evaluator.label
@@ -144,9 +149,9 @@ def _columns(state: State) -> list[str]:
 
 
 def describe_dataset(loader: Any, label: str, data_config: Any) -> dict[str, Any]:
-    """Return a description of a data set as an MLflow input, as far as its loader provides one.
+    """Return the description of a data set as an MLflow input, with as much as its loader reveals.
 
-    Runs whose data has the same content share a data set in MLflow, so it says nothing of batches.
+    Runs whose data has the same content share a data set in MLflow, so the description excludes batches.
     """
     from runner.data.content import count_rows, digest, held_tensors
 
@@ -154,7 +159,7 @@ def describe_dataset(loader: Any, label: str, data_config: Any) -> dict[str, Any
     kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
     target = data_config.get("_target_") if isinstance(data_config, Mapping) else None
     rows = count_rows(loader)
-    described: dict[str, Any] = {
+    description: dict[str, Any] = {
         "name": (target or kind).rpartition(".")[2].removeprefix("load_"),
         "context": label,
         "source": {"class": kind, **({"data": str(target)} if target else {})},
@@ -162,29 +167,29 @@ def describe_dataset(loader: Any, label: str, data_config: Any) -> dict[str, Any
     }
     try:
         content = held_tensors(loader)
-        described["digest"] = digest(content)
-    except (TypeError, RuntimeError):  # samples that are read as they are needed, or tensors without a flat memory
+        description["digest"] = digest(content)
+    except (TypeError, RuntimeError):  # samples that are read on demand, or tensors without flat memory
         settings = flatten(data_config) if target else {}
-        known = json.dumps([described, settings], sort_keys=True)
-        return {**described, "digest": hashlib.blake2b(known.encode(), digest_size=8).hexdigest()}
+        text = json.dumps([description, settings], sort_keys=True)
+        return {**description, "digest": hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}
     specs = [json.dumps([{"type": "tensor", "tensor-spec": tensor_spec(tensor)}]) for tensor in content[:2]]
-    described["schema"] = {"mlflow_tensorspec": dict(zip(("features", "targets"), specs, strict=False))}
-    return described
+    description["schema"] = {"mlflow_tensorspec": dict(zip(("features", "targets"), specs, strict=False))}
+    return description
 
 
 def tensor_spec(tensor: Tensor) -> dict[str, Any]:
-    """Return the type and shape of a batch in MLflow's form, the number of samples left open."""
+    """Return the type and shape of a batch in MLflow's format, with any number of samples."""
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": [-1, *tensor.shape[1:]]}
 
 
 def origin_tags(command: Sequence[str], cwd: str, run_dir: Path) -> dict[str, str]:
-    """Return tags for where a run comes from, which `MlflowClient.create_run` does not set itself.
+    """Return tags on the origin of a run, which `MlflowClient.create_run` does not set.
 
-    The command begins with the interpreter; the commit is that of the repository around `cwd`.
+    The command begins with the interpreter; the commit is that of the repository that contains `cwd`.
     """
     tags = {
         "mlflow.source.name": show_command(command),
-        "mlflow.source.type": "JOB",  # of a LOCAL one, the UI shows what follows the last slash
+        "mlflow.source.type": "JOB",  # for LOCAL, the UI would cut the command at its last slash
         "host": platform.node(),
         "python": platform.python_version(),
     }
@@ -196,23 +201,23 @@ def origin_tags(command: Sequence[str], cwd: str, run_dir: Path) -> dict[str, st
 
 
 def show_command(command: Sequence[str]) -> str:
-    """Return a command as it was typed, without the folders of the interpreter and of the `runner` script."""
+    """Return a command as typed, without the folders of the interpreter or of the `runner` script."""
     program = command[1:] if command[1:] and Path(command[1]).name == "runner" else command
-    return shlex.join([Path(one).name if index == 0 else one for index, one in enumerate(program)]) or "python"
+    return shlex.join([*(Path(word).name for word in program[:1]), *program[1:]]) or "python"
 
 
 def git_tags(cwd: str, run_dir: Path) -> dict[str, str]:
-    """Return tags for the commit, the branch and whether the run's code differs; empty outside a repository.
+    """Return tags on the commit, the branch, and differences of the run's code; empty outside a repository.
 
-    The code differs if tracked files are modified, or if the run keeps modules in `code/`, which are in no commit.
+    The code differs if tracked files are modified, or if the run keeps uncommitted modules in `code/`.
     """
-    state = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
+    options = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
     try:
-        status = git(*state, folder=cwd).decode(errors="replace").splitlines()
-        inside = [git("status", "--porcelain", *state[3:], folder=one) for one in submodules(root_of(cwd))]
+        status = git(*options, folder=cwd).decode(errors="replace").splitlines()
+        changes = [git("status", "--porcelain", *options[3:], folder=path) for path in submodules(root_of(cwd))]
     except (OSError, subprocess.SubprocessError):
         return {}
-    is_dirty = (run_dir / "code").is_dir() or any(inside) or any(not line.startswith("#") for line in status)
+    is_dirty = (run_dir / "code").is_dir() or any(changes) or any(not line.startswith("#") for line in status)
     heads = dict(line[2:].split(" ", 1) for line in status if line.startswith("# branch."))
     return {
         "mlflow.source.git.commit": heads["branch.oid"],

@@ -1,4 +1,4 @@
-"""What goes wrong with MLflow, in one line and without credentials."""
+"""Explains failures of MLflow in one line, without credentials."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from runner.files.addresses import without_credentials, without_those_of
 
 
 def explain(error: Exception, tracking_uri: str) -> str:
-    """Return what went wrong in one line, without the HTTP client's layers if the server was not reached."""
+    """Return an explanation in one line, without the HTTP client's layers if the server was not reached."""
     import requests
 
     chain: list[BaseException] = [error]

@@ -1,4 +1,4 @@
-"""Writes the trained model to a file, which the writer process logs to MLflow as a model."""
+"""Writes the trained model to a file, from which the writer process makes an MLflow model."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from runner.models.model import in_eval_mode
 
 log = logging.getLogger("runner")
 
-SMALL = 10_000  # numbers per sample up to which the input example has two samples, to show that it may
+SMALL = 10_000  # numbers in a sample up to which the input example has two samples, to show that a batch may vary
 
 
 def check_loggable(state: State, log_model: str) -> None:
-    """Check that the model can be logged, with the weights that are asked for."""
+    """Check that the model can be logged with the requested weights."""
     if is_sharded(state.unwrapped_model):
-        reason = "rank 0, which logs, has only a part of the weights; use +callbacks=export_for_inference"
+        reason = "rank 0, which logs, has only part of the weights; use +callbacks=export_for_inference"
         raise wrong_argument("log_model", log_model, f"not with a sharded model: {reason}")
     if log_model != "best":
         return
-    savers = [one for one in state.callbacks if hasattr(one, "best_checkpoint")]
-    if not any(getattr(one, "monitor", None) for one in savers):
+    savers = [callback for callback in state.callbacks if hasattr(callback, "best_checkpoint")]
+    if not any(getattr(saver, "monitor", None) for saver in savers):
         raise ValueError(
             "log_model='best': the best checkpoint needs a metric; add "
             "callbacks.checkpoint_saver.monitor=eval/loss or another metric, or give log_model=last"
@@ -46,9 +46,9 @@ def check_loggable(state: State, log_model: str) -> None:
 
 
 def write_model(state: State, run_dir: Path, log_model: str) -> dict[str, Any] | None:
-    """Write the model as an exported program, and return the spool's entry; a failure gives a warning and None.
+    """Write the model as an exported program, and return its spool entry; if that fails, warn and return None.
 
-    The program runs without the code of the network, and holds nothing that a loader would have to unpickle.
+    The program runs without the network's code, and nothing in it has to be unpickled.
     """
     folder = run_dir / "mlflow" / FILES / uuid.uuid4().hex
     try:
@@ -70,7 +70,7 @@ def write_model(state: State, run_dir: Path, log_model: str) -> dict[str, Any] |
             np.save(folder / EXAMPLE, inputs[: 2 if inputs[:1].numel() <= SMALL else 1].numpy())
             entry |= {"inputs": tensor_spec(inputs), "outputs": tensor_spec(outputs)}
         return entry
-    except Exception as error:  # torch.export has many; training is done, and its results count
+    except Exception as error:  # torch.export raises many kinds; the training results matter more
         reason = next(iter(str(error).strip().splitlines()), "")
         log.warning("MLflow: the model is not logged: %s: %s", type(error).__name__, reason)
         shutil.rmtree(folder, ignore_errors=True)
@@ -82,18 +82,19 @@ def _weights(state: State, log_model: str) -> Iterator[None]:
     """Put the model into evaluation mode with the weights to log, and restore it afterwards.
 
     Raises:
-        FileNotFoundError: no checkpoint is the best, because its metric was never finite.
+        FileNotFoundError: there is no best checkpoint, because the metric was never finite.
     """
     if log_model == "last":
         with inference(state):
             yield
         return
-    best = next((one for saver in state.callbacks if (one := getattr(saver, "best_checkpoint", None))), None)
+    checkpoints = (getattr(callback, "best_checkpoint", None) for callback in state.callbacks)
+    best = next(filter(None, checkpoints), None)
     if best is None:
         raise FileNotFoundError("there is no best checkpoint, because the metric was never finite")
     with in_eval_mode(state.unwrapped_model), weights_of(state, best):
         yield
 
 
-def _has_numpy(one: Any) -> bool:
-    return isinstance(one, Tensor) and one.dtype != torch.bfloat16 and one.ndim > 0
+def _has_numpy(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype != torch.bfloat16 and value.ndim > 0

@@ -1,4 +1,4 @@
-"""The trainer's side of one run: logged values go to the spool, the writer is notified, and nothing raises."""
+"""The trainer's side of a run: it writes logged values to the spool, starts their delivery, and never fails."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from runner.terminal.commands import show_command
 
 log = logging.getLogger("runner")
 
-KILLED_TIMEOUT = 2.0  # seconds; a user who interrupts wants the process to end, and the writer continues for a while
+KILLED_TIMEOUT = 2.0  # seconds; a user who interrupts a run wants it to end, and the writer continues for a while
 SOON = 1.0
 LATER = 5.0
-"""Seconds to wait for the writer before printing a message, on a terminal and elsewhere."""
+"""Seconds to wait for the writer before printing a message: `SOON` on a terminal, `LATER` elsewhere."""
 
 
 class Session:
-    """One run's spool and its delivery, from `begin` until `wait`; failures give one warning of each kind.
+    """A run's spool and its delivery, from `begin` until `wait`. Each kind of failure gives one warning.
 
-    What is appended before `begin` waits in memory, so that a run that is refused before it begins leaves nothing.
+    Entries appended before `begin` stay in memory, so that a run that is refused before it begins leaves no files.
 
     Args:
-        run_dir: the run's folder; if it cannot be written, nothing is recorded.
-        fields: fields of `make_target` that say where the run goes.
+        run_dir: the run's folder. If it is not writable, nothing is recorded.
+        fields: `fields` of `make_target`, which say where the run goes.
 
     Attributes:
         run_id: MLflow's id of the run, or None until the writer reports it.
@@ -51,14 +51,14 @@ class Session:
         self._run_dir = run_dir.resolve()
         self._folder = self._run_dir / "mlflow"
         self._fields = {**fields, "start_time": now_ms()}
-        self._held: list[Callable[[Spool], None]] | None = []
+        self._postponed: list[Callable[[Spool], None]] | None = []  # writes until the run begins
         self._beginning = threading.RLock()  # metrics arrive on another thread
         self._warned: set[str] = set()
         self.run_id: str | None = None
         self.experiment_id: str | None = None
         self._target: dict[str, Any] = {}
         self._spool: Spool | None = None
-        self._position = 0  # in the spool, of the checkpoint from which the run goes on
+        self._position = 0  # in the spool, of the checkpoint from which the run is resumed
         self._position_of: dict[str, Any] = {}  # identity of that spool
         self._writer: WriterProcess | None = None
         self._number = 0  # of the delivery
@@ -70,35 +70,35 @@ class Session:
         self._size = 0
 
     def begin(self) -> None:
-        """Open the spool, add what was appended so far, and start its delivery. Later calls do nothing."""
+        """Open the spool, write the entries appended so far, and start its delivery. Later calls do nothing."""
         with self._beginning:
-            if self._held is None:
+            if self._postponed is None:
                 return
             try:
                 self._open()
             except OSError as error:
                 self._warn("lost", f"this run is not recorded, because {self._folder} cannot be written ({error})")
-            held = self._held
-            self._held = None
-            for write in held:
+            postponed = self._postponed
+            self._postponed = None
+            for write in postponed:
                 self._write(write)
 
     def state_dict(self, batch: int) -> dict[str, Any]:
-        """Return the ids of the run and its spool, the run's folder and the spool's position; empty before it begins.
+        """Return the ids of the run and its spool, its folder and its position in the spool; empty before it begins.
 
-        The spool is synced to disk, so that after a power cut it reaches as far as the checkpoint.
+        The spool is synced to disk, so that it reaches as far as the checkpoint even after a power cut.
         """
         spool = self._spool
         position = self._position if spool is None else spool.position(batch)
-        with contextlib.suppress(OSError):  # other code reports a disk that is gone
+        with contextlib.suppress(OSError):  # other code reports a missing disk
             if spool is not None:
                 spool.sync()
         identity = {key: self._target.get(key) for key in ("spool", "start_time")}
-        known = {"run_id": self.run_id, "run_dir": str(self._run_dir), "position": position} | identity
-        return known if known["spool"] else {}
+        state = {"run_id": self.run_id, "run_dir": str(self._run_dir), "position": position} | identity
+        return state if state["spool"] else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue a saved run, also if the folder is the same but has lost its ids. Call it before `begin`."""
+        """Continue a saved run, even if its folder has lost its ids. Call this before `begin`."""
         position = state.get("position")
         if type(position) is int and position >= 0:
             self._position = position
@@ -108,9 +108,9 @@ class Session:
             self._target = {"spool": state["spool"]}
 
     def append(self, *entries: dict[str, Any]) -> None:
-        """Record entries of any kind but metrics, with credentials removed.
+        """Record entries other than metrics, without credentials.
 
-        In a resumed run, parameters that earlier sessions did not have are changes.
+        Parameters of a resumed run that earlier sessions did not have count as changes.
         """
 
         def write(spool: Spool) -> None:
@@ -120,7 +120,7 @@ class Session:
         self._write(write)
 
     def append_metrics(self, records: Iterable[tuple[dict[str, float], int, float]]) -> None:
-        """Record metrics, each with its step and its time in seconds."""
+        """Record metrics, each record with its step and its time in seconds."""
         records = list(records)
 
         def write(spool: Spool) -> None:
@@ -137,7 +137,7 @@ class Session:
         self._write(write)
 
     def append_images(self, images: Any, name: str, step: int, captions: Sequence[str] | None) -> None:
-        """Record images (N, H, W, C), uint8, in a file beside the spool."""
+        """Record images (N, H, W, C), uint8, in a file next to the spool."""
         import numpy as np
 
         entry = {"images": name, "captions": None if captions is None else list(captions), "s": step, "t": now_ms()}
@@ -151,7 +151,7 @@ class Session:
         self._write(write)
 
     def append_artifact(self, path: Path, folder: str | None) -> None:
-        """Record a file or folder. One outside the run's folder is copied into it, where the writer can read it."""
+        """Record a file or folder. If it is outside the run's folder, it is copied there for the writer."""
         path = path.resolve()
         if not path.is_relative_to(self._run_dir):
             copy = self._folder / FILES / uuid.uuid4().hex / path.name
@@ -165,7 +165,7 @@ class Session:
         self.append({"artifact": str(path.relative_to(self._run_dir)), "folder": folder})
 
     def end(self, error: BaseException | None) -> None:
-        """Record the status for the error that ended the run, or None, and the error's trace. Call `wait` after it."""
+        """Record the run's status and the trace of the error that ended it, if any. Call `wait` afterwards."""
         status = "FINISHED"
         if error is None:
             self.begin()
@@ -176,9 +176,9 @@ class Session:
         self.finish(status)
 
     def finish(self, status: str) -> None:
-        """Record the final status, if the run began, and have the writer send the rest.
+        """Record the final status if the run began, and let the writer send the rest.
 
-        If the writer was killed, a new one continues where it stopped.
+        If the writer was killed, a new one continues its work.
         """
         self.append({"status": status, "t": now_ms()})
         spool = self._spool
@@ -194,30 +194,30 @@ class Session:
             self._writer.finish(self._number)
 
     def wait(self, timeout: float) -> None:
-        """Wait until the writer has sent everything, print progress if that takes long, and warn if it has not.
+        """Wait until the writer has sent everything. Print progress if it takes long, and warn if data is left.
 
-        For a KILLED run, wait two seconds at most, and say nothing.
+        For a KILLED run, wait at most two seconds, and print nothing.
         """
         if self._status == "KILLED":
             self._stopped.wait(min(timeout, KILLED_TIMEOUT))
         elif self._status and self._writer is not None:
-            self._wait_aloud(timeout)
+            self._wait_with_progress(timeout)
             if not self._complete:
                 self._warn("error", f"{self._share_sent()} had arrived when the run ended")
 
     def wait_for_id(self, timeout: float) -> None:
-        """Wait until the run has an id in MLflow, or the writer has given up."""
+        """Wait up to `timeout` seconds until the run has an id in MLflow or the writer has given up."""
         deadline = time.monotonic() + timeout
         while self.run_id is None and time.monotonic() < deadline:
             if self._stopped.wait(0.05):
                 break
 
-    def _wait_aloud(self, timeout: float) -> None:
+    def _wait_with_progress(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         terminal = sys.stderr.isatty()
         erase, end = ("\r\x1b[K", "") if terminal else ("", "\n")
-        quiet, pause = (SOON, 0.5) if terminal else (LATER, 10.0)  # less often in a log file
-        if self._stopped.wait(min(quiet, timeout)):
+        delay, pause = (SOON, 0.5) if terminal else (LATER, 10.0)  # a log file gets fewer lines
+        if self._stopped.wait(min(delay, timeout)):
             return
         while (left := deadline - time.monotonic()) > 0:
             line = f"saving to MLflow: {self._share_sent()} has arrived; waiting up to {left:.0f} s"
@@ -230,10 +230,10 @@ class Session:
         return f"{self._offset / max(self._size, 1):.0%} of what was logged"
 
     def _write(self, write: Callable[[Spool], None]) -> None:
-        """Write to the spool now, or when the run begins."""
+        """Write to the spool, now or when the run begins."""
         with self._beginning:
-            if self._held is not None:
-                self._held.append(write)
+            if self._postponed is not None:
+                self._postponed.append(write)
                 return
         if (spool := self._spool) is not None:
             try:
@@ -242,12 +242,12 @@ class Session:
                 self._warn("lost", f"values are lost ({error})")
 
     def _open(self) -> None:
-        """Open the spool, write its target beside it, and enter the run in the register of unsent runs."""
+        """Open the spool, write its target next to it, and add the run to the register of unsent runs."""
         before = known_before(self._folder)
-        is_same = before | self._position_of == before  # the spool may have been lost and begun again
+        is_same = before | self._position_of == before  # otherwise the spool was lost and started anew
         spool = Spool(self._folder, self._position if is_same else 0)
         if not spool.exclusive:
-            self._warn("shared", f"another process logs to {self._folder} at this moment; both end up in one run")
+            self._warn("shared", f"another process is also logging to {self._folder}; both end up in one run")
         if "spool" not in before and self.run_id is not None:
             before = {**before, **self._target}
             write_sent(self._folder, Sent(self._fields["tracking_uri"], self.run_id))
@@ -257,8 +257,8 @@ class Session:
         self._spool = spool
         identity = {"start": target["start_time"], "spool": target["spool"], "name": target["run_name"]}
         spool.append(hidden_everywhere(identity))
-        # After the line, so that a sender of what was there before it does not remove the entry.
-        with contextlib.suppress(OSError):  # without an entry, it is found in `outputs/`
+        # Only after writing the line: a sender that had finished the spool without it would remove the entry.
+        with contextlib.suppress(OSError):  # without an entry, the run is found in `outputs/`
             write_whole(unsent_entry(self._run_dir, target["cwd"]), str(self._run_dir))
         self._deliver()
 
@@ -273,7 +273,7 @@ class Session:
             self._number = self._writer.deliver(self._run_dir, self._target, receive)
 
     def _receive(self, writer: WriterProcess, report: dict[str, Any]) -> None:
-        """Process a report of the writer, or of one before it that was killed."""
+        """Process a report of the writer, or of an earlier writer that was killed."""
         self.run_id = report.get("run_id", self.run_id)
         self.experiment_id = report.get("experiment_id", self.experiment_id)
         self._offset = report.get("offset", self._offset)
@@ -285,14 +285,14 @@ class Session:
             self._stopped.set()
 
     def _warn(self, kind: str, text: str) -> None:
-        """Warn once of each kind of failure: of what is not sent, left out, renamed or lost."""
+        """Warn of a failure, once for each kind: data that is not sent, left out, renamed or lost."""
         if kind in self._warned:
             return
         self._warned.add(kind)
         if kind == "error":
             command = show_command("sync", str(self._run_dir))
             text = (
-                f"{text.rstrip('. ')}. Training does not wait for it: what is logged is kept in {self._folder}, and "
+                f"{text.rstrip('. ')}. Training does not wait for it: logged values are kept in {self._folder}, and "
                 f"sent when MLflow can be reached again, by the next run, or by `{command}`"
             )
         elif kind in ("refused", "renamed"):

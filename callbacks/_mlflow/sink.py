@@ -1,4 +1,4 @@
-"""Sends the entries of a spool to a run of MLflow, within its limits."""
+"""Sends the entries of a spool to an MLflow run, within MLflow's limits."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ DATASET_NAME_LENGTH = 500
 NOTE = "mlflow.note.content"  # tag with the description that the UI shows
 VIEW = "mlflow.sharedViewState.runner"  # tag of an experiment with a view, which the UI offers under Views
 SHARED_VIEW = "viewStateShareKey=runner"  # query of a link that opens it
-VIEW_COLUMNS = 20  # the most
-VIEW_COLUMN_LENGTH = 120  # characters, as a tag of an experiment has 5000
+VIEW_COLUMNS = 20  # at most
+VIEW_COLUMN_LENGTH = 120  # characters, because a tag of an experiment is limited to 5000
 PICTURES = ("plots", "sweep")  # folders of artifacts whose pictures the description links to
 PREVIEW = 256  # pixels of the longer side of the preview that the UI shows first
-CAPTION_WIDTH = 160  # pixels; about the width in MLflow's grid, and a dozen words fit
+CAPTION_WIDTH = 160  # pixels; about the width of an image in MLflow's grid
 LINE_HEIGHT = 14
-LINE_LENGTH = 26  # characters of the default font in CAPTION_WIDTH
+LINE_LENGTH = 26  # characters in the default font that fit in `CAPTION_WIDTH`
 NAMES = r"[^/\w.\- :]"  # characters that MLflow does not accept in names
-PATHS = r"[^/\w.\- ]"  # nor in those of images and tables
+PATHS = r"[^/\w.\- ]"  # characters that it does not accept in names of images and tables
 
 
 def artifact_path(path: str) -> str | None:
-    """Return a path within a run's artifacts as MLflow accepts it; None for the top folder.
+    """Return a path in a run's artifacts in the form that MLflow accepts; None for the top folder.
 
     Raises:
-        ValueError: it is outside of them.
+        ValueError: the path leads out of the artifacts.
     """
     path = posixpath.normpath(path)
     if path == ".":
@@ -66,12 +66,12 @@ def artifact_path(path: str) -> str | None:
 
 
 class RunSink:
-    """Sends the entries of a spool to one run.
+    """Sends the entries of a spool to a run.
 
-    SQL stores identify a metric by (key, time, step, value), so one that is sent twice is stored once. A store without
-    such a key may hold the metrics of one call twice if the writer was killed during that call. `tell` takes a kind and
-    a message: 'refused' for an entry that is left out because MLflow will never accept it, 'renamed' for a name that
-    MLflow does not accept. Files outside of the run's folder are never read, sent or removed.
+    SQL stores identify a metric by (key, time, step, value), so a metric that is sent twice is stored once. In a store
+    without such a key, the metrics of a call may appear twice if the writer was killed during the call. `tell` takes a
+    kind and a message: 'refused' for an entry that is left out because MLflow will never accept it, 'renamed' for a
+    name that MLflow does not accept. Files outside the run's folder are never read, sent or removed.
     """
 
     def __init__(self, client: MlflowClient, run: Run, run_dir: Path, tell: Callable[[str, str], None]) -> None:
@@ -123,24 +123,25 @@ class RunSink:
             self._attempt(kind, self._handlers[kind], entry)
 
     def _key(self, name: str, foreign: str = NAMES) -> str:
-        """Return the name to use in MLflow, reporting it if it differs from the given one."""
+        """Return the name to use in MLflow, and report it if it differs from `name`."""
         key = self._keys.get((name, foreign))
         if key is None:
             key = self._keys[name, foreign] = clean_key(name, foreign)
             if key != name:
-                self._tell("renamed", f"{name!r} is not a valid name there: it is logged as {key!r}")
+                self._tell("renamed", f"{name!r} is not a valid name in MLflow: it is logged as {key!r}")
         return key
 
-    def _attempt(self, what: str, send: Callable[..., object], *arguments: Any) -> None:
+    def _attempt(self, entry: str, send: Callable[..., object], *arguments: Any) -> None:
+        """Send an entry, or report that it is left out if MLflow will never accept it."""
         try:
             send(*arguments)
         except Exception as error:
             if not self._is_final(error):
                 raise
-            self._tell("refused", f"{what} was left out: {error}")
+            self._tell("refused", f"{entry} was left out: {error}")
 
     def _is_final(self, error: Exception) -> bool:
-        """Return whether MLflow will never accept the data, which is not so for a deleted run that may be restored.
+        """Return whether MLflow will never accept the data. That is not so for a deleted run, which may be restored.
 
         Raises:
             Deleted: the run or its experiment was deleted.
@@ -165,7 +166,7 @@ class RunSink:
             is_late = entry.get("resumed") and key not in self._params
             if not is_late and self._params.setdefault(key, value) == value:
                 new.append(Param(key, value))
-            else:  # parameters are immutable in MLflow, and one that is added later was not true from the beginning
+            else:  # MLflow's parameters are immutable, and hold from the beginning of a run
                 changed[f"param_changed.{key}"] = value
         for batch in _batched(new, PAIRS_PER_CALL):
             self._client.log_batch(self.run_id, params=batch)
@@ -177,13 +178,13 @@ class RunSink:
             self._client.log_batch(self.run_id, tags=batch)
 
     def _log_note(self, entry: dict[str, Any]) -> None:
-        """Describe the run, unless it has a description: someone may have edited it in the UI."""
+        """Describe the run, unless it has a description, which someone may have edited in the UI."""
         if NOTE not in self.run.data.tags:
             runs = f"[All runs and their results](#/experiments/{self.run.info.experiment_id}/runs?{SHARED_VIEW})"
             self._log_tags({NOTE: f"{entry['note']}\n\n{runs}"})
 
     def _link_in_note(self, path: str) -> None:
-        """Add a link to an artifact of the run, a picture, to its description, which would be too small for it."""
+        """Add a link to a picture among the run's artifacts to its description, which is too narrow to show it."""
         note = self._client.get_run(self.run_id).data.tags.get(NOTE, "")
         page = f"#/experiments/{self.run.info.experiment_id}/runs/{self.run_id}/artifacts/{quote(path)}"
         link = f"[{Path(path).stem.replace('_', ' ').capitalize()}]({page})"
@@ -191,7 +192,7 @@ class RunSink:
             self._client.set_tag(self.run_id, NOTE, f"{note}\n\n{link}".lstrip())
 
     def _add_to_view(self, entry: dict[str, Any]) -> None:
-        """Add columns to the experiment's view 'Results', a list of runs, which is created if there is none.
+        """Add columns to the experiment's view 'Results', a list of runs, which is created if it does not exist.
 
         Columns have the UI's names, such as "params.`optimizer.lr`".
         """
@@ -199,14 +200,14 @@ class RunSink:
         try:
             view = json.loads(self._client.get_experiment(experiment_id).tags.get(VIEW, ""))
             state = json.loads(view["state"])
-            shown = [str(column) for column in state["selectedColumns"]]
+            selected = [str(column) for column in state["selectedColumns"]]
         except (ValueError, TypeError, KeyError):
             view = {"name": "Results", "createdAt": now_ms()}
             state = {}
-            shown = []
-        more = [column for column in map(str, entry["view"]) if len(column) <= VIEW_COLUMN_LENGTH]
-        columns = list(dict.fromkeys([*shown, *more]))[:VIEW_COLUMNS]
-        if columns != shown:
+            selected = []
+        new = [column for column in map(str, entry["view"]) if len(column) <= VIEW_COLUMN_LENGTH]
+        columns = list(dict.fromkeys([*selected, *new]))[:VIEW_COLUMNS]
+        if columns != selected:
             view |= {"updatedAt": now_ms(), "state": json.dumps(state | {"selectedColumns": columns})}
             self._client.set_experiment_tag(experiment_id, VIEW, json.dumps(view))
 
@@ -246,7 +247,7 @@ class RunSink:
             shutil.rmtree(copies / path.relative_to(copies).parts[0], ignore_errors=True)
 
     def _own_file(self, name: str) -> Path:
-        """Return a file or folder within the run's folder; checked, because someone else may have made the spool."""
+        """Return a file or folder in the run's folder. It is checked, because someone else may have made the spool."""
         path = self._run_dir / name
         for inner in chain((path,), path.rglob("*")):  # check the path itself before walking it
             if not inner.resolve().is_relative_to(self._run_dir) or ".." in inner.parts:
@@ -256,9 +257,9 @@ class RunSink:
         return path
 
     def _log_images(self, entry: dict[str, Any]) -> None:
-        """Log images and previews of them under names from which MLflow's UI reads the key, step and time.
+        """Log images and their previews, with names from which MLflow's UI reads the key, step and time.
 
-        MLflow's `log_image` makes a new name at each call, so that an image sent again would appear twice.
+        MLflow's `log_image` makes up a new name at each call, so an image that is sent again would appear twice.
         """
         file = self._own_file(f"mlflow/{IMAGES}/{Path(entry['file']).name}")
         images = read_images(file, entry["captions"])
@@ -275,23 +276,23 @@ class RunSink:
         file.unlink(missing_ok=True)
 
     def _log_input(self, entry: dict[str, Any]) -> None:
-        described = entry["input"]
+        description = entry["input"]
         dataset = Dataset(
-            name=shortened(described["name"], DATASET_NAME_LENGTH),
-            digest=described["digest"],
+            name=shortened(description["name"], DATASET_NAME_LENGTH),
+            digest=description["digest"],
             source_type="code",
-            source=json.dumps({"tags": described["source"]}),
-            schema=json.dumps(described["schema"]) if "schema" in described else None,
-            profile=json.dumps(described["profile"]),
+            source=json.dumps({"tags": description["source"]}),
+            schema=json.dumps(description["schema"]) if "schema" in description else None,
+            profile=json.dumps(description["profile"]),
         )
-        context = InputTag("mlflow.data.context", described["context"])
+        context = InputTag("mlflow.data.context", description["context"])
         self._client.log_inputs(self.run_id, [DatasetInput(dataset, [context])])
 
 
 def clean_key(key: str, foreign: str) -> str:
     """Return a key that MLflow accepts, with `_` for foreign characters and a hash that keeps keys distinct.
 
-    The hash depends only on the key, so that a resumed run uses the same one.
+    The hash depends only on the key, so that a resumed run uses the same key.
     """
     parts = re.sub(foreign, "_", key).split("/")
     cleaned = "/".join("__" if part == ".." else part for part in parts if part not in ("", ".")) or "_"
@@ -306,14 +307,14 @@ def is_refusal(error: Exception) -> bool:
         return error.error_code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
     if isinstance(error, requests.HTTPError):  # from an artifact store
         return error.response is not None and error.response.status_code in (400, 413, 422)
-    if isinstance(error, requests.RequestException):  # before ValueError, which some of these are
+    if isinstance(error, requests.RequestException):  # before `ValueError`, a base class of some of these
         return False
-    # Raised for an entry whose structure is not the trainer's.
+    # These are raised for an entry that a trainer would not have written.
     return isinstance(error, ValueError | TypeError | LookupError | AttributeError | FileNotFoundError)
 
 
 def read_images(path: Path, captions: Sequence[str] | None) -> list[Image]:
-    """Return the images in an array file (N, H, W, C), C 1 or 3, uint8, with their captions drawn beneath them."""
+    """Return the images in an array file (N, H, W, C), C 1 or 3, uint8, with their captions drawn below."""
     import numpy as np
     from PIL.Image import fromarray
 
@@ -324,7 +325,7 @@ def read_images(path: Path, captions: Sequence[str] | None) -> list[Image]:
 
 
 def add_caption(image: Image, caption: str) -> Image:
-    """Return the image with its caption beneath, enlarged by a whole factor so that the text fits."""
+    """Return the image with its caption below, enlarged by a whole factor so that the caption fits."""
     from PIL import ImageDraw
     from PIL.Image import Resampling, new
 
@@ -338,7 +339,7 @@ def add_caption(image: Image, caption: str) -> Image:
 
 
 def _to_cell(value: Any) -> Any:
-    """Return a value for a table, as text if JSON cannot represent it, because the UI could not read the table."""
+    """Return a value for a table, as text if JSON cannot represent it, so that the UI can read the table."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

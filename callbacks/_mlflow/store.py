@@ -1,4 +1,4 @@
-"""Opens MLflow stores, experiments and runs, safely from several processes, and finds runs by id."""
+"""Opens MLflow stores, experiments and runs, safely from several processes. Finds runs by id."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ LOCK_TIMEOUT = 60.0  # seconds
 TAG_LENGTH = 8000
 
 _clients: dict[str, MlflowClient] = {}
-_making = threading.Lock()  # a lock of a file does not keep threads apart
+_creating = threading.Lock()  # a file lock does not exclude other threads of the process
 
 
-def _make_missing_store(database: Path) -> None:
+def _create_missing_store(database: Path) -> None:
     """Create an empty SQLite store under another name and rename it, unless one exists already.
 
-    MLflow creates a store in dozens of steps that take seconds; one left between two steps can never be opened again,
-    and two processes that create one at once break it.
+    MLflow creates a store in dozens of steps, which take seconds. A store that is left between two steps can never be
+    opened again, and two processes that create the same store at once break it.
     """
     from mlflow.store.db import utils
 
@@ -43,26 +43,26 @@ def _make_missing_store(database: Path) -> None:
     if lock is None:
         raise TimeoutError(f"{database}.lock is held by another process for {LOCK_TIMEOUT:g} s")
     with lock:
-        aside = database.with_name(f".{database.name}.new")
-        for end in ("", "-journal", "-wal", "-shm"):  # what a process left that was killed here
-            aside.with_name(aside.name + end).unlink(missing_ok=True)
+        temporary = database.with_name(f".{database.name}.new")
+        for suffix in ("", "-journal", "-wal", "-shm"):  # left by a process that was killed here
+            temporary.with_name(temporary.name + suffix).unlink(missing_ok=True)
         if database.exists():
             return
-        engine = utils.create_sqlalchemy_engine(sqlite_uri(aside))
+        engine = utils.create_sqlalchemy_engine(sqlite_uri(temporary))
         utils._initialize_tables(engine)
         engine.dispose()
         try:
-            os.link(aside, database)
-        except FileExistsError:  # made meanwhile by a server, which does not use our lock
-            aside.unlink()
+            os.link(temporary, database)
+        except FileExistsError:  # created in the meantime by a server, which does not use our lock
+            temporary.unlink()
         except OSError:  # the file system has no hard links
-            aside.replace(database)
+            temporary.replace(database)
         else:
-            aside.unlink()
+            temporary.unlink()
 
 
 def _get_run(client: MlflowClient, run_id: str) -> Run | None:
-    """Return the run with an id, or None if the store has none."""
+    """Return the run with an id, or None if the store does not have it."""
     try:
         return client.get_run(run_id)
     except mlflow.exceptions.MlflowException as error:
@@ -72,7 +72,7 @@ def _get_run(client: MlflowClient, run_id: str) -> Run | None:
 
 
 def open_early(tracking_uri: str) -> None:
-    """Connect to an existing SQLite store before the first run needs it, without writing anything.
+    """Connect to an existing SQLite store before the first run needs it. Nothing is written.
 
     Raises:
         Exception: MLflow cannot open the store.
@@ -86,12 +86,12 @@ def open_store(uri: str) -> MlflowClient:
     """Return a client for a store, which is created if it does not exist.
 
     Raises:
-        TimeoutError: another process has been creating the store for a minute.
+        TimeoutError: another process has spent a minute creating the store.
     """
     database = database_of(uri)
     if database is not None and (uri not in _clients or not database.exists()):
-        with _making:
-            _make_missing_store(database)
+        with _creating:
+            _create_missing_store(database)
     if uri not in _clients:
         client = MlflowClient(address_for_mlflow(uri))
         client.search_experiments(max_results=1)
@@ -106,18 +106,18 @@ def open_experiment(client: MlflowClient, target: Mapping[str, Any]) -> str:
         Deleted: the experiment was deleted.
     """
     name = target["experiment_name"]
-    kind = {"mlflow.experimentKind": "custom_model_development"}  # the UI then opens the view for training
+    kind = {"mlflow.experimentKind": "custom_model_development"}  # lets the UI open the view for training
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         try:
             return client.create_experiment(name, artifact_location(target["tracking_uri"]), kind)
         except mlflow.exceptions.MlflowException as error:
-            experiment = client.get_experiment_by_name(name)  # created meanwhile by another process
+            experiment = client.get_experiment_by_name(name)  # created in the meantime by another process
             if experiment is None or error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
     refuse_deleted(experiment)
     for key, value in kind.items():
-        if key not in experiment.tags:  # made by other means; one that the user chose stays
+        if key not in experiment.tags:  # keep a kind that the user chose
             client.set_experiment_tag(experiment.experiment_id, key, value)
     return experiment.experiment_id
 
@@ -125,18 +125,18 @@ def open_experiment(client: MlflowClient, target: Mapping[str, Any]) -> str:
 def open_run(target: Mapping[str, Any], run_id: str | None, run_dir: Path, restore: bool) -> tuple[MlflowClient, Run]:
     """Return a client and the run of a spool, which is created if it does not exist.
 
-    An existing run is found by its `runner.spool` tag, so that a writer killed right after creating it does not lead to
-    a second one. With `restore`, a run that was deleted is restored.
+    An existing run is found by its `runner.spool` tag, so that no second run is created after a writer was killed right
+    after creating the first. With `restore`, a deleted run is restored.
 
     Raises:
-        Deleted: the run was deleted and is not to be restored, or its experiment was deleted.
+        Deleted: the run was deleted and `restore` is off, or its experiment was deleted.
     """
     client = open_store(target["tracking_uri"])
     run = _get_run(client, run_id) if is_id(run_id) else None
     if run is None or run.data.tags.get("runner.spool") != target["spool"]:  # the id may be from someone else's file
         experiment_id = open_experiment(client, target)
-        found = client.search_runs([experiment_id], f"tags.`runner.spool` = '{target['spool']}'", max_results=1)
-        if not found:
+        runs = client.search_runs([experiment_id], f"tags.`runner.spool` = '{target['spool']}'", max_results=1)
+        if not runs:
             tags = {**origin_tags(target["command"], target["cwd"], run_dir), "runner.spool": target["spool"]}
             return client, client.create_run(
                 experiment_id,
@@ -144,8 +144,8 @@ def open_run(target: Mapping[str, Any], run_id: str | None, run_dir: Path, resto
                 run_name=target["run_name"],
                 tags={key: shortened(value, TAG_LENGTH) for key, value in tags.items()},
             )
-        run = found[0]
-    refuse_deleted(client.get_experiment(run.info.experiment_id))  # it may have been renamed
+        run = runs[0]
+    refuse_deleted(client.get_experiment(run.info.experiment_id))  # not the one in `target`, if it was renamed
     if not restore:
         refuse_deleted(run)
     elif run.info.lifecycle_stage == "deleted":
@@ -157,7 +157,7 @@ def refuse_deleted(entity: Experiment | Run) -> None:
     """Check that an experiment or a run is not deleted. The runs of a deleted experiment are deleted with it.
 
     Raises:
-        Deleted: it was deleted.
+        Deleted: the experiment or run was deleted.
     """
     if isinstance(entity, Run):
         if entity.info.lifecycle_stage == "deleted":
@@ -168,9 +168,9 @@ def refuse_deleted(entity: Experiment | Run) -> None:
 
 
 def find_run(run_id: str, tracking_uri: str, downloads: Path | None) -> Path | None:
-    """Return the folder of a run, or `downloads` with its record in it; None if the store has no such run.
+    """Return the folder of a run, or `downloads` with the run's record in it; None if the store has no such run.
 
-    A SQLite store is not created.
+    A missing SQLite store is not created.
     """
     if (database := database_of(tracking_uri)) is not None and not database.exists():
         return None
@@ -188,9 +188,9 @@ def find_run(run_id: str, tracking_uri: str, downloads: Path | None) -> Path | N
         if name is not None and read_object(Path(name) / "mlflow" / "sent.json").get("run_id") == run_id:
             return Path(name)
     if downloads is None:
-        where = f"{name} on {run.data.tags.get('host')}" if name else "unknown"
+        location = f"{name} on {run.data.tags.get('host')}" if name else "unknown"
         raise ValueError(
-            f"MLflow run {run_id}: its folder with the checkpoints ({where}) is missing or not readable; "
+            f"MLflow run {run_id}: its folder with the checkpoints ({location}) is missing or not readable; "
             f"give a folder, or repeat the run with runner rerun {run_id}"
         )
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")

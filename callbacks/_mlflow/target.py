@@ -1,7 +1,7 @@
-"""Where a run's spool goes: the address of its store, and the signed file `run.json` beside the spool.
+"""The target of a run's spool: the address of its store, and the signed file `run.json` next to the spool.
 
-Standard library only. From a target that someone else wrote, only ids and names are taken, never an address or a path.
-Credentials reach the writer process through a pipe and are never written to a file.
+Standard library only. Of a target that someone else wrote, only ids and names are used, never an address or a path.
+Credentials reach the writer process through a pipe, and are never written to a file.
 """
 
 from __future__ import annotations
@@ -28,52 +28,49 @@ FILE = "run.json"
 REGISTER = Path("outputs", ".mlflow_unsent")
 SQLITE = "sqlite:///"
 STORES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "file", "databricks", "databricks-uc", "uc")
-"""Schemes of MLflow's addresses, before a `+driver`; its plugins add others."""
+"""Schemes of MLflow's addresses, without a `+driver`. Plugins add others."""
 SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # the printed address would contain the password
-    # The writer retries by itself, after checking whether a call whose answer was lost has created the run. A call that
-    # waits for minutes would also hold up the others.
+    # The writer retries by itself, after checking whether a failed call created the run after all. A call that waits
+    # for minutes would also hold up other calls.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
 
 
 def resolve_uri(tracking_uri: str | None) -> str:
-    """Return the absolute address of the store; None means `$MLFLOW_TRACKING_URI`, or else `outputs/mlflow.db`."""
+    """Return the absolute address of a store. None means `$MLFLOW_TRACKING_URI`, or else `outputs/mlflow.db`."""
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}outputs/mlflow.db"
     database = database_of(uri)
     return uri if database is None else sqlite_uri(Path.cwd() / database) + "".join(uri.partition("?")[1:])
 
 
 def sqlite_uri(database: Path) -> str:
-    """Return the address of a SQLite store, with the characters quoted that SQLAlchemy would not read as its path."""
+    """Return the address of a SQLite store, quoting characters that SQLAlchemy would not read as part of the path."""
     return f"{SQLITE}{str(database).replace('%', '%25').replace('?', '%3F')}"
 
 
 def database_of(uri: str) -> Path | None:
-    """Return the file of a SQLite store; None for another store."""
+    """Return the file of a SQLite store; None for other stores."""
     return Path(unquote(uri.removeprefix(SQLITE).partition("?")[0])) if uri.startswith(SQLITE) else None
 
 
 def address_for_mlflow(uri: str) -> str:
-    """Return the address by which MLflow opens a store: for SQLite with quoted characters, one that names the driver.
+    """Return the address with which MLflow can open a store: a SQLite store with quoted characters needs a driver.
 
-    Otherwise MLflow would first create the database's folder, without unquoting its name.
+    Without one, MLflow would create the database's folder, without unquoting its name.
     """
     return uri.replace("sqlite:", "sqlite+pysqlite:", 1) if uri.startswith(SQLITE) and "%" in uri else uri
 
 
 def check_address(uri: str) -> None:
-    """Check that MLflow supports an address, before training rather than after.
-
-    Without a scheme it is a folder.
-    """
+    """Check before training that MLflow supports an address. An address without a scheme is a folder."""
     shown = f"tracking_uri={without_credentials(uri)!r}"
     try:
         parts = urlsplit(uri)
         host = parts.hostname
-        _ = parts.port  # raises ValueError where it is not a number
+        _ = parts.port  # raises ValueError if it is not a number
     except ValueError as error:
         raise ValueError(f"{shown}: {error}; give an address such as http://127.0.0.1:5000") from None
     kind = parts.scheme.partition("+")[0]
@@ -88,8 +85,8 @@ def check_address(uri: str) -> None:
 
 
 def uri_of_run(uri: str, run_dir: Path) -> str:
-    """Return the address of a run's store: if `uri` is the default, a resumed run stays in the store it is in."""
-    target = read_target(run_dir / "mlflow")  # only one that this user wrote
+    """Return the address of a run's store. If `uri` is the default, a resumed run stays in its store."""
+    target = read_target(run_dir / "mlflow")  # None if this user did not write it
     before = "" if target is None else target["tracking_uri"]
     database = database_of(before)
     exists = database is not None and database.is_file()
@@ -98,11 +95,11 @@ def uri_of_run(uri: str, run_dir: Path) -> str:
 
 
 def ui_command(uri: str, experiment_id: str | None, run_id: str | None) -> str:
-    """Return the command that opens the MLflow UI, or the run's address on its server, without the password."""
+    """Return the command that opens the MLflow UI, or a run's address on its server, without the password."""
     if uri.startswith(("http://", "https://")):
         uri = re.sub(rf"{re.escape(HIDDEN)}@|\?.*", "", without_credentials(uri))  # the browser asks for the password
-        known = experiment_id is not None and run_id is not None
-        return f"{uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}" if known else uri
+        has_ids = experiment_id is not None and run_id is not None
+        return f"{uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}" if has_ids else uri
     database = database_of(uri)
     if database is not None and database.is_relative_to(Path.cwd()):
         uri = sqlite_uri(database.relative_to(Path.cwd()))
@@ -110,27 +107,27 @@ def ui_command(uri: str, experiment_id: str | None, run_id: str | None) -> str:
 
 
 def set_environment() -> None:
-    """Set the environment variables that MLflow reads, unless the user has. Call it before importing MLflow."""
+    """Set the environment variables that MLflow reads, unless the user set them. Call this before importing MLflow."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
 
 
 def artifact_location(tracking_uri: str) -> str | None:
-    """Return where an experiment's artifacts go: beside a SQLite store; None leaves it to the server."""
+    """Return the location of an experiment's artifacts: next to a SQLite store; None leaves it to the server."""
     database = database_of(tracking_uri)
     return None if database is None else (database.parent / "mlartifacts").as_uri()
 
 
 def unsent_entry(run_dir: Path, working_dir: str) -> Path:
-    """Return the path of a run's entry in the register of unsent runs in `working_dir`, where the run was started."""
+    """Return a run's entry in the register of unsent runs in `working_dir`, the folder in which it was started."""
     return Path(working_dir) / REGISTER / hashlib.blake2b(str(run_dir).encode(), digest_size=8).hexdigest()
 
 
 def unsent_runs(register: Path) -> list[Path]:
-    """Return the folders of the runs in a register. Entries of runs that no longer exist are removed."""
+    """Return the folders of the runs in a register, and remove entries of runs that no longer exist."""
     run_dirs = []
     for entry in sorted(register.glob("[!.]*")):
-        with suppress(OSError, ValueError):  # sent meanwhile by another process, or not readable
+        with suppress(OSError, ValueError):  # sent in the meantime by another process, or not readable
             run_dir = Path(entry.read_text())
             if (run_dir / "mlflow" / SPOOL).is_file():
                 run_dirs.append(run_dir)
@@ -140,13 +137,13 @@ def unsent_runs(register: Path) -> list[Path]:
 
 
 def make_target(fields: Mapping[str, Any], before: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
-    """Return everything a sender needs to know of a run, even without its trainer.
+    """Return everything that a sender needs to know about a run, even without its trainer.
 
     Args:
-        fields: `tracking_uri` with credentials, `by_key`, which is whether it was chosen in the config rather than by
-            the environment, `experiment_name`, `run_name`, and optionally `start_time` in milliseconds since 1970,
+        fields: `tracking_uri` with credentials; `by_key`, whether the config rather than the environment set it;
+            `experiment_name`; `run_name`; and optionally `start_time` in milliseconds since 1970,
             `system_metrics_interval` in seconds and `max_values_per_second`.
-        before: what `known_before` returned for an earlier session of the run, empty for a new one.
+        before: the result of `known_before` for an earlier session of the run; empty for a new run.
         command: the command that trains.
     """
     defaults = {"spool": uuid.uuid4().hex, "start_time": now_ms(), "system_metrics_interval": None}
@@ -155,48 +152,48 @@ def make_target(fields: Mapping[str, Any], before: Mapping[str, Any], command: S
 
 
 def write_target(folder: Path, target: Mapping[str, Any]) -> None:
-    """Write a target beside its spool, without credentials, for senders in later processes.
+    """Write a target next to its spool, without credentials, for senders in later processes.
 
     Raises:
-        OSError: the folder cannot be written to.
+        OSError: the file cannot be written.
     """
-    kept = hidden_everywhere(target)
-    write_whole(folder / FILE, json.dumps(kept | {"signature": sign(_signed(kept))}))
+    public = hidden_everywhere(target)
+    write_whole(folder / FILE, json.dumps(public | {"signature": sign(_signed_parts(public))}))
 
 
 def read_target(folder: Path) -> dict[str, Any] | None:
-    """Return the target beside a spool, or None if it is missing, damaged or written by someone else."""
+    """Return the target next to a spool, or None if it is missing, damaged or written by someone else."""
     target = read_object(folder / FILE)
     signature = target.pop("signature", None)
-    is_own = isinstance(signature, str) and is_signed(signature.encode(), _signed(target))
+    is_own = isinstance(signature, str) and is_signed(signature.encode(), _signed_parts(target))
     return target if is_own else None
 
 
 def known_before(folder: Path) -> dict[str, Any]:
-    """Return the identity of a run, perhaps someone else's, as `before` of `make_target`; empty for a new run.
+    """Return the identity of a run, perhaps someone else's, for `before` of `make_target`; empty for a new run.
 
-    The first line of the spool has it, or else the target, if the trainer was killed in between.
+    It is in the first line of the spool, or only in the target if the trainer was killed in between.
     """
     first: dict[str, Any] = {}
     with suppress(OSError):
         first = next((entry for entry, _ in read_entries(folder / SPOOL) if entry is not None), {})
-    written = {"spool": first.get("spool"), "start_time": first.get("start"), "run_name": first.get("name")}
+    in_spool = {"spool": first.get("spool"), "start_time": first.get("start"), "run_name": first.get("name")}
     target = read_object(folder / FILE)
     checks = {"spool": is_id, "start_time": _is_time, "run_name": lambda name: isinstance(name, str)}
-    known = {key: value if checks[key](value) else target.get(key) for key, value in written.items()}
-    return {key: value for key, value in known.items() if checks[key](value)}
+    identity = {key: value if checks[key](value) else target.get(key) for key, value in in_spool.items()}
+    return {key: value for key, value in identity.items() if checks[key](value)}
 
 
 def with_credentials(target: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any] | None:
-    """Return a target with credentials in its address, or None if it needs some and no known address has them."""
-    kept = target["tracking_uri"]
-    found = next((address for address in known if without_credentials(address) == kept), kept)
-    return None if has_hidden(found) else {**target, "tracking_uri": found}
+    """Return a target with credentials in its address, or None if it needs some and the known addresses lack them."""
+    recorded = target["tracking_uri"]
+    uri = next((address for address in known if without_credentials(address) == recorded), recorded)
+    return None if has_hidden(uri) else {**target, "tracking_uri": uri}
 
 
 def _is_time(value: object) -> bool:
     return type(value) is int and 0 < value < 1 << 50
 
 
-def _signed(target: Mapping[str, Any]) -> list[bytes]:
+def _signed_parts(target: Mapping[str, Any]) -> list[bytes]:
     return [b"mlflow/run.json", json.dumps(target, sort_keys=True).encode()]

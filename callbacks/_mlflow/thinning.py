@@ -1,4 +1,4 @@
-"""What is done where more metrics are logged than the store takes: say so, or send fewer."""
+"""Handles a run that logs more metrics than the store can take: detects it, or sends fewer metrics."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ WINDOW = 30.0  # seconds over which the rate is measured, and by which sending m
 
 
 class Thinning:
-    """Chooses which metrics of a spool are sent, at most `rate` a second on average; all without a rate.
+    """Chooses the metrics of a spool to send: at most `rate` a second on average, or all without a rate.
 
-    A value is sent if at least n / `rate` seconds have passed since the last one of its key that was sent, where n is
-    the number of keys so far and times are those of logging. Values that come more rarely are all sent. The last value
-    of each key is sent with the run's status, and before a model, which is linked to it.
+    A value is sent if at least n / `rate` seconds have passed since the last sent value of its key, for n keys so far
+    and by the times of logging. Values that are logged less often are all sent. The last value of each key is sent
+    with the run's status, and before a model that is linked to it.
 
     Attributes:
-        sent_at: time in milliseconds of the last value that was sent, by key.
-        left_out: the last value that was not, with its step and time, by key, unless a later one was sent.
+        sent_at: time of the last value that was sent in milliseconds, by key.
+        left_out: last value that was not sent with its step and time, by key, unless a later value was sent.
     """
 
     def __init__(self, rate: float | None, sent: Sent) -> None:
         self._rate = rate
-        self.sent_at = dict(sent.sent_at)  # copies, because what is not sent in the end is chosen again
+        self.sent_at = dict(sent.sent_at)  # copies, because a failed send is repeated with the old state
         self.left_out = dict(sent.left_out)
 
     def choose(self, entry: dict[str, Any]) -> dict[str, Any]:
-        """Return an entry with only those of its metrics that are to be sent now."""
+        """Return an entry with only those of its metrics that are due."""
         if self._rate is None:
             return entry
         step, now = entry["s"], entry["t"]
@@ -44,28 +44,28 @@ class Thinning:
         return {"m": chosen, "s": step, "t": now}
 
     def count(self, entry: dict[str, Any]) -> int:
-        """Return how many metrics `choose` returns of the next entry at most; without a rate, exactly."""
+        """Return the most metrics that `choose` can return for the next entry; without a rate, the exact number."""
         return sum(self._is_due(key, entry["t"]) for key in entry["m"])
 
     def _is_due(self, key: str, now: int) -> bool:
-        """Return whether a value of a key, logged at this time in milliseconds, is to be sent."""
+        """Return whether to send a value of a key that was logged at this time in milliseconds."""
         last = self.sent_at.get(key)
         if self._rate is None or last is None:
             return True
-        return abs(now - last) * self._rate >= 1000 * len(self.sent_at)  # a distance, as a clock may be set back
+        return abs(now - last) * self._rate >= 1000 * len(self.sent_at)  # absolute, because a clock may be set back
 
-    def take_rest(self) -> list[dict[str, Any]]:
-        """Return entries with the last value of each key that was not sent."""
-        rest = [{"m": {key: value}, "s": step, "t": at} for key, (value, step, at) in self.left_out.items()]
+    def take_left_out(self) -> list[dict[str, Any]]:
+        """Return entries with the last value of each key that is not sent yet."""
+        entries = [{"m": {key: value}, "s": step, "t": at} for key, (value, step, at) in self.left_out.items()]
         self.left_out.clear()
-        return rest
+        return entries
 
 
 class SendingRate:
-    """Finds out whether values are logged faster than they are sent, while sending does not pause.
+    """Detects whether values are logged faster than they are sent, while sending does not pause.
 
     Args:
-        unsent: bytes of the spool that are not sent yet; infinity if a backlog is expected, as after an outage.
+        unsent: bytes of the spool that are not sent yet; infinity if a backlog is expected, such as after an outage.
     """
 
     def __init__(self, unsent: float = math.inf) -> None:
@@ -74,11 +74,11 @@ class SendingRate:
         self._bytes = self._values = 0
 
     def note(self, values: int, sent: int, unsent: int) -> float | None:
-        """Note that values were sent, with their bytes in the spool, and how many bytes of it are not sent yet.
+        """Record that `values` values, `sent` bytes of the spool, were sent, and that `unsent` bytes are left.
 
         Returns:
-            Values sent a second, if that is too few: there is more to send than a window before, and it would take
-            longer than a window. Otherwise None, as where only files were sent.
+            Values sent per second, if that is too slow: more bytes are left than a window ago, and sending them would
+            take longer than a window. Otherwise None, such as when only files were sent.
         """
         self._values += values
         self._bytes += sent

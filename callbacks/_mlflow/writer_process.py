@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import runner
 
-# This package's own folder comes first, or a `runner.py` in the working directory would be imported instead.
+# This package's own folder comes first. Otherwise a `runner.py` in the working directory would be imported.
 _ROOT = str(Path(runner.__file__).absolute().parents[1])
 _PROGRAM = f"import sys; sys.path.insert(0, {_ROOT!r}); from runner.callbacks._mlflow.senders import serve; serve()"
 
@@ -25,7 +25,7 @@ Receive = Callable[[dict[str, Any]], None]
 
 
 class WriterProcess:
-    """A process that imports MLflow and sends spools. It outlives its trainer by a few seconds, to finish.
+    """A process that imports MLflow and sends spools. To finish, it outlives its trainer by a few seconds.
 
     Raises:
         OSError: the process cannot be started.
@@ -41,8 +41,8 @@ class WriterProcess:
             stderr=subprocess.DEVNULL,
             text=True,
             bufsize=1,
-            # Ctrl-C reaches only the trainer, which records how the run ended. No separate session: Linux shares the
-            # cores out among sessions first, and `os.nice` would count for nothing.
+            # Ctrl-C reaches only the trainer, which records how the run ended. In a separate session, `os.nice` would
+            # have no effect, because Linux first divides the cores among sessions.
             process_group=0,
         )
         self.pid = self._process.pid
@@ -56,12 +56,12 @@ class WriterProcess:
     def deliver(self, run_dir: Path, target: Mapping[str, Any], receive: Receive) -> int:
         """Start sending the spool of a run to a target, whose address includes credentials.
 
-        `receive` is called with reports, on another thread: `run_id`, `experiment_id`, the `offset` up to which the
+        `receive` is called on another thread with reports: `run_id`, `experiment_id`, the `offset` up to which the
         spool is sent, texts under `error`, `refused`, `renamed` and `behind`, and at the end `stopped` and perhaps
         `complete`.
 
         Returns:
-            The number by which `finish` knows the delivery.
+            The number of the delivery, for `finish`.
         """
         number = len(self._deliveries)
         self._deliveries.append(receive)
@@ -69,7 +69,7 @@ class WriterProcess:
         return number
 
     def finish(self, number: int) -> None:
-        """Send the rest of a run's spool immediately, because nothing more will be added to it."""
+        """Send the rest of a run's spool without pauses, because nothing more will be added to it."""
         self._send(number, {})
 
     def _send(self, number: int, command: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ class WriterProcess:
             for line in reports:
                 self._receive(json.loads(line))
         self._process.wait()
-        with contextlib.suppress(OSError):  # the last command may be left unread
+        with contextlib.suppress(OSError):  # the process may not have read the last command
             self._process.stdin.close()  # type: ignore[union-attr]
         for number in range(len(self._deliveries)):
             self._lose(number)
@@ -95,7 +95,7 @@ class WriterProcess:
             receive(report)
 
     def _lose(self, number: int) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it has closed its output, so it is ending
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it has closed its output, so it is about to end
             self._process.wait(1.0)
         error = f"the process that sends to it has ended unexpectedly, with exit code {self._process.returncode}"
         self._receive({"number": number, "error": error, "stopped": True})
@@ -105,7 +105,7 @@ _writer: WriterProcess | None = None
 
 
 def shared_writer() -> WriterProcess:
-    """Return the writer of this process, starting it if there is none. It is reused by later runs."""
+    """Return this process's writer, which is started if it is not running. Later runs reuse it."""
     global _writer
     if _writer is None or not _writer.alive:
         _writer = WriterProcess()

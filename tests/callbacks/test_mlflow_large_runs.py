@@ -121,7 +121,7 @@ def test_a_store_that_takes_fewer_values_than_are_logged_is_named_during_trainin
 
     def is_named() -> bool:
         spool.append_metrics([({f"key{n}": 0.0 for n in range(1000)}, next(steps), 1.0) for _ in range(10)])
-        return "values are logged faster than the store takes them" in caplog.text
+        return "values are logged faster than the store accepts them" in caplog.text
 
     wait_until(is_named)
     delivery.abandon()

@@ -55,7 +55,7 @@ def print_rows(rows: Sequence[Sequence[Any]], steps: int) -> None:
     inside = [row for row in rows if row[6] is not None]
     outside = [row for row in rows if row[6] is None]
     if steps:
-        title = f"a step of training takes {sum(row[5] for row in inside):.1f} us, the mean of {steps}:"
+        title = f"a training step takes {sum(row[5] for row in inside):.1f} us, the mean of {steps}:"
         _print_part(title, inside, (2, 4, 5, 6))
     if outside:
         title = f"everything outside of steps takes {sum(row[-1] for row in outside):.1%} of the run:"

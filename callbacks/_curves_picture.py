@@ -58,7 +58,7 @@ def draw(curves: Mapping[str, Curve], title: str, batches_per_epoch: int | None,
 
 
 def _kind(key: str) -> int:
-    """Return the rank of a key's panel: 0 for losses, 1 for metrics, 2 for learning rates."""
+    """Return 0 for the key of a loss, 1 for a metric, and 2 for a learning rate."""
     return ("loss", "metrics").index(key.split("/")[0]) if key.startswith(("loss/", "metrics/")) else 2
 
 
@@ -117,9 +117,9 @@ def _label_x_axis(axes: Any, batches_per_epoch: int | None) -> None:
 
 
 def smooth(values: Sequence[float], width: int) -> list[float]:
-    """Return, for each value, the value of a straight line fitted to the `width` values around it.
+    """Smooth values: fit a straight line to the `width` values around each value, and return its height there.
 
-    Away from the ends and from gaps, that is their mean. Unlike a running mean, the result does not lag behind, and
+    Away from the ends and from gaps, that is the mean. Unlike a running mean, the result does not lag behind, and
     follows the curve to both ends. Values that are not finite are skipped and remain gaps. The values are evenly
     spaced; `width` is odd.
     """

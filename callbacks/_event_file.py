@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runner import Record
 
-MOST_FORMS = 64  # sets of keys whose event is kept for reuse; a run logs only a few different sets
+MAX_TEMPLATES = 64  # events kept for reuse, one for each set of keys; a run logs only a few different sets
 
 
 class EventFile:
@@ -39,7 +39,7 @@ class EventFile:
         self._file = (folder / name).open("ab", buffering=0)
         self._size = 0
         self._writing = threading.Lock()
-        self._forms: dict[tuple[str, ...], tuple[Any, list[Any]]] = {}  # events and their values, by keys
+        self._templates: dict[tuple[str, ...], tuple[Any, list[Any]]] = {}  # an event and its values, by their keys
         self.write([{"wall_time": time.time(), "file_version": "brain.Event:2"}])
         if first_step is not None:
             session = SessionLog(status=SessionLog.START)
@@ -75,14 +75,14 @@ class EventFile:
     def _serialize(self, record: Record) -> bytes:
         """Return a record's event as bytes. Records with the same keys reuse one `Event`."""
         keys = tuple(record.metrics)
-        if keys not in self._forms:
+        if keys not in self._templates:
             from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
-            if len(self._forms) >= MOST_FORMS:
-                self._forms.clear()
+            if len(self._templates) >= MAX_TEMPLATES:
+                self._templates.clear()
             event = Event(summary={"value": [{"tag": key} for key in keys]})
-            self._forms[keys] = event, [*event.summary.value]
-        event, values = self._forms[keys]
+            self._templates[keys] = event, [*event.summary.value]
+        event, values = self._templates[keys]
         event.wall_time = record.wall_time
         event.step = record.step
         for value, number in zip(values, record.metrics.values(), strict=True):

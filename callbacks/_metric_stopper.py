@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MetricStopper(Callback, ABC):
-    """Finds its metric at FIT_START. For a resumed run, it also checks there whether the run had already stopped."""
+    """Finds its metric at FIT_START, and checks whether a resumed run had already stopped."""
 
     def __init__(self, monitor: str, dataloader_label: str, comp: str | None) -> None:
         check_one_of("comp", comp, (None, "gt", "lt"))

@@ -27,7 +27,7 @@ PRUNERS = {
     "hyperband": optuna.pruners.HyperbandPruner,
     "wilcoxon": optuna.pruners.WilcoxonPruner,
 }
-# Count evaluations. Otherwise Optuna waits for the first job to finish, and takes a hundredth of its length as unit.
+# The smallest resource is one evaluation. Optuna's default is a hundredth of the first job's, known at its end.
 DEFAULTS: dict[str, dict[str, Any]] = {"successive_halving": {"min_resource": 1}}
 
 

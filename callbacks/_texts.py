@@ -1,4 +1,4 @@
-"""A default tokenizer, and the check of a user's."""
+"""A default tokenizer, and a check of users' tokenizers."""
 
 from __future__ import annotations
 

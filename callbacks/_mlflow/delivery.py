@@ -62,14 +62,14 @@ class Delivery:
         restore: whether to restore the run in MLflow if it was deleted there; otherwise sending fails.
 
     Attributes:
-        complete: whether the store has the whole run.
+        is_complete: whether the store has the whole run.
         stopped: set when sending has ended, because everything is sent or the rest is left to another sender.
     """
 
     def __init__(
         self, run_dir: Path, target: Mapping[str, Any], report: Report, live: bool, restore: bool = True
     ) -> None:
-        self.complete = False
+        self.is_complete = False
         self.run_dir = run_dir
         self.stopped = threading.Event()
         self._folder = run_dir / "mlflow"
@@ -111,8 +111,8 @@ class Delivery:
             if self._lock is not None:
                 self._lock.close()
             self.stopped.set()
-            self._report({"stopped": True, "complete": self.complete})
-        return self.complete
+            self._report({"stopped": True, "complete": self.is_complete})
+        return self.is_complete
 
     def _send_all(self) -> None:
         while not self._is_done and not self._abandoned.is_set():
@@ -150,9 +150,9 @@ class Delivery:
         if lines or live:
             return bool(lines)
         if not self._sent.ended:
-            return self._mark_failed()
+            return self._record_failure()
         unsent_entry(self.run_dir, self._target["cwd"]).unlink(missing_ok=True)
-        self.complete = self._is_done = True
+        self.is_complete = self._is_done = True
         return False
 
     def _open(self) -> RunSink:
@@ -208,7 +208,7 @@ class Delivery:
                     sink.send_metrics(thinning.take_left_out())
                 self._send_entry(sink, entry)
             self._watch_rate(values, end)
-            self._mark(end, entry is not None and "status" in entry, thinning)
+            self._record_sent(end, entry is not None and "status" in entry, thinning)
             metrics = []
             values = 0
 
@@ -263,7 +263,7 @@ class Delivery:
             del self._sent.postponed[0]
             write_sent(self._folder, self._sent)
 
-    def _mark(self, offset: int, ended: bool, thinning: Thinning) -> None:
+    def _record_sent(self, offset: int, ended: bool, thinning: Thinning) -> None:
         sent = self._sent
         sent.offset = offset
         sent.ended = ended
@@ -273,10 +273,10 @@ class Delivery:
         self._failures = 0  # pauses grow only while every attempt fails
         self._report({"offset": offset})
 
-    def _mark_failed(self) -> bool:
-        """Record that the trainer ended without a status, and return whether it was recorded."""
+    def _record_failure(self) -> bool:
+        """Record that the trainer failed: it ended without a status. Return False if a new trainer continues."""
         spool = Spool(self._folder)
-        if spool.exclusive:
+        if spool.is_exclusive:
             spool.append({"status": "FAILED", "t": now_ms()})
         else:  # the run was resumed, and the new trainer's writer continues
             self._is_done = True

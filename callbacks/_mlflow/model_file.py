@@ -70,7 +70,7 @@ def write_model(state: State, run_dir: Path, log_model: str) -> dict[str, Any] |
             np.save(folder / EXAMPLE, inputs[: 2 if inputs[:1].numel() <= SMALL else 1].numpy())
             entry |= {"inputs": tensor_spec(inputs), "outputs": tensor_spec(outputs)}
         return entry
-    except Exception as error:  # torch.export raises many kinds; the training results matter more
+    except Exception as error:  # torch.export raises many kinds of errors, and training is already done
         reason = next(iter(str(error).strip().splitlines()), "")
         log.warning("MLflow: the model is not logged: %s: %s", type(error).__name__, reason)
         shutil.rmtree(folder, ignore_errors=True)

@@ -23,8 +23,8 @@ from runner.callbacks._mlflow.spool import SPOOL, has_trainer, open_log, read_se
 from runner.callbacks._mlflow.target import (
     FILE,
     REGISTER,
-    known_before,
     make_target,
+    read_identity,
     read_target,
     resolve_uri,
     set_environment,
@@ -123,7 +123,7 @@ class Writer:
     def watch(self) -> None:
         """Exit some seconds after the trainer has ended, even in the middle of a call that gets no answer.
 
-        The end of standard input is no sign: data workers may outlive the trainer and keep its other end open.
+        Standard input may stay open, because data workers can outlive the trainer and hold its other end.
         """
         while os.getppid() == self._trainer:
             time.sleep(POLL)
@@ -213,7 +213,7 @@ def _target_of(run_dir: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
                 f"{folder / FILE}: this run was made by someone else or on another machine, and would be sent to "
                 f"{recorded!r}; if you trust that, add 'callbacks.mlflow_logger.tracking_uri={recorded}'"
             )
-        return make_target({**fields, "run_name": run_dir.name}, known_before(folder), typed_command())
+        return make_target({**fields, "run_name": run_dir.name}, read_identity(folder), typed_command())
     if fields["by_key"] or ("MLFLOW_TRACKING_URI" in os.environ and not target.get("by_key")):
         return {**target, "tracking_uri": address}
     complete = with_credentials(target, [address])
@@ -265,7 +265,7 @@ def _send(run_dir: Path, target: dict[str, Any], restore: bool) -> bool:
         complete = Delivery(run_dir.resolve(), target, report, live=False, restore=restore).run()
     print(f"{shown}: MLflow has {'all' if complete else 'not all'} of it")
     if complete:
-        unsent_entry(run_dir.resolve(), str(Path.cwd())).unlink(missing_ok=True)  # in case a session was started here
+        unsent_entry(run_dir.resolve(), str(Path.cwd())).unlink(missing_ok=True)  # if a session was started here
         if read_target(folder) is not None:
             write_target(folder, target)  # a resumed run continues in this store
     return complete

@@ -17,7 +17,7 @@ from typing import Any
 
 from runner.callbacks._mlflow.description import typed_command
 from runner.callbacks._mlflow.spool import FILES, IMAGES, Sent, Spool, is_id, now_ms, read_sent, write_sent
-from runner.callbacks._mlflow.target import known_before, make_target, unsent_entry, write_target
+from runner.callbacks._mlflow.target import make_target, read_identity, unsent_entry, write_target
 from runner.callbacks._mlflow.writer_process import WriterProcess, shared_writer
 from runner.failures.errors import SessionOver
 from runner.failures.exits import is_asked_for
@@ -51,7 +51,7 @@ class Session:
         self._run_dir = run_dir.resolve()
         self._folder = self._run_dir / "mlflow"
         self._fields = {**fields, "start_time": now_ms()}
-        self._postponed: list[Callable[[Spool], None]] | None = []  # writes until the run begins
+        self._postponed: list[Callable[[Spool], None]] | None = []  # writes that wait for `begin`
         self._beginning = threading.RLock()  # metrics arrive on another thread
         self._warned: set[str] = set()
         self.run_id: str | None = None
@@ -114,25 +114,25 @@ class Session:
         """
 
         def write(spool: Spool) -> None:
-            resumed = {"resumed": True} if spool.resumed else {}
+            resumed = {"resumed": True} if spool.is_resumed else {}
             spool.append(*(hidden_everywhere(entry | (resumed if "params" in entry else {})) for entry in entries))
 
         self._write(write)
 
     def append_metrics(self, records: Iterable[tuple[dict[str, float], int, float]]) -> None:
-        """Record metrics, each record with its step and its time in seconds."""
+        """Record metrics: tuples of values by key, the step, and the time in seconds."""
         records = list(records)
 
         def write(spool: Spool) -> None:
-            departed_before = spool.departed
+            departed_before = spool.departed_at
             spool.append_metrics(records)
-            if spool.departed != departed_before:
+            if spool.departed_at != departed_before:
                 log.warning(
                     "MLflow: batch %d had a different loss when it was trained before; from that batch on, the run "
                     "contains the values of both sessions",
-                    spool.departed,
+                    spool.departed_at,
                 )
-                spool.append({"tags": {"runner.departed_at": str(spool.departed)}})
+                spool.append({"tags": {"runner.departed_at": str(spool.departed_at)}})
 
         self._write(write)
 
@@ -189,7 +189,7 @@ class Session:
         self._size = spool.size
         self._status = status
         if self._writer is not None:
-            if not self._writer.alive:
+            if not self._writer.is_alive:
                 self._deliver()
             self._writer.finish(self._number)
 
@@ -206,7 +206,7 @@ class Session:
                 self._warn("error", f"{self._share_sent()} had arrived when the run ended")
 
     def wait_for_id(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds until the run has an id in MLflow or the writer has given up."""
+        """Wait up to `timeout` seconds for the run's id in MLflow, or until the writer has given up."""
         deadline = time.monotonic() + timeout
         while self.run_id is None and time.monotonic() < deadline:
             if self._stopped.wait(0.05):
@@ -243,10 +243,10 @@ class Session:
 
     def _open(self) -> None:
         """Open the spool, write its target next to it, and add the run to the register of unsent runs."""
-        before = known_before(self._folder)
+        before = read_identity(self._folder)
         is_same = before | self._position_of == before  # otherwise the spool was lost and started anew
         spool = Spool(self._folder, self._position if is_same else 0)
-        if not spool.exclusive:
+        if not spool.is_exclusive:
             self._warn("shared", f"another process is also logging to {self._folder}; both end up in one run")
         if "spool" not in before and self.run_id is not None:
             before = {**before, **self._target}

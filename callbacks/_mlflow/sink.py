@@ -46,7 +46,7 @@ CAPTION_WIDTH = 160  # pixels; about the width of an image in MLflow's grid
 LINE_HEIGHT = 14
 LINE_LENGTH = 26  # characters in the default font that fit in `CAPTION_WIDTH`
 NAMES = r"[^/\w.\- :]"  # characters that MLflow does not accept in names
-PATHS = r"[^/\w.\- ]"  # characters that it does not accept in names of images and tables
+PATHS = r"[^/\w.\- ]"  # characters that MLflow does not accept in names of images and tables
 
 
 def artifact_path(path: str) -> str | None:
@@ -128,7 +128,7 @@ class RunSink:
         if key is None:
             key = self._keys[name, foreign] = clean_key(name, foreign)
             if key != name:
-                self._tell("renamed", f"{name!r} is not a valid name in MLflow: it is logged as {key!r}")
+                self._tell("renamed", f"{name!r} is not a valid name there: it is logged as {key!r}")
         return key
 
     def _attempt(self, entry: str, send: Callable[..., object], *arguments: Any) -> None:
@@ -141,7 +141,7 @@ class RunSink:
             self._tell("refused", f"{entry} was left out: {error}")
 
     def _is_final(self, error: Exception) -> bool:
-        """Return whether MLflow will never accept the data. That is not so for a deleted run, which may be restored.
+        """Return whether MLflow will never accept the data. A deleted run raises an error: it may be restored.
 
         Raises:
             Deleted: the run or its experiment was deleted.

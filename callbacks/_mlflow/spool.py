@@ -142,7 +142,7 @@ class Spool:
         since: position in the spool of the checkpoint from which the run is resumed; 0 without a checkpoint.
 
     Attributes:
-        departed: first retrained batch whose loss differs from that in an earlier session, or None.
+        departed_at: first retrained batch whose loss differs from that in an earlier session, or None.
         since: the argument `since`, at most the size of the spool when it was opened.
         size: bytes in the spool.
 
@@ -162,15 +162,15 @@ class Spool:
         self._step = -1  # of the last metrics
         self._step_start = 0  # offset of the first line with this step
         self._written: dict[int, tuple[frozenset[str], float | None]] | None = None
-        self.departed: int | None = None
+        self.departed_at: int | None = None
 
     @property
-    def exclusive(self) -> bool:
+    def is_exclusive(self) -> bool:
         """Whether this is the only trainer writing to the spool."""
         return self._alive is not None
 
     @property
-    def resumed(self) -> bool:
+    def is_resumed(self) -> bool:
         """Whether an earlier session wrote to the spool."""
         return self._inherited > 0
 
@@ -201,7 +201,7 @@ class Spool:
 
         entries = []
         for metrics, step, seconds in records:
-            if self._inherited and self.departed is None:
+            if self._inherited and self.departed_at is None:
                 metrics = self._not_written(metrics, step)
             if entries and entries[-1]["s"] == step and entries[-1]["m"].keys().isdisjoint(metrics):
                 entries[-1]["m"] = entries[-1]["m"] | metrics  # several callbacks may log metrics of the same batch
@@ -218,9 +218,9 @@ class Spool:
             self._write(b"".join(lines))
 
     def position(self, batch: int) -> int:
-        """Return the spool's position for a checkpoint at `batch`: a run resumed there logs nothing again before it.
+        """Return the offset for a checkpoint at `batch`: all that a run resumed from it may log again comes later.
 
-        The run may log the metrics of `batch` itself again, and their lines may be long.
+        That includes the metrics of `batch` itself, whose lines may be long.
         """
         is_ahead = not self._inherited or (self._written is not None and batch > max(self._written, default=0))
         if not is_ahead:
@@ -244,12 +244,12 @@ class Spool:
                 self._alive.close()
 
     def _not_written(self, metrics: dict[str, float], step: int) -> dict[str, float]:
-        """Return the metrics of a step that no earlier session wrote; all of them if the loss differs from then."""
+        """Return the metrics of a step that no earlier session wrote, or all of them if the loss differs."""
         if self._written is None:
             self._written = self._read_written()
         keys, loss = self._written.get(step, (frozenset(), None))
         if loss is not None and LOSS in metrics and not _is_same(metrics[LOSS], loss):
-            self.departed = step
+            self.departed_at = step
             return metrics
         return {key: value for key, value in metrics.items() if key not in keys}
 

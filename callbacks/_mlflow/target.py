@@ -57,9 +57,9 @@ def database_of(uri: str) -> Path | None:
 
 
 def address_for_mlflow(uri: str) -> str:
-    """Return the address with which MLflow can open a store: a SQLite store with quoted characters needs a driver.
+    """Return the address with which MLflow can open a store. SQLite with quoted characters needs a driver's name.
 
-    Without one, MLflow would create the database's folder, without unquoting its name.
+    Without it, MLflow would create the database's folder, without unquoting its name.
     """
     return uri.replace("sqlite:", "sqlite+pysqlite:", 1) if uri.startswith(SQLITE) and "%" in uri else uri
 
@@ -143,7 +143,7 @@ def make_target(fields: Mapping[str, Any], before: Mapping[str, Any], command: S
         fields: `tracking_uri` with credentials; `by_key`, whether the config rather than the environment set it;
             `experiment_name`; `run_name`; and optionally `start_time` in milliseconds since 1970,
             `system_metrics_interval` in seconds and `max_values_per_second`.
-        before: the result of `known_before` for an earlier session of the run; empty for a new run.
+        before: the result of `read_identity` for an earlier session of the run; empty for a new run.
         command: the command that trains.
     """
     defaults = {"spool": uuid.uuid4().hex, "start_time": now_ms(), "system_metrics_interval": None}
@@ -169,7 +169,7 @@ def read_target(folder: Path) -> dict[str, Any] | None:
     return target if is_own else None
 
 
-def known_before(folder: Path) -> dict[str, Any]:
+def read_identity(folder: Path) -> dict[str, Any]:
     """Return the identity of a run, perhaps someone else's, for `before` of `make_target`; empty for a new run.
 
     It is in the first line of the spool, or only in the target if the trainer was killed in between.

@@ -8,19 +8,19 @@ from typing import Any
 
 from runner.callbacks._mlflow.spool import Sent
 
-WINDOW = 30.0  # seconds over which the rate is measured, and by which sending may lie behind
+WINDOW = 30.0  # seconds over which the rate is measured, and by which sending may lag
 
 
 class Thinning:
     """Chooses the metrics of a spool to send: at most `rate` a second on average, or all without a rate.
 
-    A value is sent if at least n / `rate` seconds have passed since the last sent value of its key, for n keys so far
-    and by the times of logging. Values that are logged less often are all sent. The last value of each key is sent
-    with the run's status, and before a model that is linked to it.
+    A value is sent if it was logged at least n / `rate` seconds after the last sent value of its key, where n is the
+    number of keys so far. Keys that are logged less often lose no value. The last value of each key is sent with the
+    run's status, and before a model, which is linked to it.
 
     Attributes:
-        sent_at: time of the last value that was sent in milliseconds, by key.
-        left_out: last value that was not sent with its step and time, by key, unless a later value was sent.
+        sent_at: time in milliseconds of the last sent value, by key.
+        left_out: last unsent value with its step and time, by key, unless a later value was sent.
     """
 
     def __init__(self, rate: float | None, sent: Sent) -> None:

@@ -49,7 +49,7 @@ class WriterProcess:
         threading.Thread(target=self._listen, args=(self._process.stdout,), name="mlflow-writer", daemon=True).start()
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the process is running and is a child of this process."""
         return self.owner == os.getpid() and self._process.poll() is None
 
@@ -107,6 +107,6 @@ _writer: WriterProcess | None = None
 def shared_writer() -> WriterProcess:
     """Return this process's writer, which is started if it is not running. Later runs reuse it."""
     global _writer
-    if _writer is None or not _writer.alive:
+    if _writer is None or not _writer.is_alive:
         _writer = WriterProcess()
     return _writer

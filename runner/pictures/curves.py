@@ -13,7 +13,7 @@ from runner.files.printable import csv_cell
 from runner.files.whole import write_whole
 
 FILE = "learning_curves.csv"
-MAX_POINTS = 1024  # more than a screen has columns for
+MAX_POINTS = 1024  # more than a screen has columns
 
 
 class Curve:

@@ -67,7 +67,7 @@ def to_classes(values: Any, count: int) -> Tensor | None:
 
 
 def make_captions(columns: Mapping[str, Any], samples: Sequence[int | None] | None = None) -> list[str]:
-    """Return captions such as 'sample 3: loss 2.603, target 2, prediction 6', or an empty list without any content.
+    """Return captions such as 'sample 3: loss 2.603, target 2, prediction 6'; [] if there is nothing to show.
 
     Args:
         columns: lists or tensors (N,) of numbers, by name. None and tensors of other shapes are skipped.
@@ -85,14 +85,14 @@ def make_captions(columns: Mapping[str, Any], samples: Sequence[int | None] | No
     return [f"{name}: {text}" for name, text in zip(names, captions, strict=True)] if captions else names
 
 
-def show_text(inputs: Tensor | None, place: int, decode: Callable[[list[int]], str] | None = None) -> str:
-    """Return the sample at `place` of tokens (N, T) as text, or '' if `inputs` are not tokens.
+def show_text(inputs: Tensor | None, index: int, decode: Callable[[list[int]], str] | None = None) -> str:
+    """Return the sample at `index` of tokens (N, T) as text, or '' if `inputs` are not tokens.
 
     Without `decode`, tokens are shown as bytes if all are below 256, and otherwise as numbers.
     """
     if inputs is None or inputs.ndim != 2 or inputs.is_floating_point():
         return ""
-    tokens = inputs[place].tolist()
+    tokens = inputs[index].tolist()
     if decode is not None:
         text = decode(tokens)
     elif all(0 <= token < 256 for token in inputs.flatten().tolist()):

@@ -6,7 +6,7 @@ import re
 import shlex
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./-]*", re.ASCII)  # text that needs no quotes
-_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "nan", "inf")  # which Hydra does not read as text
+_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "nan", "inf")  # words that Hydra does not read as text
 
 
 typed: list[str] = []

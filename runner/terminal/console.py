@@ -74,7 +74,7 @@ def print_block(title: str, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def announce(name: str, run_dir: Path) -> None:
-    """Print the title of a run on a terminal before the run is created, because a user may be waiting for a sign."""
+    """Print the title of a run on a terminal even before the run is created, so that a user sees a start at once."""
     from rich.text import Text
 
     global _announced

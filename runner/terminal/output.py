@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """Let printing never fail within the `with` block: drop text that cannot be written.
+    """Within the `with` block, drop text that cannot be written, so that printing never fails.
 
     Writing fails when the disk is full or the terminal has been closed. The first time that stdout or stderr loses
     text, a warning goes to the other one, unless the reader has merely stopped reading, as with `| head`.

@@ -135,7 +135,7 @@ def in_columns(rows: Sequence[Sequence[str]], indent: int = 2) -> Iterator[str]:
 
 
 def paragraphs(text: str, indent: int = 0) -> Iterator[str]:
-    """Yield the lines of a docstring, wrapped to the terminal. Items of lists and indented blocks keep their lines."""
+    """Yield the lines of a docstring, rewrapped. Each item of a list starts a line; indented blocks are kept."""
     width = min(columns(), WIDEST)
     blank = " " * indent
     for number, block in enumerate(re.split(r"\n\s*\n", text.strip("\n"))):

@@ -346,7 +346,7 @@ def test_the_table_is_printed_on_request(tmp_path: Path, capsys):
     with make_trainer(tmp_path, Slow(), EventTrace(print_table=True)) as trainer:
         trainer.fit()
     lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"a step of training takes \d+\.\d us, the mean of 12: *", lines[0])
+    assert re.fullmatch(r"a training step takes \d+\.\d us, the mean of 12: *", lines[0])
     assert re.split(" {2,}", lines[1].strip())[2:] == ["calls", "us per call", "us per step", "share of step"]
     assert lines[2].split()[:3] == ["slow", "batch_end", "12"]
     assert lines[2].rstrip().endswith("%")

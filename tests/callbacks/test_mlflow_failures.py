@@ -30,7 +30,7 @@ def kill_writer() -> None:
     """Kill the writer, which would wait for a server that does not answer, beside the tests that follow."""
     writer = shared_writer()
     os.kill(writer.pid, signal.SIGKILL)
-    wait_until(lambda: not writer.alive)
+    wait_until(lambda: not writer.is_alive)
 
 
 @pytest.mark.parametrize(

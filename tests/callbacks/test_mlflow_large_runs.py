@@ -33,7 +33,7 @@ def deliver(values: Values, report: Callable[[dict[str, Any]], None] = lambda _:
     fields |= {"tracking_uri": resolve_uri(None), "by_key": False, "experiment_name": "e", "run_name": "r"}
     target = make_target({**fields, "spool": "a" * 32}, {}, ["train"])
     spool = Spool(folder)
-    if not spool.resumed:
+    if not spool.is_resumed:
         spool.append({"start": target["start_time"], "spool": target["spool"], "name": "r"})
     if values:
         spool.append_metrics(values)

@@ -221,7 +221,7 @@ def test_names_that_are_changed_stay_distinct_and_the_user_is_told_once(
     ]
     told = [record.getMessage() for record in caplog.records if "is not a valid name" in record.getMessage()]
     assert len(told) == 2, "once in each session"
-    assert re.fullmatch(rf"MLflow: '\S+' is not a valid name in MLflow: it is logged as 'a[_/]b{HASH}' \(any .*", told[0])
+    assert re.fullmatch(rf"MLflow: '\S+' is not a valid name there: it is logged as 'a[_/]b{HASH}' \(any .*", told[0])
 
 
 def test_the_address_comes_from_the_argument_then_the_environment_then_the_default(

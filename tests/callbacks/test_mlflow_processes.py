@@ -19,7 +19,7 @@ from python_process import PATIENCE, start_python, wait_until
 from runner.callbacks import MLflowLogger
 from runner.callbacks._mlflow import writer_process
 from runner.callbacks._mlflow.spool import Spool
-from runner.callbacks._mlflow.target import known_before, make_target, unsent_entry, write_target
+from runner.callbacks._mlflow.target import make_target, read_identity, unsent_entry, write_target
 from runner.callbacks._mlflow.writer_process import shared_writer
 from runner.files.whole import read_object, write_whole
 
@@ -90,7 +90,7 @@ def test_the_writer_gives_way_to_training_and_does_not_hear_its_ctrl_c(monkeypat
         assert os.getpgid(writer.pid) == writer.pid
     finally:
         os.kill(writer.pid, signal.SIGKILL)
-        wait_until(lambda: not writer.alive)
+        wait_until(lambda: not writer.is_alive)
 
 
 def test_a_killed_trainer_leaves_a_failed_run_with_all_its_points(folder: Path) -> None:
@@ -104,7 +104,7 @@ def test_entry_of_a_run_that_was_resumed_elsewhere_is_removed(folder: Path, monk
         pass
     writer = shared_writer()
     os.kill(writer.pid, signal.SIGKILL)  # it knows that it has sent the run
-    wait_until(lambda: not writer.alive)
+    wait_until(lambda: not writer.is_alive)
     other = folder / "other"
     other.mkdir()
     monkeypatch.chdir(other)
@@ -118,12 +118,12 @@ def test_entry_of_a_run_that_was_resumed_elsewhere_is_removed(folder: Path, monk
 def test_identity_is_kept_if_the_trainer_was_killed_before_the_first_line(tmp_path: Path) -> None:
     fields = {"tracking_uri": "sqlite:///mlflow.db", "by_key": True, "experiment_name": "e", "run_name": "r"}
     target = make_target(fields, {}, ["train"])
-    assert known_before(tmp_path) == {}
+    assert read_identity(tmp_path) == {}
     spool = Spool(tmp_path)
     write_target(tmp_path, target)
     spool.append({"status": "FAILED", "t": 1})
     spool.close()
-    assert known_before(tmp_path) == {key: target[key] for key in ("spool", "start_time", "run_name")}
+    assert read_identity(tmp_path) == {key: target[key] for key in ("spool", "start_time", "run_name")}
 
 
 @pytest.mark.slow

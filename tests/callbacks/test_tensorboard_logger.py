@@ -15,7 +15,7 @@ from logged_runs import make_trainer
 
 from runner import Record, Timestamp
 from runner.callbacks import CheckpointSaver, InMemoryLogger, TensorBoardLogger
-from runner.callbacks._event_file import MOST_FORMS, EventFile, checksum
+from runner.callbacks._event_file import MAX_TEMPLATES, EventFile, checksum
 from runner.libraries.extras import how_to_install
 
 installed = importlib.util.find_spec("tensorboard") is not None
@@ -69,7 +69,7 @@ def test_checksums_are_tensorboards():
 
 @needs_tensorboard
 def test_metrics_are_the_same_bytes_as_their_events(tmp_path: Path):
-    keys = [("a",), ("a", "b"), ("b", "a"), *((f"key {number}",) for number in range(MOST_FORMS)), ("a", "b")]
+    keys = [("a",), ("a", "b"), ("b", "a"), *((f"key {number}",) for number in range(MAX_TEMPLATES)), ("a", "b")]
     numbers = [0.0, -1.5, math.nan, math.inf, 1e-3, 0.0]
     metrics = [{key: numbers[(step + place) % 6] for place, key in enumerate(one)} for step, one in enumerate(keys * 3)]
     records = [Record(one, step, Timestamp(), 1e9 + step) for step, one in enumerate(metrics)]

@@ -128,7 +128,7 @@ class CheckpointFolder:
         self.saved = [name for name in self.saved if name in kept]
 
     def _remove_leftovers(self) -> None:
-        """Delete incomplete checkpoints and links, which have hidden names, that a crash left behind.
+        """Delete incomplete checkpoints and links that a crash left behind, under their hidden names.
 
         Other hidden files belong to the user, because `folder` may be the run's own folder or any folder in it.
         """

@@ -89,13 +89,14 @@ class MirrorUploads:
             return
         with self._changed:
             pending = {**self._failed, **self._waiting}
-            self._waiting = {key: job for key, job in pending.items() if key in kept and key != name} | {name: upload}
+            still_kept = {key: queued for key, queued in pending.items() if key in kept and key != name}
+            self._waiting = still_kept | {name: upload}
             self._failed = {}
             self._last = upload
-            dropped = [job for key, job in pending.items() if self._waiting.get(key) is not job]
+            dropped = [queued for key, queued in pending.items() if self._waiting.get(key) is not queued]
             self._changed.notify_all()
-        for job in dropped:
-            shutil.rmtree(job.staged, ignore_errors=True)
+        for queued in dropped:
+            shutil.rmtree(queued.staged, ignore_errors=True)
 
     def finish(self, timeout: float) -> None:
         """Wait up to `timeout` seconds for all uploads, and warn if the mirror lacks the newest checkpoint. Rank 0."""

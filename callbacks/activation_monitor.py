@@ -24,14 +24,14 @@ class ActivationMonitor(Callback):
 
     Each statistic is taken over the last dimension (the features of a token, the width of an image) and averaged over
     the others, in 32 bits or more. It covers the first microbatch of rank 0's share of the batch, and the first call of
-    a module that is called several times. Tensors of other types than floating point are skipped. Modules have hooks
-    only during the batches that are measured, and the values are read back in the background.
+    a module that is called several times. Only floating-point tensors are measured. Modules have hooks only
+    during the batches that are measured, and the values are read back in the background.
 
     Args:
         interval: time between two measurements, in batches, epochs or as a fraction of max_duration; an int is a
             number of epochs. The batch that completes the interval is measured. None means every 25 batches up to
             batch 1000, and every 100 after that.
-        ignore_module_types: class names of modules to leave out, such as ['Dropout']; None leaves out none.
+        ignore_module_types: class names of modules to leave out, such as ['Dropout']; None measures all.
 
     Raises:
         ValueError: an argument is out of range, or, at FIT_START, no module has a class in `ignore_module_types`, the
@@ -55,10 +55,10 @@ class ActivationMonitor(Callback):
         self._due = 0  # the next batch to measure, counted from 1
         self._modules: list[tuple[str, nn.Module]] = []
         self._hooks: list[RemovableHandle] = []
-        self._seen: set[tuple[str, str]] = set()
+        self._measured: set[tuple[str, str]] = set()
         self._metrics: dict[str, Any] = {}
         self._last: Tensor | None = None
-        self._version = 0  # counts its changes in place
+        self._version = 0  # of `_last`: torch counts its in-place changes
         self._statistics: dict[str, Tensor] = {}
 
     def fit_start(self, state: State, logger: Logger) -> None:
@@ -71,20 +71,22 @@ class ActivationMonitor(Callback):
                 raise ValueError(
                     f"ignore_module_types={ignored}: no module is a {name!r}; there are {', '.join(sorted(classes))}"
                 )
-        self._modules = [(name, one) for name, one in named if name and type(one).__name__ not in ignored]
+        self._modules = [(name, module) for name, module in named if name and type(module).__name__ not in ignored]
         if self.interval is not None:
             self._interval = _in_batches(self.interval, state)
-        self._due = self._due_after(state.timestamp.batch)
+        self._due = self._next_due(state.timestamp.batch)
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
         if not logger.destinations:
             return
         if state.timestamp.batch + 1 >= self._due:
-            self._due = self._due_after(self._due)
+            self._due = self._next_due(self._due)
             for name, module in self._modules:
                 # Inputs are measured before the call, because a module may change them in place.
-                self._hooks.append(module.register_forward_pre_hook(partial(self._see_input, name), with_kwargs=True))
-                self._hooks.append(module.register_forward_hook(partial(self._see_output, name)))
+                self._hooks.append(
+                    module.register_forward_pre_hook(partial(self._measure_input, name), with_kwargs=True)
+                )
+                self._hooks.append(module.register_forward_hook(partial(self._measure_output, name)))
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self._hooks:
@@ -92,29 +94,29 @@ class ActivationMonitor(Callback):
                 hook.remove()
             logger.log_uncopied(self._metrics)
             self._hooks = []
-            self._seen = set()
+            self._measured = set()
             self._metrics = {}
             self._last = None
 
-    def _due_after(self, batch: int) -> int:
+    def _next_due(self, batch: int) -> int:
         if self.interval is None:
             return next_measurement(25, batch)
         batches, parts = self._interval
         intervals = batch * parts // batches + 1
         return -(-intervals * batches // parts)
 
-    def _see_input(self, name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._see(name, "input", (args, kwargs))
+    def _measure_input(self, name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._measure(name, "input", (args, kwargs))
 
-    def _see_output(self, name: str, module: Any, args: tuple[Any, ...], output: Any) -> None:
-        self._see(name, "output", output)
+    def _measure_output(self, name: str, module: Any, args: tuple[Any, ...], output: Any) -> None:
+        self._measure(name, "output", output)
 
-    def _see(self, name: str, kind: str, values: Any) -> None:
+    def _measure(self, name: str, kind: str, values: Any) -> None:
         from runner.device.batch import tensors
 
-        if (name, kind) in self._seen:
+        if (name, kind) in self._measured:
             return
-        self._seen.add((name, kind))
+        self._measured.add((name, kind))
         for index, tensor in enumerate(tensors(values)):
             if tensor.is_floating_point() and tensor.ndim and tensor.numel():
                 # The output of one module is usually the input of the next: it is measured once.
@@ -127,19 +129,22 @@ class ActivationMonitor(Callback):
 
 
 def refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
-    """Check that no module is compiled by torch, because hooks of and in a compiled module are not called.
+    """Check that no module is compiled, because torch calls no hooks of a compiled module or of modules inside it.
 
     Raises:
         ValueError: a module is compiled.
     """
     # Either by `module.compile()`, or by `torch.compile(module)`, which wraps it.
-    found = [
-        name for name, one in modules.items() if one._compiled_call_impl is not None or "_orig_mod" in one._modules
+    compiled = [
+        name
+        for name, module in modules.items()
+        if module._compiled_call_impl is not None or "_orig_mod" in module._modules
     ]
-    if found:
-        listed = ", ".join(name or "the model" for name in found[:3]) + f" and {len(found) - 3} more" * (len(found) > 3)
+    if compiled:
+        listed = ", ".join(name or "the model" for name in compiled[:3])
+        listed += f" and {len(compiled) - 3} more" * (len(compiled) > 3)
         remedy = "remove the monitor, or do not compile (compile=True, or the algorithm Compile)"
-        raise ValueError(f"ActivationMonitor cannot look into compiled modules, which are {listed}: {remedy}")
+        raise ValueError(f"ActivationMonitor needs modules that are not compiled, unlike {listed}: {remedy}")
 
 
 def _parse(interval: str | int | Time) -> Time:
@@ -154,9 +159,9 @@ def _in_batches(interval: Time, state: State) -> tuple[int, int]:
     try:
         batches = convert(interval, TimeUnit.BATCH, state.max_duration, state.train_dataloader_len)
     except ValueError:
-        given = f"max_duration='{state.max_duration}', {state.train_dataloader_len} batches an epoch"
+        facts = f"max_duration='{state.max_duration}', {state.train_dataloader_len} batches an epoch"
         raise ValueError(
-            f"interval='{interval}': cannot be converted to batches here ({given}); give it in 'ba'"
+            f"interval='{interval}': cannot be converted to batches here ({facts}); give it in 'ba'"
         ) from None
     return batches.as_integer_ratio()
 

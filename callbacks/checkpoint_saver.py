@@ -53,20 +53,21 @@ class CheckpointSaver(Callback):
             replaces its own.
         asynchronous: whether to copy to CPU memory and write on a background thread while training continues. The
             memory of the copy is kept for the next save, which then takes a third of the time.
-        sharded: whether each rank writes its own part of a sharded model, into a folder that all ranks share, and not
-            rank 0 the whole; None: if the whole would take more than half of the free memory of rank 0's machine.
+        sharded: whether each rank writes its part of a sharded model to a folder that all ranks share; False lets rank
+            0 write the whole model. None shards if the whole model would take more than half of the free memory of
+            rank 0's machine.
         mirror: address of a folder, such as 's3://bucket/runs', to which checkpoints are uploaded in the background,
             with the run's record, so that `runner resume s3://bucket/runs/<run_name>` continues the run elsewhere.
-            Rank 0 uploads, and reads back what it has uploaded. There, too, the newest and the best are kept. Training
-            does not wait for it, and an error is only a warning. None: no mirror.
+            Rank 0 uploads, and reads its uploads back. The mirror also keeps the newest and the best. Training does not
+            wait for uploads, and a failed one is only a warning. None means no mirror.
         mirror_timeout: maximum seconds that the end of the run waits for the mirror.
 
     Raises:
         ValueError: an argument is out of range, another saver has this folder or mirror, or, at FIT_START, the run has
-            no metric named `monitor`; or, at AFTER_LOAD, `sharded` is True and ranks have a model that is not sharded.
+            no metric named `monitor`; or, at AFTER_LOAD, `sharded` is True on several ranks without a sharded model.
         ImportError: the package for the protocol of `mirror` is not installed.
-        OSError: at AFTER_LOAD, the folder holds another run's checkpoints, or something in place of a link; at FIT_END,
-            the last checkpoint cannot be written.
+        OSError: at AFTER_LOAD, the folder holds another run's checkpoints, or a file or folder where a link belongs; at
+            FIT_END, the last checkpoint cannot be written.
     """
 
     def __init__(
@@ -107,22 +108,22 @@ class CheckpointSaver(Callback):
         self._uploads: MirrorUploads | None = None
         self._checkpoints = CheckpointFolder(Path(folder), keep, keep_best)
         self._metric: MetricChoice | None = None
-        self._tried_at = Timestamp(batch=-1)
+        self._last_attempt = Timestamp(batch=-1)
         self._writer: ThreadPoolExecutor | None = None
-        self._writing: Future[None] | None = None
+        self._pending_write: Future[None] | None = None
         self._group: ProcessGroup | None = None  # of the ranks that write in the background
-        self._copies: Copies | None = None  # of what is written in the background
+        self._copies: Copies | None = None  # buffers for background writes
         self._failure: OSError | None = None  # why the newest checkpoint was not written
-        self._fault: str | None = None  # what was not finite in it
+        self._fault: str | None = None  # which of its values was not finite
 
     @property
     def latest(self) -> Path | None:
-        """Path of the newest complete checkpoint, or None if there is none yet."""
+        """Path of the newest complete checkpoint; None before the first."""
         return self._checkpoints.latest
 
     @property
     def best_checkpoint(self) -> Path | None:
-        """Path of the best checkpoint by `monitor`, or None if there is none. Rank 0, which writes it."""
+        """Path of the best checkpoint by `monitor`; None if no checkpoint has been ranked. Read it on rank 0."""
         best = self._checkpoints.best
         return self._checkpoints.path / best[0][1] if best else None
 
@@ -136,7 +137,7 @@ class CheckpointSaver(Callback):
         from runner import get_world_size
         from runner.distributed.sharding import is_sharded
 
-        savers = [one for one in state.callbacks if isinstance(one, CheckpointSaver)]
+        savers = [callback for callback in state.callbacks if isinstance(callback, CheckpointSaver)]
         check_alone(savers)
         if self.sharded and get_world_size() > 1 and not is_sharded(state.unwrapped_model):
             raise ValueError(
@@ -155,18 +156,18 @@ class CheckpointSaver(Callback):
             self._metric = choose_metric(state, self.monitor)
             self.mode = self.mode or ("min" if self._metric.lower_is_better(state) else "max")
         self._checkpoints.forget_missing()
-        if state.timestamp.batch < self._tried_at.batch:  # time was reset
-            self._tried_at = Timestamp(batch=-1)
+        if state.timestamp.batch < self._last_attempt.batch:  # time was reset
+            self._last_attempt = Timestamp(batch=-1)
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         if state.is_due(self.interval):
-            self._save_unless_over(state, logger)
+            self._save_before_end(state, logger)
 
     epoch_checkpoint = iteration_checkpoint = batch_checkpoint
 
     def fit_end(self, state: State, logger: Logger) -> None:
         # If the end of an epoch stopped training, its last batch may have been saved already, but without the metrics.
-        if self._tried_at != state.timestamp:
+        if self._last_attempt != state.timestamp:
             self._save(state, logger)
         self._wait()
         if self._failure is not None:
@@ -176,9 +177,9 @@ class CheckpointSaver(Callback):
         from runner import can_save_alone
 
         # After a signal all ranks have stopped after the same batch; after an error others may be anywhere, or gone.
-        agreed = state.error is not None and (state.ended_between_batches or can_save_alone(state))
+        ranks_agree = state.error is not None and (state.ended_between_batches or can_save_alone(state))
         try:
-            if agreed and self._tried_at.batch != state.timestamp.batch:
+            if ranks_agree and self._last_attempt.batch != state.timestamp.batch:
                 self._save(state, logger)
         finally:
             self._wait()
@@ -192,8 +193,8 @@ class CheckpointSaver(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._checkpoints.load_state_dict(state)
 
-    def _save_unless_over(self, state: State, logger: Logger) -> None:
-        if self._tried_at.batch == state.timestamp.batch:
+    def _save_before_end(self, state: State, logger: Logger) -> None:
+        if self._last_attempt.batch == state.timestamp.batch:
             return
         # The last checkpoint is left to FIT_END, where the final metrics are known.
         if not state.stop_requested and state.get_elapsed_duration() < "1dur":
@@ -206,7 +207,7 @@ class CheckpointSaver(Callback):
 
         self._wait()
         logger.flush()  # a resumed run does not repeat what came before, so it must be logged by now
-        self._tried_at = state.timestamp
+        self._last_attempt = state.timestamp
         name = self.filename.format(**state.timestamp._asdict())
         score = self._metric.score(state, lower_is_better=self.mode == "min") if self._metric is not None else None
         self._checkpoints.add(name, score)
@@ -217,9 +218,9 @@ class CheckpointSaver(Callback):
         if snapshot is not None:  # rank 0, or all ranks
             if self.asynchronous and "places" in snapshot and self._group is None:
                 self._group = make_group()
-            trained = {name for name, one in state.unwrapped_model.named_parameters() if one.requires_grad}
+            trained = {key for key, weight in state.unwrapped_model.named_parameters() if weight.requires_grad}
             self._writer = self._writer or _make_writer()
-            self._writing = self._writer.submit(self._write, snapshot, name, trained, _last_loss(state))
+            self._pending_write = self._writer.submit(self._write, snapshot, name, trained, _last_loss(state))
         if not self.asynchronous:
             self._wait()
 
@@ -231,32 +232,34 @@ class CheckpointSaver(Callback):
 
         if self.asynchronous and "places" in snapshot:
             dist.barrier(self._group)  # the work that follows would slow down ranks that are still copying
-        known = self._fault
+        previous_fault = self._fault
         fault = find_fault(snapshot, trained, loss)
-        if "places" in snapshot:  # each rank has looked at its part
+        if "places" in snapshot:  # each rank has checked its part
             fault = next(filter(None, gather_objects(fault, self._group)), None)
         self._fault = fault
-        if self._fault is not None:
+        if fault is not None:
             self._checkpoints.take_back()
-            if known is None and get_global_rank() == 0:
-                message = "checkpoint %s was not written: %s; the newest that can be resumed is %s"
-                log.warning(message, self._checkpoints.path / name, self._fault, self.latest or "none")
+            if previous_fault is None and get_global_rank() == 0:
+                path = self._checkpoints.path / name
+                message = "checkpoint %s was not written: %s; newest checkpoint: %s"
+                log.warning(message, path, fault, self.latest or "none")
             return
-        before = self._failure
+        previous_failure = self._failure
         self._failure = None
         try:
             self._checkpoints.write(snapshot, name, self._group)
         except OSError as error:
             self._failure = error
-            if (before is None or error.errno != before.errno) and get_global_rank() == 0:
+            if (previous_failure is None or error.errno != previous_failure.errno) and get_global_rank() == 0:
                 log.warning("checkpoint %s was not written: %s", self._checkpoints.path / name, error)
             return
         if self._uploads is not None and get_global_rank() == 0:
-            self._uploads.add(name, self.folder, self._checkpoints.saved, [one for _, one in self._checkpoints.best])
+            best = [best_name for _, best_name in self._checkpoints.best]
+            self._uploads.add(name, self.folder, self._checkpoints.saved, best)
 
     def _wait(self) -> None:
-        if self._writing is not None:
-            self._writing.result()
+        if self._pending_write is not None:
+            self._pending_write.result()
 
 
 def _make_writer() -> ThreadPoolExecutor:
@@ -268,14 +271,14 @@ def _make_writer() -> ThreadPoolExecutor:
     import torch
 
     writer = ThreadPoolExecutor(1, "checkpoint")
-    cores = writer.submit(torch.get_num_threads).result()  # asked there, because a thread's first use sets its number
+    cores = writer.submit(torch.get_num_threads).result()  # read on that thread, because its first use sets the number
     writer.submit(torch.set_num_threads, 1).result()
     torch.set_num_threads(cores)  # for this thread and those that start later
     return writer
 
 
 def _last_loss(state: State) -> float:
-    """Return the loss of the last trained batch, or 0 if it is not known. The intended host-device sync."""
-    is_of_a_later_batch = state.error is not None and not state.ended_between_batches
-    is_known = not is_of_a_later_batch and state.device.type != "meta"
+    """Return the loss of the last trained batch, or 0 if it is unknown. The intended host-device sync."""
+    belongs_to_a_later_batch = state.error is not None and not state.ended_between_batches
+    is_known = not belongs_to_a_later_batch and state.device.type != "meta"
     return float(getattr(state, "total_loss", 0.0)) if is_known else 0.0

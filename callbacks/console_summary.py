@@ -1,4 +1,4 @@
-"""Prints what is about to be trained, and later the results, in a few lines on the console."""
+"""Prints a description of the run and, at the end, its results, in a few lines on the console."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("runner")
 
-LOST = 10
+MAX_NOT_FINITE = 10
 """Number of consecutive batches without a finite training loss that leads to a warning."""
 
 MAX_METRICS = 8
-"""Number of metrics at the end; the others are in the log of the run."""
+"""Number of metrics to print at the end; the log of the run has the others."""
 
 
 class ConsoleSummary(LoggerDestination):
@@ -57,13 +57,13 @@ class ConsoleSummary(LoggerDestination):
         self._best_at: dict[str, Timestamp] = {}
         self._loss = EpochLoss()
         self._ignored: set[str] = set()  # keys that the summary leaves out
-        self._lost = 0  # batches in a row whose loss was not finite
-        self._lost_at = Timestamp()  # the first of them
+        self._not_finite = 0  # number of last batches in a row with such a loss
+        self._not_finite_since = Timestamp()  # time of the first of them
         self._state: State | None = None
         self._logger: Logger | None = None
         self._seconds = 0.0  # of all calls of fit, up to the last epoch or evaluation that ended
         self._evaluating = 0.0  # seconds of evaluations in all calls
-        self._began: float | None = None  # when training would have begun in a single call of fit
+        self._began: float | None = None  # when this fit began, less the seconds of earlier ones
 
     def init(self, state: State, logger: Logger) -> None:
         self._logger = logger
@@ -91,7 +91,7 @@ class ConsoleSummary(LoggerDestination):
         self._eval_began = time.perf_counter()
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
-        if self._began is not None:  # otherwise it is not part of training
+        if self._began is not None:  # else it is a standalone evaluation
             now = time.perf_counter()
             self._evaluating += now - self._eval_began
             self._seconds = now - self._began
@@ -120,10 +120,11 @@ class ConsoleSummary(LoggerDestination):
         for line in _outcome(state, self._seconds_of(state), self._evaluating):
             console.print(line, soft_wrap=True)
         if state.error is not None and is_of_environment(state.error) and may_restart():
-            return  # the command starts again and says so, or says how to go on
+            return  # the command restarts and says so, or says how to continue
         console.print(f"run      {show_path(state.run_dir)}", soft_wrap=True)
-        for address in (one for callback in state.callbacks if (one := getattr(callback, "mirrored_at", None))):
-            console.print(f"mirror   {address}", soft_wrap=True)
+        for callback in state.callbacks:
+            if address := getattr(callback, "mirrored_at", None):
+                console.print(f"mirror   {address}", soft_wrap=True)
         commands = dict(_commands(state, logger))
         if commands:
             console.print(f"to {', '.join(commands)}:", soft_wrap=True)
@@ -159,22 +160,22 @@ class ConsoleSummary(LoggerDestination):
 
     def _watch(self, loss: float, timestamp: Timestamp) -> None:
         if math.isfinite(loss):
-            self._lost = 0
+            self._not_finite = 0
             return
-        if not self._lost:
-            self._lost_at = timestamp
-        self._lost += 1
-        if self._lost == LOST:
+        if not self._not_finite:
+            self._not_finite_since = timestamp
+        self._not_finite += 1
+        if self._not_finite == MAX_NOT_FINITE:
             log.warning(
                 "the training loss is %s since epoch %d, batch %d: lower the learning rate, warm it up, or clip "
                 "gradients (+algorithms=gradient_clipping); +callbacks=nan_monitor ends such a run immediately",
                 loss,
-                epoch_number(self._lost_at),
-                self._lost_at.batch,
+                epoch_number(self._not_finite_since),
+                self._not_finite_since.batch,
             )
 
     def _seconds_of(self, state: State) -> float:
-        """Return the time of training and evaluations, without drawing, saving and sending at the end.
+        """Return the seconds of training and evaluations, without drawing, saving and sending at the end.
 
         The clock of the timestamp lags on several ranks, and the last epoch or evaluation may have ended long ago.
         """
@@ -195,7 +196,7 @@ class ConsoleSummary(LoggerDestination):
                 best = show_number(self._best.values[key])
                 where = f"batch {at.batch:,}" if at.batch_in_epoch else f"epoch {at.epoch}"
             elif key == TRAIN_LOSS and self._loss.mean is not None:
-                name = "epoch loss"  # what is logged is the loss of each batch
+                name = "epoch loss"  # the log has the loss of each batch
                 final = show_number(self._loss.mean)
                 where = "epoch mean" if get_data_parallel_size() == 1 else "epoch mean, rank 0"
             rows.append((name, final, best, where))
@@ -204,7 +205,7 @@ class ConsoleSummary(LoggerDestination):
         metric, finals, bests, places = (list(cells) for cells in zip(*rows[:MAX_METRICS], strict=True))
         columns = [Column(["metric"], metric), Column(["final"], finals, True)]
         columns += [Column(["best"], bests, True), Column(["at"], places)]
-        while sum(one.width + 2 for one in columns) - 2 > width and len(columns) > 1:
+        while sum(column.width + 2 for column in columns) - 2 > width and len(columns) > 1:
             columns.pop()
         yield from draw_table(columns)
         if (more := len(rows) - MAX_METRICS) > 0:
@@ -230,9 +231,9 @@ def _outcome(state: State, seconds: float, evaluating: float) -> Iterator[str]:
 
 
 def _commands(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
-    """Yield what you can do with a run now, and the command for it."""
+    """Yield the next steps that a run offers, each with its command."""
     path = show_path(state.run_dir)
-    saved = any(getattr(one, "latest", None) is not None for one in state.callbacks)
+    saved = any(getattr(callback, "latest", None) is not None for callback in state.callbacks)
     if state.error is not None:
         if state.config:
             yield "resume it" if saved else "start it again (no checkpoint was written)", show_command("resume", path)
@@ -244,5 +245,6 @@ def _commands(state: State, logger: Logger) -> Iterator[tuple[str, str]]:
             longer = f"budget={Budget.parse(budget).doubled}"
         yield "evaluate it", show_command("eval", path)
         yield "train it for longer", show_command("resume", path, longer)
-    ui = [getattr(one, "ui_command", None) for one in (*state.callbacks, *logger.destinations)]
-    yield from (("compare it", one) for one in ui if one)
+    for hooks in (*state.callbacks, *logger.destinations):
+        if command := getattr(hooks, "ui_command", None):
+            yield "compare it", command

@@ -1,4 +1,4 @@
-"""Leaves a file from which a failure in training can be had again, on any machine."""
+"""Writes a file that reproduces a failure of training on any machine."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("runner")
 
-MOST_CODE = 12_000_000  # bytes of modules
+MAX_CODE = 12_000_000  # bytes of modules
 MEGABYTE = 1_000_000
 SAVING = (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT)
-"""The events at which checkpoints are written; a run resumed from one does not fire them again."""
+"""The events at which checkpoints are written; a run resumed from one does not repeat them."""
 
 
 class CrashBundle(Callback):
@@ -39,15 +39,15 @@ class CrashBundle(Callback):
 
     It holds the run's record with the modules that were kept, the newest checkpoint, and the tensors of the batch on
     rank 0, as far as they fit into `max_size`; never a file from outside of the run's folder, nor an environment
-    variable. The record has no passwords. Of a hook that fails at BATCH_CHECKPOINT, EPOCH_CHECKPOINT or
-    ITERATION_CHECKPOINT, it holds an earlier checkpoint, so that the replay comes to this event. A failure of the
-    machine leaves none. What shows a config to be wrong, as a failure of a new run's first batch does, leaves none: the
-    command shows the same. Rank 0 writes the file when the run closes, and logs it as an artifact. Place the callback
-    after the one that saves checkpoints.
+    variable. The record has no passwords. If a hook fails at BATCH_CHECKPOINT, EPOCH_CHECKPOINT or
+    ITERATION_CHECKPOINT, the file holds an earlier checkpoint, so that the replay reaches this event. No file is
+    written for a failure of the machine, nor for an error that shows a wrong config, such as one in a new run's first
+    batch, because the command reproduces it. Rank 0 writes the file when the run closes, and logs it as an artifact.
+    Place the callback after the one that saves checkpoints.
 
     Args:
-        max_size: megabytes that the file may have, above 0; a checkpoint that does not fit is left out, and the replay
-            then begins with the run.
+        max_size: maximum size of the file in megabytes, above 0; a checkpoint that does not fit is left out, and the
+            replay then starts from the beginning of the run.
 
     Raises:
         ValueError: `max_size` is not above 0.
@@ -63,7 +63,7 @@ class CrashBundle(Callback):
         from runner import get_global_rank
 
         error = state.error
-        if not isinstance(error, Exception) or get_global_rank() != 0 or not self._is_of_a_run(state, error):
+        if not isinstance(error, Exception) or get_global_rank() != 0 or not self._is_worth_a_bundle(state, error):
             return
         path = state.run_dir / BUNDLE
         with disk_errors_reported(self.config_key):
@@ -71,13 +71,13 @@ class CrashBundle(Callback):
             logger.log_artifact(path)
             command = show_command("replay", str(path))
             hint = f"to see it fail again, here or on another machine: {command}"
-            if isinstance(error, RankFailed):  # it is printed as the other rank wrote it
+            if isinstance(error, RankFailed):  # printed as the other rank wrote it, without notes
                 log.info(hint)
             else:
                 error.add_note(hint)
 
-    def _is_of_a_run(self, state: State, error: Exception) -> bool:
-        """Return whether a run that has a folder failed, and its config is not refused for that."""
+    def _is_worth_a_bundle(self, state: State, error: Exception) -> bool:
+        """Return whether a run with a folder failed, and neither its config nor the machine is to blame."""
         if facts_of(error).refusal or is_of_environment(error):
             return False
         if self.has_trained:
@@ -95,26 +95,26 @@ class CrashBundle(Callback):
         try:
             with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as file:
                 file.writestr(FACTS, json.dumps(facts, indent=1))
-                with self._record_of(state) as record:
-                    room -= _add(file, record, _record(record), math.inf)
+                with self._record_folder(state) as record:
+                    room -= _add(file, record, _record_files(record), math.inf)
                 content = save(dict(_tensors("batch", getattr(state, "batch", None))))
                 if len(content) < room / 2:
                     file.writestr(BATCH, content)
                     room -= len(content)
-                # After a checkpoint of this exact moment, training would continue from there.
+                # A replay from a checkpoint of this very event would skip the event.
                 before = trained if facts_of(error).event in SAVING else trained + 1
-                _add(file, state.run_dir, _checkpoint(state.run_dir, before), room)
+                _add(file, state.run_dir, _checkpoint_files(state.run_dir, before), room)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
 
     @contextmanager
-    def _record_of(self, state: State) -> Iterator[Path]:
-        """Yield the folder of the run's record, which a run that fails before it trains does not have yet."""
+    def _record_folder(self, state: State) -> Iterator[Path]:
+        """Yield the folder of the run's record; before training it is a temporary one, written here."""
         if self.has_trained:
             yield state.run_dir
             return
-        write_record = resolve_name("runner.records.record:write_record")  # by name: it lies above
+        write_record = resolve_name("runner.records.record:write_record")  # by name: its layer is above this one
         with TemporaryDirectory(prefix="runner-crash-") as folder:
             write_record(Path(folder), state.config, [], state.run_name)
             yield Path(folder)
@@ -122,36 +122,33 @@ class CrashBundle(Callback):
 
 def _add(file: zipfile.ZipFile, folder: Path, paths: list[Path], room: float) -> int:
     """Add all of some files, or none if they do not fit, and return their size in bytes."""
-    size = sum(one.stat().st_size for one in paths)
+    size = sum(path.stat().st_size for path in paths)
     if size > room:
         log.warning("%s: %s and %d more files do not fit into max_size", BUNDLE, paths[0].name, len(paths) - 1)
         return 0
-    for one in paths:
-        stored = zipfile.ZIP_STORED if one.suffix in (".pt", ".safetensors") else None  # weights hardly shrink
-        file.write(one, one.relative_to(folder).as_posix(), compress_type=stored)
+    for path in paths:
+        compression = zipfile.ZIP_STORED if path.suffix in (".pt", ".safetensors") else None  # weights hardly shrink
+        file.write(path, path.relative_to(folder).as_posix(), compress_type=compression)
     return size
 
 
-def _record(folder: Path) -> list[Path]:
-    modules = (one for one in sorted(folder.glob("code/**/*")) if "__pycache__" not in one.parts)
-    code = [one for one in modules if _is_inside(one, folder)]
-    if sum(one.stat().st_size for one in code) > MOST_CODE:
+def _record_files(folder: Path) -> list[Path]:
+    modules = (path for path in sorted(folder.glob("code/**/*")) if "__pycache__" not in path.parts)
+    code = [path for path in modules if _is_inside(path, folder)]
+    if sum(path.stat().st_size for path in code) > MAX_CODE:
         code = []
     return [*(folder / name for name in (*RECORD, DIGESTS) if _is_inside(folder / name, folder)), *code]
 
 
-def _checkpoint(folder: Path, batch: int) -> list[Path]:
-    """Return the files of the newest checkpoint from which a batch can be trained again; none if there is none."""
+def _checkpoint_files(folder: Path, batch: int) -> list[Path]:
+    """Return the files of the newest checkpoint before a batch; an empty list without one."""
     from runner.checkpoints.history import checkpoint_before
 
-    found = checkpoint_before(folder.resolve(), batch)
-    if found is None or not found.is_relative_to(folder.resolve()):
+    root = folder.resolve()
+    checkpoint = checkpoint_before(root, batch)
+    if checkpoint is None or not checkpoint.is_relative_to(root):
         return []
-    return [
-        folder / one.relative_to(folder.resolve())
-        for one in sorted(found.iterdir())
-        if _is_inside(one, folder.resolve())
-    ]
+    return [folder / path.relative_to(root) for path in sorted(checkpoint.iterdir()) if _is_inside(path, root)]
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
@@ -162,6 +159,6 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the tensors of a batch by name, on the CPU."""
     from runner.device.batch import tensors
 
-    for number, one in enumerate(tensors(value)):
-        if not (one.is_meta or one.is_nested or one.is_sparse):
-            yield f"{name}.{number}", one.detach().cpu().contiguous().clone()
+    for index, tensor in enumerate(tensors(value)):
+        if not (tensor.is_meta or tensor.is_nested or tensor.is_sparse):
+            yield f"{name}.{index}", tensor.detach().cpu().contiguous().clone()

@@ -31,7 +31,7 @@ class EarlyStopper(MetricStopper):
         dataloader_label: label of the evaluator that has the metric, or 'train'.
         comp: 'gt' if more is better, 'lt' if less is; None means less for names with loss, error or perplexity and for
             metrics that declare it, and more otherwise.
-        min_delta: amount by which a value must exceed the best one to count as better, in the metric's unit.
+        min_delta: amount by which a value must improve on the best one to count as better, in the metric's unit.
         patience: how long to continue without an improvement, in epochs, batches, samples or tokens ('3ep').
 
     Raises:
@@ -85,27 +85,27 @@ class EarlyStopper(MetricStopper):
         self._judged_at = state["judged_at"]
 
     def _check_resumed(self, state: State) -> None:
-        self._stop_when_over(state)
+        self._stop_if_out_of_patience(state)
 
     def _judge(self, state: State, value: float | None) -> None:
-        self._judged_at = {str(one): int(state.timestamp.count(one)) for one in UNITS}
+        self._judged_at = {str(unit): int(state.timestamp.count(unit)) for unit in UNITS}
         if value is not None and self._is_better(value):
             self._best = value
             self._best_at = self._judged_at
         else:
-            self._stop_when_over(state)
+            self._stop_if_out_of_patience(state)
 
-    def _stop_when_over(self, state: State) -> None:
+    def _stop_if_out_of_patience(self, state: State) -> None:
         unit = str(self.patience.unit)
         if self._judged_at[unit] - self._best_at[unit] <= self.patience.value:
             return
-        shown = f"{self._metric.label}/{self._metric.name}"
+        metric = f"{self._metric.label}/{self._metric.name}"
         if self._best is None:
-            log.info("stopped early: %s has been NaN so far", shown)
+            log.info("stopped early: %s has been NaN so far", metric)
         else:
             log.info(
                 "stopped early: %s has not improved on %.4g, reached at %d%s",
-                shown,
+                metric,
                 self._best,
                 self._best_at[unit],
                 unit,

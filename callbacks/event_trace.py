@@ -1,4 +1,4 @@
-"""Records what ran at which event, in which order and for how long: a timeline and a table of costs."""
+"""Records which handlers ran at which event, in order and for how long: a timeline and a table of costs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from runner import Logger, State
     from runner.core.hooks import Handler, Hooks
 
-# The label for the time between handlers, from one of these events to the next.
+# The label of the time between handlers, from one of these events to the next.
 _IN_STEPS, _OUTSIDE, _NOWHERE = range(3)
-_TURNS = {
+_LABELS = {
     Event.FIT_START: _OUTSIDE,
     Event.BEFORE_DATALOADER: _IN_STEPS,
     Event.EVAL_BEFORE_ALL: _OUTSIDE,
@@ -70,9 +70,9 @@ class EventTrace(Callback):
         self._names: list[tuple[str, Event]] = []
         self._costs: dict[tuple[str, str], list[int]] = {}  # calls and nanoseconds, by callback and event
         self._spans = array("q")  # for each call: index in `_names`, begin and end in nanoseconds
-        self._rest = [0, 0, 0]  # nanoseconds
-        self._counted = _NOWHERE
-        self._batches = self._ended = 0  # number of batches; when the last handler ended, in nanoseconds
+        self._between = [0, 0, 0]  # nanoseconds between handlers, by label
+        self._label = _NOWHERE
+        self._batches = self._last_end = 0  # number of batches; when the last handler ended, in nanoseconds
         self._first_batch: int | None = None
 
     def wrap_handler(self, handler: Handler, owner: Hooks, event: Event) -> Handler:
@@ -83,23 +83,23 @@ class EventTrace(Callback):
         limit = 3 * self.max_spans
 
         @functools.wraps(handler)
-        def noted(state: State, logger: Logger) -> None:
+        def marked(state: State, logger: Logger) -> None:
             if len(spans) < limit:
                 now = clock()
                 spans.extend((index, now, now))
 
-        if owner is self and event is not Event.BATCH_END and event not in _TURNS:
-            return noted  # it listens here only so that the timeline shows the event
+        if owner is self and event is not Event.BATCH_END and event not in _LABELS:
+            return marked  # it handles this event only to show it in the timeline
         cost = self._costs.setdefault((owner.config_key, event.value), [0, 0])
 
         @functools.wraps(handler)
         def timed(state: State, logger: Logger) -> None:
             began = clock()
-            self._rest[self._counted] += began - self._ended
+            self._between[self._label] += began - self._last_end
             try:
                 handler(state, logger)
             finally:
-                self._ended = ended = clock()
+                self._last_end = ended = clock()
                 cost[0] += 1
                 cost[1] += ended - began
                 if len(spans) < limit:
@@ -111,7 +111,7 @@ class EventTrace(Callback):
         if event is Event.BATCH_END:
             self._batches += 1
         else:
-            self._counted = _TURNS[event]
+            self._label = _LABELS[event]
             if self._first_batch is None:
                 self._first_batch = state.timestamp.batch
 
@@ -125,7 +125,7 @@ class EventTrace(Callback):
         with disk_errors_reported(self.config_key):
             write_whole(path, json.dumps({"traceEvents": list(draw(self._calls(), rank))}).encode())
             logger.log_artifact(path, self.config_key)
-        rows = make_rows(self._costs, self._batches, self._rest[_IN_STEPS], self._rest[_OUTSIDE])
+        rows = make_rows(self._costs, self._batches, self._between[_IN_STEPS], self._between[_OUTSIDE])
         logger.log_table(COLUMNS, rows, self.config_key)
         if self.print_table and rank == 0:
             print_rows(rows, self._batches)
@@ -135,13 +135,13 @@ class EventTrace(Callback):
         return {
             "costs": costs,
             "batches": self._batches,
-            "rest": self._rest[_IN_STEPS],
-            "rest_outside": self._rest[_OUTSIDE],
+            "rest": self._between[_IN_STEPS],
+            "rest_outside": self._between[_OUTSIDE],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._batches = state["batches"]
-        self._rest = [state["rest"], state.get("rest_outside", 0), 0]  # older checkpoints lack it
+        self._between = [state["rest"], state.get("rest_outside", 0), 0]  # older checkpoints lack it
         for owner, event, calls, nanoseconds in state["costs"]:
             cost = self._costs.setdefault((owner, event), [0, 0])
             cost[0] += calls

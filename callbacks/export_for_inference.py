@@ -71,7 +71,7 @@ class ExportForInference(Callback):
             )
         if save_format == "onnx":
             require("save_format='onnx'", "export", "onnx", "onnxscript", "onnxruntime")
-        if transforms is not None and not all(callable(one) for one in transforms):
+        if transforms is not None and not all(map(callable, transforms)):
             raise wrong_argument("transforms", transforms, "must be functions from a module to a module")
         if sample_input is not None:
             from runner.callbacks._export import check_sample
@@ -86,7 +86,7 @@ class ExportForInference(Callback):
     def fit_start(self, state: State, logger: Logger) -> None:
         from runner import get_global_rank
 
-        copied = self._module_and_inputs(state) if self.sample_input is not None else None
+        export = self._module_and_inputs(state) if self.sample_input is not None else None
         if get_global_rank() != 0:
             return
         if self.save_format == "onnx" and state.precision.value == "bf16":
@@ -100,8 +100,8 @@ class ExportForInference(Callback):
             reason = error.strerror
         if reason is not None:
             raise wrong_argument("save_path", str(self.save_path), f"cannot be written ({reason}); give another path")
-        if copied is not None:
-            module, inputs = copied
+        if export is not None:
+            module, inputs = export
             try:
                 module(inputs)
             except Exception as error:
@@ -110,10 +110,10 @@ class ExportForInference(Callback):
     def fit_end(self, state: State, logger: Logger) -> None:
         from runner.callbacks._export import write
 
-        copied = self._module_and_inputs(state)
-        if copied is None:
+        export = self._module_and_inputs(state)
+        if export is None:
             return
-        module, inputs = copied
+        module, inputs = export
         path = state.run_dir / self.save_path
         # Keep the suffix, because libraries derive the format from it.
         temporary = path.with_name(f".unchecked-{path.name}")

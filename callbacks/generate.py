@@ -54,7 +54,7 @@ class Generate(Callback):
         top_k: int | None = None,
         tokenizer: Any = None,
     ) -> None:
-        if isinstance(prompts, str) or not prompts or not all(isinstance(one, str) and one for one in prompts):
+        if isinstance(prompts, str) or not prompts or not all(isinstance(prompt, str) and prompt for prompt in prompts):
             raise wrong_argument("prompts", prompts, "must be a list of texts, at least one and none of them empty")
         check_whole("max_new_tokens", max_new_tokens, 1)
         check_whole("top_k", top_k, 1, none="all tokens")
@@ -67,13 +67,13 @@ class Generate(Callback):
         self.top_k = top_k
         self.tokenizer = tokenizer or Bytes()
         self._rows: list[list[Any]] = []
-        self._works = False
+        self._is_enabled = False
 
     def fit_start(self, state: State, logger: Logger) -> None:
         from runner import LanguageModel, get_global_rank
 
-        self._works = isinstance(state.unwrapped_model, LanguageModel)
-        if not self._works:
+        self._is_enabled = isinstance(state.unwrapped_model, LanguageModel)
+        if not self._is_enabled:
             if get_global_rank() == 0:
                 log.warning("generate does nothing: %s is not a LanguageModel", type(state.unwrapped_model).__name__)
             return
@@ -83,22 +83,24 @@ class Generate(Callback):
 
         with inference(state):
             tokens = torch.zeros(1, 1, dtype=torch.int64, device=state.device)
-            known = _forward(state)(tokens).shape[-1]
+            vocabulary = _forward(state)(tokens).shape[-1]
         for prompt in self.prompts:
-            if (largest := max(self.tokenizer.encode(prompt))) >= known:
-                raise wrong_argument("prompts", prompt, f"has token {largest}, but the model has only {known} tokens")
+            if (largest := max(self.tokenizer.encode(prompt))) >= vocabulary:
+                raise wrong_argument(
+                    "prompts", prompt, f"has token {largest}, but the model has only {vocabulary} tokens"
+                )
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        if not self._works:
+        if not self._is_enabled:
             return
         if state.is_due(self.interval):
-            self._write(state, logger)
+            self._generate(state, logger)
 
     epoch_end = batch_end
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        if self._works and not (self._rows and self._rows[-1][0] == state.timestamp.batch):
-            self._write(state, logger)
+        if self._is_enabled and not (self._rows and self._rows[-1][0] == state.timestamp.batch):
+            self._generate(state, logger)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self._rows}
@@ -106,7 +108,7 @@ class Generate(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._rows = state["rows"]
 
-    def _write(self, state: State, logger: Logger) -> None:
+    def _generate(self, state: State, logger: Logger) -> None:
         import torch
 
         from runner import stream_seed
@@ -116,24 +118,24 @@ class Generate(Callback):
         context = getattr(getattr(state.unwrapped_model, "module", None), "context", None)
         generator = torch.Generator(state.device)
         generator.manual_seed(stream_seed(state.rank_zero_seed, self.config_key, batch))
-        written = []
+        continuations = []
         with inference(state):
             for prompt in self.prompts:
                 tokens = torch.tensor([self.tokenizer.encode(prompt)], device=state.device)
                 for _ in range(self.max_new_tokens):
                     logits = _forward(state)(tokens if context is None else tokens[:, -context:])[:, -1].float()
                     tokens = torch.cat([tokens, draw(logits, self.temperature, self.top_k, generator)], dim=1)
-                written.append(tokens[0, -self.max_new_tokens :])
-        texts = torch.stack(written).tolist()  # the intended host-device sync, once per interval
-        new = [[batch, prompt, self.tokenizer.decode(text)] for prompt, text in zip(self.prompts, texts, strict=True)]
-        self._rows = [*self._rows, *new][-MAX_ROWS:]
+                continuations.append(tokens[0, -self.max_new_tokens :])
+        texts = torch.stack(continuations).tolist()  # the intended host-device sync, once per interval
+        rows = [[batch, prompt, self.tokenizer.decode(text)] for prompt, text in zip(self.prompts, texts, strict=True)]
+        self._rows = [*self._rows, *rows][-MAX_ROWS:]
         logger.log_table(COLUMNS, self._rows, self.config_key)
 
 
 def draw(logits: Tensor, temperature: float, top_k: int | None, generator: Generator) -> Tensor:
     """Return a token (N, 1), int64, for each row of logits (N, V), sampled from softmax(logits / temperature).
 
-    It uses the Gumbel trick, which returns some token where torch.multinomial would raise on NaN, or abort on a GPU.
+    It uses the Gumbel trick, which returns some token even for NaN; torch.multinomial would raise, or abort on a GPU.
 
     Args:
         logits: logits (N, V) of the next token.
@@ -154,6 +156,6 @@ def _forward(state: State) -> Callable[[Tensor], Tensor]:
     from runner.distributed.sharding import is_sharded
 
     model = state.unwrapped_model
-    # Only a call gathers what is sharded; what the run has compiled of such a model are its blocks.
+    # Only a call of the model gathers its shards, and of a sharded model the run compiles only the blocks.
     forward = state.precision.autocast(state.device)(model if is_sharded(model) else model.forward)
     return lambda tokens: forward((tokens, tokens))

@@ -61,21 +61,21 @@ class ImageVisualizer(Callback):
         self.channels_last = channels_last
         self.input_key = input_key
         self.target_key = target_key
-        self._works = False
+        self._is_enabled = False
 
     def init(self, state: State, logger: Logger) -> None:
         from runner import get_global_rank
 
-        self._works = get_global_rank() == 0
+        self._is_enabled = get_global_rank() == 0
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        if self._works and state.is_due(self.interval):
+        if self._is_enabled and state.is_due(self.interval):
             self._log(state, logger, state.microbatch, "Images/Train")
 
     epoch_end = batch_end
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
-        if self._works and state.eval_timestamp.batch == 1:
+        if self._is_enabled and state.eval_timestamp.batch == 1:
             label = state.dataloader_label
             self._log(state, logger, state.batch, "Images/Eval" if label == "eval" else f"Images/{label}")
 
@@ -97,7 +97,7 @@ class ImageVisualizer(Callback):
             captions = make_captions(dict(zip(("target", "prediction"), classes, strict=True)))
             logger.log_images(pictures, name, captions=captions or None)
             return
-        masks = [one for one in classes if one is not None and one.shape == pictures.shape[:3]]
+        masks = [mask for mask in classes if mask is not None and mask.shape == pictures.shape[:3]]
         if masks:
             logger.log_images(with_masks(pictures, masks), name)
         else:
@@ -105,7 +105,7 @@ class ImageVisualizer(Callback):
 
     def _give_up(self, reason: str) -> None:
         log.warning("image_visualizer logs nothing: %s", reason)
-        self._works = False
+        self._is_enabled = False
 
 
 def _pick(batch: Any, key: int | str, name: str) -> Any:

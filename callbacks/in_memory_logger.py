@@ -1,4 +1,4 @@
-"""Keeps what is logged in memory."""
+"""Keeps logged values in memory."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class InMemoryLogger(LoggerDestination):
         self.images: dict[str, list[dict[str, Any]]] = {}
         self.artifacts: list[tuple[str, str | None]] = []
         self._data: dict[str, list[tuple[Timestamp, float]]] = {}
-        self._records: list[Record] = []  # not in `_data` yet: they are sorted by key on access
-        self._taking = threading.Lock()  # records arrive on another thread
+        self._records: list[Record] = []  # not in `_data` yet: access to it sorts them by key
+        self._lock = threading.Lock()  # records arrive on another thread
         self._logger: Logger | None = None
 
     @property
@@ -44,7 +44,7 @@ class InMemoryLogger(LoggerDestination):
         """
         if self._logger is not None:
             self._logger.flush()
-        with self._taking:
+        with self._lock:
             for record in self._records:
                 timestamp = record.timestamp
                 if timestamp.batch != record.step:
@@ -72,7 +72,7 @@ class InMemoryLogger(LoggerDestination):
         self.hyperparameters |= hyperparameters
 
     def log_records(self, records: Sequence[Record]) -> None:
-        with self._taking:
+        with self._lock:
             self._records += records
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:

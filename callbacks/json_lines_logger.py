@@ -24,7 +24,7 @@ class JSONLinesLogger(LoggerDestination):
     A record of metrics is `{"step", "epoch", "sample", "token", "wall_time", "metrics"}`. Hyperparameters, tables and
     artifacts have separate lines; images are not written. Numbers that JSON cannot represent become the strings
     "NaN", "Infinity" and "-Infinity". A resumed run removes the lines written after the batch that it resumes from, and
-    appends to the rest.
+    appends to the others.
 
     Args:
         filename: path of the file, relative to the run's folder.
@@ -54,7 +54,7 @@ class JSONLinesLogger(LoggerDestination):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if not self._started and self.path is not None and self.path.exists():
-            logger.flush()  # so that the logger's thread does not write meanwhile
+            logger.flush()  # so that the logger's thread does not write during the rewrite
             self._rewrite(state.timestamp)
         self._started = True
 
@@ -85,7 +85,7 @@ class JSONLinesLogger(LoggerDestination):
                 file.write(b"".join(lines))
 
     def _rewrite(self, until: Timestamp | None) -> None:
-        """Keep the complete lines up to a time, or all if it is None, and replace the file atomically.
+        """Keep only complete lines, up to the time `until` unless it is None, and replace the file atomically.
 
         Values logged at the end of an epoch have the step of its last batch, from which a run may be resumed.
         """
@@ -97,8 +97,8 @@ class JSONLinesLogger(LoggerDestination):
                     entry = json.loads(line)
                 except ValueError:
                     continue  # truncated when the run was killed
-                at = entry.get("step", 0), entry.get("epoch", 0)
-                if line.endswith(b"\n") and (until is None or at <= (until.batch, until.epoch)):
+                time = entry.get("step", 0), entry.get("epoch", 0)
+                if line.endswith(b"\n") and (until is None or time <= (until.batch, until.epoch)):
                     new.write(line)
         os.replace(temporary, self.path)
 

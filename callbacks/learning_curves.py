@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KEPT = ("loss/", "metrics/")
 RATES = "lr-"
-FEWEST = 6  # batches of a run with a picture; drawing fewer takes longer than training them
+MIN_BATCHES = 6  # of a run with a picture; fewer take longer to draw than to train
 
 
 class LearningCurves(LoggerDestination):
@@ -32,9 +32,8 @@ class LearningCurves(LoggerDestination):
     report. It is logged as an artifact in the folder 'plots', and shown in a notebook; a run of fewer than six batches
     has only the points. Only curves that fit in the picture are kept, each with a bounded number of points that are
     means over equally many neighbors, so memory and checkpoints stay small; a resumed run draws the curves from the
-    beginning. The loss of single batches is drawn faintly behind the mean over the batches around each. Learning rates
-    need no other callback; those that are tensors on a GPU are read when the run is saved or ends, so training never
-    waits for them.
+    beginning. The losses of single batches are drawn faintly behind their moving mean. Learning rates need no other
+    callback; those that are tensors on a GPU are read when the run is saved or ends, so training never waits for them.
 
     Args:
         filename: name of the picture; its suffix determines the format.
@@ -49,7 +48,7 @@ class LearningCurves(LoggerDestination):
         self.filename = filename
         self._curves: dict[str, Curve] = {}
         self._ignored: set[str] = set()  # keys that are not drawn
-        self._left_out = 0  # number of those that would be, if there were room
+        self._left_out = 0  # number of those for which the picture has no room
         self._rates: dict[str, Curve] = {}  # learning rates by key
         self._unread: list[tuple[int, dict[str, Any]]] = []  # batches, and rates that may still be on a GPU
         self._next_rates = 0  # the next batch whose rates are drawn
@@ -70,7 +69,7 @@ class LearningCurves(LoggerDestination):
         batch = state.timestamp.batch + 1
         if batch >= self._next_rates:
             self._next_rates = next_point(batch)
-            self._note_rates(state, batch)
+            self._keep_rates(state, batch)
 
     def log_records(self, records: Sequence[Record]) -> None:
         curves = self._curves
@@ -83,11 +82,11 @@ class LearningCurves(LoggerDestination):
                     curves[key].add(record.step, value)
                 elif not key.startswith(KEPT):
                     ignored.add(key)
-                elif self._begin(key):
+                elif self._add_curve(key):
                     curves[key].add(record.step, value)
 
-    def _begin(self, key: str) -> bool:
-        """Begin a curve and return whether it fits in the picture. Curves that sort after it may be dropped for it."""
+    def _add_curve(self, key: str) -> bool:
+        """Add a curve and return whether it fits in the picture. Curves that sort after it may be dropped for it."""
         self._curves[key] = Curve()
         drawn = {name for names in panels(self._curves).values() for name in names}
         for name in self._curves.keys() - drawn:
@@ -100,12 +99,12 @@ class LearningCurves(LoggerDestination):
         logger.flush()  # the intended host-device sync, once per fit
         if not any(curve.steps for curve in self._curves.values()):
             return
-        self._note_rates(state, state.timestamp.batch)
+        self._keep_rates(state, state.timestamp.batch)
         self._read_rates()
         curves = {key: curve for key, curve in self.curves.items() if curve.steps}
         with disk_errors_reported(self.config_key):
             write_curves(state.run_dir, {key: curves[key] for keys in panels(curves).values() for key in keys})
-            if state.timestamp.batch >= FEWEST:
+            if state.timestamp.batch >= MIN_BATCHES:
                 self._draw(curves, state, logger)
 
     def _draw(self, curves: Mapping[str, Curve], state: State, logger: Logger) -> None:
@@ -129,20 +128,20 @@ class LearningCurves(LoggerDestination):
         saved = {key: curve.saved() for key, curve in self.curves.items()}
         points = [point for pairs, _ in saved.values() for point in pairs]
         return {
-            # One tensor (N, 2) of steps and values for all curves: each tensor of a checkpoint takes room of its own.
+            # One tensor (N, 2) of steps and values for all curves: each tensor of a checkpoint takes up extra space.
             "points": torch.tensor(points, dtype=torch.float64).reshape(-1, 2),
             "curves": {key: [len(pairs), *facts] for key, (pairs, facts) in saved.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        first = 0
+        start = 0
         for key, (count, whole, stride) in state["curves"].items():
             curve = (self._rates if key.startswith(RATES) else self._curves)[key] = Curve()
-            curve.restore(state["points"][first : first + count].tolist(), whole, stride)
-            first += count
+            curve.restore(state["points"][start : start + count].tolist(), whole, stride)
+            start += count
 
-    def _note_rates(self, state: State, batch: int) -> None:
-        """Keep the learning rates as they are at a batch."""
+    def _keep_rates(self, state: State, batch: int) -> None:
+        """Keep the learning rates of a batch."""
         rates = zip(make_keys(state.optimizers), copy_rates(state.optimizers), strict=True)
         self._unread.append((batch, dict(rates)))
 
@@ -156,6 +155,6 @@ class LearningCurves(LoggerDestination):
 
 
 def next_point(batch: int) -> int:
-    """Return the first batch after `batch` whose learning rates are drawn: 128 at most while training grows twofold."""
+    """Return the next batch whose learning rates are drawn, at most 128 of them while training doubles."""
     stride = 1 << (batch // 256).bit_length()
     return (batch // stride + 1) * stride

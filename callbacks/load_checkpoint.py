@@ -23,7 +23,7 @@ EVENTS = ("before_load", "after_load")
 
 
 class LoadCheckpoint(Callback):
-    """Loads weights from another run's checkpoint before training, either all of them or all but some.
+    """Loads the weights of another run's checkpoint before training, all or all but some.
 
     It loads the weights that the other run evaluated (with an averaging algorithm, the average), and nothing else. A
     run that is resumed, evaluates or predicts has its own weights, and loads none. All ranks read the file.
@@ -75,26 +75,26 @@ class LoadCheckpoint(Callback):
 
         model = state.unwrapped_model
         try:
-            found = read_weights(self.checkpoint, model)
+            weights = read_weights(self.checkpoint, model)
         except FileNotFoundError:
             raise wrong_argument(
                 "checkpoint", str(self.checkpoint), "no complete checkpoint; give a run's folder or a checkpoint's"
             ) from None
         own = model.state_dict()
-        ignored = _matching([*dict.fromkeys([*found, *own])], self.ignore_keys)
-        found = {key: one for key, one in found.items() if key not in ignored}
-        wrong = differences(found, model, ignored)
-        if OTHER_SHAPE in wrong or (self.strict and wrong) or not found.keys() & own:
+        ignored = _matching([*dict.fromkeys([*weights, *own])], self.ignore_keys)
+        weights = {key: weight for key, weight in weights.items() if key not in ignored}
+        wrong = differences(weights, model, ignored)
+        if OTHER_SHAPE in wrong or (self.strict and wrong) or not weights.keys() & own:
             raise wrong_argument(
                 "checkpoint",
                 str(self.checkpoint),
-                f"its weights do not fit the model: {describe_differences(wrong) or 'none is left to load'}. "
+                f"its weights do not fit the model: {describe_differences(wrong) or 'no weight is left to load'}. "
                 "ignore_keys leaves some out",
             )
-        loaded = {key: one for key, one in found.items() if key in own}
+        loaded = {key: weight for key, weight in weights.items() if key in own}
         load_into(model, loaded)
-        rest = f"; {describe_differences(wrong)}" if wrong else ""
-        log.info("%d of %d weights loaded from %s%s", len(loaded), len(own), self.checkpoint, rest)
+        note = f"; {describe_differences(wrong)}" if wrong else ""
+        log.info("%d of %d weights loaded from %s%s", len(loaded), len(own), self.checkpoint, note)
 
 
 def _matching(names: Sequence[str], patterns: Iterable[str]) -> set[str]:

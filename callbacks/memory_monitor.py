@@ -48,7 +48,7 @@ class MemoryMonitor(Callback):
     Args:
         memory_keys: statistics of `torch.cuda.memory_stats` to log, mapped to their names; None means those below.
             Sizes in bytes are logged in GB, counts as they are. It has no effect without a GPU.
-        dist_aggregate_batch_interval: batches between two comparisons of the ranks, at least 1; None compares none.
+        dist_aggregate_batch_interval: batches between two comparisons of the ranks, at least 1; None means none.
 
     Raises:
         ValueError: an argument is out of range, or, at FIT_START, a key of `memory_keys` is not a statistic.
@@ -75,14 +75,14 @@ class MemoryMonitor(Callback):
         self.dist_aggregate_batch_interval = interval
         self._read: Callable[[], dict[str, float]] = dict
         self._status: int | None = None
-        self._next = 0.0
+        self._next_log = 0.0
 
     def fit_start(self, state: State, logger: Logger) -> None:
         from runner import get_global_rank
 
         if state.device.type == "cuda":
             names = dict(self.memory_keys or CUDA_STATISTICS)
-            _check(names, state.device)
+            _check_names(names, state.device)
             self._read = partial(_read_allocator, names, state.device)
             return
         if self.memory_keys is not None and get_global_rank() == 0:
@@ -97,10 +97,10 @@ class MemoryMonitor(Callback):
         interval = self.dist_aggregate_batch_interval
         compares = interval is not None and state.timestamp.batch % interval == 0
         now = time.perf_counter()
-        if compares or (logger.destinations and now >= self._next):
-            self._next = now + SAMPLING
+        if compares or (logger.destinations and now >= self._next_log):
+            self._next_log = now + SAMPLING
             metrics = {f"memory/{name}": value for name, value in self._read().items()}
-            logger.log_uncopied(metrics | _compare(metrics) if compares else metrics)
+            logger.log_uncopied(metrics | _compare_ranks(metrics) if compares else metrics)
 
     def post_close(self) -> None:
         if self._status is not None:
@@ -108,7 +108,7 @@ class MemoryMonitor(Callback):
             self._status = None
 
 
-def _check(names: Mapping[str, str], device: torch.device) -> None:
+def _check_names(names: Mapping[str, str], device: torch.device) -> None:
     import torch
 
     known = torch.cuda.memory_stats(device)
@@ -116,15 +116,15 @@ def _check(names: Mapping[str, str], device: torch.device) -> None:
         if name not in known:
             near = ", ".join(get_close_matches(name, known, n=3) or CUDA_STATISTICS)
             raise wrong_argument(
-                "memory_keys", dict(names), f"{name!r} is none of torch.cuda.memory_stats; near: {near}"
+                "memory_keys", dict(names), f"{name!r} is not a key of torch.cuda.memory_stats; near: {near}"
             )
 
 
 def _read_allocator(names: Mapping[str, str], device: torch.device) -> dict[str, float]:
     import torch
 
-    found = torch.cuda.memory_stats(device)
-    return {name: float(found[key]) / (GIGABYTE if "bytes" in key else 1) for key, name in names.items()}
+    statistics = torch.cuda.memory_stats(device)
+    return {name: float(statistics[key]) / (GIGABYTE if "bytes" in key else 1) for key, name in names.items()}
 
 
 def _read_status(file: int) -> dict[str, float]:
@@ -144,7 +144,7 @@ def _read_process() -> dict[str, float]:
     return {"rss": psutil.Process().memory_info().rss / GIGABYTE, "peak_rss": peak / GIGABYTE}
 
 
-def _compare(metrics: Mapping[str, float]) -> dict[str, Any]:
+def _compare_ranks(metrics: Mapping[str, float]) -> dict[str, Any]:
     """Return average, minimum and maximum over the ranks. Call it on all ranks, with the same keys."""
     import torch
     import torch.distributed as dist
@@ -157,5 +157,5 @@ def _compare(metrics: Mapping[str, float]) -> dict[str, Any]:
         ranks = [torch.empty_like(mine) for _ in range(get_world_size())]
         dist.all_gather(ranks, mine)
     values = torch.stack(ranks)
-    over = {"avg": values.mean(dim=0), "min": values.amin(dim=0), "max": values.amax(dim=0)}
-    return {f"{key}_{kind}": one for kind, each in over.items() for key, one in zip(metrics, each, strict=True)}
+    summaries = {"avg": values.mean(dim=0), "min": values.amin(dim=0), "max": values.amax(dim=0)}
+    return {f"{key}_{kind}": value for kind, row in summaries.items() for key, value in zip(metrics, row, strict=True)}

@@ -39,18 +39,18 @@ class MemorySnapshot(Callback):
         self.max_entries = max_entries
         self.keep = keep
         self._files: list[Path] = []  # written by this process, oldest first
-        self._records: bool | None = None
+        self._is_recording: bool | None = None
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        if self._records is None:
-            self._records = _memory_history.start(self, self.max_entries, state)
+        if self._is_recording is None:
+            self._is_recording = _memory_history.start(self, self.max_entries, state)
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        if not self._records:
+        if not self._is_recording:
             return
         if state.is_due(self.interval):
-            written = _memory_history.write(self, state)
-            self._files += [written] if written is not None else []
+            path = _memory_history.write(self, state)
+            self._files += [path] if path is not None else []
             while 0 < self.keep < len(self._files):
                 self._files.pop(0).unlink(missing_ok=True)
 

@@ -55,11 +55,11 @@ class MLflowLogger(LoggerDestination):
         tags: additional tags, by name.
         log_system_metrics: whether MLflow's monitor logs CPU, memory, disk, network and GPUs under `system/`.
         system_metrics_interval: seconds between two samples of system metrics.
-        close_timeout: seconds to wait at the end for data that is not sent yet.
-        max_values_per_second: most metrics to send a second, on average, for stores that take fewer than are logged;
-            None sends all. A metric is then sent if n / `max_values_per_second` seconds have passed since the last one
-            of its key, where n is the number of keys so far; the last one of each key is sent at the end of the run.
-            The spool holds all, and system metrics are not counted.
+        close_timeout: seconds to wait at the end for unsent data.
+        max_values_per_second: maximum number of metrics to send per second, on average, for slow stores; None sends
+            all. With a limit and n keys so far, a value is sent if n / `max_values_per_second` seconds have passed
+            since the last one of its key; the last value of each key is sent at the end of the run. The spool holds
+            all values, and system metrics are not counted.
         nested: whether the runs of a sweep's jobs are children of the sweep's run, which the UI then shows collapsed.
         log_model: 'last' or 'best' logs the model with these weights at FIT_END, with signature, input example and the
             metrics of its step; None logs none. 'best' is the best checkpoint of a `CheckpointSaver` with `monitor`.
@@ -68,8 +68,9 @@ class MLflowLogger(LoggerDestination):
 
     Raises:
         ValueError: `tracking_uri` is not an address that MLflow supports, `close_timeout` is negative,
-            `system_metrics_interval` or `max_values_per_second` is not above 0, `log_model` is none of the above, or
-            there is a name to register but no model, or, at FIT_START, no callback chooses a best checkpoint.
+            `system_metrics_interval` or `max_values_per_second` is not above 0, `log_model` is neither 'last' nor
+            'best', `register_model` is given without `log_model`, or, at FIT_START, no callback chooses a best
+            checkpoint.
         ImportError: the package orjson is missing.
 
     Logs:
@@ -140,7 +141,7 @@ class MLflowLogger(LoggerDestination):
         self._session = self._open(run_dir, self._run_name or state.run_name, self._system_metrics_interval)
         tags = {"runner.run_dir": str(run_dir)}  # lets `runner resume <id>` find the folder
         if self._nested and (parent := read_sent(run_dir.parent / "mlflow", self.tracking_uri).run_id):
-            tags["mlflow.parentRunId"] = parent  # the run of the job's sweep, if it has one
+            tags["mlflow.parentRunId"] = parent  # the run of the job's sweep, if it exists
         self._append({"tags": tags | self._tags})
         self._append({"params": describe_config(state.config)})
 
@@ -199,16 +200,16 @@ class MLflowLogger(LoggerDestination):
             self._session.append_metrics(values)
 
     def _improved(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the values that are better than all before, by the key for the best value; not those of one class."""
-        found: dict[str, float] = {}
-        if self._best.others.issuperset(metrics):  # as after most batches
-            return found
+        """Return the new best values by their key `best/...`, without those of single classes."""
+        improved: dict[str, float] = {}
+        if self._best.others.issuperset(metrics):  # true after most batches
+            return improved
         for key, value in metrics.items():
             if self._state is not None and self._best.add(key, value, self._state):
                 label, name = name_metric(key)
                 if "/" not in name.removeprefix("loss/"):
-                    found[f"best/{label}/{name}"] = value
-        return found
+                    improved[f"best/{label}/{name}"] = value
+        return improved
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
         self._append({"table": name, "columns": list(columns), "rows": [list(row) for row in rows]})

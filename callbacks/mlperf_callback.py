@@ -30,7 +30,7 @@ class MLPerfCallback(Callback):
     mlperf_logging accepts (`--ruleset 4.0.0`, because later ones have no resnet). The description is
     `systems/{system}.json`; fields that only people can fill in, such as the cooling, are empty. An epoch is a block.
     The MLPerf run ends with success when an evaluation reaches the target, and is marked as aborted if training ends
-    before. It needs the package mlperf-logging. Rank 0 writes. A resumed run continues its result, and the time in
+    before. The package mlperf-logging is needed. Rank 0 writes. A resumed run continues its result, and the time in
     between counts.
 
     Args:
@@ -97,7 +97,7 @@ class MLPerfCallback(Callback):
             self._system["host_processors_per_node"] = str(host_processors_per_node)
         self._metric = MetricChoice(metric_label, metric_name)
         self._result = _mlperf.Result()  # on all ranks; rank 0 writes it to a file
-        self._training = False
+        self._is_training = False
 
     def init(self, state: State, logger: Logger) -> None:
         from runner import get_local_rank
@@ -118,7 +118,7 @@ class MLPerfCallback(Callback):
         from runner import get_global_rank
 
         self._metric = choose_metric(state, self.metric_name, "metric_name", self.metric_label)
-        self._training = True
+        self._is_training = True
         if self._result.is_in("init"):
             for key, value in _mlperf.describe_data(state, self.metric_label).items():
                 self._result.event(key, value)
@@ -143,7 +143,7 @@ class MLPerfCallback(Callback):
         self._result.end("block")
 
     def eval_start(self, state: State, logger: Logger) -> None:
-        if self._training and self._result.is_in("run") and state.dataloader_label == self.metric_label:
+        if self._is_training and self._result.is_in("run") and state.dataloader_label == self.metric_label:
             self._result.start("eval", epoch_num=float(state.progress.elapsed_in(TimeUnit.EPOCH)))
 
     def eval_end(self, state: State, logger: Logger) -> None:
@@ -156,15 +156,15 @@ class MLPerfCallback(Callback):
         if value <= self.target if self._metric.lower_is_better(state) else value >= self.target:
             self._result.end("run", status="success")
             if self.exit_at_target:
-                state.stop_training()  # on all ranks alike, because the value is over all ranks
+                state.stop_training()  # on every rank, because all have the same value
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        self._training = False
+        self._is_training = False
 
     def close(self, state: State, logger: Logger) -> None:
-        before = self._result.state_dict()
+        result = self._result.state_dict()
         self._result.end("run", status="aborted")
-        self._result.load_state_dict(before)  # so that a checkpoint written later can still continue the run
+        self._result.load_state_dict(result)  # a checkpoint written later can then continue the run
 
     def state_dict(self) -> dict[str, Any]:
         return self._result.state_dict()

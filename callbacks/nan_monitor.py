@@ -21,9 +21,9 @@ SLOTS = 64  # number of losses that may be in transfer to the host at one time
 class NaNMonitor(Callback):
     """Ends the run as diverged when the training loss of a batch is NaN or infinite.
 
-    Each rank checks its own loss, so that the error names the rank where it began. On a CPU the check is immediate,
-    before a checkpoint is written. A GPU copies each loss to the host in the background, and it is checked when it has
-    arrived, usually one batch later. At the end of an epoch and of training the monitor waits for the last losses.
+    Each rank checks its own loss, so that the error names the rank on which it began. On a CPU the check is immediate,
+    before a checkpoint is written. A GPU copies each loss to the host in the background, and it is checked on arrival,
+    usually one batch later. At the end of an epoch and of training the monitor waits for the last losses.
 
     Raises:
         FloatingPointError: in training, a loss is not finite; the message names the epoch, the batch and the rank.
@@ -47,27 +47,27 @@ class NaNMonitor(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         if self._on_gpu:
             self._send(state)
-            self._look()
+            self._check_losses()
             return
         self._slots[0].copy_(state.total_loss)
         if not math.isfinite(self._values[0]):
             self._fail(self._values[0], state.timestamp.epoch, state.timestamp.batch)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        self._look(wait=True)
+        self._check_losses(wait=True)
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        self._look(wait=True)
+        self._check_losses(wait=True)
 
     def _send(self, state: State) -> None:
         """Start copying the loss from the GPU to the host."""
         if len(self._sent) == SLOTS:
-            self._look(wait=True)
+            self._check_losses(wait=True)
         now = state.timestamp
         self._slots[now.batch % SLOTS].copy_(state.total_loss, non_blocking=True)
-        self._sent.append(_Sent(now.epoch, now.batch, _mark(state.device)))
+        self._sent.append(_Sent(now.epoch, now.batch, _record_event(state.device)))
 
-    def _look(self, wait: bool = False) -> None:
+    def _check_losses(self, wait: bool = False) -> None:
         """Check the losses that have arrived or, with `wait`, all of them: the intended host-device sync."""
         while self._sent:
             epoch, batch, arrival = self._sent[0]
@@ -96,7 +96,7 @@ class _Sent(NamedTuple):
     """Completed by the GPU when the loss is on the host."""
 
 
-def _mark(device: torch.device) -> torch.cuda.Event:
+def _record_event(device: torch.device) -> torch.cuda.Event:
     import torch
 
     event = torch.cuda.Event()

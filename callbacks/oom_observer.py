@@ -1,4 +1,4 @@
-"""Records what was in GPU memory when it ran out."""
+"""Records the contents of GPU memory when it runs out."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class OOMObserver(Callback):
     def __init__(self, max_entries: int = 100_000) -> None:
         check_whole("max_entries", max_entries, 1)
         self.max_entries = max_entries
-        self._records: bool | None = None
+        self._is_recording: bool | None = None
         self._run: tuple[State, Logger] | None = None  # until it is closed
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        if self._records is None:
+        if self._is_recording is None:
             self._run = state, logger
-            self._records = _memory_history.start(self, self.max_entries, state)
-            if self._records:
+            self._is_recording = _memory_history.start(self, self.max_entries, state)
+            if self._is_recording:
                 _attach(self)
 
     def observe(self) -> None:
@@ -65,10 +65,10 @@ def _attach(observer: OOMObserver) -> None:
     """Attach an observer to torch, which cannot detach it; a weak reference keeps it from outliving its run."""
     import torch
 
-    found = weakref.ref(observer)
+    reference = weakref.ref(observer)
 
     def call(device: int, requested: int, total: int, free: int) -> None:
-        if (one := found()) is not None:
-            one.observe()
+        if (alive := reference()) is not None:
+            alive.observe()
 
     torch._C._cuda_attach_out_of_memory_observer(call)  # pyright: ignore[reportAttributeAccessIssue]

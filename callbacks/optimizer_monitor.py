@@ -20,7 +20,7 @@ FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
 
 
 class OptimizerMonitor(Callback):
-    """Logs the norm of each parameter's gradient at an interval, and of its weights, last change and momentum.
+    """Logs the norms of each parameter's gradient, weights, last update and momentum at an interval.
 
     Gradients are those that the optimizer used: averaged over all ranks, unscaled and clipped. Norms are computed on
     the device for all parameters at once, and read back in the background; other batches cost nothing. All ranks
@@ -29,7 +29,7 @@ class OptimizerMonitor(Callback):
 
     Args:
         log_optimizer_metrics: whether to log momenta, weights and updates too, for optimizers that keep momenta. An
-            update is measured, not derived from a formula, which takes a copy of the weights during such a batch.
+            update is measured, not derived from a formula, which takes a copy of the weights during a measured batch.
         batch_log_interval: batches between two measurements, at least 1; None means every 10 batches up to batch 1000,
             and every 100 after that.
 
@@ -56,11 +56,11 @@ class OptimizerMonitor(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._named = [*state.unwrapped_model.named_parameters()]
-        self._due = self._due_after(state.timestamp.batch)
+        self._due = self._next_due(state.timestamp.batch)
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         if state.timestamp.batch + 1 >= self._due:
-            self._due = self._due_after(self._due)
+            self._due = self._next_due(self._due)
             self._measure(state)
 
     def batch_end(self, state: State, logger: Logger) -> None:
@@ -87,7 +87,7 @@ class OptimizerMonitor(Callback):
                 # One fused operation makes a negated copy, to which another later adds the new weights.
                 self._changes = torch._foreach_neg(weights)  # pyright: ignore[reportPrivateImportUsage]
 
-    def _due_after(self, batch: int) -> int:
+    def _next_due(self, batch: int) -> int:
         interval = self.batch_log_interval
         return next_measurement(10, batch) if interval is None else (batch // interval + 1) * interval
 
@@ -104,13 +104,13 @@ class OptimizerMonitor(Callback):
         self._metrics |= zip(keys, norms, strict=True)
 
     def _moments(self, state: State) -> Iterator[Tensor | None]:
-        kept = [optimizer.state for optimizer in state.optimizers]
+        optimizer_states = [optimizer.state for optimizer in state.optimizers]
         for parameter in self._parameters.values():
-            yield _moment([states[parameter] for states in kept if parameter in states])
+            yield _moment([states[parameter] for states in optimizer_states if parameter in states])
 
 
 def _moment(states: Sequence[Mapping[str, Any]]) -> Tensor | None:
-    """Return the mean of past gradients among what optimizers keep for a parameter, if any."""
+    """Return the mean of past gradients in the states of optimizers for a parameter, if any."""
     for state in states:
         for key in FIRST_MOMENTS:
             if state.get(key) is not None:

@@ -1,4 +1,4 @@
-"""Shows the progress of training: a line for each evaluation and epoch, and how far the run is now."""
+"""Shows the progress of training: a line for each evaluation and epoch, and a bar for the run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from runner import Logger, State
 
 BAR = 30  # the greatest width of the bar
-BAR_AND_GAP = 14  # columns that are kept free for a shorter one
+BAR_AND_GAP = 14  # terminal columns kept free for a shorter one
 
 
 class ProgressBar(LoggerDestination):
@@ -41,9 +41,9 @@ class ProgressBar(LoggerDestination):
 
     The lines are columns under one header: the most important ones that fit into the terminal. The epoch loss is the
     mean of the training losses of the epoch's batches so far, and batches per second leave out evaluations. On a
-    terminal and in a notebook, the next line is already there, with a bar for the whole run. Elsewhere, as in a pipe or
-    with CI=true, it is printed when nothing else was for a while. Only rank 0 prints. Nothing is done per batch: a
-    thread reads the state at intervals, and metrics arrive on the logger's thread.
+    terminal and in a notebook, the next line is shown as it grows, with a bar for the whole run. Elsewhere, as in a
+    pipe or with CI=true, it is printed when nothing else was printed for a while. Only rank 0 prints. It does no work
+    per batch: a thread reads the state at intervals, and metrics arrive on the logger's thread.
 
     Args:
         refresh_interval: seconds between two updates of the bar.
@@ -60,9 +60,9 @@ class ProgressBar(LoggerDestination):
         self._state: State
         self._logger: Logger | None = None  # while training
         self._console: Any
-        self._live = ExitStack()  # what shows how far the run is
+        self._live = ExitStack()  # the live line, or the thread that prints progress
         self._columns: list[ProgressColumn] = []
-        self._shown: list[ProgressColumn] = []  # those under the last header
+        self._shown: list[ProgressColumn] = []  # the columns under the last header
         self._values: dict[str, float] = {}  # since the last line
         self._loss = EpochLoss()
         self._rows: deque[_Row] = deque()
@@ -72,7 +72,7 @@ class ProgressBar(LoggerDestination):
         # Seconds and fraction of the run done at the last two lines: the first epoch may be slower than all others.
         self._marks: deque[tuple[float, float]] = deque(maxlen=2)
         self._paused = 0.0  # seconds spent in evaluations
-        self._pause_began: float | None = None  # when the evaluation that runs now began
+        self._pause_began: float | None = None  # when the current evaluation began
 
     def fit_start(self, state: State, logger: Logger) -> None:
         now = time.perf_counter()
@@ -90,7 +90,7 @@ class ProgressBar(LoggerDestination):
         if is_interactive(self._console):
             self._live.enter_context(live_line(self._console, self._draw, self.refresh_interval))
         else:
-            self._live.enter_context(repeated(self._speak, self.line_interval / 30))
+            self._live.enter_context(repeated(self._print_if_silent, self.line_interval / 30))
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
         self._pause_began = time.perf_counter()
@@ -98,7 +98,7 @@ class ProgressBar(LoggerDestination):
     def eval_after_all(self, state: State, logger: Logger) -> None:
         self._paused = time.perf_counter() - self._clock()
         self._pause_began = None
-        if not self._rows or self._rows[-1].batch < state.timestamp.batch:  # else it is part of that line
+        if not self._rows or self._rows[-1].batch < state.timestamp.batch:  # else that line shows it
             self._add_row()
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
@@ -134,53 +134,53 @@ class ProgressBar(LoggerDestination):
             self._loss.add(record)
 
     def _add_row(self) -> None:
-        """Note where the run is; the line is printed when its metrics have arrived."""
+        """Keep the progress of the run for a line that is printed when its metrics have arrived."""
         batch = self._state.timestamp.batch
         self._rows.append(_Row(batch, self._cells()))
         self._row_began = (batch, self._clock())
-        self._printed_at = time.perf_counter()  # as it soon is: no later line comes before it
+        self._printed_at = time.perf_counter()  # soon: no later line can precede it
         self._marks.append((self._printed_at, self._fraction()))
 
     def _print_row(self) -> None:
         row = self._rows.popleft()
         values = {**self._values, **self._epoch_loss()}
         self._values = {}
-        # Metrics of several elements have no place in a line.
-        self._columns = [one for one in self._columns if not _has_parts(one.key, values)]
-        metrics = {one.key: show_number(values[one.key]) for one in self._columns if one.key in values}
+        # A metric of several elements does not fit into a line.
+        self._columns = [column for column in self._columns if not _has_parts(column.key, values)]
+        metrics = {column.key: show_number(values[column.key]) for column in self._columns if column.key in values}
         self._print({**row.cells, **metrics})
 
     def _print(self, cells: Mapping[str, str], note: str = "") -> None:
-        columns = self._fitting()
+        columns = self._fitting_columns()
         if columns != self._shown:
             self._shown = columns
             self._console.print(join_titles(columns), style="bold", soft_wrap=True)
         self._console.print(join_cells(columns, cells) + note, soft_wrap=True)
         self._printed_at = time.perf_counter()
 
-    def _speak(self) -> None:
+    def _print_if_silent(self) -> None:
         if time.perf_counter() - self._printed_at >= self.line_interval:
-            cells, doing = self._live_cells()
-            self._print(cells, doing and f"  {doing}")
+            cells, activity = self._live_cells()
+            self._print(cells, activity and f"  {activity}")
 
     def _draw(self) -> Any:
-        """Return the next line as it is so far, with a bar. Called on the thread that refreshes it."""
+        """Return the next line so far, with a bar. The thread that refreshes the line calls this."""
         from rich.progress_bar import ProgressBar as Bar
         from rich.table import Table
 
-        columns = self._fitting()
-        cells, doing = self._live_cells()
-        line = join_cells(columns, cells).ljust(sum(one.width + 2 for one in columns))
+        columns = self._fitting_columns()
+        cells, activity = self._live_cells()
+        line = join_cells(columns, cells).ljust(sum(column.width + 2 for column in columns))
         free = max(1, self._console.width - len(line) - 1)
-        drawn = Table.grid()
+        grid = Table.grid()
         if columns != self._shown:
-            drawn.add_row(join_titles(columns))
+            grid.add_row(join_titles(columns))
         bar = Bar(total=1.0, completed=self._fraction(), width=min(BAR, free))
-        drawn.add_row(line, doing[:free] or bar)
-        return drawn
+        grid.add_row(line, activity[:free] or bar)
+        return grid
 
     def _live_cells(self) -> tuple[dict[str, str], str]:
-        """Return the cells of the next line so far, and what is done there if it is not training."""
+        """Return the cells of the next line so far, and the progress of the current evaluation, '' in training."""
         state = self._state
         label = state.dataloader_label
         metrics = {key: show_number(value) for key, value in self._epoch_loss().items()}
@@ -190,7 +190,7 @@ class ProgressBar(LoggerDestination):
         return cells, f"{label} {show_part(state.eval_timestamp.batch, state.dataloader_len)}"
 
     def _cells(self) -> dict[str, str]:
-        """Return the cells with the progress of the run and its time."""
+        """Return the cells for the progress, the time and the speed of the run."""
         state = self._state
         now = state.timestamp
         end = state.max_duration
@@ -205,10 +205,10 @@ class ProgressBar(LoggerDestination):
         if now.batch > batch:
             rate = (now.batch - batch) / (self._clock() - clock)
             cells[RATE] = f"{rate:.{1 if rate >= 10 else 2}f}"
-        began, before = self._marks[0]
+        began, first_fraction = self._marks[0]
         fraction = self._fraction()
-        if fraction > before:
-            left = (time.perf_counter() - began) * (1 - fraction) / (fraction - before)
+        if fraction > first_fraction:
+            left = (time.perf_counter() - began) * (1 - fraction) / (fraction - first_fraction)
             cells[LEFT] = show_clock(left)
         return cells
 
@@ -216,7 +216,7 @@ class ProgressBar(LoggerDestination):
         mean = self._loss.mean
         return {} if mean is None else {TRAIN_LOSS: mean}
 
-    def _fitting(self) -> list[ProgressColumn]:
+    def _fitting_columns(self) -> list[ProgressColumn]:
         free = BAR_AND_GAP if is_interactive(self._console) else 0
         return fit_columns(self._columns, self._console.width - free)
 
@@ -238,4 +238,4 @@ class _Row(NamedTuple):
 
 
 def _has_parts(key: str, values: Mapping[str, float]) -> bool:
-    return key not in values and any(one.startswith(f"{key}/") for one in values)
+    return key not in values and any(name.startswith(f"{key}/") for name in values)

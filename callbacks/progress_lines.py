@@ -15,7 +15,7 @@ from runner.terminal.answer import SCHEMA, plain
 if TYPE_CHECKING:
     from runner import Logger, State
 
-EVERY = 30.0  # seconds
+MAX_SILENCE = 30.0  # seconds
 
 
 class ProgressLines(Callback):
@@ -27,21 +27,21 @@ class ProgressLines(Callback):
     no line is written. Rank 0 writes.
 
     Args:
-        path: the file that lines are appended to; None means stderr.
+        path: file to append lines to; None means stderr.
     """
 
     def __init__(self, path: LocalPath | None = None) -> None:
         self.path = path
-        self._last = 0.0
+        self._written_at = 0.0
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._write("fit_start", state)
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        self._show_life(state)
+        self._write_if_silent(state)
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
-        self._show_life(state)
+        self._write_if_silent(state)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         self._write("epoch_end", state)
@@ -52,21 +52,21 @@ class ProgressLines(Callback):
     def fit_end(self, state: State, logger: Logger) -> None:
         self._write("fit_end", state)
 
-    def _show_life(self, state: State) -> None:
-        if time.monotonic() - self._last >= EVERY:
+    def _write_if_silent(self, state: State) -> None:
+        if time.monotonic() - self._written_at >= MAX_SILENCE:
             self._write("alive", state)
 
     def _write(self, event: str, state: State) -> None:
         from runner.distributed.ranks import get_global_rank
         from runner.training.metrics import scalars
 
-        self._last = time.monotonic()
+        self._written_at = time.monotonic()
         if get_global_rank() != 0:
             return
         now = state.timestamp
         loss = getattr(state, "total_loss", None)
         metrics = {
-            key: float(number)  # waits for the device, at these lines only
+            key: float(number)  # waits for the device, once per line
             for label, values in state.metric_values.items()
             for name, value in values.items()
             for key, number in scalars(f"{label}/{name}", value).items()
@@ -77,7 +77,7 @@ class ProgressLines(Callback):
             "epoch": now.epoch,
             "batch": now.batch,
             "sample": now.sample,
-            "loss": None if loss is None else float(loss),  # likewise
+            "loss": None if loss is None else float(loss),  # waits for the device, too
             "metrics": metrics,
             "time": time.time(),
             "run": str(state.run_dir),

@@ -24,10 +24,10 @@ class ReplicaMonitor(Callback):
     """Ends the run with an error when the parameters of its ranks are no longer bitwise equal.
 
     Replicas are equal by construction. Faulty memory, code that runs on some ranks only, or operations that differ
-    between machines make them drift apart without any other sign. Each rank computes a checksum of each parameter on
-    its device, and the hosts exchange them: 8 bytes per parameter, with one wait for the device per comparison and none
-    in between. Buffers are not compared, because each rank has its own running statistics of batch norm until an
-    evaluation. For a sharded model, it compares ranks that hold the same shard (`trainer.shard_size`).
+    between machines make them drift apart silently. Each rank computes a checksum of each parameter on its device, and
+    the hosts exchange them: 8 bytes per parameter, with one wait for the device per comparison and none in between.
+    Buffers are not compared, because each rank has its own running statistics of batch norm until an evaluation. For a
+    sharded model, it compares ranks that hold the same shard (`trainer.shard_size`).
 
     Args:
         interval: time between two comparisons, as a time string or a number of epochs; 0 never compares.
@@ -75,12 +75,12 @@ class ReplicaMonitor(Callback):
         differing = (shards != shards[0]).flatten(0, 1)  # (ranks, parameters), the same on all ranks
         now = state.timestamp
         if differing.any():
-            which = differing.any(dim=0).nonzero().flatten().tolist()
+            ranks = differing.any(dim=1).nonzero().flatten().tolist()
+            columns = differing.any(dim=0).nonzero().flatten().tolist()
             raise RuntimeError(
-                f"replicas have diverged: after batch {now.batch} (from 1), the parameters of ranks "
-                f"{differing.any(dim=1).nonzero().flatten().tolist()} differ from the first replica's, {len(which)} of "
-                f"{len(names)}, the first {names[which[0]]!r}. They were equal after batch {self._equal_at}: "
-                "resume from a checkpoint of then or before"
+                f"replicas have diverged: after batch {now.batch} (from 1), the parameters of ranks {ranks} differ "
+                f"from the first replica's, {len(columns)} of {len(names)}, the first {names[columns[0]]!r}. They were equal after batch {self._equal_at}: "
+                "resume from a checkpoint of that batch or an earlier one"
             )
         self._equal_at = now.batch
 
@@ -103,10 +103,10 @@ def checksums(tensors: Iterable[Tensor], multipliers: Tensor) -> Tensor:
     """
     import torch
 
-    found = []
+    sums = []
     for tensor in tensors:
         bits = tensor.detach().reshape(-1).view(getattr(torch, INTEGERS[tensor.element_size()]))
         chunks = torch.stack([(chunk * multipliers[: len(chunk)]).sum() for chunk in bits.split(CHUNK)])
         # Squared, because otherwise element i of chunk j would have the weight of element j of chunk i.
-        found.append((chunks * multipliers[: len(chunks)] ** 2).sum())
-    return torch.stack(found)
+        sums.append((chunks * multipliers[: len(chunks)] ** 2).sum())
+    return torch.stack(sums)

@@ -20,8 +20,8 @@ class RuntimeEstimator(Callback):
     """Logs an estimate of the remaining time, for the rest of training and the evaluations still to come.
 
     The estimate is logged at most every 50 ms. It assumes that training continues at the mean rate so far, including
-    the time spent waiting for data and writing checkpoints, and that each evaluator takes its mean time so far; one
-    that has not run yet is left out. On a GPU it waits for the device only where an evaluation begins or ends. Rank 0
+    the time spent waiting for data and writing checkpoints, and that each evaluator takes its mean time so far;
+    evaluators that have not run yet are left out. It waits for a GPU only when an evaluation begins or ends. Rank 0
     measures the time.
 
     Args:
@@ -45,13 +45,13 @@ class RuntimeEstimator(Callback):
         self._batches = 0  # number of measured training batches
         self._seconds = 0.0  # time they took
         self._evaluations: dict[str, list[float]] = {}  # number and total seconds of evaluations, by label
-        self._since = self._evaluating_since = self._evaluator_since = 0.0
-        self._next = 0.0
-        self._logged: float | None = None
+        self._batch_began = self._evaluations_began = self._evaluator_began = 0.0
+        self._next_log = 0.0
+        self._last_estimate: float | None = None
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._to_skip = self.skip_batches
-        self._since = time.perf_counter()
+        self._batch_began = time.perf_counter()
 
     def batch_end(self, state: State, logger: Logger) -> None:
         now = time.perf_counter()
@@ -59,32 +59,32 @@ class RuntimeEstimator(Callback):
             self._to_skip -= 1
         else:
             self._batches += 1
-            self._seconds += now - self._since
-        self._since = now
-        if now < self._next or not self._batches:
+            self._seconds += now - self._batch_began
+        self._batch_began = now
+        if now < self._next_log or not self._batches:
             return
-        self._next = now + SAMPLING
+        self._next_log = now + SAMPLING
         batches = batches_in_run(state)
         if batches is not None:
             training = max(0, batches - state.timestamp.batch) * self._seconds / self._batches
             self._log(training + self._evaluations_left(state, batches), logger)
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
-        self._evaluating_since = wait_and_read_clock(state.device)
+        self._evaluations_began = wait_and_read_clock(state.device)
 
     def eval_start(self, state: State, logger: Logger) -> None:
-        self._evaluator_since = time.perf_counter()
+        self._evaluator_began = time.perf_counter()
 
     def eval_end(self, state: State, logger: Logger) -> None:
         measured = self._evaluations.setdefault(state.dataloader_label or "", [0, 0.0])
         measured[0] += 1
-        measured[1] += wait_and_read_clock(state.device) - self._evaluator_since
+        measured[1] += wait_and_read_clock(state.device) - self._evaluator_began
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
-        self._since += time.perf_counter() - self._evaluating_since
+        self._batch_began += time.perf_counter() - self._evaluations_began
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        if self._logged:
+        if self._last_estimate:
             self._log(0.0, logger)
 
     def state_dict(self) -> dict[str, Any]:
@@ -96,8 +96,8 @@ class RuntimeEstimator(Callback):
         self._evaluations = {label: list(measured) for label, measured in state["evaluations"].items()}
 
     def _log(self, seconds: float, logger: Logger) -> None:
-        self._logged = seconds / self._unit
-        logger.log_uncopied({"time/remaining_estimate": self._logged})
+        self._last_estimate = seconds / self._unit
+        logger.log_uncopied({"time/remaining_estimate": self._last_estimate})
 
     def _evaluations_left(self, state: State, batches: int) -> float:
         seconds = 0.0
@@ -109,7 +109,7 @@ class RuntimeEstimator(Callback):
 
 
 def runs_left(evaluator: Evaluator, state: State, batches: int) -> int:
-    """Return how often an evaluator will still run, seen from BATCH_END, in a run of a given number of batches."""
+    """Return how often an evaluator will still run after this BATCH_END, in a run of `batches` batches."""
     interval = evaluator.eval_interval
     if not isinstance(interval, Interval) or not interval.time.value:
         return 0
@@ -129,7 +129,7 @@ def runs_left(evaluator: Evaluator, state: State, batches: int) -> int:
         last_before_end = math.ceil(end - TINY) - 1
         end = math.floor(end + TINY)
         step = 1.0
-    period = max(period, step)  # it runs at most once per step
+    period = max(period, step)  # an evaluator runs at most once per step
 
     def runs(count: float) -> int:
         return math.floor(count / period + TINY)

@@ -27,15 +27,17 @@ BLENDS = {"MixUp", "CutMix"}  # no loss belongs to a single sample
 class SampleLedger(Callback):
     """Keeps the loss of every training sample in every epoch, and names the samples that are likely mislabeled.
 
-    Losses come from training, before each batch's step, with augmentation and the true targets. A sample is
-    known by its index in the training data, on any number of ranks and after any resume. The device keeps 12 bytes per
-    sample for the current epoch, the host 36 for all epochs; the device is waited for once per epoch. In the run's
-    folder, in one named after the config key, `epoch-0001.parquet` and so on have the loss of each sample in an epoch,
-    and for classes its prediction; `samples.parquet`, written at the end, has a row for each sample: its mean and last
-    loss, and for classes the epoch in which it was first predicted rightly (`learned`, from 1; 0: never) and how often
-    it no longer was in the epoch after (`forgotten`). A low mean loss means that a sample was learned fast. The samples
-    with the highest are the suspects: they are mislabeled, or hard. The model's loss is computed once more for each
-    batch.
+    Losses are measured in training, before each batch's step, with augmentation and the true targets, by computing the
+    model's loss once more. A sample is identified by its index in the training data, on any number of ranks and after
+    any resume. The device keeps 12 bytes per sample for the current epoch, the host 36 for all epochs; the host waits
+    for the device once per epoch.
+
+    Files go to a folder named after the config key, in the run's folder: `epoch-0001.parquet` and so on have the loss
+    of each sample in an epoch and, for classes, its prediction. `samples.parquet`, written at the end, has a row for
+    each sample with its mean and last loss and, for classes, the epoch in which it was first predicted correctly
+    (`learned`, from 1; 0 means never) and how often a correct prediction was wrong in the next epoch (`forgotten`). A
+    low mean loss means that a sample was learned fast. The samples with the highest mean loss are the suspects: they
+    are mislabeled, or hard.
 
     Args:
         suspects: share of the samples to name as suspects, in (0, 1].
@@ -46,8 +48,8 @@ class SampleLedger(Callback):
     Raises:
         ImportError: pyarrow is not installed.
         ValueError: an argument is out of range; or, at FIT_START, the train dataloader has no `order`, an algorithm
-            blends or leaves out samples, or the checkpoint belongs to other data; or, in training, a batch does not
-            have the samples that the order says.
+            blends or leaves out samples, or the checkpoint belongs to other data; or, in training, a batch has more or
+            fewer samples than the order says.
 
     Logs:
         sample_ledger: a table of the first 1000 suspects, most suspect first; named after the config key.
@@ -64,7 +66,7 @@ class SampleLedger(Callback):
         self.num_shown = num_shown
         self.tokenizer = tokenizer or Bytes()
         self._history: History = {}
-        # For this epoch, by position in its order: the loss; one more than the prediction, 0 if not seen; the label.
+        # For this epoch, by position in its order: the loss; the prediction + 1, or 0 if not seen; the label.
         self._losses: Any = None
         self._classes: Any = None
         self._gathered: tuple[Tensor, Tensor] | None = None
@@ -75,7 +77,7 @@ class SampleLedger(Callback):
 
         from runner.callbacks._sample_history import new_history
 
-        self._order = _check(state)
+        self._order = _get_order(state)
         count = self._order.num_samples
         if not self._history:
             self._history = new_history(count)
@@ -94,10 +96,10 @@ class SampleLedger(Callback):
         self._classes.zero_()
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
-        self._first, past = self._order.span(state.timestamp.batch_in_epoch)
-        if (found := state.unwrapped_model.num_samples(state.batch)) != past - self._first:
+        self._first, end = self._order.span(state.timestamp.batch_in_epoch)
+        if (num_samples := state.unwrapped_model.num_samples(state.batch)) != end - self._first:
             raise ValueError(
-                f"SampleLedger: the batch has {found} samples instead of {past - self._first}, so an "
+                f"SampleLedger: the batch has {num_samples} samples instead of {end - self._first}, so an "
                 "algorithm split them differently; remove one of the two"
             )
 
@@ -113,15 +115,15 @@ class SampleLedger(Callback):
             measure = state.precision.autocast(state.device)(sample_losses)
             losses = measure(model, state.outputs, state.microbatch)
             first = self._first + state.microbatch_start
-            place = slice(first, first + len(losses))
-            self._losses[place] = losses
-            self._classes[0, place] = 1
+            positions = slice(first, first + len(losses))
+            self._losses[positions] = losses
+            self._classes[0, positions] = 1
             if self._predicts is not False:
-                found = _classes(model, state)
-                self._predicts = found is not None
-                if found is not None:
-                    self._classes[0, place] += found[0]
-                    self._classes[1, place] = found[1]
+                classes = _predicted_and_true_classes(model, state)
+                self._predicts = classes is not None
+                if classes is not None:
+                    self._classes[0, positions] += classes[0]
+                    self._classes[1, positions] = classes[1]
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         self._close_epoch(state, state.timestamp.epoch - 1)
@@ -129,12 +131,12 @@ class SampleLedger(Callback):
     def fit_end(self, state: State, logger: Logger) -> None:
         from runner import get_global_rank
 
-        kept = self._history
+        completed_epochs = self._history
         if state.timestamp.batch_in_epoch:  # training may continue in this epoch, so it counts for this table only
             self._close_epoch(state, state.timestamp.epoch)
         if get_global_rank() == 0 and bool((self._history["epochs"] > 0).any()):
             self._report(state, logger)
-        self._history = kept if state.timestamp.batch_in_epoch else self._history
+        self._history = completed_epochs if state.timestamp.batch_in_epoch else self._history
 
     def gather_state(self) -> None:
         self._gathered = None if self._losses is None else self._sum_over_ranks()
@@ -155,25 +157,25 @@ class SampleLedger(Callback):
         self._losses = state["losses"]
         self._classes = state["classes"]
         self._predicts = state["predicts"]
-        if get_global_rank() != 0:  # rank 0 has those of all, and they are added up
+        if get_global_rank() != 0:  # rank 0 has the sums over all ranks, and they are summed again
             self._losses = torch.zeros_like(self._losses)
             self._classes = torch.zeros_like(self._classes)
 
     def _sum_over_ranks(self) -> tuple[Tensor, Tensor]:
-        """Return the losses and classes of this epoch on all ranks; each sample was seen on one. All ranks."""
+        """Return the losses and classes of this epoch, each sample from the rank that saw it. Call it on all ranks."""
         from runner.distributed.collectives import all_reduce_sum
 
         return all_reduce_sum(self._losses.clone()), all_reduce_sum(self._classes.clone())
 
     def _close_epoch(self, state: State, epoch: int) -> None:
-        """Add an epoch, numbered from 0, to the history, and write its file. All ranks."""
+        """Add an epoch, numbered from 0, to the history, and write its file. Call it on all ranks."""
         import torch
 
         from runner import get_global_rank
         from runner.callbacks._sample_history import add_epoch
 
-        found = self._sum_over_ranks()
-        losses, classes = (one.cpu() for one in found)  # the intended host-device sync, once per epoch
+        sums = self._sum_over_ranks()
+        losses, classes = (values.cpu() for values in sums)  # the intended host-device sync, once per epoch
         positions = self._order.permutation(epoch).argsort()
         losses = losses[positions]
         classes = classes[:, positions]
@@ -195,9 +197,9 @@ class SampleLedger(Callback):
         from runner.pictures.samples import find_images, make_captions, to_pictures
 
         history = self._history
-        of_classes = ("label", "prediction", "learned", "forgotten") if self._predicts else ()
+        class_columns = ("label", "prediction", "learned", "forgotten") if self._predicts else ()
         columns = {"sample": torch.arange(len(history["epochs"])), "mean_loss": mean_losses(history)}
-        columns |= {"last_loss": history["last"], **{name: history[name] for name in of_classes}}
+        columns |= {"last_loss": history["last"], **{name: history[name] for name in class_columns}}
         with disk_errors_reported(self.config_key):
             path = self._folder(state) / "samples.parquet"
             write_whole(path, _as_parquet(columns | {"epochs": history["epochs"]}))
@@ -210,7 +212,7 @@ class SampleLedger(Callback):
         if len(shown) and hasattr(loader, "pick"):
             batch = loader.pick(shown)
             if (images := find_images(batch)) is not None:
-                captions = make_captions({name: rows[name] for name in of_classes[:2]}, rows["sample"])
+                captions = make_captions({name: rows[name] for name in class_columns[:2]}, rows["sample"])
                 pictures = to_pictures(images)
                 logger.log_images(pictures, f"{self.config_key}/suspects", captions=captions[: len(shown)])
             elif (texts := _texts(batch, self.tokenizer)) is not None:
@@ -222,7 +224,7 @@ class SampleLedger(Callback):
         return state.run_dir / self.config_key
 
 
-def _check(state: State) -> SampleOrder:
+def _get_order(state: State) -> SampleOrder:
     """Return the order of the training samples, each of which must have its own loss."""
     order = getattr(state.train_dataloader, "order", None)
     if order is None:
@@ -230,21 +232,22 @@ def _check(state: State) -> SampleOrder:
             f"SampleLedger needs to know which samples make up a batch, but the train dataloader "
             f"({type(state.train_dataloader).__name__}) has no `order`: use one of runner.data, such as DatasetLoader"
         )
-    for one in state.algorithms:
-        if one.picks_samples or type(one).__name__ in BLENDS:
-            does = "leaves out samples" if one.picks_samples else "blends samples"
-            raise ValueError(f"SampleLedger needs the loss of each sample, but {type(one).__name__} {does}: remove one")
+    for algorithm in state.algorithms:
+        if algorithm.picks_samples or type(algorithm).__name__ in BLENDS:
+            does = "leaves out samples" if algorithm.picks_samples else "blends samples"
+            name = type(algorithm).__name__
+            raise ValueError(f"SampleLedger needs the loss of each sample, but {name} {does}: remove one")
     return order
 
 
-def _classes(model: Any, state: State) -> tuple[Tensor, Tensor] | None:
-    """Return the predicted class and the label (n,) of each sample of the microbatch; None if there are none."""
+def _predicted_and_true_classes(model: Any, state: State) -> tuple[Tensor, Tensor] | None:
+    """Return the predicted class and the label (n,) of each sample of the microbatch; None if not classes."""
     try:
-        found = model.predictions(state.microbatch, state.outputs)
+        predictions = model.predictions(state.microbatch, state.outputs)
     except (TypeError, ValueError, LookupError):
         return None
-    pair = found.get("prediction"), found.get("target")
-    if any(one is None or one.ndim != 1 or one.is_floating_point() for one in pair):
+    pair = predictions.get("prediction"), predictions.get("target")
+    if any(classes is None or classes.ndim != 1 or classes.is_floating_point() for classes in pair):
         return None
     return pair
 
@@ -259,8 +262,9 @@ def _as_parquet(columns: dict[str, Tensor]) -> bytes:
 
 
 def _texts(batch: Any, tokenizer: Any) -> list[str] | None:
-    """Return the first tokens of a batch (N, T) as texts; None if there are none."""
+    """Return the texts of a batch's first tensor of tokens (N, T); None if it has no tokens."""
     from runner.device.batch import tensors
 
-    found = next((one for one in tensors(batch) if one.ndim == 2 and not one.is_floating_point()), None)
-    return None if found is None else [tokenizer.decode(one) for one in found.tolist()]
+    candidates = (tensor for tensor in tensors(batch) if tensor.ndim == 2 and not tensor.is_floating_point())
+    tokens = next(candidates, None)
+    return None if tokens is None else [tokenizer.decode(sequence) for sequence in tokens.tolist()]

@@ -23,11 +23,12 @@ class SpeedMonitor(Callback):
 
     Values are logged at most every 50 ms and for the last batch, and the times once more at FIT_END. The time of a
     batch runs from its request to its BATCH_END: it includes waiting for data, but no evaluations, checkpoints or gaps
-    between epochs. Until the window is full, rates are over the batches so far. On a GPU, which the host is ahead of,
-    these are the batches that it has completed, by its own clock; an evaluation, a checkpoint and FIT_END wait for it.
+    between epochs. Until the window is full, rates are over the batches so far. The host runs ahead of a GPU, so there
+    rates cover the batches that the GPU has completed, by its own clock; evaluations, checkpoints and FIT_END wait for
+    it.
 
     Args:
-        window_size: number of batches that a rate is taken over, at least 1.
+        window_size: number of batches over which rates are taken, at least 1.
         gpu_flops_available: peak of one device in floating-point operations per second, for `mfu`. None looks it up in
             a table of GPUs by the run's precision; if the table lacks it, `mfu` is not logged, with a warning on CUDA.
         time_unit: unit of `time/*`: 'seconds', 'minutes', 'hours' or 'days'.
@@ -58,13 +59,13 @@ class SpeedMonitor(Callback):
         self.time_unit = time_unit
         self._unit = seconds_in(time_unit)
         self._peak: float | None = None
-        self._ranks = self._shares = 1  # of samples
+        self._ranks = self._shares = 1  # number of ranks, and of those with their own samples
         # Seconds trained, batches, samples, tokens and operations, before the window's first batch and after each.
         self._window: deque[tuple[float, ...]] = deque(maxlen=window_size + 1)
         self._train = self._val = self._total = self._flops = 0.0
         self._fit_started: float | None = None
-        self._asked = self._evaluation_started = self._next = 0.0
-        self._logged: int | None = None  # batch
+        self._requested = self._evaluation_started = self._next_log = 0.0
+        self._logged_batch: int | None = None
         self._stopwatch: DeviceStopwatch | None = None
 
     def fit_start(self, state: State, logger: Logger) -> None:
@@ -80,7 +81,7 @@ class SpeedMonitor(Callback):
             self._window.append((self._train, now.batch, now.sample, now.token, self._flops))
 
     def before_dataloader(self, state: State, logger: Logger) -> None:
-        self._asked = time.perf_counter()
+        self._requested = time.perf_counter()
         if self._stopwatch is not None:
             self._stopwatch.start()
 
@@ -92,14 +93,14 @@ class SpeedMonitor(Callback):
             self._flops += flops * self._shares
         counts = (now.batch, now.sample, now.token, self._flops)
         if self._stopwatch is None:
-            self._train += ended - self._asked
+            self._train += ended - self._requested
             self._window.append((self._train, *counts))
         else:
             self._stopwatch.stop(counts)
             self._take_laps()
-        if ended >= self._next and len(self._window) > 1:
-            self._next = ended + SAMPLING
-            self._logged = now.batch
+        if ended >= self._next_log and len(self._window) > 1:
+            self._next_log = ended + SAMPLING
+            self._logged_batch = now.batch
             logger.log_uncopied(self._rates() | self._times())
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
@@ -112,8 +113,8 @@ class SpeedMonitor(Callback):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         self._take_laps(wait=True)  # the intended host-device sync at the end
-        if self._logged is not None:  # include what came after the last batch, such as an evaluation
-            rates = {} if self._logged == state.timestamp.batch else self._rates()
+        if self._logged_batch is not None:  # the time since the last batch counts, as of an evaluation
+            rates = {} if self._logged_batch == state.timestamp.batch else self._rates()
             logger.log_uncopied(rates | self._times())
         self._total = self._seconds_in_total()
         self._fit_started = None
@@ -125,7 +126,7 @@ class SpeedMonitor(Callback):
             "val": self._val,
             "total": self._seconds_in_total(),
             "flops": self._flops,
-            "window": [list(one) for one in self._window],
+            "window": [list(totals) for totals in self._window],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -133,7 +134,7 @@ class SpeedMonitor(Callback):
         self._val = state["val"]
         self._total = state["total"]
         self._flops = state["flops"]
-        self._window = deque((tuple(one) for one in state["window"]), maxlen=self.window_size + 1)
+        self._window = deque((tuple(totals) for totals in state["window"]), maxlen=self.window_size + 1)
 
     def _take_laps(self, wait: bool = False) -> None:
         """Count the batches that a GPU has completed."""
@@ -144,13 +145,13 @@ class SpeedMonitor(Callback):
     def _rates(self) -> dict[str, float]:
         ranks = self._ranks
         train, batch, sample, token, operations = self._window[-1]
-        began, *before = self._window[0]
-        seconds = train - began
-        counts = {"batches": batch - before[0], "samples": sample - before[1]}
+        first_train, *first = self._window[0]
+        seconds = train - first_train
+        counts = {"batches": batch - first[0], "samples": sample - first[1]}
         if token:
-            counts["tokens"] = token - before[2]
+            counts["tokens"] = token - first[2]
         if operations:
-            counts["flops"] = operations - before[3]
+            counts["flops"] = operations - first[3]
         rates = {f"{name}_per_sec": count / seconds for name, count in counts.items()}
         metrics = {f"throughput/{name}": rate for name, rate in rates.items()}
         metrics |= {f"throughput/device/{name}": rate / ranks for name, rate in rates.items()}

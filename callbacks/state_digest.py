@@ -19,7 +19,7 @@ log = logging.getLogger("runner")
 
 
 class StateDigest(Callback):
-    """Writes digests of the state to `digests.jsonl` in the run's folder, so that two runs can be compared to the bit.
+    """Writes digests of the state to `digests.jsonl` in the run's folder, so that two runs can be compared bit for bit.
 
     `runner.first_difference("outputs/a", "outputs/b")` names the first recorded batch after which two runs differ, and
     what differs; with an interval of 1ba it is the first batch that differs at all. The batch that completes
@@ -29,20 +29,19 @@ class StateDigest(Callback):
 
     A line has `epoch` (from 0), `batch` (from 1), and digests of rank 0's state after that batch was trained:
 
-    - `samples`: indices of the samples in all batches so far, on all ranks and in order, so that it does not depend on
-      the number of ranks. Only for loaders with an `order` (those of `runner.data`), from the first epoch with this
-      callback.
+    - `samples`: indices of the samples in all batches so far, on all ranks and in order, independent of the number of
+      ranks. Only for loaders with an `order` (those of `runner.data`), from the first epoch with this callback.
     - `content`: rank 0's share of this batch, as algorithms left it.
     - `randomness`: torch's generators for the CPU and the device. Generators of other libraries are not included,
       because a resume does not restore them.
-    - `loss`: that of rank 0's share of this batch.
+    - `loss`: the loss of rank 0's share of this batch.
     - `gradients`: the gradients used by the optimizer's step, gathered if they are sharded.
     - `weights`: the model's `state_dict`, gathered if it is sharded.
     - `optimizer`: optimizers, schedules and the fp16 scaler.
     - `algorithms`: state of the algorithms, such as EMA's average.
 
     It also has, under `values`, the loss and the norms of gradients and weights as numbers. `runner verify` compares
-    these where equal bits cannot be expected.
+    these if bit-identical results cannot be expected.
 
     Each line copies all of this to the host and hashes it, which takes one to two seconds per GB. A full disk gives a
     warning, and training continues.
@@ -61,7 +60,7 @@ class StateDigest(Callback):
             raise wrong_argument(
                 "interval", str(self.interval.time), "must be in batches, such as '100ba', or 0 for never"
             )
-        self._works = False  # whether this rank computes digests
+        self._is_enabled = False  # whether this rank computes digests
         self._path: Path | None = None  # on rank 0
         self._order: SampleOrder | None = None
         self._epochs = ""  # digest of the samples of completed epochs
@@ -74,8 +73,9 @@ class StateDigest(Callback):
         from runner.data import SampleOrder
         from runner.distributed.sharding import is_sharded
 
-        self._works = self.interval.time.value > 0 and (get_global_rank() == 0 or is_sharded(state.unwrapped_model))
-        if get_global_rank() != 0 or not self._works:
+        takes_part = get_global_rank() == 0 or is_sharded(state.unwrapped_model)
+        self._is_enabled = self.interval.time.value > 0 and takes_part
+        if get_global_rank() != 0 or not self._is_enabled:
             return
         self._path = state.run_dir / FILE
         if self._path.exists():  # after a resume, later batches are trained again
@@ -84,18 +84,17 @@ class StateDigest(Callback):
         self._order = order if isinstance(order, SampleOrder) else None
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        if not self._works:
+        if not self._is_enabled:
             return
         now = state.timestamp
         if now.batch % self.interval.time.value == 0 or _is_last(state):
             digests = digest_state(state)  # all ranks gather what is sharded
             values = measure_state(state)
             if self._path is None:
-                return None
+                return
             samples = self._digest_samples(now.epoch, now.batch_in_epoch)
             parts = {"samples": samples} if samples else {}
             self._write(self._path, {"epoch": now.epoch, "batch": now.batch, **parts, **digests, "values": values})
-        return None
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         before = state.previous_timestamp
@@ -124,12 +123,12 @@ class StateDigest(Callback):
         """Return a digest of the samples in earlier epochs and the first batches of this one; '' without an order."""
         if self._order is None:
             return ""
-        begun, done = self._hashed
-        if epoch != begun or batches < done:
+        hashed_epoch, hashed_batches = self._hashed
+        if epoch != hashed_epoch or batches < hashed_batches:
             self._hash = blake2b(self._epochs.encode(), digest_size=16)
-            done = 0
+            hashed_batches = 0
         size = self._order.batch_size
-        self._hash.update(self._order.permutation(epoch)[done * size : batches * size].numpy().tobytes())
+        self._hash.update(self._order.permutation(epoch)[hashed_batches * size : batches * size].numpy().tobytes())
         self._hashed = epoch, batches
         return self._hash.hexdigest()
 

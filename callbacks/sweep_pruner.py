@@ -26,12 +26,12 @@ PRUNERS = ("median", "successive_halving", "hyperband", "wilcoxon")
 class SweepPruner(Callback):
     """Ends jobs of a sweep early that do worse than others, as one of Optuna's pruners decides.
 
-    It works with any sweeper and launcher, and with parallel jobs: the jobs share a journal in the sweep's
-    folder. After each evaluation rank 0 reports the metric and asks the pruner, which counts evaluations as its steps,
-    from 1. The pruner 'wilcoxon' asks before training instead, and compares the job's setting with the best one over
-    the seeds that have finished. A pruned job ends after a checkpoint, with the status PRUNED, and is not trained again
-    with the sweep. `--revive all`, or `runner resume` with its folder, continues from there, bit for bit equal to a job
-    that was never pruned; it is not pruned again. Needs the package optuna.
+    It works with any sweeper and launcher, and with parallel jobs: the jobs share a journal in the sweep's folder.
+    After each evaluation rank 0 reports the metric and asks the pruner, which counts evaluations as its steps, from 1.
+    With 'wilcoxon' it asks once, before training, and the pruner compares the job's setting with the best one over the
+    seeds that have finished. A pruned job ends after a checkpoint, with the status PRUNED, and a rerun of the sweep
+    does not continue it. `--revive all`, or `runner resume` with its folder, continues from there, is bit-identical to
+    a job that was never pruned, and is not pruned again. Needs the package optuna.
 
     Args:
         monitor: metric of an evaluator to compare jobs by, such as 'eval/loss'; None means the sweep's objective.
@@ -41,7 +41,7 @@ class SweepPruner(Callback):
     Raises:
         ImportError: the package optuna is missing.
         ValueError: there is no such pruner, it does not take the options, or, at FIT_START, the run has no metric named
-            `monitor`, or the run is no job of a sweep.
+            `monitor`, or the run is not a job of a sweep.
     """
 
     only_in_sweeps = True
@@ -51,11 +51,11 @@ class SweepPruner(Callback):
     ) -> None:
         require("SweepPruner", "sweep", "optuna")
         self.monitor = monitor
-        self._pruner = _make(pruner, options or {})
+        self._pruner = _make_pruner(pruner, options or {})
         self._by_seed = type(self._pruner).__name__ == "WilcoxonPruner"
         self._metric = MetricChoice("", "")
         self._study: PruningStudy | None = None  # on rank 0 of a job that may be pruned
-        self._in_sweep = False
+        self._is_in_sweep = False
         self._evaluations = 0
         self._judged_at = -1  # batch of the last evaluation
 
@@ -67,16 +67,16 @@ class SweepPruner(Callback):
             )
         if not sweep:
             return  # a trial
-        self._in_sweep = True
+        self._is_in_sweep = True
         self._metric = self._choose_metric(state)
         if self._by_seed and state.config.get("folds") is not None:
             raise ValueError("pruner='wilcoxon': compares settings over seeds, and folds cannot replace seeds")
-        is_worse = self._ask(lambda: self._begins_worse(state, sweep["fixed"]))
+        is_worse = self._ask_rank_zero(lambda: self._open_study(state, sweep["fixed"]))
         if is_worse and state.timestamp < state.max_duration:
             self._prune(state, logger, "its setting is worse with the seeds that have finished")
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
-        if not self._in_sweep or not self._metric.is_fresh(state) or self._judged_at == state.timestamp.batch:
+        if not self._is_in_sweep or not self._metric.is_fresh(state) or self._judged_at == state.timestamp.batch:
             return
         self._judged_at = state.timestamp.batch
         self._evaluations += 1
@@ -84,14 +84,14 @@ class SweepPruner(Callback):
             return
         value = self._metric.read(state)
         assert value is not None
-        if self._ask(lambda: self._study is not None and self._study.prunes(value, self._evaluations)):
+        if self._ask_rank_zero(lambda: self._study is not None and self._study.prunes(value, self._evaluations)):
             name = f"{self._metric.label}/{self._metric.name}"
             self._prune(state, logger, f"{name} is {value:.4g} at evaluation {self._evaluations}")
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        if self._in_sweep:
+        if self._is_in_sweep:
             value = self._metric.read(state)
-            self._ask(lambda: self._study is not None and self._study.finish(value))
+            self._ask_rank_zero(lambda: self._study is not None and self._study.finish(value))
 
     def close(self, state: State, logger: Logger) -> None:
         if state.error is not None and state.error is state.interruption and self._study is not None:
@@ -118,15 +118,15 @@ class SweepPruner(Callback):
             raise wrong_argument("monitor", chosen, "must be a metric of an evaluator, measured with the same weights")
         return metric
 
-    def _begins_worse(self, state: State, fixed: list[str]) -> bool:
+    def _open_study(self, state: State, fixed: list[str]) -> bool:
         """Open the study, and return whether a pruner that compares seeds prunes the job before it trains. Rank 0."""
         from runner.callbacks._pruning_study import PruningStudy
 
-        overrides = [str(one) for one in read_object(state.run_dir / RESULT)["overrides"]]
-        own = sorted(one for one in overrides if one.partition("=")[0] not in (*fixed, "seed"))
+        overrides = [str(override) for override in read_object(state.run_dir / RESULT)["overrides"]]
+        setting = sorted(override for override in overrides if override.partition("=")[0] not in (*fixed, "seed"))
         lower = self._metric.lower_is_better(state)
         study = PruningStudy(
-            state.run_dir.parent, state.run_dir.name, " ".join(own), state.rank_zero_seed, self._pruner, lower
+            state.run_dir.parent, state.run_dir.name, " ".join(setting), state.rank_zero_seed, self._pruner, lower
         )
         if study.was_pruned:
             log.info("revived: this job was pruned, and will not be pruned again")
@@ -134,7 +134,7 @@ class SweepPruner(Callback):
         self._study = study
         return self._by_seed and study.prunes_setting()
 
-    def _ask(self, question: Callable[[], bool | None]) -> bool:
+    def _ask_rank_zero(self, question: Callable[[], bool | None]) -> bool:
         """Return rank 0's answer; False if the journal cannot be read or written. All ranks."""
         from runner import get_global_rank
         from runner.distributed.collectives import broadcast_object
@@ -143,7 +143,7 @@ class SweepPruner(Callback):
         if get_global_rank() == 0:
             try:
                 answer = bool(question())
-            except (OSError, ValueError) as error:  # the latter where the journal is damaged
+            except (OSError, ValueError) as error:  # ValueError: the journal is damaged
                 log.warning("sweep_pruner: %s; this job is not pruned", error)
                 self._study = None
         return broadcast_object(answer)
@@ -154,8 +154,8 @@ class SweepPruner(Callback):
         state.interrupt(Pruned(0))
 
 
-def _make(pruner: Any, options: Mapping[str, Any]) -> Any:
-    """Return the Optuna pruner given by a name and its arguments, or by a config."""
+def _make_pruner(pruner: Any, options: Mapping[str, Any]) -> Any:
+    """Return the Optuna pruner with this name and options, or the object itself."""
     if not isinstance(pruner, str):
         reason = f"must be one of {', '.join(PRUNERS)}, or an Optuna pruner without options"
         refuse_if(options or not hasattr(pruner, "prune"), "pruner", pruner, reason)

@@ -32,8 +32,8 @@ class SystemMetricsMonitor(Callback):
     `MLflowLogger` already does this for the machine of rank 0; this callback is for more machines and other
     destinations. Readings are gathered on the host, without waiting for a GPU, and rank 0 logs them. Rates are means
     since the previous reading. GPU readings need the package nvidia-ml-py; if it is missing there is one warning.
-    Readings that a GPU does not offer, such as a virtual or partitioned one, are left out. Nothing is kept across a
-    resume.
+    Readings that a GPU does not offer, such as a virtual or partitioned one, are left out.
+    Checkpoints contain no readings.
 
     Args:
         interval: how often to log, as a time string or a number of epochs; an interval in seconds counts training, not
@@ -60,7 +60,7 @@ class SystemMetricsMonitor(Callback):
         self.interval = parse_interval("interval", interval, "10s")
         self._keys: list[tuple[list[str], list[str]]] = []  # for each rank: keys of its machine, and of its GPU
         self._reads_gpu = False
-        self._before: tuple[float, list[float]] = (0.0, [])  # clock in seconds; bytes read, written, sent, received
+        self._previous: tuple[float, list[float]] = (0.0, [])  # clock in seconds; bytes read, written, sent, received
 
     def fit_start(self, state: State, logger: Logger) -> None:
         import psutil
@@ -81,7 +81,7 @@ class SystemMetricsMonitor(Callback):
             if get_local_rank() == 0:  # one rank per machine, because machines may differ
                 log.warning("system_metrics_monitor reads no GPU: it needs nvidia-ml-py: %s", how_to_install("gpu"))
         psutil.cpu_percent()  # later calls measure from here
-        self._before = time.perf_counter(), _count_bytes()
+        self._previous = time.perf_counter(), _count_bytes()
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if not state.is_due(self.interval):
@@ -99,13 +99,14 @@ class SystemMetricsMonitor(Callback):
         import psutil
 
         memory = psutil.virtual_memory()
-        then, before = self._before
+        previous_time, previous_counts = self._previous
         now = time.perf_counter()
         counts = _count_bytes()
-        self._before = (now, counts)
-        rates = [(count - earlier) / 1e6 / (now - then) for count, earlier in zip(counts, before, strict=True)]
-        # The run's folder may not have been made yet.
-        folder = next(one for one in (state.run_dir.absolute(), *state.run_dir.absolute().parents) if one.exists())
+        self._previous = (now, counts)
+        seconds = now - previous_time
+        rates = [(count - previous) / 1e6 / seconds for count, previous in zip(counts, previous_counts, strict=True)]
+        run_dir = state.run_dir.absolute()  # which may not exist yet
+        folder = next(path for path in (run_dir, *run_dir.parents) if path.exists())
         disk = psutil.disk_usage(str(folder)).percent
         used = memory.total - memory.available
         return [psutil.cpu_percent(), memory.percent, used / 1e9, disk, *rates, *self._read_gpu(state.device)]
@@ -119,7 +120,7 @@ class SystemMetricsMonitor(Callback):
         def read(gauge: Callable[[Any], int]) -> float:
             try:
                 return float(gauge(device))
-            except (pynvml.NVMLError, RuntimeError):  # torch raises the latter, for example for a part of a GPU
+            except (pynvml.NVMLError, RuntimeError):  # RuntimeError: from torch, as for a part of a GPU
                 return math.nan
 
         free, total = cuda.mem_get_info(device)
@@ -153,6 +154,6 @@ def _gather(values: list[float]) -> list[list[float]]:
     import torch.distributed as dist
 
     mine = torch.tensor(values, dtype=torch.float64)
-    everyone = [torch.empty_like(mine) for _ in range(get_world_size())]
-    dist.all_gather(everyone, mine)
-    return [one.tolist() for one in everyone]
+    ranks = [torch.empty_like(mine) for _ in range(get_world_size())]
+    dist.all_gather(ranks, mine)
+    return [rank.tolist() for rank in ranks]

@@ -19,8 +19,8 @@ class ThresholdStopper(MetricStopper):
     """Stops training when a metric has passed a threshold; a value equal to the threshold has not passed it.
 
     The metric is read after each evaluation inside training or, for training metrics, at each EPOCH_END. It is computed
-    over all ranks, so that they stop together. The callback keeps no state: a resumed run stops where an uninterrupted
-    one would have stopped, and stays stopped if the metric had already passed the threshold.
+    over all ranks, so that they stop together. The callback keeps no state: a resumed run stops at the same batch as an
+    uninterrupted one, and stays stopped if the metric had already passed the threshold.
 
     Args:
         monitor: name of the metric; 'loss' is the mean loss of an evaluator.
@@ -78,6 +78,6 @@ class ThresholdStopper(MetricStopper):
         if value is None or state.stop_requested:
             return
         if value < self.threshold if self._lower else value > self.threshold:
-            shown = f"{self._metric.label}/{self._metric.name}"
-            log.info("stopped: %s is %.4g, past the threshold of %.4g", shown, value, self.threshold)
+            metric = f"{self._metric.label}/{self._metric.name}"
+            log.info("stopped: %s is %.4g, past the threshold of %.4g", metric, value, self.threshold)
             state.stop_training()

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("runner")
 
-_TURNING = (Event.FIT_START, Event.BATCH_CHECKPOINT, Event.FIT_END)  # events at which the profiler may start or stop
+# Events at which the profiler may start or stop.
+_PHASE_EVENTS = (Event.FIT_START, Event.BATCH_CHECKPOINT, Event.FIT_END)
 
 
 class TorchProfiler(Callback):
@@ -26,7 +27,7 @@ class TorchProfiler(Callback):
     After `skip_first` batches there are `repeat` cycles of `wait`, `warmup` and `active` batches. The active batches of
     each cycle are recorded in one file per rank, `torch_profiler/rank{rank}-ba{first}-ba{last}.json` in the run's
     folder, in Chrome's trace format; rank 0's files are logged as artifacts in the folder 'torch_profiler'. Besides
-    torch's operations, a file has ranges for what happens between events ('forward', 'backward', ...) and for each
+    torch's operations, a file has ranges for the work between events ('forward', 'backward', ...) and for each
     handler ('batch_end: ema').
 
     Batches are counted from the start of this process, so a resumed run is profiled again. If training ends within a
@@ -34,7 +35,7 @@ class TorchProfiler(Callback):
     only one at a time.
 
     Args:
-        skip_first: number of batches before the first cycle, which are not typical, at least 0.
+        skip_first: number of batches before the first cycle, at least 0; the first batches are not typical.
         wait: number of batches at the start of a cycle during which the profiler is off, at least 0.
         warmup: number of batches during which it is on but records nothing, because its start is slow; at least 1.
         active: number of batches to record in a cycle, at least 1.
@@ -60,15 +61,15 @@ class TorchProfiler(Callback):
         with_stack: bool = False,
         with_flops: bool = False,
     ) -> None:
-        given = {"skip_first": skip_first, "wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
-        for (name, value), least in zip(given.items(), (0, 0, 1, 1, 1), strict=True):
+        counts = {"skip_first": skip_first, "wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
+        for (name, value), least in zip(counts.items(), (0, 0, 1, 1, 1), strict=True):
             check_whole(name, value, least)
-        self.skip_first, self.wait, self.warmup, self.active, self.repeat = given.values()
-        what = {"record_shapes": record_shapes, "profile_memory": profile_memory}
-        self._options: dict[str, Any] = what | {"with_stack": with_stack, "with_flops": with_flops}
+        self.skip_first, self.wait, self.warmup, self.active, self.repeat = counts.values()
+        self._options: dict[str, Any] = {"record_shapes": record_shapes, "profile_memory": profile_memory}
+        self._options |= {"with_stack": with_stack, "with_flops": with_flops}
         self._trained = 0  # number of batches trained by this process
         self._profile: TorchProfile | None = None
-        self._given_up = False
+        self._has_given_up = False
 
     def wrap_handler(self, handler: Handler, owner: Hooks, event: Event) -> Handler:
         name = f"{event}: {owner.config_key}"
@@ -82,13 +83,13 @@ class TorchProfiler(Callback):
                     handler(state, logger)
 
         @functools.wraps(handler)
-        def delimits(state: State, logger: Logger) -> None:
+        def delimiting(state: State, logger: Logger) -> None:
             if self._profile is not None:
                 handler(state, logger)
 
         # Its own handlers get no range, because they open ranges that other handlers close. Most of them do nothing
         # while there is no profile.
-        return ranged if owner is not self else handler if event in _TURNING else delimits
+        return ranged if owner is not self else handler if event in _PHASE_EVENTS else delimiting
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         if self._profile is not None:
@@ -101,7 +102,7 @@ class TorchProfiler(Callback):
             self._refuse_others(state)
         if event is Event.FIT_END:
             self._stop()
-        elif event in _TURNING:
+        elif event in _PHASE_EVENTS:
             self._begin_cycle(state, logger)
 
     def close(self, state: State, logger: Logger) -> None:
@@ -111,17 +112,17 @@ class TorchProfiler(Callback):
         missing = self.skip_first + self.wait + self.warmup + 1 - self._trained
         if state.error is None and self._trained and missing > 0 and get_global_rank() == 0:
             now = state.timestamp.batch
-            text = "%s recorded nothing: it would have begun with batch %d, and training ended with batch %d"
-            log.warning(text, self.config_key, now + missing, now)
+            message = "%s recorded nothing: it would have begun with batch %d, and training ended with batch %d"
+            log.warning(message, self.config_key, now + missing, now)
 
     def _refuse_others(self, state: State) -> None:
-        keys = [one.config_key for one in state.callbacks if isinstance(one, TorchProfiler)]
+        keys = [callback.config_key for callback in state.callbacks if isinstance(callback, TorchProfiler)]
         refuse_if(len(keys) > 1, "callbacks", keys, "must be a single TorchProfiler; its `repeat` gives more cycles")
 
     def _begin_cycle(self, state: State, logger: Logger) -> None:
-        """Start the profiler where the warm-up of a cycle begins."""
+        """Start the profiler if the warm-up of a cycle begins with the next batch."""
         cycle, batch = divmod(self._trained - self.skip_first, self.wait + self.warmup + self.active)
-        if not (0 <= cycle < self.repeat and batch == self.wait) or self._given_up:
+        if not (0 <= cycle < self.repeat and batch == self.wait) or self._has_given_up:
             return
         from runner import get_global_rank
 
@@ -134,12 +135,12 @@ class TorchProfiler(Callback):
         def write(profile: Any) -> None:
             if (last := state.timestamp.batch) < first:
                 return
-            self._given_up = True  # after a failed write, no more attempts are made
+            self._has_given_up = True  # after a failed write, no more attempts are made
             with disk_errors_reported(self.config_key):
                 path = state.run_dir / "torch_profiler" / f"rank{get_global_rank()}-ba{first}-ba{last}.json"
                 write_profile(profile, path)
                 logger.log_artifact(path, "torch_profiler")
-                self._given_up = False
+                self._has_given_up = False
 
         # Each cycle has its own profile: a reused one warns that it discards the previous cycle.
         self._profile = TorchProfile(state.device, self.warmup, self.active, self._options, write)

@@ -27,10 +27,10 @@ class WandBLogger(LoggerDestination):
 
     Offline, nothing leaves the machine, and `wandb sync` can send the folder `wandb` in the run's folder later. wandb
     works on a separate thread, so training neither waits for it nor fails because of it: a failure gives one warning,
-    and online it never asks for a key. The x-axis of metrics is `batch`. A resumed run keeps its id, and retrained
-    batches have their values twice; `kill -9` loses what wandb has not written yet. Files are copied, and wandb keeps a
-    copy of tables in `$WANDB_DATA_DIR` until they are sent. A run begins with its first batch; one that ends before
-    leaves nothing. Rank 0 logs.
+    and online it never asks for a key. The x-axis of metrics is `batch`. A resumed run keeps its id, and values of
+    retrained batches appear twice; `kill -9` loses data that wandb has not written yet. Files are copied, and wandb
+    keeps a copy of tables in `$WANDB_DATA_DIR` until they are sent. A run begins with its first batch; one that ends
+    before leaves nothing. Rank 0 logs.
 
     Args:
         project: name of the project; None means `$WANDB_PROJECT`, or 'runner' if that is not set.
@@ -39,7 +39,7 @@ class WandBLogger(LoggerDestination):
         group: name under which wandb groups runs; None means no group.
         tags: tags of the run.
         mode: 'offline' or 'online'; None means `$WANDB_MODE`, or 'offline' if that is not set.
-        close_timeout: seconds to wait at the end for data that is not written or sent yet.
+        close_timeout: seconds to wait at the end for data that wandb has not written or sent yet.
 
     Raises:
         ValueError: `mode` is neither 'offline' nor 'online', `close_timeout` is not above 0, or `tags` is a string.

@@ -250,7 +250,7 @@ class Compiles(Algorithm):
     ],
 )
 def test_what_is_compiled_is_refused(arguments: Callable[[], dict[str, Any]], named: str):
-    with pytest.raises(ValueError, match=f"ActivationMonitor cannot look into compiled modules, which are {named}"):
+    with pytest.raises(ValueError, match=f"ActivationMonitor needs modules that are not compiled, unlike {named}"):
         fit(ActivationMonitor(), **arguments())
 
 

@@ -50,7 +50,7 @@ def test_what_is_not_finite_is_neither_latest_nor_best(
     assert target(tmp_path, "best") in saved(tmp_path)
     (record,) = caplog.records
     wrong = f"the loss is {value}" if what == "loss" else "the weights are not finite: 'module.weight'"
-    assert f"ep1-ba{BATCH} was not written: {wrong}; the newest that can be resumed is" in record.getMessage()
+    assert f"ep1-ba{BATCH} was not written: {wrong}; newest checkpoint: " in record.getMessage()
 
 
 def test_saving_goes_on_when_all_is_finite_again(tmp_path: Path, caplog: Any):

@@ -88,7 +88,7 @@ def test_some_are_left_as_they_are(other):
     found = started(make_trainer(2, load, watch), watch)
     own = fresh(2)
     assert equal(found, {key: (own if "head" in key else weights)[key] for key in own})
-    # A head of another shape is none that could be loaded.
+    # A head of another shape cannot be loaded.
     found = started(make_trainer(2, load, watch, network=Network(4)), watch)
     assert torch.equal(found["module.body.weight"], weights["module.body.weight"])
 
@@ -105,7 +105,7 @@ def test_some_are_left_as_they_are(other):
             r"ignore_keys='module.haed.*': .* near: (module.head.\w+), (?!\1)module.head",
         ),
         (lambda: nn.Sequential(nn.Linear(5, 3)), {"strict": False}, "missing module.0.weight, .* unexpected"),
-        (lambda: Network(3), {"ignore_keys": ["*"]}, "do not fit the model: none is left to load"),
+        (lambda: Network(3), {"ignore_keys": ["*"]}, "do not fit the model: no weight is left to load"),
         (
             lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)),
             {},

@@ -160,7 +160,7 @@ def test_the_memory_of_a_gpu():
 
 @pytest.mark.gpu
 def test_an_unknown_statistic_is_an_error_that_names_near_ones():
-    with pytest.raises(ValueError, match="'allocated_bytes.all.peek' is none .*near: allocated_bytes.all.peak"):
+    with pytest.raises(ValueError, match="'allocated_bytes.all.peek' is not a key .*near: allocated_bytes.all.peak"):
         fit(MemoryMonitor({"allocated_bytes.all.peek": "peak"}), device="cuda")
 
 

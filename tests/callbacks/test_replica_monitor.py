@@ -125,7 +125,7 @@ def test_every_rank_ends_with_an_error_that_names_what_differs(
     message = (
         f"RuntimeError: replicas have diverged: after batch {found} (from 1), the parameters of ranks {ranks} differ "
         "from the first replica's, 1 of 6, the first 'module.2.weight'. "
-        f"They were equal after batch {equal_at}: resume from a checkpoint of then or before"
+        f"They were equal after batch {equal_at}: resume from a checkpoint of that batch or an earlier one"
     )
     for one in run_ranks(textwrap.dedent(PROGRAM), world_size, str(broken), str(at), interval, check=False):
         assert one.returncode == 1

@@ -333,7 +333,7 @@ def test_the_saver_keeps_what_all_ranks_have_written(run_ranks, tmp_path: Path):
     assert ranks[0].stderr.splitlines() == [
         "checkpoint background no room/checkpoints/ep0-ba1 was not written: [Errno 27] File too large (rank 1)",
         "checkpoint background infinite/checkpoints/ep0-ba1 was not written: the weights are not finite: "
-        "'module.blocks.1.mlp.up.weight'; the newest that can be resumed is none",
+        "'module.blocks.1.mlp.up.weight'; newest checkpoint: none",
     ]
     assert not ranks[1].stderr
 

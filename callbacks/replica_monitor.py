@@ -79,8 +79,8 @@ class ReplicaMonitor(Callback):
             columns = differing.any(dim=0).nonzero().flatten().tolist()
             raise RuntimeError(
                 f"replicas have diverged: after batch {now.batch} (from 1), the parameters of ranks {ranks} differ "
-                f"from the first replica's, {len(columns)} of {len(names)}, the first {names[columns[0]]!r}. They were equal after batch {self._equal_at}: "
-                "resume from a checkpoint of that batch or an earlier one"
+                f"from the first replica's, {len(columns)} of {len(names)}, the first {names[columns[0]]!r}. They were "
+                f"equal after batch {self._equal_at}: resume from a checkpoint of that batch or an earlier one"
             )
         self._equal_at = now.batch
 

@@ -1,4 +1,4 @@
-"""What the tests of callbacks share."""
+"""Fixtures for the tests of callbacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if str(HERE) not in sys.path:
 
 @pytest.fixture
 def folder(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with an empty default store in it."""
+    """Return the working directory, which has an empty default store."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs").mkdir()
     shutil.copy(empty_store, tmp_path / "outputs" / "mlflow.db")

@@ -1,4 +1,4 @@
-"""A tiny run that logs: the same numbers each time, to whatever destinations."""
+"""A tiny run that logs the same numbers each time, to any destinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that log to MLflow without training anything, and what its store then holds."""
+"""Runs that log to MLflow without training, and queries of its store."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from runner.training.precision import Precision
 
 
 def query(sql: str, *values: Any) -> list[tuple[Any, ...]]:
-    """Rows of the default store."""
+    """Return rows of the default store."""
     return stores.query(Path("outputs/mlflow.db"), sql, *values)
 
 
 def change(sql: str) -> None:
-    """Do in the default store what somebody does in the UI."""
+    """Change the default store as a user of the UI does."""
     stores.change(Path("outputs/mlflow.db"), sql)
 
 
 def points(key: str, run_id: str | None = None) -> list[tuple[int, float]]:
-    """All points of a metric as (step, value), doubles included."""
+    """Return all points of a metric as (step, value), including duplicates."""
     rows = query("select step, value, is_nan from metrics where key = ? and run_uuid like ?", key, run_id or "%")
     return sorted((step, math.nan if is_nan else value) for step, value, is_nan in rows)
 
@@ -52,7 +52,7 @@ def make_state(run_dir: str | Path, **fields: Any) -> State:
 def logging_to(
     destination: MLflowLogger, run_dir: str | Path, saved: dict[str, Any] | None = None, **fields: Any
 ) -> Iterator[tuple[State, Logger]]:
-    """A run of a destination, from INIT to its end, with the error that left the block; `saved` is of a checkpoint."""
+    """Run a destination from INIT to the end, with the error of the block, if any; `saved` is state of a checkpoint."""
     state = make_state(run_dir, **fields)
     logger = Logger(state, [destination], interval=0.02)
     destination.init(state, logger)

@@ -1,4 +1,4 @@
-"""Small runs with a CheckpointSaver, and what they leave in its folder."""
+"""Small runs with a CheckpointSaver, and the checkpoints in its folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner.data import TensorLoader
 
 
 class Model(ClassificationModel):
-    """A small classifier whose evaluations follow a script, where there is one."""
+    """A small classifier whose evaluations follow a script, if given."""
 
     def __init__(self, script: tuple[float, ...] = ()):
         linear = nn.Linear(3, 2)
@@ -52,7 +52,7 @@ def fit(run_dir: Path, saver: CheckpointSaver, *others: Callback, **arguments: A
 
 
 def saved(run_dir: Path) -> set[str]:
-    """Names in the folder, links left out; all are complete checkpoints."""
+    """Return the names in the folder without links, after checking that all are complete checkpoints."""
     folder = run_dir / "checkpoints"
     names = {path.name for path in folder.iterdir() if not path.is_symlink()}
     assert all(is_complete(folder / name) for name in names)

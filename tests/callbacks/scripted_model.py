@@ -1,4 +1,4 @@
-"""A model whose evaluations find what a script says."""
+"""A model whose evaluations follow a script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runner import Model
 
 
 class Scripted(Model):
-    """Learns nothing; its loss is the next number of a script at each evaluation, its metric minus that."""
+    """Learns nothing; at each evaluation its loss is the next number of a script, and its metric minus that number."""
 
     def __init__(self, script: Sequence[float], train_script: Sequence[float] = ()):
         super().__init__()

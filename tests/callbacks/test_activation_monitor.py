@@ -18,7 +18,7 @@ from runner.models import GPT
 
 
 class Keep(Callback):
-    """The batches as they are trained."""
+    """Keeps the batches as they are trained."""
 
     def __init__(self):
         self.batches: list[Any] = []
@@ -144,9 +144,10 @@ def test_a_callback_that_looks_changes_no_number():
     weights = []
     for callbacks in ([], [ActivationMonitor("1ba")]):
         trainer, _ = fit(*callbacks)
-        weights.append([one.tolist() for one in trainer.state.unwrapped_model.parameters()])
+        weights.append([weight.tolist() for weight in trainer.state.unwrapped_model.parameters()])
     assert weights[0] == weights[1]
-    assert not any(one._forward_hooks or one._forward_pre_hooks for one in trainer.state.unwrapped_model.modules())
+    modules = trainer.state.unwrapped_model.modules()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
 
 def test_modules_are_left_out_by_class():
@@ -191,7 +192,7 @@ def test_tensors_are_numbered_wherever_they_are():
     _, memory = fit(ActivationMonitor("10ba"), model=ClassificationModel(Net(), 3))
     (found,) = logged(memory).values()
     places = {key.removeprefix("activations/max/") for key in found if "/max/module.pair" in key}
-    assert places == {f"module.pair_{one}" for one in ("input.0", "input.1", "output.1", "output.2")}
+    assert places == {f"module.pair_{tensor}" for tensor in ("input.0", "input.1", "output.1", "output.2")}
     assert found["activations/max/module.pair_output.1"] > 0
 
 
@@ -277,7 +278,7 @@ def test_ranks_log_the_share_of_rank_zero(run_ranks):
             trainer.fit()
             print(memory.get_timeseries("activations/average/module_input.0"))
 
-    assert [one.stdout.strip() for one in run_ranks(program)] == ["([3, 6], [1.0, 1.0])", "([3, 6], [2.0, 2.0])"]
+    assert [rank.stdout.strip() for rank in run_ranks(program)] == ["([3, 6], [1.0, 1.0])", "([3, 6], [2.0, 2.0])"]
 
 
 @pytest.mark.parametrize(

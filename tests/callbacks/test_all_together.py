@@ -1,4 +1,4 @@
-"""All callbacks on at once, from the command line: what is logged, what is said, and after a kill."""
+"""All callbacks at once, from the command line: their logs and messages, also after a kill."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ def run_folder(folder: Path) -> Path:
 
 
 def logged(folder: Path) -> Counter[tuple[str, int]]:
-    """How often MLflow has each key at each step, leaving out the machine's load."""
+    """Count MLflow's values by key and step, without the machine's load."""
     rows = query(folder, "select key, step from metrics where key not like 'system/%'")
     return Counter((key, step) for key, step in rows)
 
 
 def fill(table: str, names: dict[str, set[str]]) -> set[str]:
-    """The keys of a table, with each name in braces filled in."""
+    """Return the keys of a table, with the names in braces filled in."""
     keys = set()
     for key in table.split():
-        fills = [(kind, one) for kind, all_of in names.items() if f"{{{kind}}}" in key for one in all_of]
-        keys |= {key.replace(f"{{{kind}}}", one) for kind, one in fills} if fills else {key}
+        fills = [(kind, name) for kind, all_of in names.items() if f"{{{kind}}}" in key for name in all_of]
+        keys |= {key.replace(f"{{{kind}}}", name) for kind, name in fills} if fills else {key}
     return keys
 
 
 def check_keys(folder: Path, table: str, names: dict[str, set[str]], again: range = range(0)) -> None:
-    """MLflow has exactly the keys of the table, one value per step, and all files agree with it.
+    """Check that MLflow has exactly the keys of the table, one value per step, and that all files agree with it.
 
-    Of batches that were trained again, MLflow keeps what was logged the first time. Gauges that go by the clock may
-    have been read at others of them then.
+    MLflow keeps the first values of retrained batches. Gauges that are read by the clock may have been read at other
+    batches then.
     """
     from tensorboard.backend.event_processing import event_accumulator
 
@@ -74,22 +74,22 @@ def check_keys(folder: Path, table: str, names: dict[str, set[str]], again: rang
     evaluated = {key.replace("loss/eval/total", "metrics/eval/loss") for key in expected if "/eval/" in key}
     best = {key.replace("metrics/", "best/") for key in evaluated if key.startswith("metrics/")}
     assert {key for key, _ in counts} == expected | best
-    twice = {one for one, count in counts.items() if count > 1}
+    twice = {point for point, count in counts.items() if count > 1}
     assert {key for key, _ in twice} <= {"time/remaining_estimate", "time/train", "time/val", "time/total"}
     assert {step for _, step in twice} <= {max(step for _, step in counts)}  # after the last batch, and at the end
     lines = [json.loads(line) for line in (run_folder(folder) / "metrics.jsonl").read_text().splitlines()]
     in_lines = {(key, line["step"]) for line in lines for key in line.get("metrics", {})}
     events = event_accumulator.EventAccumulator(str(run_folder(folder) / "tensorboard"), {"scalars": 0}).Reload()
-    in_events = {(key, one.step) for key in events.Tags()["scalars"] for one in events.Scalars(key)}
-    before = {one for one in counts if one[1] in again and one[0].startswith(GAUGES)}
+    in_events = {(key, event.step) for key in events.Tags()["scalars"] for event in events.Scalars(key)}
+    before = {point for point in counts if point[1] in again and point[0].startswith(GAUGES)}
     for found in (in_lines, in_events):
-        own = {one for one in found if not one[0].startswith("system/")}
+        own = {point for point in found if not point[0].startswith("system/")}
         assert own <= {*counts}
-        assert {one for one in counts if not one[0].startswith("best/")} <= own | before
+        assert {point for point in counts if not point[0].startswith("best/")} <= own | before
 
 
 def check_stderr(stderr: str, *silent: str) -> None:
-    """Callbacks with nothing to do here say so once; the others print nothing."""
+    """Check that callbacks with nothing to do say so once, and that the others print nothing."""
     lines = [line for line in stderr.splitlines() if not line.startswith(("saving to MLflow", '{"schema"'))]
     assert sorted(re.sub("^(WARNING|INFO): ", "", line).split()[0].rstrip(":") for line in lines) == sorted(silent)
 

@@ -1,4 +1,4 @@
-"""When checkpoints are written, synchronously or not, and what is in them."""
+"""When checkpoints are written, synchronously or not, and their contents."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_checkpoints_come_at_the_interval_and_at_the_end(tmp_path, interval, kee
 
 def test_a_batch_is_saved_once_however_many_events_it_is_due_at(tmp_path):
     class Batches(Callback):
-        """Batches of the checkpoints that were there at some time, by name."""
+        """Keeps the batches of all checkpoints that ever existed, by name."""
 
         def __init__(self):
             self.seen: dict[str, int] = {}
@@ -68,7 +68,7 @@ def test_an_epochs_end_that_stops_training_is_in_the_last_checkpoint(tmp_path):
 
 
 class Received(LoggerDestination):
-    """The steps whose loss has arrived."""
+    """Keeps the steps whose loss has arrived."""
 
     def __init__(self):
         self.steps: list[int] = []
@@ -169,7 +169,7 @@ def test_the_thread_that_writes_computes_on_one_core_and_no_other_does(tmp_path)
 @pytest.mark.parametrize("algorithms", [[], [EMA("2ba")]], ids=["trained", "averaged"])
 def test_training_and_later_saves_leave_alone_what_is_being_written(tmp_path: Path, algorithms: list[Algorithm]):
     class Late(CheckpointSaver):
-        """Writes a checkpoint only once the next batch is trained, and waits for training to reach the next save."""
+        """Writes a checkpoint only after the next batch is trained, and waits until training reaches the next save."""
 
         waiting = False
 
@@ -187,7 +187,7 @@ def test_training_and_later_saves_leave_alone_what_is_being_written(tmp_path: Pa
     names = saved(tmp_path)
     assert len(names) == 16
     for name in names:
-        one, other = (tmp_path / folder / name for folder in ("checkpoints", "late"))
-        assert digest(read_file(one, "model.pt")) == digest(read_file(other, "model.pt"))
-        states = [read_file(path, "state.pt") for path in (one, other)]
+        early_path, late_path = (tmp_path / folder / name for folder in ("checkpoints", "late"))
+        assert digest(read_file(early_path, "model.pt")) == digest(read_file(late_path, "model.pt"))
+        states = [read_file(path, "state.pt") for path in (early_path, late_path)]
         assert len({digest([state[key] for key in ("optimizers", "algorithms", "model")]) for state in states}) == 1

@@ -1,4 +1,4 @@
-"""Folders that cannot be written, signals, errors and failing ranks: what is left, and what goes on from it."""
+"""Unwritable folders, signals, errors and failing ranks: the checkpoints left, and runs resumed from them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_signal_leaves_a_checkpoint_of_its_batch(tmp_path, number: int, error:
 
 
 class WithoutMetrics(Model):
-    """A model of which no metric sees a batch before the optimizer steps."""
+    """A model whose metrics see no batch before the optimizer steps."""
 
     def metrics(self, train: bool) -> dict[str, Any]:
         return {} if train else super().metrics(train)
@@ -132,7 +132,7 @@ def test_an_error_when_weights_or_metrics_are_of_no_batch_leaves_none(tmp_path, 
 
 @pytest.mark.parametrize("interval", ["5ba", "1ep"])
 def test_an_evaluation_that_failed_is_done_again(tmp_path, interval: str):
-    """Its batch is not lost: as a rule it is a mistake in a metric, found at the first evaluation."""
+    """The last batch is not lost; the usual cause is a mistake in a metric, found at the first evaluation."""
 
     class Fails(Callback):
         def eval_batch_end(self, state, logger):
@@ -172,7 +172,7 @@ class Ends(Callback):
 
 
 class BrokenMetric(MulticlassAccuracy):
-    """A metric with a mistake that shows when it is computed."""
+    """A metric that fails when it is computed."""
 
     fails = True
 
@@ -189,7 +189,7 @@ class Measured(Model):
 
 @pytest.mark.parametrize("who", ["a callback", "training's own metrics"])
 def test_a_failure_at_an_epoch_s_end_leaves_its_last_batch_and_is_made_up_for(tmp_path, monkeypatch, who: str):
-    """Those who had heard of the end hear it once, the others when the run goes on."""
+    """Callbacks that handled the event handle it once; the others handle it when the run resumes."""
 
     def hooks(fails: bool) -> list[Any]:
         monkeypatch.setattr(BrokenMetric, "fails", fails and who != "a callback")
@@ -206,11 +206,11 @@ def test_a_failure_at_an_epoch_s_end_leaves_its_last_batch_and_is_made_up_for(tm
     assert saved(tmp_path) == {"ep1-ba4"}
     assert raised.value.__notes__[0].endswith("at EPOCH_END, after epoch 1 (4 batches)")
     resumed, whole = hooks(False), hooks(False)
-    one = fit(tmp_path, *resumed, model=Measured(), resume_path=tmp_path).state
+    resumed_state = fit(tmp_path, *resumed, model=Measured(), resume_path=tmp_path).state
     other = fit(tmp_path / "whole", *whole, model=Measured()).state
-    for own, expected in zip(one.model.parameters(), other.model.parameters(), strict=True):
+    for own, expected in zip(resumed_state.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(own, expected)
-    assert one.metric_values == other.metric_values and one.unheard == {}
+    assert resumed_state.metric_values == other.metric_values and resumed_state.unheard == {}
     assert [hook.heard for hook in resumed[:3]] == [hook.heard for hook in whole[:3]] == [4, 4, 4]
     logged = [
         [(now.batch, value) for now, value in memory.data["metrics/train/accuracy"]]
@@ -272,7 +272,7 @@ def test_a_rank_that_fails_leaves_what_rank_zero_knows_alone(
             trainer.fit()
     """
     ranks = run_ranks(program, check=False)
-    assert [one.returncode for one in ranks] == [1, 1]
+    assert [rank.returncode for rank in ranks] == [1, 1]
     assert "ValueError: of rank 1" in ranks[0].stderr
     assert {path.name for path in tmp_path.glob("run/checkpoints/ep*")} == expected
 
@@ -298,7 +298,7 @@ def test_close_waits_for_the_write_in_flight_also_when_it_is_interrupted(tmp_pat
                 wait_until(lambda: self.waits == before + 1)  # for this very write
                 handler, main = signal.getsignal(signal.SIGINT), threading.main_thread().ident
                 assert main is not None
-                # The second interrupts what waits. One that comes just before it does so is heard with the next.
+                # The second signal interrupts the wait. One just before the wait takes effect with the next signal.
                 while self.waits < before + 2 and signal.getsignal(signal.SIGINT) == handler:
                     signal.pthread_kill(main, signal.SIGINT)
                     time.sleep(0.5)

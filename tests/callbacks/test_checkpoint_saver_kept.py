@@ -1,4 +1,4 @@
-"""What is kept, what is removed, and what in the folder is left alone: the newest, the best, and other files."""
+"""Checkpoints kept and removed, by age and by metric, and other files, which are left alone."""
 
 from __future__ import annotations
 

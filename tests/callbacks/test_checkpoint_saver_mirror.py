@@ -1,4 +1,4 @@
-"""Checkpoints on a mirror: whole and verified or not there at all, and never a reason to wait or to fail."""
+"""Checkpoints on a mirror: complete and verified or absent, and never a reason to wait or to fail."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def mirroring(**arguments: Any) -> CheckpointSaver:
 
 
 def mirrored(name: str = "one") -> list[str]:
-    """Names of the checkpoints that a run can be resumed from, the newest first."""
+    """Return the names of the checkpoints that a run can resume from, newest first."""
     return [*Mirror(f"faulty://runs/{name}").saved()]
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -97,7 +97,7 @@ def test_a_mirror_holds_what_the_run_keeps(tmp_path: Path, remote: type[Faulty],
     assert mirrored()[0] == "ep4-ba16"
     for name, index in Mirror("faulty://runs/one").saved().items():
         manifest = json.loads((tmp_path / "checkpoints" / name / "manifest.json").read_text())
-        facts = {file.rpartition("/")[2]: one for file, one in index.files.items()}
+        facts = {file.rpartition("/")[2]: fact for file, fact in index.files.items()}
         assert facts.pop("manifest.json")["size"] == (tmp_path / "checkpoints" / name / "manifest.json").stat().st_size
         assert facts.pop("mirror.json") and facts == manifest["files"]
     assert Mirror("faulty://runs/one").read_index("ep4-ba16").best == ["ep2-ba8"]
@@ -166,7 +166,7 @@ def test_training_does_not_wait_and_the_end_waits_with_a_bound(
 
     fit(tmp_path, mirroring(mirror_timeout=0.05), Waits(), run_name="one")
     assert gate.reached.is_set() and not gate.open.is_set()
-    # What is there now is what a kill in the middle of an upload leaves: files, and nothing to resume from.
+    # The mirror is now as after a kill in the middle of an upload: files, and nothing to resume from.
     assert any(path.endswith("model.pt") for path in remote.store) and mirrored() == []
     assert "waiting up to 0.05 s" in capfd.readouterr().err
     assert "does not have the last checkpoint, ep4-ba16" in messages(caplog)[-1]
@@ -221,20 +221,20 @@ def test_a_run_leaves_the_checkpoints_of_another_one_alone(
     tmp_path: Path, remote: type[Faulty], caplog: pytest.LogCaptureFixture
 ):
     fit(tmp_path / "first", mirroring(), run_name="one")
-    before = {path: one.getvalue() for path, one in remote.store.items()}
+    before = {path: buffer.getvalue() for path, buffer in remote.store.items()}
     fit(tmp_path / "second", mirroring(), run_name="one")
-    assert {path: one.getvalue() for path, one in remote.store.items()} == before
+    assert {path: buffer.getvalue() for path, buffer in remote.store.items()} == before
     assert "holds another run's checkpoints; choose another run_name= for this run" in messages(caplog)[0]
     fit(tmp_path / "fork", mirroring(), run_name="one", max_duration="5ep", resume_path=tmp_path / "first")
-    assert {path: one.getvalue() for path, one in remote.store.items()} == before
+    assert {path: buffer.getvalue() for path, buffer in remote.store.items()} == before
     fit(tmp_path / "third", mirroring(overwrite=True), run_name="one")
-    assert {path: one.getvalue() for path, one in remote.store.items()} != before
+    assert {path: buffer.getvalue() for path, buffer in remote.store.items()} != before
 
 
 def test_what_a_run_has_not_uploaded_stays_on_its_mirror(
     tmp_path: Path, remote: type[Faulty], caplog: pytest.LogCaptureFixture
 ):
-    """Whatever the name of the run, of a checkpoint, or of a run that is said to go on."""
+    """It overwrites nothing, whatever the names of the run, of a checkpoint or of the resumed run are."""
     files = Mirror("faulty://runs")._remote
     files.makedirs("/runs/photos/2025", exist_ok=True)
     files.pipe_file("/runs/photos/2025/a.jpg", b"precious")
@@ -245,15 +245,15 @@ def test_what_a_run_has_not_uploaded_stays_on_its_mirror(
     files.makedirs("/runs/one/notes", exist_ok=True)
     files.pipe_file("/runs/one/notes/index.json", b"precious")
     files.pipe_file("/runs/one/ep3-ba12/notes.txt", b"precious")
-    before = {path: one.getvalue() for path, one in remote.store.items()}
-    # Somebody else's run that has the name of this one, and the name of a checkpoint that this one has.
+    before = {path: buffer.getvalue() for path, buffer in remote.store.items()}
+    # Somebody else's run, with this run's name and one of its checkpoint names.
     fit(tmp_path / "foreign", CheckpointSaver(), max_duration="1ep", run_name="one")
     (tmp_path / "foreign" / "mirror.json").write_text(json.dumps({"run": "0" * 32}))
     fit(tmp_path / "foreign", mirroring(keep=1), run_name="one", resume_path=tmp_path / "foreign")
-    assert {path: one.getvalue() for path, one in remote.store.items()} == before
+    assert {path: buffer.getvalue() for path, buffer in remote.store.items()} == before
     fit(tmp_path / "one", mirroring(keep=1), run_name="one", resume_path=tmp_path / "one")
     assert mirrored() == ["ep4-ba16"]
-    assert {path for path, one in remote.store.items() if one.getvalue() == b"precious"} == {
+    assert {path for path, buffer in remote.store.items() if buffer.getvalue() == b"precious"} == {
         "/runs/photos/2025/a.jpg",
         "/runs/one/notes/index.json",
         "/runs/one/ep3-ba12/notes.txt",
@@ -281,7 +281,7 @@ def test_a_wrong_mirror_is_refused_at_once(arguments: dict[str, Any], kind: type
 
 @pytest.mark.slow
 def test_a_bucket_of_s3_is_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    """On a server that speaks its protocol, and that goes away between two runs."""
+    """On a real server, which goes away between two runs."""
     pytest.importorskip("s3fs", reason="the extra remote is not installed")
     server = pytest.importorskip("moto.server", reason="moto is not installed").ThreadedMotoServer("127.0.0.1", 0)
     server.start()

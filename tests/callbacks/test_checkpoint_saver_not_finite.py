@@ -1,4 +1,4 @@
-"""No checkpoint with a loss or weights that are not finite: what is saved, linked and resumed instead."""
+"""A state that is not finite is never saved; earlier checkpoints stay linked and are resumed from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH = 7  # from 1; four are an epoch
 
 
 class Spoils(Callback):
-    """Makes one batch's loss or weights something else than a number."""
+    """Makes the loss or weights of some batches not finite."""
 
     def __init__(self, what: str, value: float, until: int = 10**9):
         self.what, self.value, self.until = what, value, until
@@ -59,13 +59,13 @@ def test_saving_goes_on_when_all_is_finite_again(tmp_path: Path, caplog: Any):
     assert {int(name.partition("-ba")[2]) for name in saved(tmp_path)} == {*range(1, BATCH), *range(9, 13)}
     resumed = fit(tmp_path, CheckpointSaver("1ba", keep=-1), max_duration="4ep", resume_path=tmp_path)
     assert target(tmp_path, "latest") == "ep4-ba16"
-    saver = next(one for one in resumed.state.callbacks if isinstance(one, CheckpointSaver))
+    saver = next(callback for callback in resumed.state.callbacks if isinstance(callback, CheckpointSaver))
     assert {*saver.state_dict()["saved"]} == saved(tmp_path)
 
 
 def test_a_late_look_at_the_loss_finds_no_checkpoint_of_it(tmp_path: Path):
     class Late(NaNMonitor):
-        """Looks at the loss one batch late, as on a GPU that is behind."""
+        """Checks the loss one batch late, as on a GPU that lags behind."""
 
         def batch_end(self, state, logger):
             self.seen, previous = state.total_loss, getattr(self, "seen", torch.zeros(()))
@@ -79,7 +79,7 @@ def test_a_late_look_at_the_loss_finds_no_checkpoint_of_it(tmp_path: Path):
 
 def test_an_average_hides_no_weights_that_are_not_finite(tmp_path: Path):
     class Freezes(EMA):
-        """An average that has seen none of the last batches."""
+        """An average without the last batches."""
 
         def batch_end(self, state, logger):
             if state.timestamp.batch < BATCH:

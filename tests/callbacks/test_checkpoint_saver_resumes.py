@@ -1,4 +1,4 @@
-"""A resumed run is the run that did not stop, and goes on with its checkpoints."""
+"""A resumed run equals an uninterrupted one, and continues its checkpoints."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_resumed_run_replaces_what_it_comes_past_again(tmp_path):
 
 
 def rewrite(checkpoint: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change what training goes on from as somebody who passes a checkpoint on may: it is complete, hashes and all."""
+    """Change the state of a checkpoint as somebody who passes it on might: it stays complete, with correct hashes."""
     saved = torch.load(checkpoint / "state.pt", weights_only=True)
     change(saved["callbacks"]["checkpoint_saver"])
     torch.save(saved, checkpoint / "state.pt")

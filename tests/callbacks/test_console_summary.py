@@ -258,7 +258,7 @@ def test_a_loss_that_is_lost_is_told_once(tmp_path, caplog, lost: range, warned:
     arguments = {"model": Spoilt(nn.Linear(3, 2), 2), "optimizers": Still, "max_duration": "7ep"}
     with make_trainer(tmp_path, **arguments) as trainer:
         trainer.fit()
-    told = [one for one in caplog.messages if "training loss" in one]
+    told = [message for message in caplog.messages if "training loss" in message]
     assert len(told) == warned
     if warned:
         number = lost[0]

@@ -1,4 +1,4 @@
-"""A run that fails leaves a file from which it fails again: same type, line and batch, wherever the file is opened."""
+"""A failed run leaves a file that reproduces the failure anywhere: same type, line and batch."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def schedule(timestamp):
 
 
 class Images:
-    """Read by a worker, which does not know the time."""
+    """Samples read by a worker, which does not know the batch."""
 
     def __init__(self, images, labels, wanted):
         self.tensors, self.wanted = (images, labels), wanted
@@ -125,7 +125,7 @@ class Images:
 def collate(wanted, samples):
     if PLACE == "collate" and wanted in [index for _, _, index in samples]:
         raise RuntimeError("on purpose, in collate")
-    return torch.utils.data.default_collate([one[:2] for one in samples])
+    return torch.utils.data.default_collate([sample[:2] for sample in samples])
 
 
 def load_data(batch_size, eval_batch_size, seed):
@@ -153,8 +153,8 @@ PARTS = (
 
 
 def fails_twice(place: str, folder: Path, run_app: Any, *arguments: str) -> dict[str, Any]:
-    """Let a run fail at a place, open its bundle in another folder, compare, and return what the bundle says of it."""
-    events = [one for one in HOOKS if one != "batch_start"]
+    """Let a run fail at a place, replay its bundle in another folder, compare, and return the facts of the bundle."""
+    events = [hook for hook in HOOKS if hook != "batch_start"]
     (folder / "own.py").write_text(f"PLACE = {place!r}\nEVENTS = {events!r}\n{OWN}")
     first = run_app(*SMALL, *PARTS, *arguments, exit_code=1)
     ends = first.stderr.splitlines()[-2 if place in CONSTRUCTED else -1 :]  # below it, what was being made
@@ -182,7 +182,7 @@ def test_a_failure_fails_again_elsewhere(place: str, tmp_path: Path, run_app: An
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [one for one in (*HOOKS, *FUNCTIONS) if one not in QUICK])
+@pytest.mark.parametrize("place", [hook for hook in (*HOOKS, *FUNCTIONS) if hook not in QUICK])
 def test_a_failure_anywhere_fails_again(place: str, tmp_path: Path, run_app: Any):
     fails_twice(place, tmp_path, run_app, "trainer.iteration_length=2ep")
 
@@ -196,7 +196,7 @@ def test_a_failure_right_after_its_checkpoint_fails_again(place: str, tmp_path: 
 
 @pytest.fixture
 def crashed(tmp_path: Path, run_here: Any) -> Path:
-    """The bundle of a run that failed in its eighth batch."""
+    """Return the bundle of a run that failed in its eighth batch."""
     (tmp_path / "own.py").write_text(f"PLACE = 'after_forward'\nEVENTS = ['after_forward']\n{OWN}")
     run_here(*SMALL, *PARTS, code=1)
     return tmp_path / "run" / "crash.zip"
@@ -248,7 +248,7 @@ def test_two_ranks_fail_again_on_two(tmp_path: Path, run_app: Any):
         "        if get_global_rank() == 1:\n"
         "            fail('after_forward', state)\n"
     )
-    arguments = [one.replace("own.Watcher", "own.OnlyRank1") for one in PARTS]
+    arguments = [part.replace("own.Watcher", "own.OnlyRank1") for part in PARTS]
     first = run_app(*SMALL, *arguments, "launch.nproc_per_node=2", "scheduler=none", exit_code=1)
     assert "on purpose, in after_forward" in first.stderr and "replay" in first.stderr
     again = run_app("replay", "run/crash.zip", exit_code=1)
@@ -307,8 +307,8 @@ def entry(name: str, mode: int = 0) -> zipfile.ZipInfo:
 def test_a_hostile_file_writes_nothing(tmp_path: Path, entries: list[zipfile.ZipInfo], message: str):
     path = tmp_path / "crash.zip"
     with zipfile.ZipFile(path, "w") as file:
-        for one in entries:
-            file.writestr(one, "x")
+        for entry in entries:
+            file.writestr(entry, "x")
         if entries:
             file.writestr("config.yaml", "{}")
         file.writestr("signature", "x")

@@ -53,7 +53,7 @@ def test_it_runs_patience_and_one_more_epoch_after_the_best(best: int, patience:
         ([5, 5, 5, 5], {"patience": "3ba"}, 3),
         ([5, 5, 5, 5], {"patience": "4ba"}, 4),
         ([5, 5, 5, 5], {"patience": "7sp"}, 3),
-        # The metric is minus the loss, and for it more is better.
+        # The metric is minus the loss, so more is better.
         ([5, 4, 3, 3, 3], {"monitor": "Mean"}, 5),
         ([1, 2, 3, 3, 3], {"monitor": "Mean", "comp": "lt"}, 5),
     ],

@@ -21,7 +21,7 @@ TICK = 1e-6  # seconds that the virtual clock goes on with each reading
 
 
 class Slow(Callback):
-    """Sleeps at each batch, and writes down what it sees."""
+    """Sleeps at each batch, and records its events."""
 
     def __init__(self):
         self.heard: list[Event] = []
@@ -33,7 +33,7 @@ class Slow(Callback):
 
 
 class SlowOutside(Callback):
-    """Sleeps where no batch is trained."""
+    """Sleeps outside of training batches."""
 
     def fit_start(self, state, logger):
         time.sleep(10 * SLEEP)
@@ -45,7 +45,7 @@ class SlowOutside(Callback):
 
 
 class Clock(Callback):
-    """Measures steps from outside: from the request for a batch until all is done that belongs to it."""
+    """Measures steps from outside, from the request for a batch to its last event."""
 
     def __init__(self):
         self.seconds = 0.0
@@ -70,7 +70,7 @@ class Fails(Callback):
 
 @pytest.fixture
 def ticking(steady: Any) -> None:
-    """Time passes in `sleep`, and a little between two readings of the clock, by which slices nest."""
+    """Replaces the clock: time passes in `sleep`, and a tick between readings, so that slices nest."""
     steady.tick = round(1e9 * TICK)
 
 
@@ -87,7 +87,7 @@ def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Train
 
 
 def rows(memory: InMemoryLogger) -> dict[tuple[str, str], dict[str, float]]:
-    """The logged table by callback and event."""
+    """Return the logged table by callback and event."""
     table = memory.tables["event_trace"]
     return {(row[0], row[1]): dict(zip(table["columns"][2:], row[2:], strict=True)) for row in table["rows"]}
 
@@ -96,29 +96,29 @@ Rows = dict[tuple[str, str], dict[str, float]]
 
 
 def parts(found: Rows) -> tuple[Rows, Rows]:
-    """The rows of what runs in a step, and the others."""
+    """Return the rows of events in a step, and the other rows."""
     inside = {key: row for key, row in found.items() if row["share of step"] is not None}
     return inside, {key: row for key, row in found.items() if key not in inside}
 
 
 def slices(path: Path, category: str) -> list[dict[str, Any]]:
-    """Those of one category by the time at which they begin."""
+    """Return the slices of a category, sorted by start."""
     events = json.loads(path.read_text())["traceEvents"]
-    return sorted((one for one in events if one.get("cat") == category), key=lambda one: one["ts"])
+    return sorted((event for event in events if event.get("cat") == category), key=lambda event: event["ts"])
 
 
 def depths(path: Path) -> list[tuple[int, str]]:
-    """Every slice with the number of slices that enclose it, as a viewer of such files nests them."""
-    found, open_ends = [], []
-    events = [one for one in json.loads(path.read_text())["traceEvents"] if one["ph"] == "X"]
-    for one in sorted(events, key=lambda one: (one["ts"], -one["dur"])):  # a stable sort
-        while open_ends and open_ends[-1] <= one["ts"] + 1e-3:
+    """Return the depth and name of every slice, nested as trace viewers do."""
+    nested, open_ends = [], []
+    events = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):  # a stable sort
+        while open_ends and open_ends[-1] <= event["ts"] + 1e-3:
             open_ends.pop()
-        end = one["ts"] + one["dur"]
-        assert not open_ends or end <= open_ends[-1] + 1e-3, f"{one} crosses the end of another slice"
-        found.append((len(open_ends), one["name"]))
+        end = event["ts"] + event["dur"]
+        assert not open_ends or end <= open_ends[-1] + 1e-3, f"{event} crosses the end of another slice"
+        nested.append((len(open_ends), event["name"]))
         open_ends.append(end)
-    return found
+    return nested
 
 
 def test_it_reads_a_real_clock(tmp_path: Path):
@@ -127,8 +127,8 @@ def test_it_reads_a_real_clock(tmp_path: Path):
     with make_trainer(tmp_path, Slow(), EventTrace(), loggers=[memory]) as trainer:
         trainer.fit()
     found = rows(memory)
-    assert 12e3 * SLEEP <= found["slow", "batch_end"]["ms"] < sum(one["ms"] for one in found.values())
-    assert sum(one["ms"] for one in found.values()) <= 1e3 * (time.perf_counter() - began)
+    assert 12e3 * SLEEP <= found["slow", "batch_end"]["ms"] < sum(cells["ms"] for cells in found.values())
+    assert sum(cells["ms"] for cells in found.values()) <= 1e3 * (time.perf_counter() - began)
 
 
 @pytest.mark.usefixtures("ticking")
@@ -148,10 +148,10 @@ def test_the_table_says_what_a_callback_costs(tmp_path: Path):
     inside, outside = parts(found)
     assert [*found.values()] == [*inside.values(), *outside.values()]
     for part in (inside, outside):
-        costs = [one["ms"] for one in part.values()]
+        costs = [cells["ms"] for cells in part.values()]
         assert costs == sorted(costs, reverse=True)
-    assert sum(one["share of run"] for one in found.values()) == pytest.approx(1.0)
-    assert sum(one["ms"] for one in found.values()) == pytest.approx(seconds * 1e3, abs=20e3 * TICK)
+    assert sum(cells["share of run"] for cells in found.values()) == pytest.approx(1.0)
+    assert sum(cells["ms"] for cells in found.values()) == pytest.approx(seconds * 1e3, abs=20e3 * TICK)
 
 
 @pytest.mark.usefixtures("ticking")
@@ -170,17 +170,17 @@ def test_shares_are_of_the_step_and_what_is_outside_of_steps_is_apart(tmp_path: 
         "eval_batch_end",
         "fit_end",
     }
-    assert sum(one["share of step"] for one in inside.values()) == pytest.approx(1.0)
-    milliseconds = sum(one["ms"] for one in inside.values())
+    assert sum(cells["share of step"] for cells in inside.values()) == pytest.approx(1.0)
+    milliseconds = sum(cells["ms"] for cells in inside.values())
     assert milliseconds == pytest.approx(clock.seconds * 1e3 + inside["slow", "batch_end"]["ms"], abs=12 * 20e3 * TICK)
-    assert sum(one["us per step"] for one in inside.values()) == pytest.approx(milliseconds * 1e3 / 12)
+    assert sum(cells["us per step"] for cells in inside.values()) == pytest.approx(milliseconds * 1e3 / 12)
     assert inside["slow", "batch_end"]["share of step"] > 0.5
     assert outside["everything else", "outside of steps"]["ms"] < 1e3 * SLEEP
     assert outside["slow_outside", "eval_batch_end"]["ms"] == pytest.approx(12e3 * (10 * SLEEP + TICK))
 
 
 class SlowToStart:
-    """A loader that takes its time at the beginning of an epoch, as those do that start workers or open files."""
+    """A loader with a slow start of each epoch, as if it started workers or opened files."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds
@@ -204,7 +204,7 @@ def test_the_start_of_an_epoch_and_evaluation_within_one_are_no_part_of_steps(tm
     with make_trainer(tmp_path, EventTrace(), loggers=[memory], eval_interval="2ba", **loader) as trainer:
         trainer.fit()
     inside, outside = parts(rows(memory))
-    assert sum(one["ms"] for one in inside.values()) < 1e3 * SLEEP
+    assert sum(cells["ms"] for cells in inside.values()) < 1e3 * SLEEP
     assert outside["everything else", "outside of steps"]["ms"] > 3 * 20e3 * SLEEP
 
 
@@ -215,7 +215,7 @@ def test_the_timeline_holds_events_in_order_with_ranges_around_them(tmp_path: Pa
         trainer.fit()
     path = tmp_path / "event_trace" / "rank0-ba0.json"
     assert memory.artifacts == [(str(path), "event_trace")]
-    assert [one["name"] for one in slices(path, "event")] == [*map(str, slow.heard)]
+    assert [event["name"] for event in slices(path, "event")] == [*map(str, slow.heard)]
     nested = depths(path)
     assert {name for _, name in nested} >= {"nothing", "slow", "in_memory_logger", "train_metrics"}
     for name, depth, count in (
@@ -229,12 +229,13 @@ def test_the_timeline_holds_events_in_order_with_ranges_around_them(tmp_path: Pa
         ("optimizer step", 3, 12),
         ("eval forward", 4, 12),
     ):
-        assert [level for level, one in nested if one == name] == [depth] * count, name
-    sleeping = [one for one in slices(path, "callback") if one["name"] == "slow" and one["dur"] >= 1e6 * SLEEP]
+        assert [level for level, range_name in nested if range_name == name] == [depth] * count, name
+    sleeping = [event for event in slices(path, "callback") if event["name"] == "slow" and event["dur"] >= 1e6 * SLEEP]
     assert len(sleeping) == 12
-    steps, batches = slices(path, "range"), [one for one in slices(path, "range") if one["name"] == "batch"]
-    assert all(one["ts"] < sleep["ts"] < one["ts"] + one["dur"] for one, sleep in zip(batches, sleeping, strict=True))
-    short = [one["dur"] for one in steps if one["name"] in ("forward", "backward", "optimizer step")]
+    steps, batches = slices(path, "range"), [event for event in slices(path, "range") if event["name"] == "batch"]
+    for batch, sleep in zip(batches, sleeping, strict=True):
+        assert batch["ts"] < sleep["ts"] < batch["ts"] + batch["dur"]
+    short = [step["dur"] for step in steps if step["name"] in ("forward", "backward", "optimizer step")]
     assert max(short) < 1e6 * SLEEP
 
 
@@ -277,7 +278,7 @@ def test_a_run_without_it_calls_the_handlers_themselves(tmp_path: Path):
 def test_errors_and_listeners_name_who_is_measured(tmp_path: Path):
     memory = InMemoryLogger()
     trainer = make_trainer(tmp_path, Fails(), EventTrace(), loggers=[memory])
-    names = [one.config_key for one in trainer.engine.listeners("batch_start")]
+    names = [listener.config_key for listener in trainer.engine.listeners("batch_start")]
     assert names == ["nothing", "event_trace"]
     with pytest.raises(RuntimeError, match="on purpose") as caught:
         trainer.fit()
@@ -302,10 +303,10 @@ def test_a_resumed_runs_table_covers_the_whole_run(tmp_path: Path):
     assert found["slow", "batch_end"]["share of step"] > 0.5
     assert found["everything else", "in steps"]["calls"] == 12
     for share, part in (("share of step", parts(found)[0]), ("share of run", found)):
-        assert sum(one[share] for one in part.values()) == pytest.approx(1.0)
+        assert sum(cells[share] for cells in part.values()) == pytest.approx(1.0)
     assert len(slices(tmp_path / "event_trace" / "rank0-ba0.json", "callback")) > 50
     later = slices(tmp_path / "event_trace" / "rank0-ba5.json", "range")
-    assert sum(one["name"] == "batch" for one in later) == 7
+    assert sum(event["name"] == "batch" for event in later) == 7
 
 
 def test_two_of_them_have_files_and_tables_of_their_own(tmp_path: Path):
@@ -315,7 +316,7 @@ def test_two_of_them_have_files_and_tables_of_their_own(tmp_path: Path):
         trainer.fit()
     paths = [tmp_path / name / "rank0-ba0.json" for name in ("event_trace", "second")]
     assert memory.artifacts == [(str(path), path.parent.name) for path in paths]
-    assert [sum(one["name"] == "batch" for one in slices(path, "range")) for path in paths] == [12, 12]
+    assert [sum(event["name"] == "batch" for event in slices(path, "range")) for path in paths] == [12, 12]
     assert memory.tables.keys() >= {"event_trace", "second"}
 
 
@@ -338,7 +339,7 @@ def test_evaluation_and_prediction_alone_are_measured(tmp_path: Path):
     assert found["in_memory_logger", "init"]["calls"] == 1
     assert 0 < found["everything else", "outside of steps"]["ms"] < 100e3 * TICK
     assert parts(found)[0] == {}
-    names = {one["name"] for one in slices(tmp_path / "event_trace" / "rank0-ba0.json", "range")}
+    names = {event["name"] for event in slices(tmp_path / "event_trace" / "rank0-ba0.json", "range")}
     assert names == {"evaluation", "eval batch", "eval forward", "prediction", "predict batch", "predict forward"}
 
 
@@ -394,8 +395,8 @@ def test_each_rank_has_its_timeline_and_rank_0_prints(tmp_path: Path, run_ranks)
     assert second.stdout == ""
     for rank in (0, 1):
         found = slices(tmp_path / "run" / "event_trace" / f"rank{rank}-ba0.json", "range")
-        assert sum(one["name"] == "batch" for one in found) == 4
-        assert {one["pid"] for one in found} == {rank}
+        assert sum(event["name"] == "batch" for event in found) == 4
+        assert {event["pid"] for event in found} == {rank}
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True])

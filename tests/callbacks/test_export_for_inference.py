@@ -23,7 +23,7 @@ ONNX = pytest.param("onnx", marks=pytest.mark.slow)  # what it has in common wit
 
 
 class Network(nn.Module):
-    """Has dropout and running statistics, which evaluation treats otherwise than training does."""
+    """Has dropout and running statistics, which differ between training and evaluation."""
 
     def __init__(self):
         super().__init__()
@@ -34,7 +34,7 @@ class Network(nn.Module):
 
 
 class Branches(nn.Module):
-    """Does one thing with one sample, another with more: no trace of it does both."""
+    """Treats a single sample and several differently, so that no trace does both."""
 
     def __init__(self):
         super().__init__()
@@ -45,7 +45,7 @@ class Branches(nn.Module):
 
 
 class Regression(Model):
-    """Takes and uses a dict of tensors, and plain values beside them."""
+    """Takes and uses a dict of tensors and plain values."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +59,7 @@ class Regression(Model):
 
 
 class Named(Regression):
-    """Returns a dict, with another in it where asked."""
+    """Returns a dict, nested if requested."""
 
     def __init__(self, nested: bool):
         super().__init__()
@@ -91,7 +91,7 @@ def make_trainer(run_dir: Path, export: ExportForInference, **arguments: Any) ->
 
 
 def evaluated(trainer: Trainer, inputs: Any) -> Tensor:
-    """What the module gives in evaluation mode, with the weights to evaluate."""
+    """Return the outputs of the module in evaluation mode, with the weights to evaluate."""
     model = trainer.state.unwrapped_model
     training = model.training
     with torch.no_grad(), evaluation_weights(trainer.state):
@@ -115,7 +115,7 @@ def test_a_file_gives_the_models_outputs(save_format: str, algorithms: tuple[str
     suffix = {"torch_export": "pt2", "torchscript": "pt", "safetensors": "safetensors"}[save_format]
     path = tmp_path / f"model.{suffix}"
     assert memory.artifacts == [(str(path), "export")]
-    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
     if save_format == "safetensors":
         run = Network().eval()
         run.load_state_dict(load_file(path))
@@ -132,8 +132,8 @@ def run_onnx(path: Path, *inputs: Tensor) -> list[Tensor]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    given = {one.name: tensor.numpy() for one, tensor in zip(session.get_inputs(), inputs, strict=True)}
-    return [torch.from_numpy(one) for one in session.run(None, given)]
+    arguments = {argument.name: tensor.numpy() for argument, tensor in zip(session.get_inputs(), inputs, strict=True)}
+    return [torch.from_numpy(output) for output in session.run(None, arguments)]
 
 
 def require_onnx() -> None:
@@ -150,7 +150,8 @@ def test_onnx(tmp_path: Path, caplog):
         expected = evaluated(trainer, inputs)
     (found,) = run_onnx(tmp_path / "model.onnx", inputs)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert not [one for one in caplog.records if one.name.startswith("torch.onnx") and one.levelno >= logging.WARNING]
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not [record for record in warnings if record.name.startswith("torch.onnx")]
     assert logging.getLogger("torch.onnx").level == logging.NOTSET
 
 
@@ -202,7 +203,7 @@ def test_outputs_may_be_a_dict(save_format: str, tmp_path: Path):
     batch = named_batch()
     with make_trainer(tmp_path, export, model=Named(nested=False), train_dataloader=[batch]) as trainer:
         trainer.fit()
-        expected = {name: one.detach() for name, one in trainer.state.unwrapped_model(batch).items()}
+        expected = {name: output.detach() for name, output in trainer.state.unwrapped_model(batch).items()}
     path = tmp_path / export.save_path
     if save_format == "onnx":
         torch.testing.assert_close(run_onnx(path, *batch.values()), [*expected.values()])
@@ -230,7 +231,7 @@ def test_outputs_may_be_nested_where_the_format_can(save_format: str, tmp_path: 
         (named, more), _ = trainer.state.unwrapped_model(batch).values()
     if save_format == "onnx":
         torch.testing.assert_close(
-            run_onnx(tmp_path / "model.onnx", *batch.values()), [one.detach() for one in (*named.values(), more)]
+            run_onnx(tmp_path / "model.onnx", *batch.values()), [output.detach() for output in (*named.values(), more)]
         )
     else:
         found = torch.export.load(tmp_path / "model.pt2").module()(batch)
@@ -238,7 +239,7 @@ def test_outputs_may_be_nested_where_the_format_can(save_format: str, tmp_path: 
 
 
 class Shifted(Network):
-    """Has a buffer that is no weight, as the frequencies of rotary embeddings are."""
+    """Has a buffer outside of its `state_dict`, such as the frequencies of rotary embeddings."""
 
     shift: Tensor
 
@@ -259,7 +260,7 @@ def test_a_buffer_that_is_no_weight_is_not_in_the_file_of_weights(tmp_path: Path
 
 
 class Record:
-    """An output of a type that nobody knows."""
+    """An output of an unknown type."""
 
 
 class Odd(Network):
@@ -287,13 +288,13 @@ def test_outputs_that_are_not_finite_are_exported_with_a_warning(save_format: st
     export = ExportForInference(save_format)
     with make_trainer(tmp_path, export, model=ClassificationModel(Diverged(), 2)) as trainer:
         trainer.fit()
-    messages = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert messages == ["export_for_inference: the model's outputs are not finite"]
-    assert [one.name for one in tmp_path.iterdir()] == [str(export.save_path)]
+    assert [path.name for path in tmp_path.iterdir()] == [str(export.save_path)]
 
 
 def finished_run(folder: Path) -> Path:
-    """A run that ended with its last checkpoint, as a kill leaves it."""
+    """Return a run that was killed after its last checkpoint."""
     saver = CheckpointSaver()
     with make_trainer(folder, ExportForInference(), callbacks=[saver]) as trainer:
         trainer.fit()
@@ -302,7 +303,7 @@ def finished_run(folder: Path) -> Path:
 
 
 class Loader:
-    """Gives a number of batches, and counts how often it was read."""
+    """Yields a number of batches, and counts how often it is read."""
 
     def __init__(self, batches: int):
         self.batches = batches
@@ -366,7 +367,7 @@ def test_a_full_disk_fails_no_trained_run(save_format: str, tmp_path: Path, capl
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     path = tmp_path / export.save_path
-    (message,) = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert message == f"training is done; the export failed: {path} cannot be written (File too large)"
     assert [*tmp_path.iterdir()] == []
     assert memory.artifacts == []

@@ -18,7 +18,7 @@ VOCABULARY = 128
 
 
 class Successor(nn.Module):
-    """Knows that the next byte is one more; its weights have no say. Notes in which mode it was asked."""
+    """Predicts each byte plus one, whatever its weights are. Records the mode of its calls."""
 
     context = 4
 
@@ -91,7 +91,7 @@ def test_an_interval_in_epochs_and_one_at_the_end_only():
 
 def test_the_average_of_the_weights_writes():
     class Wants(nn.Module):
-        """Whatever came before, the likeliest byte is the one with the largest weight."""
+        """Predicts the byte with the largest weight, whatever the text."""
 
         def __init__(self):
             super().__init__()

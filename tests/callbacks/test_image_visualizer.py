@@ -14,7 +14,7 @@ from runner.pictures.samples import to_pictures
 
 
 class Brightest(nn.Module):
-    """The class of an image is its brightest row."""
+    """Predicts the brightest row of an image as its class."""
 
     def __init__(self):
         super().__init__()
@@ -25,7 +25,7 @@ class Brightest(nn.Module):
 
 
 class Segmenter(Model):
-    """Takes a pixel of channel 0 above one half for class 1, above one for class 2."""
+    """Predicts class 1 for a pixel of channel 0 above one half, and class 2 above one."""
 
     def __init__(self):
         super().__init__()
@@ -71,14 +71,14 @@ def test_images_of_training_and_evaluation_with_captions():
     visualizer = ImageVisualizer("2ba", num_images=5)
     with make_trainer([train] * 3, visualizer, eval_dataloader=evaluators, loggers=[memory]) as trainer:
         trainer.fit()
-    assert [one["step"] for one in memory.images["Images/Train"]] == [2, 4, 6]
-    assert [one["step"] for one in memory.images["Images/Eval"]] == [3, 6]
-    assert [one["step"] for one in memory.images["Images/second"]] == [3, 6]
+    assert [logged["step"] for logged in memory.images["Images/Train"]] == [2, 4, 6]
+    assert [logged["step"] for logged in memory.images["Images/Eval"]] == [3, 6]
+    assert [logged["step"] for logged in memory.images["Images/second"]] == [3, 6]
     logged = memory.images["Images/Train"][0]
     expected = np.rint(255 * train[0][:5].permute(0, 2, 3, 1).numpy())  # in [0, 1]: as they are
     np.testing.assert_array_equal(logged["images"], expected)
     assert logged["images"].dtype == np.uint8
-    assert logged["captions"] == [f"target {one}, prediction {one}" for one in (0, 1, 2, 3, 0)]
+    assert logged["captions"] == [f"target {label}, prediction {label}" for label in (0, 1, 2, 3, 0)]
     shown = memory.images["Images/Eval"][1]
     assert shown["images"].shape == (3, 4, 4, 3)
     assert shown["captions"][2] == "target 3, prediction 2"  # the first batch of the evaluation, not the second
@@ -137,7 +137,7 @@ def test_masks_lie_beside_the_image():
 
 def test_colors_of_classes_differ_and_stay():
     colors = palette(30)
-    assert len({tuple(one) for one in colors}) == 30
+    assert len({tuple(color) for color in colors}) == 30
     np.testing.assert_array_equal(palette(5), colors[:5])
     assert with_masks(np.zeros((1, 3, 4, 1), np.uint8), []).shape == (1, 3, 4, 3)
 
@@ -214,7 +214,7 @@ def program() -> None:
     ) as trainer:
         trainer.fit()
     if get_global_rank() == 0:
-        assert [len(one["images"]) for one in memory.images["Images/Train"]] == [2, 2]
+        assert [len(entry["images"]) for entry in memory.images["Images/Train"]] == [2, 2]
         assert len(memory.images["Images/Eval"]) == 1
     else:
         assert memory.images == {}

@@ -34,16 +34,18 @@ def make_trainer(tmp_path, *callbacks, **arguments: Any) -> Trainer:
 
 
 def lines(curves: LearningCurves) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
-    """What is drawn, by panel and the label of the curve in the legend."""
+    """Return the drawn points by panel and label in the legend."""
     drawn = {}
     for axes in draw(curves.curves, "run", 3).axes:
-        texts = [one.get_text() for one in axes.get_legend().get_texts()]
+        texts = [text.get_text() for text in axes.get_legend().get_texts()]
         handles = axes.get_legend().legend_handles
-        found = [
-            next(line for line in reversed(axes.get_lines()) if line.get_color() == one.get_color()) for one in handles
+        newest_first = [*axes.get_lines()][::-1]
+        curve_lines = [
+            next(line for line in newest_first if line.get_color() == handle.get_color()) for handle in handles
         ]
         drawn[axes.get_ylabel()] = {
-            text: (list(line.get_xdata()), list(line.get_ydata())) for text, line in zip(texts, found, strict=True)
+            text: (list(line.get_xdata()), list(line.get_ydata()))
+            for text, line in zip(texts, curve_lines, strict=True)
         }
     return drawn
 
@@ -109,8 +111,8 @@ def test_the_curves_are_what_was_logged(tmp_path):
 
 def test_the_rates_of_all_groups_are_drawn_without_another_callback(tmp_path):
     def two_groups(params: Any) -> torch.optim.Optimizer:
-        one, other = params
-        groups: Any = [{"params": [one], "lr": 0.5}, {"params": [other], "lr": torch.tensor(0.25)}]
+        first, other = params
+        groups: Any = [{"params": [first], "lr": 0.5}, {"params": [other], "lr": torch.tensor(0.25)}]
         return torch.optim.SGD(groups)
 
     curves = LearningCurves()
@@ -226,7 +228,8 @@ def test_a_checkpoint_of_a_thousand_keys_is_small():
     assert len(kept["curves"]) == 8 and kept["points"].shape == (8 * 1999, 2)
     other = LearningCurves()
     other.load_state_dict(kept)
-    assert [list(one.values) for one in other.curves.values()] == [list(one.values) for one in curves.curves.values()]
+    restored, original = ([list(curve.values) for curve in logger.curves.values()] for logger in (other, curves))
+    assert restored == original
 
 
 def test_a_resumed_run_draws_the_whole_of_it(tmp_path):
@@ -247,7 +250,7 @@ def test_a_resumed_run_draws_the_whole_of_it(tmp_path):
     with make_trainer(tmp_path, second, model=model(), resume_path=tmp_path / "checkpoint") as trainer:
         trainer.fit()
     drawn, expected = lines(second), lines(whole)
-    # The first part ended with an evaluation that the whole run has not.
+    # The first part ended with an evaluation that the whole run lacks.
     steps, values = drawn["loss"]["eval"]
     extra = steps.index(7)
     assert (steps[:extra] + steps[extra + 1 :], values[:extra] + values[extra + 1 :]) == expected["loss"]["eval"]

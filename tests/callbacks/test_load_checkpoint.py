@@ -25,10 +25,10 @@ class Network(nn.Module):
 
 
 class Watch(Callback):
-    """The weights before the first batch."""
+    """Keeps the weights before the first batch."""
 
     def fit_start(self, state, logger):
-        self.weights = {key: one.clone() for key, one in state.unwrapped_model.state_dict().items()}
+        self.weights = {key: weight.clone() for key, weight in state.unwrapped_model.state_dict().items()}
 
 
 def make_trainer(seed: int, *callbacks: Callback, network: nn.Module | None = None, **arguments: Any) -> Trainer:
@@ -45,7 +45,7 @@ def make_trainer(seed: int, *callbacks: Callback, network: nn.Module | None = No
 
 
 def fresh(seed: int) -> dict[str, Tensor]:
-    """The weights that a run begins with on its own."""
+    """Return the initial weights of a run that loads none."""
     return started(make_trainer(seed, watch := Watch()), watch)
 
 
@@ -55,18 +55,18 @@ def started(trainer: Trainer, watch: Watch) -> dict[str, Tensor]:
     return watch.weights
 
 
-def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+def equal(weights: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return weights.keys() == other.keys() and all(torch.equal(weights[key], other[key]) for key in weights)
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory) -> tuple[Path, dict[str, Tensor]]:
-    """Another run's folder, and its weights at the end."""
+    """Return another run's folder, and its weights at the end."""
     folder = tmp_path_factory.mktemp("other")
     with make_trainer(1) as trainer:
         trainer.fit()
         save_checkpoint(trainer.state, folder / "checkpoints" / "ep1-ba6")
-        weights = {key: one.clone() for key, one in trainer.state.unwrapped_model.state_dict().items()}
+        weights = {key: weight.clone() for key, weight in trainer.state.unwrapped_model.state_dict().items()}
     return folder, weights
 
 
@@ -131,7 +131,7 @@ def test_those_that_match_are_loaded_when_asked(other, caplog):
 def test_what_comes_later_wins(event: str, wins: str, other, tmp_path):
     with make_trainer(3) as trainer:
         save_checkpoint(trainer.state, tmp_path / "mine")
-        mine = {key: one.clone() for key, one in trainer.state.unwrapped_model.state_dict().items()}
+        mine = {key: weight.clone() for key, weight in trainer.state.unwrapped_model.state_dict().items()}
     watch = Watch()
     trainer = make_trainer(2, LoadCheckpoint(other[0], event=event), watch, load_path=tmp_path / "mine")
     assert equal(started(trainer, watch), mine if wins == "trainer" else other[1])
@@ -141,7 +141,7 @@ def test_what_comes_later_wins(event: str, wins: str, other, tmp_path):
 def test_a_resumed_run_keeps_its_own(event: str, other, tmp_path):
     with make_trainer(2, LoadCheckpoint(other[0], event=event)) as whole:
         whole.fit()
-        expected = {key: one.clone() for key, one in whole.state.unwrapped_model.state_dict().items()}
+        expected = {key: weight.clone() for key, weight in whole.state.unwrapped_model.state_dict().items()}
     with make_trainer(2, LoadCheckpoint(other[0], event=event)) as first:
         first.fit(duration="3ba")
         save_checkpoint(first.state, tmp_path / "checkpoint")
@@ -156,7 +156,7 @@ def test_a_resumed_run_does_not_need_the_checkpoint_it_began_with(event: str, ot
     with make_trainer(2, LoadCheckpoint(other[0], event=event)) as first:
         first.fit(duration="3ba")
         save_checkpoint(first.state, tmp_path / "checkpoint")
-        expected = {key: one.clone() for key, one in first.state.unwrapped_model.state_dict().items()}
+        expected = {key: weight.clone() for key, weight in first.state.unwrapped_model.state_dict().items()}
     gone = LoadCheckpoint(tmp_path / "gone", event=event)
     with make_trainer(2, gone, resume_path=tmp_path / "checkpoint") as second:
         assert equal(second.state.unwrapped_model.state_dict(), expected)
@@ -167,7 +167,7 @@ def test_an_average_is_what_is_loaded_and_a_new_one_begins_with_it(other, tmp_pa
         trainer.fit()
         save_checkpoint(trainer.state, tmp_path / "averaged")
         with trainer.state.algorithms[0].evaluation_weights(trainer.state):
-            average = {key: one.clone() for key, one in trainer.state.unwrapped_model.state_dict().items()}
+            average = {key: weight.clone() for key, weight in trainer.state.unwrapped_model.state_dict().items()}
     watch = Watch()
     second = make_trainer(2, LoadCheckpoint(tmp_path / "averaged"), watch, algorithms=[EMA("1000ba")])
     assert equal(started(second, watch), average)
@@ -203,10 +203,10 @@ def test_all_ranks_load(run_ranks, other):
             callbacks=[LoadCheckpoint({str(other[0])!r}, event="after_load")],
         ) as trainer:
             trainer.fit()
-            print([one.sum().item() for one in trainer.state.unwrapped_model.state_dict().values()])
+            print([weight.sum().item() for weight in trainer.state.unwrapped_model.state_dict().values()])
     """
-    expected = str([one.sum().item() for one in other[1].values()])
-    assert [one.stdout.strip() for one in run_ranks(program)] == [expected] * 2
+    expected = str([weight.sum().item() for weight in other[1].values()])
+    assert [rank.stdout.strip() for rank in run_ranks(program)] == [expected] * 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from runner.optim.schedulers import linear
 
 
 class Slope(Model):
-    """Its loss has gradient 1 for each weight, so that plain SGD moves a weight by the learning rate."""
+    """Has a loss with gradient 1 for each weight, so that plain SGD moves a weight by the learning rate."""
 
     def __init__(self):
         super().__init__()

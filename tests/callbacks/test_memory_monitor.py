@@ -17,7 +17,7 @@ GIGABYTE = 1e9
 
 
 class Hold(Callback):
-    """Takes memory during one batch and keeps it until another."""
+    """Allocates memory at one batch and frees it at another."""
 
     def __init__(self, first: int, last: int, size: int, device: str = "cpu"):
         self.first, self.last, self.size, self.device = first, last, size, device
@@ -60,7 +60,7 @@ def test_the_resident_set_is_what_psutil_sees():
     peak = memory.get_timeseries("memory/peak_rss")[1]
     # Linux counts to within some pages.
     assert peak == pytest.approx(sorted(peak), abs=0.005)
-    assert all(one > other - 0.005 for one, other in zip(peak, now, strict=True))
+    assert all(highest > current - 0.005 for highest, current in zip(peak, now, strict=True))
     assert now[2] - now[1] == pytest.approx(0.2, abs=0.02)
     assert peak[5] >= now[5] + 0.15  # what was given back is remembered
 
@@ -132,9 +132,9 @@ def test_ranks_are_compared(run_ranks):
         print(*(memory.get_timeseries(f"memory/rss{end}") for end in ("", "_avg", "_min", "_max")), sep="\n")
         assert len(held) == rank * 100_000_000
 
-    first, second = ([eval(line) for line in one.stdout.splitlines()] for one in run_ranks(program))
+    first, second = ([eval(line) for line in rank.stdout.splitlines()] for rank in run_ranks(program))
     assert first[1:] == second[1:]  # all ranks know the comparison
-    own = [dict(zip(*each[0], strict=True))[4] for each in (first, second)]
+    own = [dict(zip(*series[0], strict=True))[4] for series in (first, second)]
     average, least, most = first[1:]
     assert average == ([4], [pytest.approx(sum(own) / 2)])
     assert least == ([4], [own[0]])

@@ -1,4 +1,4 @@
-"""What MLflow says of a run besides its metrics: parameters, data sets, a description and the columns of a list."""
+"""MLflow's description of a run: parameters, data sets, a note and the columns of a list."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def test_a_data_set_is_known_by_its_content() -> None:
         loader = TensorLoader(first, labels, **({"batch_size": 4, "shuffle": True} | arguments))
         return describe_dataset(loader, "train", {"_target_": "runner.data.load_digits"})
 
-    one = described(samples)
-    assert (one["name"], one["profile"]) == ("digits", {"num_rows": 8})
-    assert json.loads(one["schema"]["mlflow_tensorspec"]["features"])[0]["tensor-spec"]["shape"] == [-1, 3]
-    assert described(samples, batch_size=2, shuffle=False) == one
+    description = described(samples)
+    assert (description["name"], description["profile"]) == ("digits", {"num_rows": 8})
+    assert json.loads(description["schema"]["mlflow_tensorspec"]["features"])[0]["tensor-spec"]["shape"] == [-1, 3]
+    assert described(samples, batch_size=2, shuffle=False) == description
     changed = samples.clone()
     changed[7, 2] += 1
-    assert described(changed)["digest"] != one["digest"]
+    assert described(changed)["digest"] != description["digest"]
     read_as_needed = DatasetLoader(range(8), batch_size=4, shuffle=False)
     assert describe_dataset(read_as_needed, "train", None)["profile"] == {"num_rows": 8}
 
@@ -82,7 +82,7 @@ def test_a_data_set_is_known_by_its_content() -> None:
 @pytest.mark.parametrize(
     "tensor",
     [torch.tensor(3.0), torch.zeros(0, 3), torch.zeros(3, 2, dtype=torch.bfloat16).T, torch.ones(3, dtype=torch.bool)],
-    ids=lambda one: f"{one.dtype}{tuple(one.shape)}",
+    ids=lambda tensor: f"{tensor.dtype}{tuple(tensor.shape)}",
 )
 def test_every_tensor_has_a_digest(tensor: torch.Tensor) -> None:
     assert len(digest([tensor])) == 16 and digest([tensor]) == digest([tensor.clone()]) != digest([tensor, tensor])

@@ -1,4 +1,4 @@
-"""No store, no answer, no folder, a full disk: training goes on, says so once, and keeps what it can."""
+"""No store, no answer, no folder, a full disk: training continues with one warning, and keeps its data if possible."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from runner.files.lock import lock_file
 
 
 def kill_writer() -> None:
-    """Kill the writer, which would wait for a server that does not answer, beside the tests that follow."""
+    """Kill the writer, which would still wait for a server that does not answer during the next tests."""
     writer = shared_writer()
     os.kill(writer.pid, signal.SIGKILL)
     wait_until(lambda: not writer.is_alive)
@@ -92,7 +92,7 @@ def test_a_server_that_does_not_answer_holds_up_no_other_run(folder: Path) -> No
 
 
 class FullDisk(io.StringIO):
-    """The log on a disk without room."""
+    """Puts the log on a full disk."""
 
     def write(self, text: str) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,4 +1,4 @@
-"""Runs with many values: sent in steps that are marked, thinned on request, and resumed without reading all of it."""
+"""Runs with many values: sent in marked steps, thinned on request, and resumed without reading everything."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_a_position_beyond_the_end_loses_no_values(position: int, folder: Path) 
 
 
 def test_a_run_resumed_while_it_trained_batches_again_logs_none_of_them_twice(folder: Path) -> None:
-    """Its checkpoint lies before what the first session logged for later batches."""
+    """The first session logged batches after the checkpoint."""
 
     def train(steps: range, saved: dict[str, Any] | None, save_at: int = 0) -> dict[str, Any]:
         kept = {}

@@ -1,4 +1,4 @@
-"""What MLflow holds is read with sqlite3 from its own database: real stores, real writer processes."""
+"""MLflow's data is read with sqlite3 from its database: real stores, real writer processes."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_an_interrupted_run_is_killed(folder: Path, number: signal.Signals) -> N
         log_steps(state, logger, range(1, 3))
         end(number, None)
     signal.signal(number, before)
-    # Who interrupts does not wait for long; the writer goes on for some seconds.
+    # An interrupted command does not wait for long; the writer continues for some seconds.
     wait_until(lambda: query("select status from runs") == [("KILLED",)])
 
 
@@ -215,7 +215,7 @@ def test_names_that_are_changed_stay_distinct_and_the_user_is_told_once(
     assert unchanged <= {key for key, _, _ in found}
     assert all(re.fullmatch(f"a[_/]b{HASH}", key) for key, _, _ in found if key not in unchanged)
     ((tables,),) = query("select value from tags where key = 'mlflow.loggedArtifacts'")
-    assert sorted(re.sub(HASH, "#", one["path"]) for one in json.loads(tables)) == [
+    assert sorted(re.sub(HASH, "#", table["path"]) for table in json.loads(tables)) == [
         "tables/a_b#.json",
         "tables/a_b.json",
     ]
@@ -287,7 +287,7 @@ def test_the_store_has_a_sweeps_command_in_each_job(launcher: tuple[str, ...], f
     run_app("-m", *sweep)
     commands = main_runs.query(folder, "select value from tags where key = 'mlflow.source.name'")
     spelled = [("-m", *sweep), *[("train", *sweep, "-m")] * 2]  # the sweep has a run of its own
-    assert sorted(commands) == [(shlex.join(("python", "-m", "runner", *one)),) for one in spelled]
+    assert sorted(commands) == [(shlex.join(("python", "-m", "runner", *command)),) for command in spelled]
 
 
 def test_the_ui_command_shows_the_run_and_no_password() -> None:

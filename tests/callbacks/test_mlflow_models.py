@@ -1,4 +1,4 @@
-"""The trained model in MLflow: what a process without the runner loads, and what is left out and why."""
+"""The trained model in MLflow: loading it without the runner, and models that are not logged."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def fit(mlflow: MLflowLogger, network: nn.Module, callbacks: Sequence[Callback] 
     trainer = Trainer(
         model=ClassificationModel(network, num_classes=2),
         train_dataloader=TensorLoader(*data, batch_size=4, shuffle=True),
-        eval_dataloader=TensorLoader(*(one[:8] for one in data), batch_size=8, shuffle=False),
+        eval_dataloader=TensorLoader(*(tensor[:8] for tensor in data), batch_size=8, shuffle=False),
         optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
         loggers=[mlflow],
         callbacks=callbacks,
@@ -72,7 +72,7 @@ def fit(mlflow: MLflowLogger, network: nn.Module, callbacks: Sequence[Callback] 
 
 
 def load(folder: Path, inputs: Tensor, uri: str) -> tuple[Tensor, Any]:
-    """The outputs of a logged model in a process without the runner, and what it says of itself."""
+    """Return the outputs and the description of a logged model from a process without the runner."""
     import numpy as np
 
     np.save(folder / "inputs.npy", inputs.numpy())
@@ -125,7 +125,7 @@ def test_the_best_weights_are_those_of_the_best_checkpoint(folder: Path) -> None
 def test_a_model_that_cannot_be_exported_costs_only_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "runner"):
         fit(MLflowLogger(log_model="last"), Branching(2, 2))
-    [record] = [one for one in caplog.records if one.name == "runner"]
+    [record] = [record for record in caplog.records if record.name == "runner"]
     assert "the model is not logged" in record.getMessage()
     assert query("select status from runs") == [("FINISHED",)] and query("select * from logged_models") == []
 

@@ -1,4 +1,4 @@
-"""Servers that are slow, away for a while, or never there: a real `mlflow server`, with something in front of it."""
+"""Servers that are slow, away for a while, or absent: a real `mlflow server` behind a proxy."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class _Passing(BaseHTTPRequestHandler):
 
 
 class Store:
-    """What the server holds of one experiment, doubles included."""
+    """Return the server's data of an experiment, including duplicates."""
 
     def __init__(self, server: Any) -> None:
         self.server = server
@@ -135,7 +135,7 @@ def store(mlflow_server: Any) -> Store:
 
 
 def logged(run_dir: Path) -> Counter[tuple[str, int]]:
-    """What a run logged, as its spool has it: each value once."""
+    """Return the values that a run logged, from its spool, each once."""
     entries = [entry for entry, _ in read_entries(run_dir / "mlflow" / "spool.jsonl", limit=None) if entry]
     return Counter((key, entry["s"]) for entry in entries if "m" in entry for key in entry["m"])
 
@@ -151,7 +151,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 class Script(Callback):
-    """Does things at the start of batches, and slows the training down to `pause` seconds a batch."""
+    """Runs actions at the start of batches, and slows training down to `pause` seconds per batch."""
 
     def __init__(self, pause: float, **acts: Callable[[], object]) -> None:
         self.pause = pause
@@ -202,7 +202,8 @@ def test_a_password_in_the_address_is_shown_to_nobody(store: Store, run_app: Any
         proxy.mode = "up"
         synced = run_app("sync", env=env)
     assert "WARNING: MLflow: " in failed.stderr and "MLflow has all of it" in synced.stdout
-    assert not [word for one in (failed, synced) for word in (one.stdout + one.stderr).split() if "secret" in word]
+    words = [word for process in (failed, synced) for word in (process.stdout + process.stderr).split()]
+    assert not [word for word in words if "secret" in word]
     [folder] = run_folders(tmp_path)
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert [path.name for path in files if b"secret" in path.read_bytes()] == []
@@ -287,7 +288,7 @@ def test_a_server_that_is_away_for_a_while_gets_everything_once(
     with Proxy(store.server, "cut") as proxy:
 
         def turn(mode: str, calls: int, cut: str = "") -> None:
-            """Log something of each kind, wait until the server was called so often as it is, and change it."""
+            """Log something of each kind, wait until the server was called a number of times, and change its mode."""
             trainer.logger.log_images(np.zeros((2, 8, 8, 1), np.uint8), "images", captions=["one", "two"])
             trainer.logger.log_artifact(tmp_path / "notes.txt")
             trainer.logger.log_table(["a"], [[1]], f"table {trainer.state.timestamp.batch}")

@@ -71,7 +71,7 @@ def test_a_writer_that_was_killed_is_followed_by_another_and_nothing_is_doubled(
         log_steps(state, logger, range(1, 200))
         wait_until(lambda: len(points("loss")) == 199)
         os.kill(shared_writer().pid, signal.SIGKILL)
-        # As if it had been killed after MLflow had taken the points and before it had noted this.
+        # As if killed after MLflow had stored the points, but before the writer had recorded this.
         wait_until(lambda: any("ended unexpectedly" in record.message for record in caplog.records))
         sent = read_object(folder / "r" / "mlflow" / "sent.json")
         write_whole(folder / "r" / "mlflow" / "sent.json", json.dumps(sent | {"offset": 0}))

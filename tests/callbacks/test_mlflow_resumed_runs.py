@@ -1,4 +1,4 @@
-"""Runs that go on: in the same MLflow run and the same store, each batch there once while it comes out as before."""
+"""Resumed runs continue their MLflow run and store; a batch with the same loss appears once."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_others_may_read_holds_no_password(tmp_path: Path) -> None:
 
 
 def test_batches_that_come_out_otherwise_are_there_twice(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What an earlier session logged is the truth of batches that are trained again, until their loss is another."""
+    """Values of an earlier session are kept for retrained batches, until their loss differs."""
 
     def log_losses(losses: dict[int, float], speed: float) -> None:
         with logging_to(MLflowLogger(), "r") as (state, logger):
@@ -124,8 +124,8 @@ def test_a_checkpoint_knows_the_run_where_its_folder_does_not(folder: Path) -> N
         saved = first.state_dict()
     shutil.rmtree(Path(state.run_dir) / "mlflow")
     resumed, another = MLflowLogger(), MLflowLogger()
-    for one, name in ((resumed, "r"), (another, "another")):
-        with logging_to(one, name, saved=saved) as (state, logger):
+    for destination, name in ((resumed, "r"), (another, "another")):
+        with logging_to(destination, name, saved=saved) as (state, logger):
             log_steps(state, logger, range(6, 11), value=2.0)
     assert resumed.run_id == first.run_id != another.run_id
     assert query("select count(*) from runs") == [(2,)]
@@ -156,7 +156,7 @@ def test_a_resumed_run_stays_in_its_store_wherever_the_command_is_given(tmp_path
 
 @pytest.mark.parametrize("torn", ["", '{"spool": "a', "[]"])
 def test_a_run_goes_on_where_what_is_noted_of_its_delivery_was_torn(folder: Path, torn: str, caplog: Any) -> None:
-    """The spool is the truth: it says which run it is of, and the store knows what it has."""
+    """The spool is the truth: it names its run, and the store knows which values it has."""
     first = MLflowLogger()
     with logging_to(first, "r") as (state, logger):
         log_steps(state, logger, range(1, 6))
@@ -203,7 +203,7 @@ def test_entries_of_another_shape_are_left_out_and_the_others_arrive(folder: Pat
         3,
     ]
     with (folder / "r" / "mlflow" / "spool.jsonl").open("a") as spool:
-        spool.writelines(json.dumps(one) + "\n" for one in strange)
+        spool.writelines(json.dumps(entry) + "\n" for entry in strange)
     with logging_to(MLflowLogger(), "r") as (state, logger):
         log_steps(state, logger, range(6, 11))
     assert points("loss") == [(step, float(step)) for step in range(1, 11)]

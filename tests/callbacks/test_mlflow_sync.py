@@ -1,4 +1,4 @@
-"""`runner sync` sends what is left to the right store, and says what is left."""
+"""`runner sync` sends unsent data to the right store, and reports the rest."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from runner.libraries.extras import how_to_install
 installed = importlib.util.find_spec("mlperf_logging") is not None
 pytestmark = pytest.mark.skipif(not installed, reason="needs the package mlperf-logging")
 
-SUBMISSION = [f"submission_{one}" for one in ("benchmark", "division", "org", "platform", "status")]
+SUBMISSION = [f"submission_{name}" for name in ("benchmark", "division", "org", "platform", "status")]
 BEGIN = ["cache_clear", "init_start", *SUBMISSION, "seed", "global_batch_size", "train_samples", "eval_samples"]
 BEGIN += ["init_stop", "run_start"]
 EPOCH = ["block_start", "epoch_start", "epoch_stop", "block_stop"]
@@ -47,7 +47,7 @@ def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Train
 
 
 def read(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of a run's only result, without where in the source they come from."""
+    """Return the lines of a run's only result, without their source locations."""
     (path,) = run_dir.glob("mlperf/results/*/*/result_*.txt")
     lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
     for line in lines:
@@ -68,7 +68,7 @@ def values(run_dir: Path, key: str) -> list[Any]:
 
 
 def check(path: Path, folder: Path) -> None:
-    """Asks MLPerf's own checker."""
+    """Run MLPerf's checker."""
     command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--ruleset", "4.0.0", "--werror", str(path)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -76,7 +76,7 @@ def check(path: Path, folder: Path) -> None:
 
 
 def is_accepted(path: Path) -> bool:
-    """Asks it in this process; the working folder must be one to write to."""
+    """Run it in this process; the working folder must be writable."""
     from mlperf_logging.compliance_checker import mlp_compliance
 
     checker = mlp_compliance.make_checker("training", "4.0.0", False, True)
@@ -88,9 +88,9 @@ def is_accepted(path: Path) -> bool:
 def test_the_checkers_accept_a_run_of_the_digits(run_app, tmp_path: Path):
     from mlperf_logging.system_desc_checker.system_desc_checker import check_system_desc
 
-    settings = [f"callbacks.mlperf_callback.{one}" for one in ("target=0.5", "exit_at_target=true", "index=3")]
+    settings = [f"callbacks.mlperf_callback.{setting}" for setting in ("target=0.5", "exit_at_target=true", "index=3")]
     run_app("model=mlp", "data.batch_size=30", "+callbacks=mlperf_callback", *settings, "trainer.max_duration=9ep")
-    (run_dir,) = (one.parent for one in tmp_path.glob("outputs/*/*/mlperf"))
+    (run_dir,) = (folder.parent for folder in tmp_path.glob("outputs/*/*/mlperf"))
     (path,) = run_dir.glob("mlperf/results/*/resnet/result_3.txt")
     check(path, tmp_path)
     assert values(run_dir, "train_samples") == [1200] and values(run_dir, "eval_samples") == [597]
@@ -119,21 +119,21 @@ def test_what_is_written_and_in_which_order(tmp_path: Path):
         trainer.fit()
         trainer.eval()
     lines = read(tmp_path)
-    assert [one["key"] for one in lines] == [*BEGIN, *EPOCH, *EVALUATION, *EPOCH, *EVALUATION, "run_stop"]
-    found = {one["key"]: one["value"] for one in lines}
+    assert [line["key"] for line in lines] == [*BEGIN, *EPOCH, *EVALUATION, *EPOCH, *EVALUATION, "run_stop"]
+    found = {line["key"]: line["value"] for line in lines}
     assert [found[key] for key in SUBMISSION] == ["resnet", "open", "us", "it", "cloud"]
     sizes = {"seed": 7, "global_batch_size": 4, "train_samples": 12, "eval_samples": 10, "cache_clear": False}
     assert found.items() >= sizes.items()
     assert values(tmp_path, "eval_accuracy") == memory.get_timeseries("metrics/eval/MulticlassAccuracy")[1][:2]
     for key in ("epoch_start", "epoch_stop", *EVALUATION):
-        assert [one["metadata"]["epoch_num"] for one in lines if one["key"] == key] == [1, 2]
+        assert [line["metadata"]["epoch_num"] for line in lines if line["key"] == key] == [1, 2]
     for key in ("block_start", "block_stop"):
-        blocks = [one["metadata"] for one in lines if one["key"] == key]
+        blocks = [line["metadata"] for line in lines if line["key"] == key]
         assert blocks == [{"first_epoch_num": number, "epoch_count": 1} for number in (1, 2)]
     assert lines[-1]["metadata"] == {"status": "aborted"}
     kinds = {"start": "INTERVAL_START", "stop": "INTERVAL_END"}
-    for one in lines:
-        assert one["event_type"] == kinds.get(one["key"].rpartition("_")[2], "POINT_IN_TIME")
+    for line in lines:
+        assert line["event_type"] == kinds.get(line["key"].rpartition("_")[2], "POINT_IN_TIME")
     system = json.loads((tmp_path / "mlperf" / "systems" / "it.json").read_text())
     assert (system["submitter"], system["status"], system["system_name"]) == ("us", "Available cloud", "it")
     assert system["framework"] == f"PyTorch {torch.__version__}"
@@ -150,7 +150,8 @@ def test_reaching_the_target_ends_the_result_and_training_if_asked(tmp_path: Pat
         assert keys(tmp_path / name) == [*BEGIN, *inside, "run_stop"]
         lines = read(tmp_path / name)
         assert lines[-1]["metadata"] == {"status": "success"}
-        assert [one["metadata"]["epoch_num"] for one in lines if one["key"] == "eval_start"] == [pytest.approx(2 / 3)]
+        starts = [line["metadata"]["epoch_num"] for line in lines if line["key"] == "eval_start"]
+        assert starts == [pytest.approx(2 / 3)]
 
 
 @pytest.mark.parametrize(("target", "status"), [(100.0, "success"), (0.0, "aborted")])
@@ -164,7 +165,7 @@ def test_less_of_a_loss_is_better(target: float, status: str, tmp_path: Path, ca
 
 
 class Reports(ClassificationModel):
-    """Gives these values for accuracies, one at each evaluation."""
+    """Returns these values as accuracies, one per evaluation."""
 
     def __init__(self, *values: float):
         super().__init__(nn.Linear(3, 2), 2)
@@ -251,7 +252,7 @@ def test_a_resumed_run_goes_on_with_its_result(cut: str, tmp_path: Path):
 
 
 class SavesAtTheEnd(Callback):
-    """Writes a checkpoint when a run is closed, as after a failure."""
+    """Writes a checkpoint when a run closes, as after a failure."""
 
     def close(self, state, logger):
         save_checkpoint(state, state.run_dir / "late")
@@ -343,7 +344,7 @@ def program() -> None:
 
 
 def test_ranks_stop_together_and_write_one_result(run_ranks, tmp_path: Path):
-    epochs = [int(one.stdout) for one in run_ranks(program)]
+    epochs = [int(rank.stdout) for rank in run_ranks(program)]
     assert epochs[0] == epochs[1] < 9
     assert values(tmp_path / "run", "global_batch_size") == [4]
     assert len(values(tmp_path / "run", "eval_accuracy")) == epochs[0]

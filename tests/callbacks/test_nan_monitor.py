@@ -15,7 +15,7 @@ BATCHES = 6  # an epoch
 
 
 class Spoilt(ClassificationModel):
-    """Its loss is a number until so many batches have been trained."""
+    """A model whose loss becomes `value` after a number of batches."""
 
     def __init__(self, last: int, then: float):
         super().__init__(nn.Linear(5, 3), 3)
@@ -51,9 +51,9 @@ def test_the_run_ends_at_the_first_loss_that_is_not_finite(value: float, batch: 
     count = Count()
     with (
         pytest.raises(FloatingPointError) as caught,
-        make_trainer(count, NaNMonitor(), model=Spoilt(batch - 1, value)) as one,
+        make_trainer(count, NaNMonitor(), model=Spoilt(batch - 1, value)) as trainer,
     ):
-        one.fit()
+        trainer.fit()
     epoch = 1 + (batch - 1) // BATCHES
     assert f"the loss is {value} on rank 0, epoch {epoch}, batch {batch} (both from 1)" in str(caught.value)
     assert count.batches == batch
@@ -93,7 +93,7 @@ def test_the_rank_where_it_began_is_named(run_ranks):
         from runner.callbacks import NaNMonitor
         from runner.data import TensorLoader
 
-        # Each batch has one sample for each rank, and the fourth one's for the second is spoilt.
+        # Each batch has one sample per rank; the second rank's sample of the fourth batch is spoilt.
         inputs = torch.ones(12, 5)
         inputs[7] = float("nan")
         with Trainer(
@@ -106,9 +106,9 @@ def test_the_rank_where_it_began_is_named(run_ranks):
         ) as trainer:
             trainer.fit()
 
-    for one in run_ranks(program, check=False):
-        assert one.returncode
-        assert "FloatingPointError: the loss is nan on rank 1, epoch 1, batch 4 (both from 1)" in one.stderr
+    for rank in run_ranks(program, check=False):
+        assert rank.returncode
+        assert "FloatingPointError: the loss is nan on rank 1, epoch 1, batch 4 (both from 1)" in rank.stderr
 
 
 @pytest.mark.gpu
@@ -118,9 +118,9 @@ def test_a_gpu_is_not_waited_for(batch: int):
     arguments = {"model": Spoilt(batch - 1, float("nan")), "device": "cuda"}
     with (
         pytest.raises(FloatingPointError, match=f"batch {batch} "),
-        make_trainer(count, NaNMonitor(), **arguments) as one,
+        make_trainer(count, NaNMonitor(), **arguments) as trainer,
     ):
-        one.fit()
+        trainer.fit()
     assert batch <= count.batches <= -(-batch // BATCHES) * BATCHES  # at the latest at the end of the epoch
 
 
@@ -135,6 +135,9 @@ def test_a_gpu_far_behind_is_waited_for_in_the_end():
     loader = TensorLoader(inputs, targets, batch_size=2, shuffle=False)
     arguments = {"model": Slow(150, float("nan")), "device": "cuda", "train_dataloader": loader}
     count = Count()
-    with pytest.raises(FloatingPointError, match="batch 151 "), make_trainer(count, NaNMonitor(), **arguments) as one:
-        one.fit()
+    with (
+        pytest.raises(FloatingPointError, match="batch 151 "),
+        make_trainer(count, NaNMonitor(), **arguments) as trainer,
+    ):
+        trainer.fit()
     assert count.batches <= 151 + SLOTS + 1

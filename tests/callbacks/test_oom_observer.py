@@ -62,7 +62,7 @@ def test_a_snapshot_is_written_when_memory_does_not_suffice(tmp_path: Path):
     names = {frame["name"] for entry in entries if entry["size"] >= 12_000_000 for frame in entry["frames"]}
     assert "batch_start" in names
     assert any(entry["action"] == "oom" for entry in entries)
-    # It is attached for good, and leaves alone what comes after its run.
+    # It stays attached, but does nothing after its run.
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(2**50, device="cuda", dtype=torch.uint8)
     assert [*(tmp_path / "oom_observer").iterdir()] == [path]

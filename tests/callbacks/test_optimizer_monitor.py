@@ -14,7 +14,7 @@ from runner.data import TensorLoader
 
 
 class ByHand(Callback):
-    """The same norms, parameter by parameter, in 64 bits."""
+    """Computes the same norms parameter by parameter, in 64 bits."""
 
     def __init__(self, moment: str = "exp_avg"):
         self.moment = moment
@@ -22,8 +22,8 @@ class ByHand(Callback):
 
     def after_train_batch(self, state, logger):
         named = state.unwrapped_model.named_parameters()
-        self.gradients = {name: one.grad.clone() for name, one in named if one.grad is not None}
-        self.before = {name: one.detach().clone() for name, one in state.unwrapped_model.named_parameters()}
+        self.gradients = {name: parameter.grad.clone() for name, parameter in named if parameter.grad is not None}
+        self.before = {name: parameter.detach().clone() for name, parameter in state.unwrapped_model.named_parameters()}
 
     def batch_end(self, state, logger):
         found = self.found[state.timestamp.batch] = {}
@@ -34,7 +34,7 @@ class ByHand(Callback):
                 found[f"l2_norm/param/{name}"] = norm(parameter)
                 found[f"l2_norm/update/{name}"] = norm(parameter - self.before[name])
                 found[f"l2_norm/moment/{name}"] = norm(kept[self.moment])
-        found["l2_norm/grad/global"] = sum(norm(one) ** 2 for one in self.gradients.values()) ** 0.5
+        found["l2_norm/grad/global"] = sum(norm(gradient) ** 2 for gradient in self.gradients.values()) ** 0.5
 
 
 def norm(tensor: torch.Tensor) -> float:
@@ -57,7 +57,7 @@ def make_trainer(*callbacks: Callback, **arguments: Any) -> tuple[Trainer, InMem
 
 
 def logged(memory: InMemoryLogger) -> dict[int, dict[str, float]]:
-    """Norms by step and key."""
+    """Return the norms by step and key."""
     found: dict[int, dict[str, float]] = {}
     for key, series in memory.data.items():
         if key.startswith("l2_norm/"):
@@ -118,7 +118,7 @@ def test_watching_changes_no_weight():
         trainer, _ = make_trainer(*callbacks)
         with trainer:
             trainer.fit()
-        weights.append([one.tolist() for one in trainer.state.unwrapped_model.parameters()])
+        weights.append([weight.tolist() for weight in trainer.state.unwrapped_model.parameters()])
     assert weights[0] == weights[1]
 
 
@@ -149,10 +149,10 @@ def test_a_resumed_run_logs_what_the_whole_one_does(tmp_path):
 
 def test_weights_in_16_bits_have_norms_in_32():
     tensors = [torch.full((10_000,), 0.01, dtype=torch.bfloat16), torch.full((3,), 300.0, dtype=torch.float16)]
-    for each in ([tensors[0]], [tensors[1]], tensors):
-        found = l2_norms(each)
-        assert {one.dtype for one in found} == {torch.float32}
-        assert [one.item() for one in found] == pytest.approx([norm(one) for one in each], rel=1e-5)
+    for group in ([tensors[0]], [tensors[1]], tensors):
+        norms = l2_norms(group)
+        assert {value.dtype for value in norms} == {torch.float32}
+        assert [value.item() for value in norms] == pytest.approx([norm(tensor) for tensor in group], rel=1e-5)
     assert l2_norms([*tensors, torch.ones(4, dtype=torch.float64)])[2].item() == 2
     assert l2_norms([]) == []
 
@@ -169,10 +169,10 @@ def test_sparse_gradients_have_norms_too():
     )
     with trainer:
         trainer.fit()
-        seen = [one.grad.to_dense() for one in model.parameters() if one.grad is not None]
+        seen = [parameter.grad.to_dense() for parameter in model.parameters() if parameter.grad is not None]
     (norms,) = logged(memory).values()
     assert norms["l2_norm/grad/module.0.weight"] == pytest.approx(norm(seen[0]))
-    assert norms["l2_norm/grad/global"] == pytest.approx(sum(norm(one) ** 2 for one in seen) ** 0.5)
+    assert norms["l2_norm/grad/global"] == pytest.approx(sum(norm(gradient) ** 2 for gradient in seen) ** 0.5)
 
 
 def test_ranks_log_the_gradient_of_the_whole_batch_and_shards_count_once(run_ranks):
@@ -194,7 +194,8 @@ def test_ranks_log_the_gradient_of_the_whole_batch_and_shards_count_once(run_ran
         inputs, targets = torch.randn(12, 5), torch.arange(12) % 3
         data = TensorLoader(inputs, targets, batch_size=12, shuffle=False)
         nn.functional.cross_entropy(model.module(inputs), targets).backward()
-        expected = torch.stack([one.grad.norm() for one in model.parameters() if one.grad is not None]).norm().item()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        expected = torch.stack([gradient.norm() for gradient in gradients]).norm().item()
         with Trainer(
             model=model,
             train_dataloader=data,
@@ -210,8 +211,8 @@ def test_ranks_log_the_gradient_of_the_whole_batch_and_shards_count_once(run_ran
 
             mesh = init_device_mesh("cpu", (2,))
             whole = torch.arange(7.0)
-            sharded = [distribute_tensor(whole, mesh, [one]) for one in (Shard(0), Replicate())]
-            assert [one.item() for one in l2_norms(sharded)] == [whole.norm().item()] * 2
+            sharded = [distribute_tensor(whole, mesh, [placement]) for placement in (Shard(0), Replicate())]
+            assert [value.item() for value in l2_norms(sharded)] == [whole.norm().item()] * 2
             dist.barrier()
 
     run_ranks(program)

@@ -19,7 +19,7 @@ from runner.data import TensorLoader
 
 
 class Save(Callback):
-    """Saves a checkpoint after so many batches, which take a while."""
+    """Saves a checkpoint after some slow batches."""
 
     def __init__(self, stop: str, path: Path):
         self.stop, self.path = int(stop.removesuffix("ba")), path
@@ -42,10 +42,10 @@ def make_trainer(**arguments: Any) -> Trainer:
 
 
 def table(text: str) -> list[dict[str, str]]:
-    """The lines of a table, each as its cells by the titles of their columns, which end where the titles end."""
+    """Return the lines of a table as cells by title; a cell and the title of its column end at the same position."""
     title, *lines = text.splitlines()
     assert title.split()[:2] == ["epoch", "batch"], text
-    ends = [(one[0].strip(), one.end()) for one in re.finditer(r"  +\S+(?: \S+)*|^ *\S+", title)]
+    ends = [(match[0].strip(), match.end()) for match in re.finditer(r"  +\S+(?: \S+)*|^ *\S+", title)]
     starts = [0, *(end for _, end in ends)]
     return [{name: line[start:end].strip() for (name, end), start in zip(ends, starts, strict=False)} for line in lines]
 
@@ -79,7 +79,7 @@ def test_each_evaluation_in_an_epoch_is_a_line(capsys):
         trainer.fit()
     rows = table(capsys.readouterr().out)
     shown = [(row["batch"], bool(row["eval loss"]), bool(row["train Accuracy"])) for row in rows]
-    # An epoch has three batches; that of batch 6 is the end of the second, too.
+    # An epoch has three batches, so batch 6 is also the end of the second.
     assert shown == [("2/6", True, False), ("3/6", False, True), ("4/6", True, False), ("6/6", True, True)]
     assert [row["epoch"] for row in rows] == ["1/2", "1/2", "2/2", "2/2"]
 
@@ -216,7 +216,7 @@ def test_where_no_bar_is_drawn_a_silence_is_ended(capsys):
             if state.timestamp.batch == 2:
                 while "2/33" not in (shown := capsys.readouterr().out):
                     time.sleep(0.01)
-                (line,) = [one for one in shown.splitlines() if "2/33" in one][:1]
+                line = next(line for line in shown.splitlines() if "2/33" in line)
                 assert line.split()[:2] == ["1/11", "2/33"]
                 spoken.set()
                 state.stop_training()
@@ -259,7 +259,7 @@ print("done")
 
 
 def plain(output: str) -> str:
-    """What a terminal was sent, without what moves its cursor."""
+    """Return the text sent to a terminal, without cursor movements."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output).replace("\r", "\n")
 
 
@@ -267,7 +267,7 @@ def test_on_a_terminal_a_bar_grows_and_finished_epochs_stay(tmp_path: Path):
     asked: set[str] = set()
 
     def ask(written: str, process: Any) -> None:
-        # A batch is trained when it is seen how many were before: each number is drawn, however slow that is.
+        # Each batch waits until the number of batches before it is drawn, so that no number is skipped.
         seen = {*re.findall(r" [123]/3 +(\d+)/30 ", plain(written))}
         process.stdin.write(b"\n" * len(seen - asked))
         process.stdin.flush()

@@ -17,10 +17,10 @@ def test_a_line_comes_when_nothing_else_has_for_a_while(tmp_path: Path, monkeypa
     clock = [100.0]
     monkeypatch.setattr(progress_lines.time, "monotonic", lambda: clock[-1])
     file = tmp_path / "lines"
-    one = ProgressLines(str(file))
-    one.fit_start(state, logger)
+    callback = ProgressLines(str(file))
+    callback.fit_start(state, logger)
     for seconds in (110.0, 129.0, 131.0, 140.0, 162.0):
         clock.append(seconds)
-        one.batch_end(state, logger)
+        callback.batch_end(state, logger)
     events = [json.loads(line)["event"] for line in file.read_text().splitlines()]
     assert events == ["fit_start", "alive", "alive"]

@@ -127,16 +127,16 @@ def test_every_rank_ends_with_an_error_that_names_what_differs(
         "from the first replica's, 1 of 6, the first 'module.2.weight'. "
         f"They were equal after batch {equal_at}: resume from a checkpoint of that batch or an earlier one"
     )
-    for one in run_ranks(textwrap.dedent(PROGRAM), world_size, str(broken), str(at), interval, check=False):
-        assert one.returncode == 1
-        assert message in one.stderr
-        assert one.stdout.split() == [str(batch + 1) for batch in range(found)]
+    for rank in run_ranks(textwrap.dedent(PROGRAM), world_size, str(broken), str(at), interval, check=False):
+        assert rank.returncode == 1
+        assert message in rank.stderr
+        assert rank.stdout.split() == [str(batch + 1) for batch in range(found)]
 
 
 @pytest.mark.parametrize(("broken", "interval"), [(-1, "1ba"), (1, "0ba")])
 def test_equal_replicas_train_to_the_end(run_ranks, broken: int, interval: str):
-    for one in run_ranks(textwrap.dedent(PROGRAM), 2, str(broken), "4", interval):
-        assert one.stdout.split() == [str(batch + 1) for batch in range(10)]
+    for rank in run_ranks(textwrap.dedent(PROGRAM), 2, str(broken), "4", interval):
+        assert rank.stdout.split() == [str(batch + 1) for batch in range(10)]
 
 
 def test_one_process_has_nothing_to_compare(caplog):
@@ -162,5 +162,5 @@ def test_an_interval_that_is_no_time_is_refused():
 def test_a_gpu_finds_the_checksums_of_the_cpu():
     multipliers = make_multipliers()
     tensors = [torch.randn(1000), torch.randn(CHUNK + 7), torch.randn(33).bfloat16()]
-    on_gpu = checksums([one.cuda() for one in tensors], multipliers.cuda())
+    on_gpu = checksums([tensor.cuda() for tensor in tensors], multipliers.cuda())
     assert torch.equal(on_gpu.cpu(), checksums(tensors, multipliers))

@@ -40,7 +40,7 @@ class Quick(Slow):
 
 
 class SlowLoader:
-    """Batches of four samples, `batches` a pass, of which the first takes longer."""
+    """A loader of `batches` batches of four samples; the first takes longer."""
 
     def __init__(self, batches: int, seconds: float = BATCH):
         self.batches = batches
@@ -58,13 +58,13 @@ class SlowLoader:
 
 
 class Unknown(SlowLoader):
-    """Does not say how long it is."""
+    """A loader without a length."""
 
     __len__ = None  # type: ignore[assignment]
 
 
 class Clock(Callback):
-    """When each batch ended, and how often each evaluator had run by then and how often it was still to run."""
+    """Keeps when each batch ended, and how often each evaluator had run and was still to run."""
 
     def __init__(self, batches: int = 0) -> None:
         self.batches = batches
@@ -208,7 +208,7 @@ def test_a_resumed_run_goes_on_with_what_was_measured(tmp_path):
         second.fit()
     steps, values = memory.get_timeseries(KEY)
     assert steps[0] == 11  # at once: the rate is known
-    # The evaluations too, though none has run since, while the slow first batch counts for nothing.
+    # Evaluations count although none has run since; the slow first batch does not.
     assert values[0] == pytest.approx(clock.over - clock.ended[0], rel=1e-6)
 
 
@@ -247,8 +247,8 @@ def test_ranks_estimate_by_the_clock_of_rank_zero(run_ranks):
         assert steps == [*range(2, 25), 24]
         print(values[steps.index(12)] / (12 + 18) / 0.06, values[-1], get_global_rank())
 
-    for rank, one in enumerate(run_ranks(program)):
-        ratio, last, printed = one.stdout.split()
+    for rank, process in enumerate(run_ranks(program)):
+        ratio, last, printed = process.stdout.split()
         assert float(ratio) == pytest.approx(1) and float(last) == 0 and int(printed) == rank
 
 

@@ -42,7 +42,7 @@ def make_trainer(run_dir: Path, *callbacks: Callback, **arguments: Any) -> Train
 
 
 class Watch(Callback):
-    """Works out what the ledger should write: the loss and the prediction of each sample before each step."""
+    """Computes the loss and the prediction of each sample before each step, as the ledger should."""
 
     def __init__(self):
         self.losses: list[Tensor] = []
@@ -123,7 +123,7 @@ def test_samples_never_seen_are_no_suspects():
 
 
 def test_wrong_labels_are_named(tmp_path: Path):
-    """Of 5 % wrong labels, at least 80 % are among the 8 % that are named."""
+    """Of 5 % wrong labels, at least 80 % are among the 8 % suspects."""
     train, wrong = flip_labels(seed=0)
     images, labels = train.tensors
     memory = keep_ledger(train, seed=0, run_dir=tmp_path)
@@ -208,7 +208,7 @@ def test_ranks_and_a_resume_within_an_epoch_give_the_same_ledger(tmp_path: Path,
         run_ranks(program, ranks[1], f"{name}-on", "3ep", name, "")
         for file in ("epoch-0002", "epoch-0003", "samples"):
             whole, found = (
-                read(tmp_path / one / "sample_ledger" / f"{file}.parquet") for one in ("whole", f"{name}-on")
+                read(tmp_path / folder / "sample_ledger" / f"{file}.parquet") for folder in ("whole", f"{name}-on")
             )
             assert whole.keys() == found.keys()
             for column in whole:

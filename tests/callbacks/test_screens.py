@@ -1,4 +1,4 @@
-"""What people see of a run, kept as text in `screens/`. A file that is missing is written, and the test fails once."""
+"""Console output of runs, kept as text in `screens/`. A missing file is written, and the test fails once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EPOCHS = (*SHORT, "trainer.max_duration=2ep")
 
 
 def without_numbers(text: str) -> str:
-    """A screen with placeholders, as wide as the cells that they stand for, for what differs from run to run."""
+    """Replace values that differ between runs by placeholders of the same width."""
 
     def in_place(word: str) -> Any:
         return lambda found: word.rjust(len(found[0]))
@@ -36,7 +36,7 @@ def without_numbers(text: str) -> str:
 
 
 def check(name: str, text: str) -> None:
-    """Compare a screen with the one that is kept."""
+    """Compare a screen with the stored one."""
     found = without_numbers(text)
     assert not re.search(r"[ \t]$", found, re.MULTILINE), f"blanks at the end of a line:\n{found}"
     file = SCREENS / f"{name}.txt"
@@ -48,7 +48,7 @@ def check(name: str, text: str) -> None:
 
 
 def widest(text: str) -> int:
-    """The length of the longest line that is no command: the terminal wraps commands, so that they can be pasted."""
+    """Return the length of the longest line except commands, which the terminal wraps so that they can be pasted."""
     return max(len(line) for line in text.splitlines() if not line.startswith("python -m runner"))
 
 

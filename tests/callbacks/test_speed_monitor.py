@@ -17,7 +17,7 @@ EVALUATION = 0.1  # seconds
 
 
 class Slow(ClassificationModel):
-    """Slow to evaluate; says that a sample takes 1000 operations and has 5 tokens."""
+    """Evaluates slowly; reports 1000 operations and 5 tokens per sample."""
 
     def __init__(self):
         super().__init__(nn.Linear(3, 2), 2)
@@ -47,7 +47,7 @@ class SlowLoader:
 
 
 def fit(monitor: SpeedMonitor, **arguments: Any) -> tuple[dict[str, list[float]], Trainer, float]:
-    """Series by key, and the seconds that fit took."""
+    """Return the series by key, and the seconds that fit took."""
     memory = InMemoryLogger()
     defaults: dict[str, Any] = {
         "model": Slow(),
@@ -79,7 +79,7 @@ def test_waiting_for_data_counts_and_evaluations_do_not():
 
 
 class Watch(Callback):
-    """Notes when each batch has ended; takes time itself, which counts where it comes before the monitor."""
+    """Records when each batch ended; takes time itself, which counts if it runs before the monitor."""
 
     def __init__(self, seconds: float = 0.0):
         self.seconds = seconds
@@ -101,7 +101,7 @@ def test_rates_are_those_of_another_clock():
 
 
 class TwoMoments(Callback):
-    """Notes two moments, between which the time of each batch is taken."""
+    """Records two times that bracket the time of each batch."""
 
     def __init__(self):
         self.before: list[float] = []
@@ -164,7 +164,7 @@ def test_what_the_model_does_not_count_is_not_logged():
 
 
 class Queue:
-    """A device that the host is ahead of: a batch takes it 10 ms, and it is asked to go on only now and then."""
+    """A device that lags behind the host: a batch takes 10 ms, and it advances only now and then."""
 
     ready = 0.0  # seconds at which the device will have done all that is queued
     reached = 0.0  # seconds up to which it has
@@ -202,7 +202,7 @@ def test_a_host_that_is_ahead_logs_the_speed_of_the_device(monkeypatch: pytest.M
     batches = [(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))] * 20
     options = {"train_dataloader": batches, "callbacks": [Asks(), OnDevice(time_unit="seconds")], "max_duration": "2ep"}
     series, _, _ = fit(SpeedMonitor(), **options, eval_dataloader=None)
-    # Nothing is known before the tenth batch, and it is never waited for until the end.
+    # Nothing is known before the tenth batch, and the host waits for the device only at the end.
     assert series["throughput/batches_per_sec"] == pytest.approx([100.0] * 31)
     assert series["time/train"][0] == pytest.approx(0.05) and series["time/train"][-1] == pytest.approx(0.4)
 

@@ -22,7 +22,7 @@ BATCHES = 5  # of an epoch: 38 samples in batches of 8
 
 
 class Model(ClassificationModel):
-    """Dropout and batch norm, from weights of its own."""
+    """Return a model with dropout and batch norm, and fixed weights."""
 
     def __init__(self):
         with torch.random.fork_rng():
@@ -65,7 +65,7 @@ def make_trainer(run_dir: Path, *callbacks: Callback, interval: str | int = "1ba
 
 
 def fit(run_dir: Path, *callbacks: Callback, **arguments: Any) -> bytes:
-    """The file of a run."""
+    """Return the lines of a run's file."""
     with make_trainer(run_dir, *callbacks, **arguments) as trainer:
         trainer.fit()
     return (run_dir / FILE).read_bytes()
@@ -107,7 +107,7 @@ def test_a_run_resumed_after_any_batch_writes_the_file_of_the_whole_one(tmp_path
     for batch in range(1, 2 * BATCHES):
         run_dir = tmp_path / f"from{batch}"
         run_dir.mkdir()
-        # What a killed run leaves: the batches since its checkpoint, and a line that was cut off.
+        # As after a kill: lines of batches since the checkpoint, and a truncated line.
         (run_dir / FILE).write_bytes(written + b'{"epoch":1,"batch":11,"wei')
         assert fit(run_dir, resume_path=tmp_path / f"ba{batch}") == written, batch
 
@@ -157,7 +157,7 @@ def test_any_number_of_ranks_has_the_same_samples(run_ranks, tmp_path: Path):
 
 def test_samples_are_those_that_were_delivered(tmp_path: Path):
     class Deliver(Callback):
-        """Keeps the numbers of the samples, which are their pixels here."""
+        """Keeps the indices of the samples, which are their pixels here."""
 
         def __init__(self):
             self.ids: list[torch.Tensor] = []
@@ -230,10 +230,10 @@ def test_a_loader_without_an_order_has_no_samples_but_content(tmp_path: Path):
 
 def test_adding_it_changes_no_number(tmp_path: Path):
     trainers = [make_trainer(tmp_path / "a"), make_trainer(tmp_path / "b", callbacks=[])]
-    for one in trainers:
-        with one as trainer:
+    for trainer in trainers:
+        with trainer:
             trainer.fit()
-    a, b = ({**one.state.unwrapped_model.state_dict()} for one in trainers)
+    a, b = ({**trainer.state.unwrapped_model.state_dict()} for trainer in trainers)
     torch.testing.assert_close(a, b, rtol=0, atol=0)
     assert not (tmp_path / "b" / FILE).exists()
 
@@ -256,7 +256,7 @@ def test_the_file_is_an_artifact_also_of_a_run_that_fails(tmp_path: Path):
 def test_never_writes_nothing(tmp_path: Path):
     with make_trainer(tmp_path, CheckpointSaver(), interval=0) as trainer:
         trainer.fit()
-    assert [one.name for one in tmp_path.iterdir()] == ["checkpoints"]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

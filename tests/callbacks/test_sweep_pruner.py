@@ -1,4 +1,4 @@
-"""SweepPruner: what it refuses, and the study that jobs share. `tests/sweeps/test_pruning.py` has whole sweeps."""
+"""SweepPruner: refused arguments, and the study that jobs share. `tests/sweeps/test_pruning.py` has whole sweeps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def study(folder: Path, job: str, pruner: str = "median", setting: str = "", see
 
 
 def test_halving_lets_a_third_go_on_whoever_comes_later(tmp_path: Path):
-    """Optuna's rule by hand: at rungs 1, 3, 9 a job goes on if it is among the best third of those that came by."""
+    """Optuna's rule by hand: at rungs 1, 3, 9 a job continues if it is in the best third of those that got there."""
     values = [0.5, 0.4, 0.6, 0.3, 0.35, 0.9]
     jobs = [study(tmp_path, str(value), "successive_halving", reduction_factor=3) for value in values]
     assert [job.prunes(value, 1) for job, value in zip(jobs, values, strict=True)] == [
@@ -71,10 +71,10 @@ def test_a_job_keeps_its_trial_over_sessions_and_is_pruned_once(tmp_path: Path):
 
 
 def jobs(folder: Path) -> list[tuple[str, str]]:
-    """The jobs in a journal, as Optuna reads it."""
+    """Return the jobs in a journal, as Optuna reads it."""
     storage = journal.JournalStorage(journal.JournalFileBackend(str(folder / JOURNAL)))
     trials = optuna.load_study(study_name="pruning", storage=storage).trials
-    return [(one.user_attrs["job"], one.state.name) for one in trials]
+    return [(trial.user_attrs["job"], trial.state.name) for trial in trials]
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf])
@@ -118,5 +118,5 @@ for number in range(10):
 
 def test_several_processes_write_to_one_journal(tmp_path: Path):
     writers = [start_python(["-c", WRITER, name], cwd=tmp_path) for name in "ab"]
-    assert [one.wait(PATIENCE) for one in writers] == [0, 0]
+    assert [writer.wait(PATIENCE) for writer in writers] == [0, 0]
     assert sorted(jobs(tmp_path)) == sorted((f"{name}{number}", "RUNNING") for name in "ab" for number in range(10))

@@ -23,7 +23,7 @@ needs_tensorboard = pytest.mark.skipif(not installed, reason="needs the package 
 
 
 def read(folder: Path) -> Any:
-    """What TensorBoard itself reads in a folder."""
+    """Return the events of a folder as TensorBoard reads them."""
     from tensorboard.backend.event_processing import event_accumulator
 
     accumulator = event_accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
@@ -49,8 +49,8 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path):
     for key in memory.data:
         steps, values = memory.get_timeseries(key)
         found = events.Scalars(key)
-        assert [one.step for one in found] == steps
-        assert [one.value for one in found] == pytest.approx(values, nan_ok=True)
+        assert [event.step for event in found] == steps
+        assert [event.value for event in found] == pytest.approx(values, nan_ok=True)
     assert '"lr": 0.1' in text(events, "hyperparameters")
     assert text(events, "table").splitlines() == ["| x | y |", "| --- | --- |", "| 1 | a\\|b |", "| 0.1235 | None |"]
     assert text(events, "Images/Train/captions").splitlines() == ["1. one", "1. two"]
@@ -63,17 +63,19 @@ def test_checksums_are_tensorboards():
     from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 
     contents = [random.Random(length).randbytes(length) for length in (*range(20), 1000, 5000)]
-    expected = [pywrap_tensorflow.masked_crc32c(one).to_bytes(4, "little") for one in contents]
-    assert [checksum(one) for one in contents] == expected
+    expected = [pywrap_tensorflow.masked_crc32c(content).to_bytes(4, "little") for content in contents]
+    assert [checksum(content) for content in contents] == expected
 
 
 @needs_tensorboard
 def test_metrics_are_the_same_bytes_as_their_events(tmp_path: Path):
     keys = [("a",), ("a", "b"), ("b", "a"), *((f"key {number}",) for number in range(MAX_TEMPLATES)), ("a", "b")]
     numbers = [0.0, -1.5, math.nan, math.inf, 1e-3, 0.0]
-    metrics = [{key: numbers[(step + place) % 6] for place, key in enumerate(one)} for step, one in enumerate(keys * 3)]
-    records = [Record(one, step, Timestamp(), 1e9 + step) for step, one in enumerate(metrics)]
-    values = [[{"tag": key, "simple_value": value} for key, value in one.items()] for one in metrics]
+    metrics = [
+        {key: numbers[(step + index) % 6] for index, key in enumerate(names)} for step, names in enumerate(keys * 3)
+    ]
+    records = [Record(values, step, Timestamp(), 1e9 + step) for step, values in enumerate(metrics)]
+    values = [[{"tag": key, "simple_value": value} for key, value in record.metrics.items()] for record in records]
     events = [{"wall_time": 1e9 + step, "step": step, "summary": {"value": value}} for step, value in enumerate(values)]
     written = []
     for name in ("metrics", "events"):
@@ -103,7 +105,7 @@ def test_what_a_full_disk_refuses_hides_nothing_else(tmp_path: Path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     file.write(events[7:])
     file.close()
-    assert [one.step for one in read(tmp_path).Scalars("a")] == [0, 1, 7, 8]
+    assert [event.step for event in read(tmp_path).Scalars("a")] == [0, 1, 7, 8]
 
 
 @needs_tensorboard
@@ -117,7 +119,7 @@ def test_a_resumed_run_doubles_no_step(tmp_path: Path):
     with make_trainer(tmp_path / "cut", TensorBoardLogger(), duration="3ep", resume_path=checkpoint) as trainer:
         trainer.fit()
     whole, resumed = (read(tmp_path / name / "tensorboard").Scalars("loss/train/total") for name in ("whole", "cut"))
-    assert [(one.step, one.value) for one in resumed] == [(one.step, one.value) for one in whole]
+    assert [(event.step, event.value) for event in resumed] == [(event.step, event.value) for event in whole]
 
 
 @needs_tensorboard

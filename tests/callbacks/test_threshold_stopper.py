@@ -39,7 +39,7 @@ def batches_run(model: Model, *stoppers: Callback, **arguments: Any) -> int:
         ([5, 4, 3, 2, 1], {"monitor": "loss", "threshold": 3.5}, 3),
         ([1, 2, 3, 4, 5], {"monitor": "loss", "threshold": 3, "comp": "gt"}, 4),
         ([5, 4, NAN, 2, 1], {"monitor": "loss", "threshold": 3}, 4),
-        # The metric is minus the loss, and for it more is better.
+        # The metric is minus the loss, so more is better.
         ([5, 4, 3, 2, 1], {"monitor": "Mean", "threshold": -3}, 4),
         ([5, 4, 3, 6, 1], {"monitor": "Mean", "threshold": -5, "comp": "lt"}, 4),
         ([5] * 8, {"monitor": "loss", "threshold": 3}, 8),
@@ -65,10 +65,10 @@ def test_only_fresh_values_of_its_own_evaluator_count():
     before, script = [9, 1], [1, 1, 1, 5, 1, 1, 1, 3]
     with make_trainer(
         Scripted(before + script), ThresholdStopper("loss", 4, "rare"), eval_dataloader=evaluators
-    ) as one:
-        one.eval()
-        one.fit()
-    assert one.state.timestamp.batch == 12
+    ) as trainer:
+        trainer.eval()
+        trainer.fit()
+    assert trainer.state.timestamp.batch == 12
 
 
 def test_an_evaluation_outside_training_stops_nothing(caplog):
@@ -84,7 +84,7 @@ def test_an_evaluation_outside_training_stops_nothing(caplog):
 @pytest.mark.parametrize("monitor", ["Mean", "train/Mean"])
 @pytest.mark.parametrize(("stop_on_batch", "expected"), [(False, 8), (True, 7)])
 def test_a_metric_of_training(stop_on_batch: bool, expected: int, monitor: str):
-    # Two batches an epoch; means by epoch 1, 2, 2, 4: the fourth epoch's first batch has passed 4 alone.
+    # Two batches per epoch, with means 1, 2, 2, 4 by epoch: in the fourth, the first batch alone passes 4.
     model = Scripted([], [0, 2, 2, 2, 3, 1, 5, 3.5, 9, 9])
     stopper = ThresholdStopper(monitor, 4, "train", stop_on_batch=stop_on_batch)
     assert batches_run(model, stopper, eval_dataloader=None) == expected
@@ -164,7 +164,7 @@ def test_ranks_stop_together_by_the_metric_of_all(run_ranks):
             def update_metric(self, batch, outputs, metric):
                 metric.update(batch)
 
-        # Each batch has one sample for each rank; the first rank's alone would pass the threshold at once.
+        # Each batch has one sample per rank; the first rank's alone would pass the threshold immediately.
         data = torch.tensor([9.0, -9, 9, -9, 9, 9, 9, 9, 9, 9])
         with Trainer(
             model=Mean(),
@@ -177,7 +177,7 @@ def test_ranks_stop_together_by_the_metric_of_all(run_ranks):
             trainer.fit()
         print(trainer.state.timestamp.batch)
 
-    assert [one.stdout.split() for one in run_ranks(program)] == [["4"], ["4"]]
+    assert [rank.stdout.split() for rank in run_ranks(program)] == [["4"], ["4"]]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ make_trainer = partial(tiny_runs.make_trainer, max_duration="2ep")
 
 
 class Calculates(Callback):
-    """Runs an operation that nobody else does, and notes at which batches a profiler is at work, and records."""
+    """Runs a unique operation, and keeps the batches at which a profiler is on, and records."""
 
     def __init__(self, profiler: TorchProfiler):
         self.profiler = profiler
@@ -41,17 +41,17 @@ def files(run_dir: Path) -> list[str]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    return [one for one in json.loads(path.read_text())["traceEvents"] if one["ph"] == "X"]
+    return [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
 
 
 NAMES = ("dataloader", "batch", "forward", "loss", "backward", "optimizer step", "batch_end: calculates")
 
 
 def around(operation: dict[str, Any], events: list[dict[str, Any]]) -> set[str]:
-    """The ranges that an operation lies in."""
+    """Return the names of the ranges around an operation."""
     begin, end = operation["ts"], operation["ts"] + operation["dur"]
-    ranges = (one for one in events if one["name"] in NAMES)
-    return {one["name"] for one in ranges if one["ts"] <= begin and end <= one["ts"] + one["dur"] + 1e-3}
+    ranges = (event for event in events if event["name"] in NAMES)
+    return {event["name"] for event in ranges if event["ts"] <= begin and end <= event["ts"] + event["dur"] + 1e-3}
 
 
 def test_each_cycle_is_a_file_with_what_happens_between_events(tmp_path: Path):
@@ -68,20 +68,20 @@ def test_each_cycle_is_a_file_with_what_happens_between_events(tmp_path: Path):
     assert {folder for _, folder in memory.artifacts} == {"torch_profiler"}
     for name in files(tmp_path):
         events = read(tmp_path / "torch_profiler" / name)
-        counts = Counter(one["name"] for one in events if one["cat"] == "user_annotation")
-        assert [counts[one] for one in ("batch", "optimizer step", "batch_end: calculates")] == [3] * 3
+        counts = Counter(event["name"] for event in events if event["cat"] == "user_annotation")
+        assert [counts[range_name] for range_name in ("batch", "optimizer step", "batch_end: calculates")] == [3] * 3
         assert counts["dataloader"] == 3 + ("ba10" in name)  # an epoch's end is found by one more request
-        assert [counts[one] for one in ("forward", "loss", "backward")] == [6] * 3
-        operations = [one for one in events if one["cat"] == "cpu_op"]
+        assert [counts[range_name] for range_name in ("forward", "loss", "backward")] == [6] * 3
+        operations = [event for event in events if event["cat"] == "cpu_op"]
         for range_name, operation, count in (
             ("forward", "aten::linear", 6),
             ("loss", "aten::cross_entropy_loss", 6),
             ("batch_end: calculates", "aten::erfinv", 3),
         ):
-            found = [one for one in operations if one["name"] == operation]
+            found = [call for call in operations if call["name"] == operation]
             assert len(found) == count
-            for one in found:
-                assert around(one, events) == {range_name, "batch"}
+            for call in found:
+                assert around(call, events) == {range_name, "batch"}
 
 
 def test_it_changes_no_number_and_ends(tmp_path: Path):
@@ -132,7 +132,7 @@ def test_a_second_one_is_refused(tmp_path: Path, skip_first: int):
 
 
 class RecordsToo(Callback):
-    """Has a profiler of its own from the end of the third batch to that of the fifth."""
+    """Runs its own profiler from the end of the third batch to the end of the fifth."""
 
     def batch_end(self, state, logger):
         if state.timestamp.batch == 3:
@@ -169,12 +169,12 @@ def test_a_range_that_no_event_closes_outlasts_neither_the_next_nor_the_batch(tm
     assert calculates.recorded == [3, 4, 5, 6]
     (name,) = files(tmp_path)
     events = read(tmp_path / "torch_profiler" / name)
-    forward, batches = ([one for one in events if one["name"] == kind] for kind in ("forward", "batch"))
+    forward, batches = ([event for event in events if event["name"] == kind] for kind in ("forward", "batch"))
     assert (len(forward), len(batches)) == (8, 4)
-    forward.sort(key=lambda one: one["ts"])
-    for index, one in enumerate(forward):
-        end = one["ts"] + one["dur"] - 1e-3
-        assert any(outer["ts"] <= one["ts"] and end <= outer["ts"] + outer["dur"] for outer in batches)
+    forward.sort(key=lambda event: event["ts"])
+    for index, event in enumerate(forward):
+        end = event["ts"] + event["dur"] - 1e-3
+        assert any(outer["ts"] <= event["ts"] and end <= outer["ts"] + outer["dur"] for outer in batches)
         assert index == 7 or end <= forward[index + 1]["ts"]
 
 
@@ -194,7 +194,7 @@ def test_a_run_that_fails_has_what_was_recorded(tmp_path: Path):
 
 @contextlib.contextmanager
 def small_files() -> Iterator[None]:
-    """Inside, no file can grow beyond 20 KB: torch meets what it meets on a full disk."""
+    """Limit files to 20 KB, so that torch fails as on a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
@@ -230,9 +230,9 @@ def test_shapes_stacks_and_memory_are_recorded_on_request(tmp_path: Path):
         trainer.fit()
     (name,) = files(tmp_path)
     content = json.loads((tmp_path / "torch_profiler" / name).read_text())
-    linear = next(one for one in content["traceEvents"] if one["name"] == "aten::linear")
+    linear = next(event for event in content["traceEvents"] if event["name"] == "aten::linear")
     assert linear["args"]["Input Dims"][0] == [2, 3]
-    names = {one["name"] for one in content["traceEvents"]}
+    names = {event["name"] for event in content["traceEvents"]}
     assert "[memory]" in names
     assert any("runner/training/loop.py" in name for name in names)
     assert content["with_flops"] == 1
@@ -243,7 +243,7 @@ def test_kernels_are_recorded(tmp_path: Path):
     with make_trainer(tmp_path, TorchProfiler(skip_first=1), device="cuda") as trainer:
         trainer.fit()
     (name,) = files(tmp_path)
-    assert "kernel" in {one["cat"] for one in read(tmp_path / "torch_profiler" / name)}
+    assert "kernel" in {event["cat"] for event in read(tmp_path / "torch_profiler" / name)}
 
 
 @pytest.mark.parametrize("arguments", [{"skip_first": -1}, {"wait": 0.5}, {"warmup": 0}, {"active": 0}, {"repeat": 0}])

@@ -44,17 +44,17 @@ def no_service_is_left() -> Iterator[None]:
 
 
 def records(folder: Path) -> list[Any]:
-    """The records of a run; its end is written some milliseconds after wandb has said that it is finished."""
+    """Return the records of a run; its end is written some milliseconds after wandb reports that it is finished."""
     (path,) = folder.glob("run-*.wandb")
     deadline = time.monotonic() + PATIENCE
-    while not (found := [*parse(path.read_bytes())]) or not any(one.HasField("exit") for one in found):
+    while not (found := [*parse(path.read_bytes())]) or not any(record.HasField("exit") for record in found):
         assert time.monotonic() < deadline, "the run has no end"
         time.sleep(0.02)
     return found
 
 
 def parse(content: bytes) -> Iterator[Any]:
-    """What is in a .wandb file: a header of 7 bytes, then LevelDB's log format."""
+    """Yield the records of a .wandb file: a header of 7 bytes, then LevelDB's log format."""
     from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 
     position, parts = 7, b""
@@ -75,7 +75,7 @@ def folders(run_dir: Path) -> list[Path]:
 
 
 def read(folder: Path) -> tuple[Any, list[dict[str, Any]]]:
-    """A run as wandb recorded it, and its rows."""
+    """Return a run as wandb recorded it, and its rows."""
     found = records(folder)
     rows = [
         {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
@@ -90,7 +90,7 @@ def series(rows: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """Everything that was put into the config of a run, in order."""
+    """Return everything that was put into the config of a run, in order."""
     merged: dict[str, Any] = {}
     for record in records(folder):
         update = record.run.config if record.HasField("run") else record.config
@@ -189,7 +189,7 @@ def test_without_a_key_training_goes_on(tmp_path: Path, caplog):
 
 @pytest.mark.slow
 def test_a_server_that_never_answers_costs_the_timeout_at_most(tmp_path: Path):
-    # In a process of its own, because wandb goes on trying.
+    # In a separate process, because wandb keeps retrying.
     source = """
 import sys, time
 from pathlib import Path

@@ -97,7 +97,7 @@ FAULTS = (
     Fault(
         "peak memory: tied weights count twice",
         "runner/trials/peak_memory.py",
-        "if id(one) not in made:",
+        "if id(tensor) not in replaced:",
         "if True:",
         "trials/test_peak_memory.py",
     ),
@@ -139,8 +139,8 @@ FAULTS = (
     Fault(
         "table: a folder's name can end a comment",
         "runner/verbs/table.py",
-        "re.sub('-(?=-)', '- ', one)",
-        "one.replace('--', '- -')",
+        "re.sub('-(?=-)', '- ', comment)",
+        "comment.replace('--', '- -')",
         "verbs/test_table.py",
     ),
     Fault(
@@ -210,7 +210,7 @@ FAULTS = (
     Fault(
         "mirror: a trial uploads",
         "runner/config/build.py",
-        'if not uploads and hasattr(one, "mirror"):',
+        'if not uploads and hasattr(callback, "mirror"):',
         "if False:",
         "history/test_mirrored.py",
     ),
@@ -1767,15 +1767,15 @@ FAULTS = (
     Fault(
         "forks: a fork between checkpoints has no curves of its parent",
         "runner/trials/forking.py",
-        "if one.target == CURVES",
-        "if not one",
+        "if callback.target == CURVES",
+        "if not callback",
         "history/test_forks.py",
     ),
     Fault(
         "forks: a fork is trained again from the start",
         "runner/trials/standing.py",
-        "if checkpoint is None and (begun := forked_after(run)):",
-        "if begun := 0:",
+        "if checkpoint is None and (start := forked_after(run)):",
+        "if start := 0:",
         "history/test_forks.py",
     ),
     Fault(
@@ -1795,7 +1795,7 @@ FAULTS = (
     Fault(
         "crash: names in a bundle are not checked",
         "runner/records/run_files.py",
-        "or not _NAMES.fullmatch(one.filename) ",
+        "or not _NAMES.fullmatch(entry.filename) ",
         "",
         "callbacks/test_crash_bundle.py",
     ),
@@ -1816,8 +1816,8 @@ FAULTS = (
     Fault(
         "verify: what the run kept is compared with itself",
         "runner/verbs/verify.py",
-        'now = {one["batch"]: one for one in again}',
-        'now = {one["batch"]: one for one in kept}',
+        'now = {line["batch"]: line for line in again}',
+        'now = {line["batch"]: line for line in kept}',
         "verbs/test_verify.py",
     ),
     Fault(

@@ -105,20 +105,20 @@ class Choice:
     @property
     def target(self) -> str:
         """The class or function that its first section names; empty if there is none."""
-        found = re.search(r"^\s*_target_: *([\w.]+)", self.text, re.MULTILINE)
-        return found[1] if found else ""
+        match = re.search(r"^\s*_target_: *([\w.]+)", self.text, re.MULTILINE)
+        return match[1] if match else ""
 
 
 def choices(own: Path | None = None) -> list[Choice]:
     """Return the choices of all groups, ours first, then the user's in `own` (None: in `conf/`, if there is one)."""
-    found: list[Choice] = []
+    listed: list[Choice] = []
     for folder in (CONF, own or Path(OWN)):
         for group in GROUPS if folder.is_dir() else ():
             files = sorted((folder / group).glob("*.yaml"))
-            known = {one.name for one in found if one.group == group}
+            known = {choice.name for choice in listed if choice.group == group}
             is_own = folder is not CONF and folder.resolve() != CONF
-            found += [Choice(group, file.stem, file, is_own) for file in files if file.stem not in known]
-    return sorted(found, key=lambda one: [*GROUPS].index(one.group))
+            listed += [Choice(group, file.stem, file, is_own) for file in files if file.stem not in known]
+    return sorted(listed, key=lambda choice: [*GROUPS].index(choice.group))
 
 
 def keys_of(text: str, package: str = "") -> list[Key]:
@@ -132,8 +132,8 @@ def keys_of(text: str, package: str = "") -> list[Key]:
 
 def top_keys() -> list[Key]:
     """Return the keys of the main config, without those of Hydra."""
-    found = keys_of((CONF / "config.yaml").read_text(encoding="utf-8"))
-    return [one for one in found if not one.name.startswith("hydra.")]
+    keys = keys_of((CONF / "config.yaml").read_text(encoding="utf-8"))
+    return [key for key in keys if not key.name.startswith("hydra.")]
 
 
 def default_choices() -> dict[str, list[str]]:
@@ -147,13 +147,13 @@ def chosen_in(text: str) -> dict[str, list[str]]:
         content: Any = yaml.load(text, yaml.CSafeLoader)
     except (yaml.YAMLError, RecursionError):
         return {}
-    found: dict[str, list[str]] = {}
+    chosen: dict[str, list[str]] = {}
     entries = content.get("defaults") if isinstance(content, Mapping) else None
     for entry in entries if isinstance(entries, list) else ():
         for key, names in entry.items() if isinstance(entry, Mapping) else ():
             group = str(key).rpartition(" ")[2].lstrip("/")
-            found[group] = [str(one) for one in (names if isinstance(names, list) else [names]) if one is not None]
-    return found
+            chosen[group] = [str(name) for name in (names if isinstance(names, list) else [names]) if name is not None]
+    return chosen
 
 
 def _walk(node: Any, prefix: str, lines: list[str], seen: set[int]) -> Iterator[Key]:
@@ -176,7 +176,7 @@ def _as_written(value: Any, lines: list[str]) -> str:
     if first.line == last.line:
         return lines[first.line][first.column : last.column]
     text = [lines[first.line][first.column :], *lines[first.line + 1 : last.line], lines[last.line][: last.column]]
-    return " ".join(re.sub(r"\s#.*", "", one).strip() for one in text).strip()
+    return " ".join(re.sub(r"\s#.*", "", line).strip() for line in text).strip()
 
 
 def _comment(key: Any, value: Any, lines: list[str]) -> str:
@@ -186,6 +186,6 @@ def _comment(key: Any, value: Any, lines: list[str]) -> str:
     head = lines[key.start_mark.line]
     above = lines[key.start_mark.line - 1] if key.start_mark.line else ""
     for text in (beside, head if line != key.start_mark.line else "", above if above.lstrip().startswith("#") else ""):
-        if found := re.search(r"(?:^|\s)#\s*(.*)", text):
-            return found[1]
+        if match := re.search(r"(?:^|\s)#\s*(.*)", text):
+            return match[1]
     return ""

@@ -77,7 +77,7 @@ class Command:
             for value in [self.options[option.key]]
         ]
         swept = f"+{AT}="  # is a word of the command too
-        return [self.verb, *self.words, *options, *(one for one in self.overrides if not one.startswith(swept))]
+        return [self.verb, *self.words, *options, *(text for text in self.overrides if not text.startswith(swept))]
 
 
 def parse(arguments: Sequence[str]) -> Command:
@@ -86,29 +86,29 @@ def parse(arguments: Sequence[str]) -> Command:
     Raises:
         ValueError: there is no such verb, it has no such option, the value of an option is wrong, or words are missing.
     """
-    verb, rest = split_verb([*map(in_full, arguments)])
-    check_spelling(verb, rest)
+    verb, remaining = split_verb([*map(in_full, arguments)])
+    check_spelling(verb, remaining)
     if verb.composes:
-        check_spaces(rest)
+        check_spaces(remaining)
     options = verb.defaults
     names = {f"--{option.name}": option for option in verb.options}
     words: list[str] = []
     overrides: list[str] = []
     hydra: list[str] = []
     place = 0
-    while place < len(rest):
-        argument = rest[place]
+    while place < len(remaining):
+        argument = remaining[place]
         name, equals, value = argument.partition("=")
         place += 1
         if (option := names.get(name)) is not None:
             if option.kind is not bool and not equals:
-                value = _next(rest, place, option)
+                value = _next(remaining, place, option)
                 place += 1
             options[option.key] = _parsed(option, value, equals, options[option.key])
         elif argument.startswith("-") and not verb.composes and name != CONFIG_DIR:
-            raise _no_such_option(verb, rest, place - 1)
+            raise _no_such_option(verb, remaining, place - 1)
         elif name in TAKE_VALUES and not equals:
-            hydra += rest[place - 1 : place + 1]
+            hydra += remaining[place - 1 : place + 1]
             place += 1
         elif argument.startswith("-"):
             hydra.append(argument)
@@ -116,7 +116,7 @@ def parse(arguments: Sequence[str]) -> Command:
             words.append(argument)
         else:
             overrides.append(argument)
-    _check_options(verb, rest, hydra)
+    _check_options(verb, remaining, hydra)
     _check_words(verb, words)
     if verb.uses_run == "fork":
         for batch in words[1].split(","):
@@ -150,8 +150,8 @@ def is_one_of_hydras(argument: str) -> bool:
 
 def batch_of(text: str | None) -> int | None:
     """Return the batch that was typed, such as 1200, ba1200 or 1200ba; None if it is no batch."""
-    found = re.fullmatch(r"(?:ba)?(\d{1,12})(?:ba)?", text or "")
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"(?:ba)?(\d{1,12})(?:ba)?", text or "")
+    return int(match[1]) if match else None
 
 
 def place_of_verb(arguments: Sequence[str]) -> int:
@@ -194,7 +194,7 @@ def _parsed(option: Option, value: str, equals: str, before: Any) -> Any:
             raise WrongKey(name, nearest(value, option.kind), repr(value))
         return value
     if option.kind is list:
-        names = [one for one in without_brackets(value).split(",") if one]
+        names = [name for name in without_brackets(value).split(",") if name]
         return (*(() if before == option.default else before), *names)
     try:
         return option.kind(value)
@@ -206,8 +206,8 @@ def _check_words(verb: Verb, words: Sequence[str]) -> None:
     if verb.least_words <= len(words) <= verb.most_words:
         return
     synopsis = " ".join(filter(None, ("runner", verb.name, verb.words)))
-    found = " ".join(words) or "nothing"
-    text = f"{verb.name}: takes {verb.words or 'no words'}, not {found}; write {synopsis}, such as {verb.example}"
+    typed = " ".join(words) or "nothing"
+    text = f"{verb.name}: takes {verb.words or 'no words'}, not {typed}; write {synopsis}, such as {verb.example}"
     raise ValueError(Advice(text).knowing(key=verb.first_word))
 
 
@@ -233,7 +233,7 @@ def _no_such_option(verb: Verb, arguments: Sequence[str], place: int) -> ValueEr
     owners = [other.name for other in VERBS.values() if name in (f"--{option.name}" for option in other.options)]
     if is_one_of_hydras(name):
         return WrongKey(name, f"{verb.name} composes no config and takes no such option; leave it out")
-    words = [one for one in arguments if not one.startswith("-") and "=" not in one]
+    words = [argument for argument in arguments if not argument.startswith("-") and "=" not in argument]
     if verb.name == "train" and words and words[0] not in VERBS and (near := nearest(words[0], VERBS)).meant:
         return ValueError(f"{words[0]}: no such verb; " + near)
     if {*owners} & {*words}:

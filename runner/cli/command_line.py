@@ -26,25 +26,25 @@ def merge_repeated(arguments: Sequence[str]) -> list[str]:
     """
     merged = list(arguments)
     for group in LISTS:
-        found = [
-            (place, match) for place, one in enumerate(merged) if (match := _CHOICE.match(one)) and match[2] == group
+        matches = [
+            (place, match) for place, word in enumerate(merged) if (match := _CHOICE.match(word)) and match[2] == group
         ]
-        appended = [_names(match[3]) for _, match in found if match[1]]
-        replaced = [_names(match[3]) for _, match in found if not match[1]][-1:]
-        if len(found) < 2 or not appended or None in (*appended, *replaced):
+        appended = [_names(match[3]) for _, match in matches if match[1]]
+        replaced = [_names(match[3]) for _, match in matches if not match[1]][-1:]
+        if len(matches) < 2 or not appended or None in (*appended, *replaced):
             continue
         names = dict.fromkeys(name for names in (*replaced, *appended) for name in names or () if name != "none")
-        first, *others = (place for place, _ in found)
+        first, *later = (place for place, _ in matches)
         merged[first] = f"{'' if replaced else '+'}{group}=[{','.join(names)}]"
-        merged = [one for place, one in enumerate(merged) if place not in others]
+        merged = [word for place, word in enumerate(merged) if place not in later]
     return merged
 
 
 def _names(value: str) -> list[str] | None:
     """Return the names in `a` or `[a,b]`, or None for anything else."""
     inner = value[1:-1] if value.startswith("[") and value.endswith("]") else value
-    names = [one.strip() for one in inner.split(",")]
-    if (inner == value and len(names) > 1) or not all(re.fullmatch(r"[\w/@.-]+", one) for one in names):
+    names = [name.strip() for name in inner.split(",")]
+    if (inner == value and len(names) > 1) or not all(re.fullmatch(r"[\w/@.-]+", name) for name in names):
         return None
     return names
 
@@ -64,13 +64,13 @@ def is_word(argument: str) -> bool:
 
 def only_typed(arguments: Sequence[str], *sections: str) -> str:
     """Return the one of some sections of which a key was typed; empty if none was, or several were."""
-    found = {*sections} & {key_of(one).partition(".")[0] for one in arguments}
-    return found.pop() if len(found) == 1 else ""
+    named = {*sections} & {key_of(argument).partition(".")[0] for argument in arguments}
+    return named.pop() if len(named) == 1 else ""
 
 
 def typed_value(arguments: Sequence[str], key: str) -> str | None:
     """Return the last value given as `key=value`, or None if there is none or it is null."""
-    values = [unquoted(one.partition("=")[2]) for one in arguments if key_of(one) == key and "=" in one]
+    values = [unquoted(word.partition("=")[2]) for word in arguments if key_of(word) == key and "=" in word]
     return values[-1] if values and values[-1] not in ("", "null") else None
 
 
@@ -107,8 +107,8 @@ def check_options(arguments: Sequence[str]) -> None:
             raise ValueError(
                 f"{argument}: the runner's own conf/ is always read; --config-dir=<folder> adds yours to it"
             )
-        if found := re.fullmatch(r"hydra\.(sweeper|launcher|job_logging|hydra_logging)=([\w-]+)", argument):
-            fix = f"hydra/{found[1]}={found[2]}"
+        if match := re.fullmatch(r"hydra\.(sweeper|launcher|job_logging|hydra_logging)=([\w-]+)", argument):
+            fix = f"hydra/{match[1]}={match[2]}"
             raise ValueError(Advice(f"{argument}: is a group, written with a slash: {fix}").knowing(fix=fix))
         if argument == "hydra/job_logging=disabled":
             fix = "~callbacks.console_summary ~callbacks.progress_bar"
@@ -136,7 +136,7 @@ def about_option(name: str, value: str | None) -> Advice:
 def value_of_option(place: int, arguments: Sequence[str]) -> str | None:
     """Return the value of the option at a place, whether it was typed as `--lr=0.1` or as `--lr 0.1`."""
     following = arguments[place + 1 : place + 2]
-    values = [arguments[place].partition("=")[2], *(one for one in following if not re.search(r"^[-+~]|=", one))]
+    values = [arguments[place].partition("=")[2], *(item for item in following if not re.search(r"^[-+~]|=", item))]
     return next(filter(None, values), None)
 
 

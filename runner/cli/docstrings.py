@@ -37,28 +37,28 @@ class Definition:
     @property
     def sections(self) -> dict[str, str]:
         """The docstring by section, such as 'Args'; what comes before the first section is under an empty name."""
-        found = {"": ""}
+        texts = {"": ""}
         title = ""
         for line in self.text.splitlines():
             if re.fullmatch(r"(Args|Raises|Logs|Returns|Yields|Attributes):", line):
                 title = line[:-1]
-                found[title] = ""
+                texts[title] = ""
                 continue
             if re.match(r"\S", line):  # a section is indented below its title
                 title = ""
-            found[title] += f"{line}\n"
-        return {title: inspect.cleandoc(text) for title, text in found.items()}
+            texts[title] += f"{line}\n"
+        return {title: inspect.cleandoc(text) for title, text in texts.items()}
 
     def rows(self, title: str) -> list[tuple[str, str]]:
         """Return the entries of a section, such as its arguments, as pairs of name and text."""
-        found: list[tuple[str, str]] = []
+        entries: list[tuple[str, str]] = []
         for line in self.sections.get(title, "").splitlines():
             entry = re.match(r"([^\s:][^:]*): (.*)", line)
             if entry:
-                found.append((entry[1], entry[2]))
-            elif found:
-                found[-1] = (found[-1][0], f"{found[-1][1]} {line.strip()}".strip())
-        return found
+                entries.append((entry[1], entry[2]))
+            elif entries:
+                entries[-1] = (entries[-1][0], f"{entries[-1][1]} {line.strip()}".strip())
+        return entries
 
 
 def find_definition(target: str) -> Definition | None:
@@ -77,7 +77,7 @@ def classes_in(file: Path) -> list[Definition]:
         body = ast.parse(read_bounded(file, LARGEST)).body
     except (OSError, SyntaxError, ValueError, RecursionError):
         return []
-    return [_define(one, file) for one in body if isinstance(one, ast.ClassDef) and not one.name.startswith("_")]
+    return [_define(node, file) for node in body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
 
 
 def _find_in(module: Path, parts: list[str], links: int) -> Definition | None:
@@ -107,16 +107,17 @@ def _made_from(node: ast.Assign, name: str) -> str:
     return last.id if isinstance(last, ast.Name) else ""
 
 
-def _with_inherited(found: Definition, node: ast.AST, module: Path, links: int) -> Definition:
+def _with_inherited(definition: Definition, node: ast.AST, module: Path, links: int) -> Definition:
     """Return a definition with the arguments that a dataclass inherits, those first."""
-    if not (isinstance(node, ast.ClassDef) and found.is_dataclass and links):
-        return found
+    if not (isinstance(node, ast.ClassDef) and definition.is_dataclass and links):
+        return definition
     for base in node.bases:
         above = _find_in(module, [base.id], links - 1) if isinstance(base, ast.Name) else None
         if above is not None:
-            arguments = above.arguments | found.arguments
-            found = replace(found, arguments=arguments, annotations=above.annotations | found.annotations)
-    return found
+            arguments = above.arguments | definition.arguments
+            annotations = above.annotations | definition.annotations
+            definition = replace(definition, arguments=arguments, annotations=annotations)
+    return definition
 
 
 def _module_of(node: ast.ImportFrom, module: Path) -> Path | None:
@@ -143,14 +144,14 @@ def _top_module(name: str) -> Path | None:
 
 
 def _submodule(folder: Path, name: str) -> Path | None:
-    return next((one for one in (folder / name / INIT, folder / f"{name}.py") if one.is_file()), None)
+    return next((path for path in (folder / name / INIT, folder / f"{name}.py") if path.is_file()), None)
 
 
 def _define(node: ast.ClassDef | ast.FunctionDef, file: Path) -> Definition:
     function = node
     if isinstance(node, ast.ClassDef):
-        methods = [one for one in node.body if isinstance(one, ast.FunctionDef)]
-        function = next((one for one in methods if one.name == "__init__"), node)
+        methods = [statement for statement in node.body if isinstance(statement, ast.FunctionDef)]
+        function = next((method for method in methods if method.name == "__init__"), node)
     arguments = _fields(function) if isinstance(function, ast.ClassDef) else _parameters(function)
     defaults = {name: _as_written(default) for name, (default, _) in arguments.items()}
     annotations = {name: _as_written(annotation) for name, (_, annotation) in arguments.items()}
@@ -164,8 +165,8 @@ def _is_dataclass(node: ast.ClassDef) -> bool:
 
 def _fields(node: ast.ClassDef) -> dict[str, tuple[ast.expr | None, ast.expr | None]]:
     """Return default and annotation of the annotated fields of a class, which are the arguments of a dataclass."""
-    fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
-    return {ast.unparse(one.target): (one.value, one.annotation) for one in fields if _is_dataclass(node)}
+    fields = [item for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)]
+    return {ast.unparse(field.target): (field.value, field.annotation) for field in fields if _is_dataclass(node)}
 
 
 def _parameters(node: ast.FunctionDef) -> dict[str, tuple[ast.expr | None, ast.expr | None]]:
@@ -174,7 +175,7 @@ def _parameters(node: ast.FunctionDef) -> dict[str, tuple[ast.expr | None, ast.e
     positional = [*named.posonlyargs, *named.args]
     defaults = [None] * (len(positional) - len(named.defaults)) + list(named.defaults)
     pairs = [*zip(positional, defaults, strict=True), *zip(named.kwonlyargs, named.kw_defaults, strict=True)]
-    return {one.arg: (default, one.annotation) for one, default in pairs if one.arg != "self"}
+    return {argument.arg: (default, argument.annotation) for argument, default in pairs if argument.arg != "self"}
 
 
 def _as_written(node: ast.expr | None) -> str:

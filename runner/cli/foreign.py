@@ -21,9 +21,9 @@ def about_foreign(key: str, value: Any = None) -> Advice | None:
     The key is given in full; for the choice of a group it is `group=choice`.
     """
     if isinstance(value, Mapping):
-        for name, one in value.items():
-            if (found := about_foreign(f"{key}.{name}", one)) is not None:
-                return Advice(f"for {key}.{name} ") + found
+        for name, item in value.items():
+            if (advice := about_foreign(f"{key}.{name}", item)) is not None:
+                return Advice(f"for {key}.{name} ") + advice
         value = None
     row = _row(key)
     if row is None:

@@ -30,15 +30,15 @@ class Advice(str):
         return self._with(str(text) + str(self), {})
 
     def _with(self, text: str, facts: dict[str, Any]) -> Advice:
-        found = Advice(text)
-        found.__dict__.update(self.__dict__ | facts)
-        return found
+        advice = Advice(text)
+        advice.__dict__.update(self.__dict__ | facts)
+        return advice
 
 
 def advice_in(error: Exception) -> Advice:
     """Return the advice that an exception was made with; an empty one if there is none."""
-    told = (getattr(error, "reason", ""), *error.args)
-    return next((one for one in told if isinstance(one, Advice)), Advice())
+    arguments = (getattr(error, "reason", ""), *error.args)
+    return next((argument for argument in arguments if isinstance(argument, Advice)), Advice())
 
 
 def nearest(name: str, allowed: Iterable[Any], most: int = 40, otherwise: str = "it has many others") -> Advice:
@@ -46,11 +46,11 @@ def nearest(name: str, allowed: Iterable[Any], most: int = 40, otherwise: str = 
 
     Of more than `most` names, none of which is close, the phrase is `otherwise`.
     """
-    names = sorted(one for one in map(str, allowed) if not one.startswith("_"))
-    longer = [one for one in names if name and one.startswith(name)]
-    swapped = [one for one in names if sorted(one) == sorted(str(name))]
-    small = {one.lower(): one for one in names}
-    alike = [small[one] for one in difflib.get_close_matches(str(name).lower(), small, n=1, cutoff=0.6)]
+    names = sorted(allowed_name for allowed_name in map(str, allowed) if not allowed_name.startswith("_"))
+    longer = [candidate for candidate in names if name and candidate.startswith(name)]
+    swapped = [candidate for candidate in names if sorted(candidate) == sorted(str(name))]
+    small = {candidate.lower(): candidate for candidate in names}
+    alike = [small[match] for match in difflib.get_close_matches(str(name).lower(), small, n=1, cutoff=0.6)]
     near = swapped or longer or alike
     facts = {"allowed": tuple(names), "meant": near[0] if near else ""}
     if len(names) > most:

@@ -51,21 +51,21 @@ def check_spelling(verb: Verb, arguments: Sequence[str]) -> None:
         ValueError: there is such a key.
     """
     typed = _parts(verb, arguments)
-    name = _verb_of(verb, [one for one in typed if _is_other_spelling(one.key)])
+    name = _verb_of(verb, [argument for argument in typed if _is_other_spelling(argument.key)])
     meant = VERBS[name or "train"]
-    own = {one.key for one in typed if one.key in meant.defaults and meant.composes}
+    own = {argument.key for argument in typed if argument.key in meant.defaults and meant.composes}
     own -= {key.name for key in top_keys()} if own else set()  # the seed of an experiment
-    wrong = [one for one in typed if one.key in own or _is_other_spelling(one.key)]
+    wrong = [argument for argument in typed if argument.key in own or _is_other_spelling(argument.key)]
     if not wrong:
         return
-    shown = " ".join(part for one in wrong for part in one.parts)
-    kept = [part for one in typed if one not in wrong and not one.is_word for part in one.parts]
-    values = {one.key: one.value for one in wrong if one.value not in ("", "null")}
+    shown = " ".join(part for argument in wrong for part in argument.parts)
+    kept = [part for argument in typed if argument not in wrong and not argument.is_word for part in argument.parts]
+    values = {argument.key: argument.value for argument in wrong if argument.value not in ("", "null")}
     runs = dict.fromkeys(values[key] for key in _NAMES_RUN if key in values)
     if len(runs) > 1:
         raise ValueError(Advice(f"{shown}: a command uses one run; give only one").knowing(key=wrong[0].key))
     words = [*runs]
-    words += [*(one.parts[0] for one in typed if one.is_word and one.parts[0] != name), *_words_of(name, values)]
+    words += [*(part.parts[0] for part in typed if part.is_word and part.parts[0] != name), *_words_of(name, values)]
     missing = meant.words.split()[len(words) : meant.least_words]
     arguments = [*words, *missing, *_options_of(meant, wrong), *kept]
     fix = " ".join(["runner", *filter(None, [name]), *map(shlex.quote, arguments)])
@@ -77,7 +77,7 @@ def check_spelling(verb: Verb, arguments: Sequence[str]) -> None:
 def _parts(verb: Verb, arguments: Sequence[str]) -> list[_Argument]:
     """Return the arguments, each option together with its value; `--resume RUN` counts as the key `resume`."""
     take_values = {*TAKE_VALUES, *(f"--{option.name}" for option in verb.options if option.kind is not bool)}
-    found = []
+    parts = []
     place = 0
     while place < len(arguments):
         name, equals, value = arguments[place].partition("=")
@@ -92,9 +92,9 @@ def _parts(verb: Verb, arguments: Sequence[str]) -> list[_Argument]:
             value = value or ("" if key == "mode" else "latest")
         elif name in take_values and not equals:
             length = 2
-        found.append(_Argument(tuple(arguments[place : place + length]), key, unquoted(value) if key else ""))
+        parts.append(_Argument(tuple(arguments[place : place + length]), key, unquoted(value) if key else ""))
         place += length
-    return found
+    return parts
 
 
 def _is_other_spelling(key: str) -> bool:
@@ -107,16 +107,16 @@ def _is_other_spelling(key: str) -> bool:
 
 def _verb_of(typed: Verb, wrong: Sequence[_Argument]) -> str:
     """Return the verb that is meant; empty for `train`, which may be left out."""
-    values = {one.key: one.value for one in wrong if one.value not in ("", "null")}
-    sections = [one.key.partition(".")[0].replace("_", "-") for one in wrong]
+    values = {argument.key: argument.value for argument in wrong if argument.value not in ("", "null")}
+    sections = [argument.key.partition(".")[0].replace("_", "-") for argument in wrong]
     verb = "" if typed.name == "train" else typed.name
     if "at" in values:
         return "fork"
-    if asked := values.get("mode", "").replace("_", "-"):
-        if asked not in VERBS:
-            asked = _known_verb(values["mode"])
-        return "" if asked == "train" else asked
-    verb = verb or next((one for one in sections if one in VERBS and one not in _NAMES_RUN), "")
+    if mode := values.get("mode", "").replace("_", "-"):
+        if mode not in VERBS:
+            mode = _known_verb(values["mode"])
+        return "" if mode == "train" else mode
+    verb = verb or next((section for section in sections if section in VERBS and section not in _NAMES_RUN), "")
     return verb or next((name for key, name in _NAMES_RUN.items() if key in values), "")
 
 
@@ -134,21 +134,21 @@ def _words_of(verb: str, values: Mapping[str, str]) -> list[str]:
     value = values.get(_WORDS.get(verb, verb.replace("-", "_")), "")
     if verb in _NAMES_RUN or not value:
         return []
-    return [unquoted(one.strip()) for one in value[1:-1].split(",")] if value.startswith("[") else [value]
+    return [unquoted(item.strip()) for item in value[1:-1].split(",")] if value.startswith("[") else [value]
 
 
 def _options_of(verb: Verb, wrong: Sequence[_Argument]) -> list[str]:
-    found = []
+    options = []
     for argument in wrong:
         key, value = argument.key, argument.value
         section, _, name = key.rpartition(".")
         defaults = (VERBS.get(section.replace("_", "-")) or verb).defaults
         if key in _FLAGS:
-            found += [_FLAGS[key][1]] * (value.lower() == _FLAGS[key][0])
+            options += [_FLAGS[key][1]] * (value.lower() == _FLAGS[key][0])
         elif key in _OPTIONS:
-            found += [_OPTIONS[key], without_brackets(value)]
+            options += [_OPTIONS[key], without_brackets(value)]
         elif name in defaults and value != "null":
             flag = f"--{name.replace('_', '-')}"
             is_flag = isinstance(defaults[name], bool)
-            found += [flag] * (not is_flag or value.lower() == "true") + [without_brackets(value)] * (not is_flag)
-    return found
+            options += [flag] * (not is_flag or value.lower() == "true") + [without_brackets(value)] * (not is_flag)
+    return options

@@ -52,14 +52,14 @@ def warm_up(callbacks: Mapping[str, Section]) -> None:
 
 def classes_with(attribute: str, callbacks: Mapping[str, Section]) -> dict[str, Any]:
     """Return the classes of those callbacks that have a true attribute, by key; wrong targets are skipped."""
-    found = {}
+    classes = {}
     for key, section in callbacks.items():
         find_in_working_directory(section.plain)
         with suppress(Exception):
             target = hydra.utils.get_object(section.target)
             if getattr(target, attribute, None):
-                found[key] = target
-    return found
+                classes[key] = target
+    return classes
 
 
 def check(experiment: Experiment, passed: set[str] | None = None, is_new: bool = True) -> None:
@@ -117,36 +117,36 @@ def make_parts(experiment: Experiment, uploads: bool = True) -> dict[str, Any]:
     as in a trial, no checkpoints go to a mirror.
     """
     parts = {
-        "callbacks": {key: one.make() for key, one in experiment.callbacks.items()},
-        "algorithms": {key: one.make() for key, one in experiment.algorithms.items()},
+        "callbacks": {key: section.make() for key, section in experiment.callbacks.items()},
+        "algorithms": {key: section.make() for key, section in experiment.algorithms.items()},
         "optimizers": make_optimizers(experiment.optimizers),
         "schedulers": None if experiment.scheduler is None else experiment.scheduler.make(),
     }
-    for one in parts["callbacks"].values():
-        if not uploads and hasattr(one, "mirror"):
-            one.mirror = None
+    for callback in parts["callbacks"].values():
+        if not uploads and hasattr(callback, "mirror"):
+            callback.mirror = None
     return parts
 
 
 def make_data(experiment: Experiment) -> tuple[Any, Any]:
     """Return the training and the evaluation data of an experiment; the latter includes its test data."""
     section = experiment.data
-    made = section.make()
-    if not isinstance(made, tuple | list) or len(made) not in (2, 3):
-        kind = f"{type(made).__name__} of {len(made)}" if isinstance(made, tuple | list) else type(made).__name__
+    data = section.make()
+    if not isinstance(data, tuple | list) or len(data) not in (2, 3):
+        kind = f"{type(data).__name__} of {len(data)}" if isinstance(data, tuple | list) else type(data).__name__
         allowed = "(train_loader, eval_loader) or (train_loader, eval_loader, test_loader)"
         text = f"data: {section.target} must return {allowed}, not a {kind}"
         raise TypeError(Advice(text).knowing(key="data"))
     if experiment.folds is not None:
         folds = experiment.folds.make()
         with experiment.folds.named():
-            folds.apply(*made[:2])
-    if len(made) == 2 or made[2] is None:
-        return made[0], made[1]
+            folds.apply(*data[:2])
+    if len(data) == 2 or data[2] is None:
+        return data[0], data[1]
     from runner.training.evaluator import with_test
 
     with section.named():
-        return made[0], with_test(made[1], made[2])
+        return data[0], with_test(data[1], data[2])
 
 
 def make_model(experiment: Experiment) -> Any:
@@ -181,8 +181,8 @@ def make_destinations(callbacks: Mapping[str, Section]) -> list[LoggerDestinatio
     """Return those of some callbacks that are logger destinations, for use without a run."""
     from runner.core.destination import LoggerDestination
 
-    kinds = [(one, one.find_target()) for one in callbacks.values()]
-    return [one.make() for one, kind in kinds if isinstance(kind, type) and issubclass(kind, LoggerDestination)]
+    kinds = [(section, section.find_target()) for section in callbacks.values()]
+    return [section.make() for section, kind in kinds if isinstance(kind, type) and issubclass(kind, LoggerDestination)]
 
 
 @contextmanager
@@ -234,15 +234,15 @@ def make_optimizers(sections: Mapping[str, Section]) -> Any:
 
     from runner.optim.param_groups import ParamGroups, takes_model
 
-    made: dict[str, Any] = {}
+    optimizers: dict[str, Any] = {}
     for name, section in sections.items():
-        one = section.without("param_groups").make()
+        optimizer = section.without("param_groups").make()
         rules = section.get("param_groups")
         with section.named():
-            if callable(one) and not takes_model(one):
-                _try_factory(one, torch.nn.Linear(2, 2))
-            made[name] = ParamGroups(cast(Any, one), rules) if rules else one
-    return made.get("", made)
+            if callable(optimizer) and not takes_model(optimizer):
+                _try_factory(optimizer, torch.nn.Linear(2, 2))
+            optimizers[name] = ParamGroups(cast(Any, optimizer), rules) if rules else optimizer
+    return optimizers.get("", optimizers)
 
 
 def _try_on_model(parts: Mapping[str, Any], model: Any, experiment: Experiment) -> None:
@@ -252,7 +252,7 @@ def _try_on_model(parts: Mapping[str, Any], model: Any, experiment: Experiment) 
     from runner.optim.param_groups import takes_model
     from runner.timing.event import Event
 
-    if any(overrides(one, Event.INIT) for one in parts["algorithms"].values()):
+    if any(overrides(algorithm, Event.INIT) for algorithm in parts["algorithms"].values()):
         return
     for name, section in experiment.optimizers.items():
         with section.named():
@@ -265,6 +265,6 @@ def _try_on_model(parts: Mapping[str, Any], model: Any, experiment: Experiment) 
 def _try_factory(factory: Any, model: Any) -> None:
     from runner.optim.factories import make_optimizers
 
-    for group in (group for one in make_optimizers(factory, model) for group in one.param_groups):
+    for group in (group for optimizer in make_optimizers(factory, model) for group in optimizer.param_groups):
         if isinstance(lr := group.get("lr"), str):  # not every optimizer checks its lr
             raise wrong_argument("lr", lr, "must be a number, the learning rate", TypeError)

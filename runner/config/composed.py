@@ -78,13 +78,13 @@ def section_of(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
 def optimizer_sections(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the section of the optimizer, or one section for each submodule with its own optimizer, by path."""
     section: Any = config.get("optimizer")
-    several = isinstance(section, Mapping) and any(isinstance(one, Mapping) for one in section.values())
+    several = isinstance(section, Mapping) and any(isinstance(value, Mapping) for value in section.values())
     if several and "_target_" not in section:
-        for key, one in section.items():
-            if not isinstance(one, Mapping) or "_target_" not in one:
+        for key, value in section.items():
+            if not isinstance(value, Mapping) or "_target_" not in value:
                 reason = "needs a `_target_`: without one at the top, every key must be the optimizer of a submodule"
-                raise WrongKey(f"optimizer.{key}", reason, repr(one))
-        return {f"optimizer.{key}": one for key, one in section.items()}
+                raise WrongKey(f"optimizer.{key}", reason, repr(value))
+        return {f"optimizer.{key}": value for key, value in section.items()}
     return {"optimizer": section_of(config, "optimizer")}
 
 
@@ -139,7 +139,7 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
         if not isinstance(config[key], kinds | None) or isinstance(config[key], bool):
             raise WrongKey(key, "must be a name, or null", repr(config[key]))
     names = [config["objective"]] if isinstance(config["objective"], str) else config["objective"]
-    if names is not None and not (names and isinstance(names, list) and all(isinstance(one, str) for one in names)):
+    if names is not None and not (names and isinstance(names, list) and all(isinstance(name, str) for name in names)):
         reason = "must be a metric, such as eval/loss, a list of metrics, or null"
         raise WrongKey("objective", reason, repr(config["objective"]))
     if config["test"] not in (None, "best", "last"):

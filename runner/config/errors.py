@@ -49,13 +49,13 @@ class Explanation(NamedTuple):
         facts = facts_of(error)
         meant = facts.meant or getattr(error, "meant", "")  # of a value
         fix = advice.fix or fix_of(at, advice.meant or meant, self.is_value or bool(meant))
-        if self.is_value and not advice.fix and fix and any(one.startswith(f"+{at}=") for one in sys.argv[1:]):
+        if self.is_value and not advice.fix and fix and any(word.startswith(f"+{at}=") for word in sys.argv[1:]):
             fix = f"+{fix}"  # without it, a list would be replaced, and a new key would be none
         if fix and "=" not in fix and (value := typed_value(sys.argv[1:], at)) is not None:
             fix = f"{fix}={value}"
-        made = WrongConfig(self.message, self.key, at, advice.allowed or facts.allowed, fix)
-        annotate(made, refusal=self.message)
-        return made
+        converted = WrongConfig(self.message, self.key, at, advice.allowed or facts.allowed, fix)
+        annotate(converted, refusal=self.message)
+        return converted
 
     @property
     def message(self) -> str:
@@ -71,7 +71,7 @@ def config_errors(event: Event | None = None) -> Iterator[None]:
     except WrongConfig:
         raise
     except CONFIG_ERRORS as error:
-        if event is not None and all(one.event is not event for one in facts_of(error).raisers):
+        if event is not None and all(raiser.event is not event for raiser in facts_of(error).raisers):
             raise
         explanation = explain(error, sys.argv[1:], CONF)
         raise explanation.as_error(error) from error
@@ -121,8 +121,8 @@ def _reason_of_omegaconf(error: OmegaConfBaseException) -> str:
     if isinstance(error, MissingMandatoryValue):
         return f"needs a value; write {error.full_key}=..."
     first = str(error).strip().splitlines()[0]
-    if isinstance(error, InterpolationKeyError) and (found := re.search(r"'([^']+)'", first)):
-        return f"uses ${{{found[1]}}}, and there is no such key; set your own values with +vars.<name>=..."
+    if isinstance(error, InterpolationKeyError) and (match := re.search(r"'([^']+)'", first)):
+        return f"uses ${{{match[1]}}}, and there is no such key; set your own values with +vars.<name>=..."
     return re.sub(r"^\w+ raised while resolving interpolation: (\[Errno \d+\] )?", "", first)
 
 
@@ -147,8 +147,8 @@ def _in_a_circle(error: RecursionError) -> str | None:
 
 def _how_to_remove(keys: Sequence[str], overrides: Sequence[str], conf: Path) -> str:
     """Return advice on removing keys that come from config files; empty if all of the keys were typed."""
-    typed = {key_of(one) for one in overrides}
-    whole = tuple(f"{key_of(one)}." for one in overrides if "={" in one)  # sections typed with all of their keys
+    typed = {key_of(override) for override in overrides}
+    whole = tuple(f"{key_of(text)}." for text in overrides if "={" in text)  # sections typed with all of their keys
     removed = " ".join(f"~{key}" for key in keys if key not in typed and not key.startswith(whole))
     if not removed:
         return ""
@@ -174,22 +174,22 @@ def _with_place(error: Exception, text: str, overrides: Sequence[str], conf: Pat
         key = key_of(at_fault)
     else:
         argument = argument_of(error)
-        key = next((one for one in map(key_of, overrides) if one == f"trainer.{argument}"), argument)
+        key = next((key for key in map(key_of, overrides) if key == f"trainer.{argument}"), argument)
     place = line_of_user(error)
     if place is None and isinstance(error, TypeError):  # Python's message alone rarely explains the error
         last = traceback.extract_tb(error.__traceback__)[-1:]
-        raised = (one for one in last if not (one.line or "").startswith("raise "))
-        place = next((f"{one.filename}:{one.lineno}" for one in raised), None)
+        raised = (frame for frame in last if not (frame.line or "").startswith("raise "))
+        place = next((f"{frame.filename}:{frame.lineno}" for frame in raised), None)
     trace = f"; {VARIABLE}=1 shows the trace" if isinstance(error, ConstructorFailed) else ""
     return Explanation(text, key, place, trace, at=key or facts.section or _key_of_file(error, overrides))
 
 
 def _override_in(section: str, text: str, overrides: Sequence[str]) -> str:
     """Return the one typed override of a section whose value a library's message repeats; empty if there is none."""
-    typed = [one.lstrip("+") for one in overrides if key_of(one).startswith(f"{section}.") and "=" in one]
-    values = {one: re.escape(one.partition("=")[2]) for one in typed}
-    found = [one for one, value in values.items() if value and re.search(rf"(?<![\w.-]){value}(?![\w.])", text)]
-    return found[0] if len(found) == 1 else ""
+    typed = [text.lstrip("+") for text in overrides if key_of(text).startswith(f"{section}.") and "=" in text]
+    values = {override: re.escape(override.partition("=")[2]) for override in typed}
+    matching = [key for key, value in values.items() if value and re.search(rf"(?<![\w.-]){value}(?![\w.])", text)]
+    return matching[0] if len(matching) == 1 else ""
 
 
 def _key_of_file(error: Exception, overrides: Sequence[str]) -> str:
@@ -198,9 +198,9 @@ def _key_of_file(error: Exception, overrides: Sequence[str]) -> str:
     if not isinstance(file, str):
         return ""
     file = Path(file).absolute()
-    typed = {key_of(one): Path(value).absolute() for one in overrides if (value := one.partition("=")[2])}
-    found = [key for key, path in typed.items() if path == file or file in path.parents or path in file.parents]
-    return found[0] if len(found) == 1 else ""
+    typed = {key_of(text): Path(value).absolute() for text in overrides if (value := text.partition("=")[2])}
+    keys = [key for key, path in typed.items() if path == file or file in path.parents or path in file.parents]
+    return keys[0] if len(keys) == 1 else ""
 
 
 def line_of_user(error: BaseException) -> str | None:
@@ -208,4 +208,4 @@ def line_of_user(error: BaseException) -> str | None:
     if isinstance(error, ConstructorFailed) and error.__cause__ is not None:
         error = error.__cause__
     frames = reversed(traceback.extract_tb(error.__traceback__))
-    return next((f"{one.filename}:{one.lineno}" for one in frames if is_of_user(one.filename)), None)
+    return next((f"{frame.filename}:{frame.lineno}" for frame in frames if is_of_user(frame.filename)), None)

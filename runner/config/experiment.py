@@ -45,7 +45,7 @@ class Experiment:
 
     def with_callbacks(self, keys: Collection[str]) -> Experiment:
         """Return this experiment with no other callbacks than those with these keys."""
-        return self.changed(callbacks={key: one.plain for key, one in self.callbacks.items() if key in keys})
+        return self.changed(callbacks={key: section.plain for key, section in self.callbacks.items() if key in keys})
 
     def without_callbacks(self, keys: Collection[str]) -> Experiment:
         """Return this experiment without some callbacks."""
@@ -84,8 +84,8 @@ class Experiment:
     @cached_property
     def optimizers(self) -> Mapping[str, Section]:
         """The sections of optimizers by the submodule that each one trains; '' for the whole model."""
-        found = optimizer_sections(self.plain)
-        return {path.partition(".")[2]: Section(path, one) for path, one in found.items()}
+        sections = optimizer_sections(self.plain)
+        return {path.partition(".")[2]: Section(path, section) for path, section in sections.items()}
 
     @cached_property
     def scheduler(self) -> Section | None:
@@ -147,4 +147,4 @@ class Experiment:
         Raises:
             KeyError: there is none.
         """
-        return {one.path: one for one in self.sections()}[path]
+        return {section.path: section for section in self.sections()}[path]

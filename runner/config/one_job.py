@@ -35,5 +35,5 @@ def run_one_job(task: TaskFunction, arguments: Sequence[str]) -> None:
         config = compose("config", [*arguments, "hydra.mode=RUN"], return_hydra_config=True)
         callbacks: Any = Callback()  # does nothing; that of conf/ is for sweeps
         context = HydraContext(GlobalHydra.instance().config_loader(), callbacks)
-    done = run_job(task, config, job_dir_key="hydra.run.dir", job_subdir_key=None, hydra_context=context)
-    _ = done.return_value  # raises what the task has raised
+    result = run_job(task, config, job_dir_key="hydra.run.dir", job_subdir_key=None, hydra_context=context)
+    _ = result.return_value  # raises what the task has raised

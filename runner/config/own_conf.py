@@ -30,15 +30,15 @@ def find_own_conf(arguments: Sequence[str], conf: Path) -> list[str]:
     """
     own = Path(OWN).absolute()
     groups = [*(path.name for path in conf.iterdir() if path.is_dir()), "vars"]
-    found = [group for group in sorted(groups) if (own / group).is_dir()]
-    if not found or own.resolve() == conf or config_dir(arguments) is not None:
+    present = [group for group in sorted(groups) if (own / group).is_dir()]
+    if not present or own.resolve() == conf or config_dir(arguments) is not None:
         return []
     for file in sorted(own.rglob("*.yaml")):
         if _configures_hydra(file, own):
             reason = f"{file.relative_to(own.parent)} configures Hydra itself, which can run code"
             print_to_stderr(f"WARNING: {OWN}/ is not read: {reason}; --config-dir {OWN} allows it")
             return []
-    names = [file.relative_to(own) for group in found for file in sorted((own / group).glob("*.yaml"))]
+    names = [file.relative_to(own) for group in present for file in sorted((own / group).glob("*.yaml"))]
     same = [str(name) for name in (Path("config.yaml"), *names) if (own / name).exists() and (conf / name).exists()]
     unread = f"; not read, because the runner has files of these names: {', '.join(same)}" if same else ""
     advice = "; put the keys of config.yaml into conf/experiment/<name>.yaml" if "config.yaml" in same else ""

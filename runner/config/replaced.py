@@ -34,7 +34,7 @@ def without_replaced(
         overrides: the overrides that it was composed with.
         options: the arguments among which a `--config-dir` may be.
     """
-    typed = {key_of(one): one.partition("=")[2] for one in overrides if re.match(r"[\w/]+=", one)}
+    typed = {key_of(override): override.partition("=")[2] for override in overrides if re.match(r"[\w/]+=", override)}
     if typed.keys().isdisjoint((*SINGLE, *LISTS)):
         return config, []
     recipes = recipes_of([*overrides, *options], CONF)
@@ -46,7 +46,7 @@ def without_replaced(
     replaced = [group for group in SINGLE if group in typed and chosen.get(group) != [typed[group]]]
     lists = [group for group in LISTS if replaced or group in typed]
     contents = (OmegaConf.to_container(OmegaConf.create(text)) for text in recipes)
-    keys = [key_of(one) for one in overrides if "." in key_of(one)]
+    keys = [key_of(override) for override in overrides if "." in key_of(override)]
     leaves = {
         leaf for content in contents for leaf in _leaves(content, (*replaced, *lists)) if not _is_typed(leaf, keys)
     }

@@ -55,11 +55,11 @@ class Section:
 
     def without(self, *arguments: str) -> Section:
         """Return this section without some arguments."""
-        return Section(self.path, {key: one for key, one in self.plain.items() if key not in arguments})
+        return Section(self.path, {key: value for key, value in self.plain.items() if key not in arguments})
 
     def nested(self) -> Iterator[Section]:
         """Yield this section and those of the objects among its arguments, outer ones first."""
-        return (Section(path, one) for path, one in targets(self.plain, self.path))
+        return (Section(path, section) for path, section in targets(self.plain, self.path))
 
     def find_target(self) -> Any:
         """Return the class or function that is called."""
@@ -119,8 +119,8 @@ class Section:
 
 def sections_in(group: str, plain: Mapping[str, Any] | None) -> dict[str, Section]:
     """Return the sections of a group by key; those without a target are left out."""
-    found = {str(key): one for key, one in (plain or {}).items() if isinstance(one, Mapping) and "_target_" in one}
-    return {key: Section(f"{group}.{key}", one) for key, one in found.items()}
+    nested = {str(key): value for key, value in (plain or {}).items() if isinstance(value, Mapping)}
+    return {key: Section(f"{group}.{key}", value) for key, value in nested.items() if "_target_" in value}
 
 
 def note_section_of_hook(error: BaseException, sections: Sequence[Section]) -> bool:
@@ -143,9 +143,9 @@ def _note_section(error: BaseException, section: Section, among: Sequence[Sectio
     target that failed, if that is inside the section.
     """
     argument = argument_of(error)
-    inside = {one.path: one for one in section.nested()}
+    inside = {nested.path: nested for nested in section.nested()}
     place = failed if failed in inside else section.path
-    owners = [one.path for one in [*inside.values(), *among] if argument.partition(".")[0] in one]
+    owners = [owner.path for owner in [*inside.values(), *among] if argument.partition(".")[0] in owner]
     annotate(error, argument=argument, section=owners[0] if owners else place, target=inside[place].target)
     if owners:
         annotate(error, key=f"{owners[0]}.{argument}")

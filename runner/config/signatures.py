@@ -59,21 +59,22 @@ def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[st
     except (TypeError, ValueError):
         return  # written in C, without a signature; the target checks its arguments when it is called
     keys = [key for key in section if key not in NO_ARGUMENTS]
-    open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    named = [key for key, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    named = [key for key, item in parameters.items() if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)]
     for key in keys:
         if key in supplied:
             raise WrongKey(f"{path}.{key}", "is built from the other groups and cannot be set here")
     if not open_ended and (unknown := [key for key in keys if key not in named]):
         foreign = about_foreign(f"{path}.{unknown[0]}", section[unknown[0]])
-        near = foreign or nearest(unknown[0], [one for one in named if one not in supplied])
+        near = foreign or nearest(unknown[0], [name for name in named if name not in supplied])
         raise NoSuchArgument([f"{path}.{key}" for key in unknown], f"{name} has no such argument; " + near)
     check_null(path, section, parameters)
     _check_types(path, section, target, {key: parameters[key] for key in keys if key in named})
     if section.get("_partial_") or section.get("_args_"):
         return
-    for key, one in parameters.items():
-        required = one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    for key, parameter in parameters.items():
+        kinds = (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        required = parameter.default is parameter.empty and parameter.kind in kinds
         if required and key not in keys and key not in supplied:
             if key in _GIVEN_IN_TRAINING and path.partition(".")[0] in ("optimizer", "scheduler"):
                 raise WrongKey(path, f"{name} gets {key} only during training: add '_partial_: true'")
@@ -93,7 +94,7 @@ def taken_as_options(path: str, section: Mapping[str, Any]) -> list[str]:
         parameters = inspect.signature(locate(path, section["_target_"])).parameters
     except (TypeError, ValueError):
         return []
-    named = [key for key, one in parameters.items() if one.kind is not one.VAR_KEYWORD]
+    named = [key for key, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
     return [key for key in section if key not in named and key not in NO_ARGUMENTS]
 
 
@@ -113,12 +114,12 @@ def locate(path: str, target: Any) -> Callable[..., Any]:
     find_in_working_directory(target)
     try:
         prepare_import(target)
-        found = hydra.utils.get_object(target)
+        located = hydra.utils.get_object(target)
     except Exception as error:
         raise WrongKey(key, _why_not_found(target, error.__cause__ or error), repr(target)) from None
-    if not callable(found):
-        raise WrongKey(key, f"is a {type(found).__name__}, not a class or function", repr(target))
-    return found
+    if not callable(located):
+        raise WrongKey(key, f"is a {type(located).__name__}, not a class or function", repr(target))
+    return located
 
 
 def _why_not_found(target: str, cause: BaseException) -> str:
@@ -128,18 +129,18 @@ def _why_not_found(target: str, cause: BaseException) -> str:
         return "needs its module too, as in torch.optim.AdamW"
     if not isinstance(cause, ModuleNotFoundError | AttributeError):
         frames = reversed(traceback.extract_tb(cause.__traceback__))
-        line = next((f" [{one.filename}:{one.lineno}]" for one in frames if is_of_user(one.filename)), "")
+        line = next((f" [{frame.filename}:{frame.lineno}]" for frame in frames if is_of_user(frame.filename)), "")
         return f"importing it failed with {type(cause).__name__}: {cause}{line}"
     if isinstance(cause, ModuleNotFoundError) and not f"{target}.".startswith(f"{cause.name}."):
         return f"importing it needs the package {cause.name!r}, which is not installed"
     for depth in range(len(parts) - 1, 0, -1):
         module = ".".join(parts[:depth])
         try:
-            found = hydra.utils.get_object(module)
+            holder = hydra.utils.get_object(module)
         except Exception:
             continue
-        near = nearest(parts[depth], _callables(found))
-        whole = {"allowed": tuple(f"{module}.{one}" for one in near.allowed)} if depth == len(parts) - 1 else {}
+        near = nearest(parts[depth], _callables(holder))
+        whole = {"allowed": tuple(f"{module}.{name}" for name in near.allowed)} if depth == len(parts) - 1 else {}
         meant = ".".join([module, near.meant, *parts[depth + 1 :]]) if near.meant else ""
         return (Advice(f"{module} has no {parts[depth]!r}; ") + near).knowing(meant=meant, **whole)
     return f"there is no module {parts[0]!r}, neither installed nor in the working directory"
@@ -165,8 +166,8 @@ def _check_types(
         value = section[key]
         if isinstance(value, str) and key in hints and Kind.SECRET in kinds_in(hints[key]):
             keep_secret(value)
-        made = isinstance(value, Mapping) and "_target_" in value
-        if key in hints and not made and value != parameter.default and not _fits(value, hints[key]):
+        is_target = isinstance(value, Mapping) and "_target_" in value
+        if key in hints and not is_target and value != parameter.default and not _fits(value, hints[key]):
             hint = parameter.annotation
             shown = " or ".join(dict.fromkeys(_in_words(hints[key])))
             shown = shown or (hint if isinstance(hint, str) else inspect.formatannotation(hint))
@@ -180,7 +181,7 @@ def _listed(hint: Any) -> tuple[str, ...]:
     """Return all values that an annotation allows, if they can be listed."""
     origin, hint = _without_marks(hint)
     if origin in (Union, UnionType):
-        parts = [_listed(one) for one in get_args(hint)]
+        parts = [_listed(part) for part in get_args(hint)]
         return tuple(value for part in parts for value in part) if all(parts) else ()
     plain = {bool: ("true", "false"), NoneType: ("null",), Literal: tuple(map(str, get_args(hint)))}
     return plain.get(origin, ())
@@ -190,8 +191,8 @@ def _in_words(hint: Any) -> Iterator[str]:
     """Yield the config types that match an annotation; nothing for types that a config cannot represent."""
     origin, hint = _without_marks(hint)
     if origin in (Union, UnionType):
-        for one in get_args(hint):
-            yield from _in_words(one)
+        for part in get_args(hint):
+            yield from _in_words(part)
     elif origin is Literal:
         yield from map(repr, get_args(hint))
     elif origin in _WORDS:
@@ -202,7 +203,7 @@ def _fits(value: Any, hint: Any) -> bool:
     """Return whether a plain value may be of an annotated type; True if that cannot be determined."""
     origin, hint = _without_marks(hint)
     if origin in (Union, UnionType):
-        return any(_fits(value, one) for one in get_args(hint))
+        return any(_fits(value, part) for part in get_args(hint))
     if origin is Literal:
         return value in get_args(hint)
     if origin in _SCALARS:

@@ -14,7 +14,7 @@ from runner.cli.command_line import config_dir, key_of
 
 def files_with(key: str, overrides: Sequence[str], conf: Path) -> list[str]:
     """Return the config files that set a key, among those chosen on the command line; none if it was typed."""
-    if any(f"{key_of(one)}.".startswith(f"{key}.") for one in overrides):  # the key itself, or one inside it
+    if any(f"{key_of(override)}.".startswith(f"{key}.") for override in overrides):  # the key itself, or one inside it
         return []
     return [_shown(file) for file, group in _files(overrides, conf).items() if _sets(file, group, key)]
 
@@ -53,25 +53,25 @@ def _is_global(text: str) -> bool:
 
 def _typed_choices(overrides: Sequence[str]) -> Iterator[str]:
     """Yield the possible choices `group/name` in overrides."""
-    for one in overrides:
-        key, equals, value = one.lstrip("+").partition("=")
-        if equals and not one.startswith("-"):
+    for override in overrides:
+        key, equals, value = override.lstrip("+").partition("=")
+        if equals and not override.startswith("-"):
             yield from (f"{key}/{name}" for name in re.findall(r"[\w/.-]+", value))
 
 
 def _files(overrides: Sequence[str], conf: Path) -> dict[Path, str]:
     """Return the files of the typed choices and of their defaults, each with its group."""
     folders = [*filter(None, (conf, config_dir(overrides)))]
-    found: dict[Path, str] = {}
+    files: dict[Path, str] = {}
     waiting = [*_typed_choices(overrides)]
     while waiting:
         choice = waiting.pop(0)
         group = choice.rpartition("/")[0]
         file = next((path for folder in folders if (path := folder / f"{choice}.yaml").is_file()), None)
-        if file is not None and file not in found:  # a file may name itself among its defaults
-            found[file] = group
+        if file is not None and file not in files:  # a file may name itself among its defaults
+            files[file] = group
             waiting += _chosen(_content(file).get("defaults") or [], group)
-    return found
+    return files
 
 
 def _chosen(defaults: Sequence[Any], group: str) -> Iterator[str]:

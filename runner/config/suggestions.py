@@ -47,7 +47,7 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
     """Return a message that says what is wrong with the chosen groups and overrides."""
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
         missing = str(error.missing_cfg_file)
-        typed = [one for one in overrides if "=" in one and f"{key_of(one)}/{one.partition('=')[2]}" == missing]
+        typed = [text for text in overrides if "=" in text and f"{key_of(text)}/{text.partition('=')[2]}" == missing]
         if typed and "/" in typed[0].partition("=")[2]:
             group = key_of(typed[0])
             text = f"{typed[0]}: takes the name of a file in conf/{group}/; --config-dir=<folder> adds a conf/ of yours"
@@ -64,30 +64,30 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
     if (typed := next(filter(IN_SEARCH_SPACE.match, overrides), None)) and "hydra.sweeper.params" in text:
         remedy = "type another value, as in 'optimizer.lr=interval(0.1,1)', or drop all with hydra.sweeper.params=null"
         return Advice(f"{typed}: a key of a search space cannot be removed; {remedy}").knowing(key=key_of(typed))
-    if found := NO_SUCH_KEY.match(text):
-        return _as_advice(_about_missing_key(found[1], error, overrides, conf)).knowing(key=found[1])
-    if found := KEY_EXISTS.match(text):
-        typed = [one.lstrip("+") for one in overrides if one.startswith(f"+{found[1]}=")][-1:]
-        text = f"+{found[1]}: is there already; write {found[1]}=... without the +"
-        return Advice(text).knowing(key=found[1], fix="".join(typed))
-    if found := NO_SUCH_GROUP.match(text):
-        return _about_override_in_file(found[1], found[2], conf)
-    if found := OVERRIDE_FIRST.match(text):
-        return about_override_first(found[1])
-    if found := CHOSEN_TWICE.match(text):
-        return _about_second_choice(found[1], overrides)
+    if match := NO_SUCH_KEY.match(text):
+        return _as_advice(_about_missing_key(match[1], error, overrides, conf)).knowing(key=match[1])
+    if match := KEY_EXISTS.match(text):
+        typed = [override.lstrip("+") for override in overrides if override.startswith(f"+{match[1]}=")][-1:]
+        text = f"+{match[1]}: is there already; write {match[1]}=... without the +"
+        return Advice(text).knowing(key=match[1], fix="".join(typed))
+    if match := NO_SUCH_GROUP.match(text):
+        return _about_override_in_file(match[1], match[2], conf)
+    if match := OVERRIDE_FIRST.match(text):
+        return about_override_first(match[1])
+    if match := CHOSEN_TWICE.match(text):
+        return _about_second_choice(match[1], overrides)
     if is_empty_choice(error):
         return _about_empty(overrides, conf)
-    if found := LIST_FOR_SECTION.match(text):
-        key = found[1].lstrip("+")
+    if match := LIST_FOR_SECTION.match(text):
+        key = match[1].lstrip("+")
         instead = f"write {key}.<name>=..., or '{key}={{<name>: ...}}'"
-        return Advice(f"{found[1]}=[...]: a list cannot replace a section of keys; {instead}").knowing(key=key)
-    if found := SEVERAL_VALUES.match(text):
-        key, _, value = found[1].partition("=")
+        return Advice(f"{match[1]}=[...]: a list cannot replace a section of keys; {instead}").knowing(key=key)
+    if match := SEVERAL_VALUES.match(text):
+        key, _, value = match[1].partition("=")
         takes_one = (conf / key).is_dir() and key not in LISTS
         listed = "" if takes_one else f"write '{key}=[{value}]' for a list, or "
         fix = f"{key}=[{value}]" if key in LISTS else ""
-        return Advice(f"{found[1]}: several values; {listed}add -m to run each").knowing(key=key, fix=fix)
+        return Advice(f"{match[1]}: several values; {listed}add -m to run each").knowing(key=key, fix=fix)
     key = "--config-dir" if text.startswith("Additional config directory") else ""
     return Advice(text.partition("\n\n")[0]).knowing(key=key)
 
@@ -107,8 +107,8 @@ def about_replaced(overrides: Sequence[str], conf: Path) -> Iterator[str]:
     There is no sentence if replacing is clearly intended, because the names include `none` or one of the defaults.
     """
     for group in LISTS:
-        typed = [one for one in overrides if one.startswith(f"{group}=")]
-        names = {name for one in typed for name in re.findall(r"\w+", one.partition("=")[2])}
+        typed = [override for override in overrides if override.startswith(f"{group}=")]
+        names = {name for override in typed for name in re.findall(r"\w+", override.partition("=")[2])}
         if names and names <= {*_groups_by_choice(overrides)}:  # unknown names are reported as errors
             usual = _usual(group, overrides, conf)
             if usual and names.isdisjoint(usual):
@@ -117,7 +117,7 @@ def about_replaced(overrides: Sequence[str], conf: Path) -> Iterator[str]:
 
 def _usual(group: str, overrides: Sequence[str], conf: Path) -> list[str]:
     """Return the default names in a list; composes a config only if more than config.yaml decides them."""
-    if any(one.startswith("-") or key_of(one) in ("experiment", "sweep", "hydra.searchpath") for one in overrides):
+    if any(word.startswith("-") or key_of(word) in ("experiment", "sweep", "hydra.searchpath") for word in overrides):
         return list(_compose_without(group, overrides, conf).get(group) or {})
     return default_choices()[group]
 
@@ -128,7 +128,7 @@ def _about_choice(group: str, name: str, listed: Sequence[str], overrides: Seque
     if typed in EXTRAS:
         return f"{typed}: needs a package that is not installed; run pip install {EXTRAS[typed]}"
     groups = _groups_by_choice(overrides)
-    own = tuple(listed or [one for one, having in groups.items() if group in having])
+    own = tuple(listed or [name for name, having in groups.items() if group in having])
     if (foreign := about_foreign(typed)) is not None:
         return (Advice(f"{typed}: no such choice; ") + foreign).knowing(allowed=own)
     if name in groups and group not in groups[name]:
@@ -147,10 +147,10 @@ def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
     if f"--{typed}" in OPTIONS:
         return Advice(f"{typed}: has no key; did you mean --{typed}?").knowing(fix=f"--{typed}")
     is_key = "." in typed and all(part.isidentifier() for part in typed.split("."))
-    if is_key or typed in {*GROUPS, *(one.name for one in top_keys())}:
+    if is_key or typed in {*GROUPS, *(key.name for key in top_keys())}:
         return Advice(f"{typed}: has no value; write {typed}=..., without spaces").knowing(key=typed)
     if typed in VERBS:
-        fix = shlex.join(["runner", typed, *(one for one in overrides if one != typed)])
+        fix = shlex.join(["runner", typed, *(override for override in overrides if override != typed)])
         return Advice(f"{typed}: a verb comes first; write {fix}").knowing(fix=fix)
     groups = _groups_by_choice(overrides)
     if verbs := difflib.get_close_matches(typed, VERBS, n=1, cutoff=0.75):
@@ -171,16 +171,16 @@ def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
 
 def _groups_by_choice(overrides: Sequence[str]) -> dict[str, list[str]]:
     """Return a dict from each choice to the groups that have it, including those in a typed `--config-dir`."""
-    found: dict[str, list[str]] = {}
-    for one in choices(config_dir(overrides)):
-        if one.name not in ("none", "default"):
-            found.setdefault(one.name, []).append(one.group)
-    return found
+    groups: dict[str, list[str]] = {}
+    for choice in choices(config_dir(overrides)):
+        if choice.name not in ("none", "default"):
+            groups.setdefault(choice.name, []).append(choice.group)
+    return groups
 
 
 def _about_missing_key(key: str, error: Exception, overrides: Sequence[str], conf: Path) -> str:
     """Return a message about a typed key that is not in the composed config."""
-    typed = [one for one in overrides if key_of(one) == key and "=" in one][-1:]
+    typed = [override for override in overrides if key_of(override) == key and "=" in override][-1:]
     if typed and (foreign := about_foreign(key, typed[0].partition("=")[2])) is not None:
         return f"{typed[0]}: no such key; " + foreign
     config = _compose_without(key, overrides, conf)
@@ -196,8 +196,8 @@ def _about_second_choice(group: str, overrides: Sequence[str]) -> str:
     if group in LISTS:
         text = f"{group}: given more than once; for several in one list write '+{group}=[a,b]'"
         return Advice(text).knowing(key=group)
-    if any(one.startswith(f"+{group}=") for one in overrides):
-        typed = next(one.lstrip("+") for one in overrides if one.startswith(f"+{group}="))
+    if any(override.startswith(f"+{group}=") for override in overrides):
+        typed = next(override.lstrip("+") for override in overrides if override.startswith(f"+{group}="))
         return Advice(f"+{group}: there is one already; write {group}=... without the +").knowing(key=group, fix=typed)
     text = f"{group}: a file chooses a second one; in its defaults write 'override /{group}: ...' instead"
     return Advice(text).knowing(key=group)
@@ -226,14 +226,14 @@ def _meant(name: str, groups: Sequence[str]) -> Advice:
 
 def _about_empty(overrides: Sequence[str], conf: Path) -> str:
     """Return a message about a group that was set to null or a number instead of a name."""
-    for one in overrides:
-        name, _, value = one.lstrip("+").partition("=")
+    for override in overrides:
+        name, _, value = override.lstrip("+").partition("=")
         if name and (conf / name).is_dir() and not re.match(r"[\[A-Za-z_]", value.removeprefix("null")):
             files = [path.stem for path in (conf / name).glob("*.yaml")]
-            text = f"{one}: a group takes the name of a choice; allowed: {', '.join(sorted(files))}"
+            text = f"{override}: a group takes the name of a choice; allowed: {', '.join(sorted(files))}"
             return Advice(text).knowing(key=name, allowed=tuple(sorted(files)))
         if not name:
-            return f"{one}: has no key; write key=value"
+            return f"{override}: has no key; write key=value"
     return "a group takes the name of a choice, or a list of names"
 
 
@@ -249,8 +249,8 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
             return f"{key}: {above} is a single value, it has no keys"
         if part not in node:
             group = parts[0]
-            if depth == 1 and (found := _about_absent(group, part, conf)):
-                return f"{key}: " + found
+            if depth == 1 and (advice := _about_absent(group, part, conf)):
+                return f"{key}: " + advice
             groups = [path.name for path in conf.iterdir() if path.is_dir()] if depth == 0 else []
             if part in groups:
                 return f"{key}: there is no {part} in this run; choose one with {part}=<name>"
@@ -263,7 +263,7 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
             if meant := _elsewhere(parts[depth:], node, above) or _elsewhere(parts[depth:], around):
                 text = f"{key}: {where}; did you mean {' or '.join(meant)}?"
                 return Advice(text).knowing(meant=meant[0] if len(meant) == 1 else "")
-            known = [*node, *(one for one in groups if one not in node)]
+            known = [*node, *(group for group in groups if group not in node)]
             return f"{key}: {where}; " + (nearest(part, known) if above else about_unknown(key, known))
         node = node[part]
     if node is None:
@@ -289,12 +289,12 @@ def _about_absent(group: str, name: str, conf: Path) -> Advice | None:
 
 def _elsewhere(parts: Sequence[str], section: Mapping[str, Any], path: str = "") -> list[str]:
     """Return the keys in a section with the longest common ending with a missing key, if there are only a few."""
-    known = [one for one in _keys(section, path) if not one.startswith("vars.")]
+    known = [key for key in _keys(section, path) if not key.startswith("vars.")]
     for start in range(len(parts)):
         end = ".".join(parts[start:])
-        found = [one for one in known if f".{one}".endswith(f".{end}")]
-        if 0 < len(found) <= MOST_MEANT:
-            return found
+        matches = [key for key in known if f".{key}".endswith(f".{end}")]
+        if 0 < len(matches) <= MOST_MEANT:
+            return matches
     return []
 
 
@@ -313,10 +313,10 @@ def _compose_without(key: str, overrides: Sequence[str], conf: Path) -> dict[str
     If that fails, return the config of the chosen groups alone or, if that fails too, the default config.
     """
     # Options and their values are left out; a value has no key.
-    keyed = [one for one in overrides if not one.startswith("-") and ("=" in one or one.startswith("~"))]
-    kept = [one for one in keyed if not re.match(rf"^[+~]*{re.escape(key)}(=|$)", one)]
+    keyed = [word for word in overrides if not word.startswith("-") and ("=" in word or word.startswith("~"))]
+    kept = [override for override in keyed if not re.match(rf"^[+~]*{re.escape(key)}(=|$)", override)]
     # The second attempt, in case another key is wrong as well.
-    chosen = [one for one in kept if (conf / key_of(one)).is_dir() and not one.startswith("~")]
+    chosen = [override for override in kept if (conf / key_of(override)).is_dir() and not override.startswith("~")]
     for attempt in ([*kept, *search_path(overrides)], [*chosen, *search_path(overrides)], search_path(overrides)):
         try:
             with initialized(conf):

@@ -139,7 +139,7 @@ def check_session(value: str | Time | None, callbacks: Sequence[Any] = (), train
         raise wrong_argument("session", value, reason, type(error)) from None  # it would suggest epochs
     if limit.unit is not TimeUnit.SECOND or limit.value <= 0:
         raise wrong_argument("session", str(value), reason)
-    savers = [one for one in callbacks if hasattr(one, "latest") and not getattr(one, "weights_only", False)]
+    savers = [saver for saver in callbacks if hasattr(saver, "latest") and not getattr(saver, "weights_only", False)]
     if trains and not savers:
         lost = "nothing saves a checkpoint to continue from"
         raise wrong_argument("session", str(value), f"{lost}; add a CheckpointSaver, without weights_only")
@@ -174,9 +174,9 @@ def refuse_one_shot(state: Any) -> None:
         state: the State before training.
     """
     intervals = {"train": (state.train_dataloader, Time(1, TimeUnit.EPOCH))} if not state.train_dataloader_len else {}
-    for one in state.evaluators:
-        if one.is_on and one.subset_num_batches is None and isinstance(one.eval_interval, Interval):
-            intervals[one.label] = one.dataloader, one.eval_interval.time
+    for evaluator in state.evaluators:
+        if evaluator.is_on and evaluator.subset_num_batches is None and isinstance(evaluator.eval_interval, Interval):
+            intervals[evaluator.label] = evaluator.dataloader, evaluator.eval_interval.time
     length = state.max_duration
     for label, (wrapped, interval) in intervals.items():
         loader = getattr(wrapped, "loader", wrapped)  # inside Sharded or Replicated
@@ -193,7 +193,7 @@ def refuse_one_shot(state: Any) -> None:
 
 def warn_if_endless(batches: Iterable[Any], name: str) -> Iterator[Any]:
     """Yield batches, and warn once if there are so many that the loader may be endless."""
-    for number, one in enumerate(batches, start=1):
+    for number, batch in enumerate(batches, start=1):
         if number == MANY:
             log.warning("%s: %d batches so far; subset_num_batches limits an endless loader", name, MANY)
-        yield one
+        yield batch

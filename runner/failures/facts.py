@@ -94,11 +94,11 @@ class Facts:
         """Return the facts from the plain containers that `to_data` returned."""
         raisers = tuple(
             Raiser(
-                one["config_key"],
-                None if one["event"] is None else Event(one["event"]),
-                None if one["timestamp"] is None else Timestamp.from_state_dict(one["timestamp"]),
+                raiser["config_key"],
+                None if raiser["event"] is None else Event(raiser["event"]),
+                None if raiser["timestamp"] is None else Timestamp.from_state_dict(raiser["timestamp"]),
             )
-            for one in data["raisers"]
+            for raiser in data["raisers"]
         )
         return cls(**{**data, "raisers": raisers, "allowed": tuple(data["allowed"])})
 

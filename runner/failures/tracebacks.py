@@ -47,7 +47,7 @@ def environment_of_user() -> dict[str, str]:
 def is_of_user(file: str) -> bool:
     """Return whether a source file is neither this project's nor a library's."""
     path = Path(file)
-    known = any(path.is_relative_to(one) for one in _libraries())
+    known = any(path.is_relative_to(folder) for folder in _libraries())
     return path.is_absolute() and not known and "site-packages" not in path.parts
 
 
@@ -64,18 +64,18 @@ def format_failure(error: BaseException) -> str:
     """
     formatted = traceback.TracebackException.from_exception(error)
     chain = list(_chain(formatted))
-    if not _are_whole and any(is_of_user(frame.filename) for one in chain for frame in one.stack):
-        for one in chain:
-            one.stack = _shortened(one.stack)
+    if not _are_whole and any(is_of_user(frame.filename) for link in chain for frame in link.stack):
+        for link in chain:
+            link.stack = _shortened(link.stack)
     return "".join(formatted.format())
 
 
 def _chain(formatted: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
     """Yield an exception, and those it came from or was raised while handling."""
     yield formatted
-    for one in (formatted.__cause__, formatted.__context__):
-        if one is not None:
-            yield from _chain(one)
+    for linked in (formatted.__cause__, formatted.__context__):
+        if linked is not None:
+            yield from _chain(linked)
 
 
 class _Shortened(traceback.StackSummary):

@@ -24,7 +24,7 @@ def without_credentials(text: str) -> str:
     """
     for secret in _secrets:
         text = text.replace(secret, HIDDEN)
-    return _ADDRESS.sub(lambda found: found[1] + _hide(found[2]), text) if "://" in text else text
+    return _ADDRESS.sub(lambda match: match[1] + _hide(match[2]), text) if "://" in text else text
 
 
 def keep_secret(text: str) -> None:
@@ -35,13 +35,13 @@ def keep_secret(text: str) -> None:
 
 def without_those_of(address: str, text: str) -> str:
     """Return a text without credentials, also where those of a known address occur without that address."""
-    rest = address.partition("://")[2]
-    user, at, host = rest.rpartition("@")
-    query = (host if at else rest).partition("?")[2]
+    remaining = address.partition("://")[2]
+    user, at, host = remaining.rpartition("@")
+    query = (host if at else remaining).partition("?")[2]
     parts = [user, user.partition(":")[2], *re.split("[=&]", query)[1::2], query]
     spelled = {spell(part) for part in parts for spell in (str, quote, unquote, partial(quote, safe=""))}
-    for one in sorted(spelled, key=len, reverse=True):
-        text = text.replace(one, HIDDEN) if len(one) >= _SHORTEST else text
+    for secret in sorted(spelled, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN) if len(secret) >= _SHORTEST else text
     return without_credentials(text)
 
 
@@ -59,12 +59,12 @@ def has_hidden(text: str) -> bool:
     return text == HIDDEN or ("://" in text and HIDDEN in text)
 
 
-def _hide(rest: str) -> str:
-    if not rest.startswith("/"):  # with a host; `sqlite:////home/me@work` has none
-        _, at, host = rest.rpartition("@")
-        rest = f"{HIDDEN}@{host}" if at else rest
-    before, mark, query = rest.partition("?")
+def _hide(location: str) -> str:
+    if not location.startswith("/"):  # with a host; `sqlite:////home/me@work` has none
+        _, at, host = location.rpartition("@")
+        location = f"{HIDDEN}@{host}" if at else location
+    before, mark, query = location.partition("?")
     if not mark:
-        return rest
+        return location
     values = r"=[^&'\"]*" if "=" in query else r"^[^'\"]+"  # quotes around the address are kept
     return f"{before}?{re.sub(values, ('=' if '=' in query else '') + HIDDEN, query)}"

@@ -13,7 +13,7 @@ def printable(text: object, *, lines: bool = False) -> str:
     """
     kept = "\n\t" if lines else ""
     return "".join(
-        one if one.isprintable() or one in kept else one.encode("unicode_escape").decode() for one in str(text)
+        char if char.isprintable() or char in kept else char.encode("unicode_escape").decode() for char in str(text)
     )
 
 

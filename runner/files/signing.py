@@ -1,4 +1,4 @@
-"""Signatures with this user's key, which tell this user's files from other people's. Standard library only."""
+"""Signs files with this user's key, to tell them from other people's. Standard library only."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def sign(contents: Sequence[bytes]) -> str | None:
     except (OSError, RuntimeError) as error:
         log.warning("the record is not signed, so resume and rerun will ask before using your classes: %s", error)
         return None
-    lengths = b"".join(len(one).to_bytes(8) for one in contents)
+    lengths = b"".join(len(content).to_bytes(8) for content in contents)
     return hmac.new(key, lengths + b"".join(contents), hashlib.sha256).hexdigest()
 
 
-def is_signed(given: bytes, contents: Sequence[bytes]) -> bool:
+def is_signed(signature: bytes, contents: Sequence[bytes]) -> bool:
     """Return whether a signature of some contents is this user's."""
-    signature = sign(contents)
-    return signature is not None and hmac.compare_digest(given, signature.encode())
+    expected = sign(contents)
+    return expected is not None and hmac.compare_digest(signature, expected.encode())
 
 
 def _user_key() -> bytes:
-    """Return this user's secret key; the first call makes it.
+    """Return this user's secret key, which the first call creates.
 
     Raises:
-        OSError, RuntimeError: there is no home folder, it cannot be written to, or the key in it is too short.
+        OSError, RuntimeError: there is no writable home folder, or its key is too short.
     """
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     path = Path(base) / "exactrun" / "key"

@@ -79,10 +79,10 @@ def open_regular(path: str | Path) -> BinaryIO:
 def read_object(path: Path, most: int = 100_000_000) -> dict[str, Any]:
     """Return the JSON object in a file of at most `most` bytes; an empty one if there is none, or it is torn."""
     try:
-        found = json.loads(read_bounded(path, most))
+        content = json.loads(read_bounded(path, most))
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def link_or_copy(source: str, target: str) -> None:

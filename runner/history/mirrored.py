@@ -24,9 +24,9 @@ _temporary: list[TemporaryDirectory[str]] = []
 """Folders of runs that are only looked at; removed when this process ends."""
 
 
-def is_address(given: str) -> bool:
+def is_address(text: str) -> bool:
     """Return whether the name of a run is an address rather than a path or an id."""
-    return "://" in given
+    return "://" in text
 
 
 def mirror_of(address: str) -> str:
@@ -43,10 +43,10 @@ def download_run(address: str, keep: bool) -> Path:
     check_address("RUN", address)
     shown = without_credentials(address)
     try:
-        mirror, found = _find(address)
+        mirror, indexes = _find(address)
     except Exception as error:  # each file system has its own errors
         raise WrongKey("RUN", f"cannot be read: {_reason(address, error)}", repr(shown)) from error
-    if not found:
+    if not indexes:
         inside = mirror.names()
         allowed = f"give a run in it, such as {shown.rstrip('/')}/{inside[0]}" if inside else "give a run's address"
         raise WrongKey("RUN", f"no checkpoint of a run there; {allowed}", repr(shown))
@@ -54,7 +54,7 @@ def download_run(address: str, keep: bool) -> Path:
     if (folder / CONFIG).exists():
         return folder
     reasons = []
-    for name, index in found.items():
+    for name, index in indexes.items():
         try:
             _download(mirror, name, index, folder)
         except Exception as error:
@@ -105,12 +105,12 @@ def _download(mirror: Mirror, name: str, index: Index, folder: Path) -> None:
     mirror.download(index, name, partial)
     place = (partial / index.checkpoint).parent
     (place / "latest").symlink_to(index.name)
-    for one in index.best:
-        if one != index.name:
-            _download_best(mirror, one, partial)
+    for best in index.best:
+        if best != index.name:
+            _download_best(mirror, best, partial)
     if index.best and (place / index.best[0]).is_dir():
         (place / "best").symlink_to(index.best[0])
-    for path in sorted(partial.iterdir(), key=lambda one: one.name == CONFIG):  # the record appears last
+    for path in sorted(partial.iterdir(), key=lambda path: path.name == CONFIG):  # the record appears last
         path.rename(folder / path.name)
 
 

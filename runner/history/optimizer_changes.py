@@ -26,9 +26,9 @@ def change_optimizers(state: State, config: Mapping[str, Any]) -> None:
 
     if state.resumed_from is None or not (before := read_config(state.resumed_from)):
         return
-    schedules = [str((one.get("scheduler") or {}).get("_target_", "")) for one in (before, config)]
-    is_free = not any(one.startswith(_DERIVES_RATES) for one in schedules)  # to start from other base rates
-    groups = [group for one in state.optimizers for group in one.param_groups]
+    schedules = [str((section.get("scheduler") or {}).get("_target_", "")) for section in (before, config)]
+    is_free = not any(schedule.startswith(_DERIVES_RATES) for schedule in schedules)  # to start from other base rates
+    groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
     for change in find_changes(before, config):
         section, _, name = change.key.partition(".")
         if section not in ("optimizer", "scheduler") or (section == "scheduler" and is_free):

@@ -42,18 +42,18 @@ def composable(overrides: Sequence[str], options: Sequence[str]) -> list[str]:
         compose_conf(overrides, options)
         return list(overrides)
     kept: list[str] = []
-    for one in overrides:
+    for override in overrides:
         with suppress(HydraException, OmegaConfBaseException):
-            compose_conf([*kept, one], options)
-            kept.append(one)
+            compose_conf([*kept, override], options)
+            kept.append(override)
     return kept
 
 
 def resolved(composed: DictConfig, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a composed config as plain values; values that depend on Hydra's job come from the record."""
     plain = _as_recorded(OmegaConf.to_container(composed), config)
-    found: Any = OmegaConf.to_container(OmegaConf.create(plain), resolve=True)
-    return found
+    config_dict: Any = OmegaConf.to_container(OmegaConf.create(plain), resolve=True)
+    return config_dict
 
 
 def _as_recorded(value: Any, recorded: Any) -> Any:

@@ -24,8 +24,8 @@ def with_saved_arguments(saved: SavedRun, arguments: Sequence[str]) -> list[str]
 
     The run's `--config-dir` comes last, if it is used.
     """
-    kept = [one for one in saved.overrides if not any(_replaces(typed, one) for typed in arguments)]
-    arguments = [f"++{one}" if _has_only_the_record(saved, one) else one for one in arguments]
+    kept = [override for override in saved.overrides if not any(_replaces(typed, override) for typed in arguments)]
+    arguments = [f"++{argument}" if _has_only_the_record(saved, argument) else argument for argument in arguments]
     options = [] if saved.config_dir is None else [f"{CONFIG_DIR}={saved.config_dir}"]
     return merge_repeated([*kept, *arguments, *options])  # Hydra's options come last
 
@@ -33,10 +33,10 @@ def with_saved_arguments(saved: SavedRun, arguments: Sequence[str]) -> list[str]
 def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return a saved run's config with the changes typed now."""
     config = _changed(saved.config, saved.base, composed)
-    for one in overrides:
+    for override in overrides:
         # The user typed it, even if conf/ now has the same value. Other people's records may not be what theirs say.
-        if (one not in saved.overrides or not saved.is_own) and not _appends(one):
-            _copy(key_of(one).split("."), composed, config)
+        if (override not in saved.overrides or not saved.is_own) and not _appends(override):
+            _copy(key_of(override).split("."), composed, config)
     for key in composed:
         if key not in config and key not in GROUPS:
             config[key] = composed[key]
@@ -66,21 +66,21 @@ def arguments_to_record(saved: SavedRun | None, hydra_config: Any) -> list[str]:
 
     Those of the saved run that could not be used are kept. The moment of a fork is no part of its config.
     """
-    now = [*options_of(hydra_config), *(one for one in hydra_config.overrides.task if key_of(one) != AT)]
+    now = [*options_of(hydra_config), *(override for override in hydra_config.overrides.task if key_of(override) != AT)]
     unused = saved.unused if saved is not None else []
-    kept = [one for one in unused if not any(_replaces(typed, one) for typed in now)]
+    kept = [override for override in unused if not any(_replaces(typed, override) for typed in now)]
     return merge_repeated([*kept, *now])
 
 
 def options_of(hydra_config: Any) -> list[str]:
     """Return the `--config-dir` of a composed command, if it has one."""
     sources = hydra_config.runtime.config_sources
-    return [f"{CONFIG_DIR}={one.path}" for one in sources if one.provider == "command-line"]
+    return [f"{CONFIG_DIR}={source.path}" for source in sources if source.provider == "command-line"]
 
 
 def _changed(config: Any, before: Any, after: Any) -> Any:
     """Return a config with the changes between two other configs applied to it."""
-    if not all(isinstance(one, Mapping) for one in (config, before, after)):
+    if not all(isinstance(value, Mapping) for value in (config, before, after)):
         return config if before == after else after
     same = {key: value for key, value in config.items() if key in after or key not in before}
     new = {key: value for key, value in after.items() if key not in config and value != before.get(key)}
@@ -91,12 +91,12 @@ def _changed(config: Any, before: Any, after: Any) -> Any:
 def _copy(path: Sequence[str], source: Any, into: dict[str, Any]) -> None:
     """Copy a value from one config into another; remove it there if the first config does not have it."""
     *sections, key = path
-    for one in sections:
-        source = source.get(one) if isinstance(source, Mapping) else None
+    for section in sections:
+        source = source.get(section) if isinstance(source, Mapping) else None
         if not isinstance(source, Mapping):
             return
-        into[one] = dict(into.get(one) or {})
-        into = into[one]
+        into[section] = dict(into.get(section) or {})
+        into = into[section]
     if key in source:
         into[key] = source[key]
     else:
@@ -108,11 +108,11 @@ def _has_only_the_record(saved: SavedRun, argument: str) -> bool:
 
     def has(section: Any) -> bool:
         *above, key = argument.partition("=")[0].split(".")
-        for one in above:
-            section = section.get(one) if isinstance(section, Mapping) else None
+        for part in above:
+            section = section.get(part) if isinstance(section, Mapping) else None
         return isinstance(section, Mapping) and key in section
 
-    was_added = any(one.startswith("+") and key_of(one) == key_of(argument) for one in saved.overrides)
+    was_added = any(override.startswith("+") and key_of(override) == key_of(argument) for override in saved.overrides)
     is_plain = re.match(r"\w[\w.]*=", argument) is not None
     return is_plain and has(saved.config) and (was_added or not has(saved.base))
 

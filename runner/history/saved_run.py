@@ -143,11 +143,11 @@ def from_the_start(saved: SavedRun) -> bool:
         return False
     folder = Path(saved.run_dir)
     resume = f"RUN={saved.given!r}"
-    found = checkpoints_in(folder)
-    if any((one / MANIFEST).exists() for one in found):
+    checkpoints = checkpoints_in(folder)
+    if any((checkpoint / MANIFEST).exists() for checkpoint in checkpoints):
         return False
-    if found:
-        raise ValueError(f"{resume}: none of its checkpoints is complete: {', '.join(map(show_path, found))}")
+    if checkpoints:
+        raise ValueError(f"{resume}: none of its checkpoints is complete: {', '.join(map(show_path, checkpoints))}")
     result = read_result(folder)
     if result is not None and result.status == "FINISHED":
         again = show_command("rerun", saved.given)
@@ -156,29 +156,30 @@ def from_the_start(saved: SavedRun) -> bool:
     return True
 
 
-def is_id(given: Any) -> bool:
+def is_id(text: Any) -> bool:
     """Return whether the name of a run is an MLflow id rather than a path."""
-    return re.fullmatch(r"[0-9a-f]{32}", str(given)) is not None
+    return re.fullmatch(r"[0-9a-f]{32}", str(text)) is not None
 
 
 def _find_by_id(command: Command, run_id: str) -> SavedRun:
     """Find a run through the destinations in the user's own config, even if the run is to go without them now."""
     arguments = command.overrides
-    typed = [one for one in arguments if not re.match(r"-|~callbacks|callbacks=", one)]
+    typed = [argument for argument in arguments if not re.match(r"-|~callbacks|callbacks=", argument)]
     with composing():
         config: Any = OmegaConf.to_container(compose_conf(composable(typed, arguments), arguments), resolve=True)
     callbacks = sections_in("callbacks", config.get("callbacks"))
     with TemporaryDirectory(prefix="runner-record-") as downloads:
-        wanted = Path(downloads) if command.row.uses_run == "rerun" else None
-        found = {str(path) for one in build.make_destinations(callbacks) if (path := one.find_run(run_id, wanted))}
-        if not found:
+        target = Path(downloads) if command.row.uses_run == "rerun" else None
+        destinations = build.make_destinations(callbacks)
+        paths = {str(path) for destination in destinations if (path := destination.find_run(run_id, target))}
+        if not paths:
             raise wrong_argument("RUN", run_id, "neither a folder, nor a run in the MLflow store of this config")
-        if len(found) > 1:
-            raise wrong_argument("RUN", run_id, f"matches several runs: {', '.join(sorted(found))}; give a folder")
-        folder = Path(found.pop())
+        if len(paths) > 1:
+            raise wrong_argument("RUN", run_id, f"matches several runs: {', '.join(sorted(paths))}; give a folder")
+        folder = Path(paths.pop())
         if not Record(folder).exists:
             raise wrong_argument("RUN", run_id, "this run has no record (config.yaml), as it was not made by a command")
-        return _read(command, run_id, None if folder == wanted else str(folder), folder)
+        return _read(command, run_id, None if folder == target else str(folder), folder)
 
 
 def _read(command: Command, given: str, path: str | None, run_dir: Path, mirror: str = "") -> SavedRun:
@@ -202,7 +203,7 @@ def _read(command: Command, given: str, path: str | None, run_dir: Path, mirror:
             f"this run was made by runner {printable(record.verb)} ({ENVIRONMENT}) and trained nothing; "
             f"give the run that it used: {used}",
         )
-    plain = [one for one in recorded if _is_plain(one)]
+    plain = [override for override in recorded if _is_plain(override)]
     directory, has_all = config_dir_of(recorded, arguments, record.is_own)
     options = [*arguments, *([] if directory is None else [f"{CONFIG_DIR}={directory}"])]
     with composing():
@@ -226,7 +227,7 @@ def _read(command: Command, given: str, path: str | None, run_dir: Path, mirror:
         config_dir=directory,
         is_whole=has_all and kept == plain,
         # This user signs the next record, so nothing that someone else wrote may get into it unseen.
-        unused=[one for one in recorded if one not in kept] if record.is_own else [],
+        unused=[override for override in recorded if override not in kept] if record.is_own else [],
         is_own=record.is_own,
         code=code,
     )
@@ -243,7 +244,7 @@ def _check(command: Command, record: Record, configs: Sequence[Any], mirror: str
     may_run = record.is_own or command.options["allow_code"]
     code = code_to_import(record.folder, command.row.imports_kept_code, may_run)
     import_from(code)
-    typed = [key_of(one) for one in command.overrides if not re.match(r"\+(callbacks|algorithms)=", one)]
+    typed = [key_of(override) for override in command.overrides if not re.match(r"\+(callbacks|algorithms)=", override)]
     try:
         check_arguments(record, configs, allowed, [mirror, *command.options["allow_addresses"]], typed)
     except WrongKey as error:  # a target that there is not
@@ -280,7 +281,7 @@ def _is_plain(override: str) -> bool:
     """
     key, _, value = override.partition("=")
     group, _, package = key_of(key).partition("@")
-    is_hydras = any(re.match(r"\s*hydra\b", one) for one in (group, package))
+    is_hydras = any(re.match(r"\s*hydra\b", part) for part in (group, package))
     is_choice = "." not in group  # of files in a group; the key of a value contains its section
     leads_out = ".." in key or (is_choice and ".." in re.split(r"[^\w.]+", value))
     return not (override.startswith("-") or is_hydras or leads_out or "${" in override)

@@ -23,8 +23,8 @@ def with_saved_weights(
     They are the weights that evaluations of the other run used: if an algorithm averages weights, the average. The
     other run is neither resumed nor changed.
     """
-    given = experiment.trainer.get("load_path")
-    if run is None and given is None:
+    load_path = experiment.trainer.get("load_path")
+    if run is None and load_path is None:
         advice = Advice(
             f"{command.verb}: needs saved weights; write runner {command.verb} RUN, with a run's folder, one of its "
             "checkpoints or its MLflow id, or give trainer.load_path=<checkpoint> and the model whose weights it has"
@@ -33,7 +33,7 @@ def with_saved_weights(
     if command.options.get("format") == "parquet" and find_spec("pyarrow") is None:
         raise ImportError("--format parquet: needs the package pyarrow; install it, or give --format pt")
     key = "trainer.load_path" if run is None else "RUN"
-    path = run or given
+    path = run or load_path
     if experiment.test == "best" and run is not None and command.verb == "eval":
         path = _best_of(path)
     checkpoint = str(build.checkpoint_of(key, path))
@@ -47,9 +47,9 @@ def _best_of(path: str) -> str:
     """Return the best checkpoint of a run, given its folder; a path inside of that folder is returned as it is."""
     if not Record(Path(path)).exists:
         return path
-    found = sorted(Path(path).glob(f"*/best/{MANIFEST}"))
-    if not found:
+    manifests = sorted(Path(path).glob(f"*/best/{MANIFEST}"))
+    if not manifests:
         raise ValueError(
             f"test='best': {show_path(Path(path))} has no best checkpoint; use test=last for its newest one"
         )
-    return str(found[0].parent)
+    return str(manifests[0].parent)

@@ -59,10 +59,10 @@ def lead(command: Command) -> int:
             sys.argv[1:] = command.overrides
             if saved is not None:
                 sys.argv[1:] = with_quotes(with_saved_arguments(saved, command.overrides))
-            found = find_own_conf(sys.argv[1:], CONF)  # unless the saved run had its own folder
-            sys.argv[1:] = [*sys.argv[1:], *found]
+            added = find_own_conf(sys.argv[1:], CONF)  # unless the saved run had its own folder
+            sys.argv[1:] = [*sys.argv[1:], *added]
             check_encoding(sys.argv[1:], CONF)
-            for sentence in about_replaced([*command.overrides, *found], CONF):
+            for sentence in about_replaced([*command.overrides, *added], CONF):
                 print_to_stderr(f"WARNING: {sentence}")
         code = compose_and_run(command, saved)
     except Exception as error:

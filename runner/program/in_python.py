@@ -161,7 +161,7 @@ def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
     cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     # No Trainer, which other ranks would have to make too.
     with _loading, torch.random.fork_rng(cuda):
-        algorithms = {key: one.make() for key, one in experiment.algorithms.items()}
+        algorithms = {key: algorithm.make() for key, algorithm in experiment.algorithms.items()}
         model = build.make_model(experiment)
         state = make_state(model=model, device="cpu", config=saved.config, run_name="", **settings)
         state.algorithms, *_ = ordered_hooks(algorithms, (), ())

@@ -299,8 +299,8 @@ def name_run(
 
 def chosen_names(choices: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, str]:
     """Return the chosen names by group, for our groups that hold one choice, unless a target was typed in its place."""
-    typed = {key_of(one) for one in overrides}
-    single = (one for one in choices if one not in LISTS and not one.startswith("hydra/"))
+    typed = {key_of(override) for override in overrides}
+    single = (group for group in choices if group not in LISTS and not group.startswith("hydra/"))
     names = {group: choices[group] for group in single if f"{group}._target_" not in typed}
     return {group: name for group, name in names.items() if isinstance(name, str) and name != "null"}
 

@@ -35,8 +35,10 @@ def bind(config: Any) -> Iterator[Argument]:
             parameters = [*inspect.signature(target).parameters.values()]
         except (TypeError, ValueError):  # written in C
             parameters = []
-        by_name = {one.name: one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-        in_order = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+        by_name = {
+            item.name: item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)
+        }
+        in_order = [item for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
         arguments = [(f"{path}.{key}", by_name.get(key), section[key]) for key in section if key not in NO_ARGUMENTS]
         for place, value in enumerate(positional):
             arguments.append((f"{path}._args_", in_order[place] if place < len(in_order) else None, value))

@@ -25,7 +25,7 @@ IMPORTED = ("torchvision", "timm", "transformers", "tokenizers", "datasets", "pe
 def packages_of(config: Mapping[str, Any]) -> list[str]:
     """Return the packages on which the numbers of a run may depend, with those whose classes its config names."""
     own = {str(section["_target_"]).partition(".")[0] for _, section in targets(config)}
-    return [*dict.fromkeys([*PACKAGES, *(one for one in IMPORTED if one in sys.modules), *sorted(own - {"runner"})])]
+    return [*dict.fromkeys([*PACKAGES, *(name for name in IMPORTED if name in sys.modules), *sorted(own - {"runner"})])]
 
 
 def environment(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def environment(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpus": gpus,
         "ranks": get_world_size(),
-        "packages": {name: found for name in packages if (found := _version(name))},
+        "packages": {name: recorded for name in packages if (recorded := _version(name))},
         "git_commit": git_commit(),
     }
 

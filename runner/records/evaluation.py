@@ -26,18 +26,18 @@ def describe_evaluators(state: State) -> dict[str, str]:
         its metrics `{label}/{name}`, a digest of its code and settings. Runs in which these are equal can be compared.
     """
     model = state.unwrapped_model
-    found = {}
+    descriptions = {}
     for evaluator in state.evaluators:
         label = evaluator.label
         rows = count_rows(evaluator.dataloader)
         size = "unknown" if rows is None else str(rows)
         if (batches := evaluator.subset_num_batches) is not None:
             size += f", of which {batches} batches of {getattr(evaluator.dataloader, 'batch_size', 'unknown')}"
-        found |= {f"{label}:data": _digest_data(evaluator.dataloader), f"{label}:size": size}
-        found[f"{label}/loss"] = _digest_code(model, [inspect.unwrap(type(model).loss)])
+        descriptions |= {f"{label}:data": _digest_data(evaluator.dataloader), f"{label}:size": size}
+        descriptions[f"{label}/loss"] = _digest_code(model, [inspect.unwrap(type(model).loss)])
         for name, metric in state.eval_metrics.get(label, {}).items():
-            found[f"{label}/{name}"] = _digest_code(metric, type(metric).__mro__)
-    return found
+            descriptions[f"{label}/{name}"] = _digest_code(metric, type(metric).__mro__)
+    return descriptions
 
 
 def _digest_data(loader: Any) -> str:

@@ -131,7 +131,7 @@ def begin_log(run_dir: Path) -> str:
     """
     log = run_dir / LOG
     if log.exists():
-        before = [int(one.name) for one in run_dir.glob(f"{ATTEMPTS}/*") if one.name.isdecimal()]
+        before = [int(path.name) for path in run_dir.glob(f"{ATTEMPTS}/*") if path.name.isdecimal()]
         folder = run_dir / ATTEMPTS / f"{max(before, default=0) + 1}"
         folder.mkdir(parents=True)
         log.rename(folder / LOG)
@@ -140,7 +140,7 @@ def begin_log(run_dir: Path) -> str:
 
 def watch(folder: Path) -> None:
     """Let `remove_unused` check a folder and its parents later, those of them that do not exist yet."""
-    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
     _made.extend(reversed(new))
 
 
@@ -201,8 +201,8 @@ def checkpoint_before_restart(run_dir: Path) -> str | None:
         return None
     from runner.checkpoints.files import find_checkpoint
 
-    found = find_checkpoint(run_dir)
-    return str(found) if (found / "state.pt").exists() else None  # otherwise it holds weights only
+    checkpoint = find_checkpoint(run_dir)
+    return str(checkpoint) if (checkpoint / "state.pt").exists() else None  # otherwise it holds weights only
 
 
 def saved_since(run_dir: Path, began: float) -> list[Path]:
@@ -224,8 +224,8 @@ def checkpoints_in(run_dir: Path) -> list[Path]:
 
     An interrupted save does not count, because its folder has no final name yet.
     """
-    found = {*run_dir.glob("checkpoints/*/"), *(path.parent for path in run_dir.rglob(MANIFEST))}
-    return sorted(one for one in found if ".partial-" not in one.name and not one.is_symlink())
+    folders = {*run_dir.glob("checkpoints/*/"), *(path.parent for path in run_dir.rglob(MANIFEST))}
+    return sorted(path for path in folders if ".partial-" not in path.name and not path.is_symlink())
 
 
 def require_latest_run() -> Path:
@@ -246,9 +246,9 @@ def latest_run() -> Path | None:
     Names and times are read, and a manifest, so that one run in ten thousand is found in a tenth of a second. A run
     without a readable manifest is passed over.
     """
-    folders = {*(one for runs in RUNS for one in Path(OUTPUTS).glob(f"{runs}/checkpoints"))}
+    folders = {*(path for runs in RUNS for path in Path(OUTPUTS).glob(f"{runs}/checkpoints"))}
     folders |= {link.parent for runs in RUNS for link in Path(OUTPUTS).glob(f"{runs}/*/latest")}  # renamed by a config
-    newest_first = sorted(((_changed_at(one), one) for one in folders), reverse=True)
+    newest_first = sorted(((_changed_at(path), path) for path in folders), reverse=True)
     return _latest(newest_first, in_sweep=False) or _latest(newest_first, in_sweep=True)
 
 
@@ -260,9 +260,9 @@ def _latest(folders: Sequence[tuple[int, Path]], in_sweep: bool) -> Path | None:
             break  # a folder changes when a checkpoint is renamed into it, so the rest hold only older ones
         if is_in_sweep(folder.parent) is not in_sweep:
             continue
-        saved = [(_changed_at(one), one.parent) for one in folder.glob(f"[!.]*/{MANIFEST}")]
+        saved = [(_changed_at(manifest), manifest.parent) for manifest in folder.glob(f"[!.]*/{MANIFEST}")]
         last = max((changed for changed, _ in saved), default=0)
-        if last > newest and _is_usable(folder.parent, [one for _, one in sorted(saved, reverse=True)]):
+        if last > newest and _is_usable(folder.parent, [checkpoint for _, checkpoint in sorted(saved, reverse=True)]):
             newest = last
             run = folder.parent
     return run
@@ -271,11 +271,11 @@ def _latest(folders: Sequence[tuple[int, Path]], in_sweep: bool) -> Path | None:
 def _is_usable(run: Path, checkpoints: Sequence[Path]) -> bool:
     """Return whether one of a run's checkpoints has a readable manifest; print why not."""
     reasons = []
-    for one in checkpoints:
+    for checkpoint in checkpoints:
         try:
-            read_manifest(one)
+            read_manifest(checkpoint)
         except (OSError, UnreadableCheckpoint) as error:
-            reasons.append(f"{one.name}: {error}")
+            reasons.append(f"{checkpoint.name}: {error}")
         else:
             return True
     why = f"none of its checkpoints can be read; {reasons[0]}"

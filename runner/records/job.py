@@ -58,19 +58,19 @@ class Job:
     def from_message(cls, message: Mapping[str, Any]) -> Job:
         """Return the job that `dataclasses.asdict` turned into a message, which JSON has without tuples."""
 
-        def with_tuples(found: Mapping[str, Any]) -> dict[str, Any]:
-            return {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+        def with_tuples(mapping: Mapping[str, Any]) -> dict[str, Any]:
+            return {key: tuple(value) if isinstance(value, list) else value for key, value in mapping.items()}
 
         command = with_tuples(message["command"])
         command["options"] = with_tuples(command["options"])
         parent = message["parent"]
-        made = {
+        fields = {
             "experiment": Experiment(**message["experiment"]),
             "command": Command(**command),
             "threads": Threads(*message["threads"]),
             "parent": None if parent is None else Experiment(**parent),
         }
-        return cls(**{**message, **made})
+        return cls(**{**message, **fields})
 
     @property
     def typed_run(self) -> str:

@@ -34,10 +34,10 @@ def write_code(run_dir: Path, modules: Mapping[str, bytes]) -> list[Path]:
 def read_code(run_dir: Path) -> dict[str, bytes]:
     """Return the modules kept in a run's folder, by relative path; for a link, its destination instead of content."""
     folder = run_dir / CODE
-    found = [folder] if folder.is_symlink() else sorted(folder.rglob("*"))
+    paths = [folder] if folder.is_symlink() else sorted(folder.rglob("*"))
     return {
         path.relative_to(folder).as_posix(): os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
-        for path in found
+        for path in paths
         if (path.is_symlink() or path.is_file()) and "__pycache__" not in path.parts
     }
 
@@ -57,10 +57,10 @@ def code_to_import(run_dir: Path, again: bool, may_run: bool) -> dict[str, str]:
     changed = {*_changed(code)}
     ours = {name for name in code if name.partition("/")[0] == OURS}
     missing = {name for name in changed - ours if find_spec(_top(name)) is None}
-    wanted = changed - ours if again else missing
-    used = wanted if may_run else set()
+    needed = changed - ours if again else missing
+    used = needed if may_run else set()
     where = show_path(run_dir / CODE)
-    if wanted and not may_run:
+    if needed and not may_run:
         where += "; read it, and add --allow-code if you trust it"
     for names, reason in ((changed - missing, "changed since the run was made"), (missing, "not found here")):
         for shown, what in ((names & used, "is used"), (names - used, "is not used")):
@@ -95,7 +95,7 @@ def import_from(code: Mapping[str, str]) -> None:
     sys.path.insert(0, _copies[-1].name)
     importlib.invalidate_caches()
     kept = {*map(_top, code)}
-    for loaded in [one for one in sys.modules if one.partition(".")[0] in kept]:
+    for loaded in [module for module in sys.modules if module.partition(".")[0] in kept]:
         del sys.modules[loaded]
 
 

@@ -118,10 +118,10 @@ class SavedFolder:
     @cached_property
     def _texts(self) -> dict[str, str] | None:
         """The text of each section; None if the config is not written as the runner does."""
-        found = [*_SECTION.finditer(self._config)]
-        texts = {match[1]: match[0] for match in found}
+        matches = [*_SECTION.finditer(self._config)]
+        texts = {match[1]: match[0] for match in matches}
         is_all = sum(len(text) for text in texts.values()) == len(self._config)
-        return texts if is_all and len(texts) == len(found) else None
+        return texts if is_all and len(texts) == len(matches) else None
 
     @cached_property
     def _config(self) -> str:

@@ -32,24 +32,24 @@ class LoadMeter:
             missing where the system does not say.
         """
         elapsed = time.monotonic() - self._began
-        found = {"start": before.get("start", self._start), "end": _load_per_core()}
+        load = {"start": before.get("start", self._start), "end": _load_per_core()}
         after = _cpu_seconds()
         if self._before is not None and after is not None and elapsed >= LEAST:
-            busy, own = (now - then for now, then in zip(after, self._before, strict=True))
-            others = min(1.0, max(0.0, (busy - own) / (elapsed * (os.cpu_count() or 1))))
+            busy, own = (end - start for end, start in zip(after, self._before, strict=True))
+            other_work = min(1.0, max(0.0, (busy - own) / (elapsed * (os.cpu_count() or 1))))
             share = elapsed / (elapsed + seconds) if "others" in before else 1.0
-            found["others"] = share * others + (1 - share) * before.get("others", 0.0)
+            load["others"] = share * other_work + (1 - share) * before.get("others", 0.0)
         elif "others" in before:
-            found["others"] = before["others"]
-        return {name: round(value, 3) for name, value in found.items() if value is not None}
+            load["others"] = before["others"]
+        return {name: round(value, 3) for name, value in load.items() if value is not None}
 
 
 def describe_inequality(loads: Iterable[Mapping[str, float]]) -> str | None:
     """Return a sentence if other work took much more of the machine in some runs than in others, else None."""
-    others = [one["others"] for one in loads if "others" in one]
-    if not others or max(others) - min(others) < UNEQUAL:
+    other_work = [load["others"] for load in loads if "others" in load]
+    if not other_work or max(other_work) - min(other_work) < UNEQUAL:
         return None
-    shares = f"other work took {min(others):.0%} to {max(others):.0%} of the machine"
+    shares = f"other work took {min(other_work):.0%} to {max(other_work):.0%} of the machine"
     return f"{shares} while these runs trained, so their times cannot be compared"
 
 
@@ -70,8 +70,8 @@ def _cpu_seconds() -> tuple[float, float] | None:
             idle = sum(times.get(name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice"))
             this = psutil.Process()
             own = 0.0
-            for one in (this, *this.children(recursive=True)):
+            for process in (this, *this.children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):
-                    own += sum(one.cpu_times()[:4])  # with those of its own processes that have ended
+                    own += sum(process.cpu_times()[:4])  # with those of its own processes that have ended
             return sum(times.values()) - idle, own
     return None

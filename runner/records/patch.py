@@ -86,8 +86,8 @@ def _patch(folder: Path, root: Path) -> tuple[list[str], bytes]:
     changes = [*_changes(folder)]
     filtered: set[str] = set()
     if changes and (names := filters(folder)):  # without them such files look changed
-        given = "\0".join(change.path for change in changes)
-        facts = os.fsdecode(git("check-attr", "-z", "--stdin", "filter", folder=folder, given=os.fsencode(given)))
+        text = "\0".join(change.path for change in changes)
+        facts = os.fsdecode(git("check-attr", "-z", "--stdin", "filter", folder=folder, stdin=os.fsencode(text)))
         fields = facts.split("\0")
         filtered = {path for path, name in zip(fields[0::3], fields[2::3], strict=False) if name in names}
     if filtered:
@@ -112,8 +112,8 @@ def _changes(folder: Path) -> Iterator[_Change]:
     """Yield tracked files that may have changed, judged by their size and time, so that no content is read."""
     fields = git("diff-index", "-z", "--ignore-submodules=dirty", "HEAD", folder=folder).split(b"\0")
     rows = [(facts.split(b" ")[2], os.fsdecode(path)) for facts, path in zip(fields[0::2], fields[1::2], strict=False)]
-    given = b"".join(blob + b"\n" for blob, _ in rows)
-    sizes = git("cat-file", "--batch-check=%(objectsize)", folder=folder, given=given).splitlines() if rows else []
+    text = b"".join(blob + b"\n" for blob, _ in rows)
+    sizes = git("cat-file", "--batch-check=%(objectsize)", folder=folder, stdin=text).splitlines() if rows else []
     for (blob, path), size in zip(rows, sizes, strict=True):
         committed = int(size) if size.isdigit() else 0  # a new file, or the commit of a submodule
         yield _Change(path, blob.decode(), max(committed, _size_of(folder / path) or 0))

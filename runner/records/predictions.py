@@ -64,19 +64,19 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path) -> tuple[int, s
     return rows, "the order of the data set" if order is not None else "the order in which the loader gave them"
 
 
-def _columns(found: Any, num_samples: int, counting: int) -> Columns:
+def _columns(predictions: Any, num_samples: int, counting: int) -> Columns:
     """Return the rows of the samples that are not padding.
 
     `counting` samples at the beginning of the batch are not padding.
     """
-    for name, value in found.items():
+    for name, value in predictions.items():
         if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != num_samples:
             shown = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
                 f"predictions[{name!r}] is {shown} for a batch of {num_samples} samples: override Model.predictions to "
                 "return tensors with a row for each sample"
             )
-    return {name: value[:counting].detach().cpu() for name, value in found.items()}  # The intended sync.
+    return {name: value[:counting].detach().cpu() for name, value in predictions.items()}  # The intended sync.
 
 
 def _gather(columns: Columns) -> list[Columns]:
@@ -117,7 +117,7 @@ class _ParquetFile:
         import pyarrow
         from pyarrow.parquet import ParquetWriter
 
-        table = pyarrow.table({name: _arrow(one) for name, one in columns.items()})
+        table = pyarrow.table({name: _arrow(column) for name, column in columns.items()})
         if self._writer is None:
             self._writer = ParquetWriter(self._path, table.schema)
         self._writer.write_table(table)
@@ -143,7 +143,7 @@ class _TensorFile:
         self._batches.append(columns)
 
     def close(self) -> None:
-        torch.save({name: torch.cat([one[name] for one in self._batches]) for name in self._batches[0]}, self._path)
+        torch.save({name: torch.cat([batch[name] for batch in self._batches]) for name in self._batches[0]}, self._path)
 
 
 def _arrow(tensor: Tensor) -> Any:

@@ -51,8 +51,8 @@ class Record:
         the run.
         """
         records = cls._all(run_dir)
-        begun = [record for record in records if record.began_after < batch]
-        return (begun or records[:1])[-1]
+        earlier = [record for record in records if record.began_after < batch]
+        return (earlier or records[:1])[-1]
 
     @classmethod
     def first(cls, run_dir: Path) -> Record:

@@ -76,12 +76,12 @@ def check_objective(state: State, objective: str | list[str] | None) -> None:
 
     Every evaluator has a 'loss', and every run a 'time'. None stands for the first metric of the first evaluator.
     """
-    metrics = {one.label: [*state.eval_metrics.get(one.label, {}), "loss"] for one in state.evaluators}
+    metrics = {part.label: [*state.eval_metrics.get(part.label, {}), "loss"] for part in state.evaluators}
     metrics["train"] = [*state.train_metrics]
     names = [f"{label}/{name}" for label, listed in metrics.items() for name in listed] + [TIME]
-    for asked in objectives_of(objective):
-        if not metrics_named(asked, names):
-            raise WrongKey("objective", "this run has no such metric; " + nearest(asked, names), repr(asked))
+    for metric in objectives_of(objective):
+        if not metrics_named(metric, names):
+            raise WrongKey("objective", "this run has no such metric; " + nearest(metric, names), repr(metric))
 
 
 def identify(config: Mapping[str, Any]) -> str:
@@ -92,8 +92,8 @@ def identify(config: Mapping[str, Any]) -> str:
 
 def identity_in(folder: Path) -> str | None:
     """Return the identity of the run in a folder, from its result, or from its config if the result is unreadable."""
-    if (found := read_result(folder)) is not None:
-        return found.identity
+    if (result := read_result(folder)) is not None:
+        return result.identity
     try:
         return identify(Record(folder).config)
     except (OSError, ValueError, AttributeError):

@@ -108,16 +108,16 @@ class Result:
         self.batches = state.timestamp.batch
         for label, values in state.metric_values.items():
             for name, value in values.items():
-                found = {key: float(one) for key, one in scalars(f"{label}/{name}", value).items()}
-                self.metrics |= found
+                measured = {key: float(number) for key, number in scalars(f"{label}/{name}", value).items()}
+                self.metrics |= measured
                 if lower_is_better(name, state.eval_metrics.get(label, state.train_metrics).get(name)):
-                    self.lower = sorted({*self.lower, *found})
+                    self.lower = sorted({*self.lower, *measured})
         evaluated = [key for key in self.metrics if not key.startswith("train/")]
         if TIME in objectives_of(objective):
             self.metrics[TIME] = state.timestamp.total_wct
             self.lower = sorted({*self.lower, TIME})
-        for asked in objectives_of(objective) or evaluated[:1]:
-            if chosen := metrics_named(asked, self.metrics):
+        for wanted_metric in objectives_of(objective) or evaluated[:1]:
+            if chosen := metrics_named(wanted_metric, self.metrics):
                 self.objectives[chosen[0]] = self.metrics[chosen[0]]
         if self.objectives:
             self.objective_name, self.objective = next(iter(self.objectives.items()))

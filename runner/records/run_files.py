@@ -69,7 +69,7 @@ def write_pin(
 ) -> None:
     """Write a pin: what a run was made from, and the digests of its first batches."""
     record = {"config": dict(config), "overrides": list(overrides)}
-    signature = sign([_text(one) for one in record.values()])
+    signature = sign([_text(content) for content in record.values()])
     content = {**record, "environment": dict(environment), "signature": signature, "digests": list(map(dict, digests))}
     text = yaml.safe_dump(content, sort_keys=False, width=1000)
     write_whole(path, _HEAD.format(command=show_command("verify", path.name)) + text)
@@ -79,19 +79,19 @@ def _unpack_bundle(path: Path, folder: Path) -> None:
     """Unpack a crash.zip atomically."""
     with zipfile.ZipFile(path) as file:
         entries = file.infolist()
-        names = [one.filename for one in entries]
+        names = [entry.filename for entry in entries]
         most = min(LARGEST, LARGEST_RATIO * path.stat().st_size + LARGEST_PIN)
-        if len(entries) > MOST_FILES or sum(one.file_size for one in entries) > most:
+        if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > most:
             raise wrong_argument("RUN", str(path), f"would unpack to more than {most:,} bytes or {MOST_FILES:,} files")
-        for one in entries:
-            is_plain = stat.S_IFMT(one.external_attr >> 16) in (0, stat.S_IFREG) and not one.flag_bits & 1
-            if not is_plain or not _NAMES.fullmatch(one.filename) or names.count(one.filename) > 1:
-                raise wrong_argument("RUN", str(path), f"holds {one.filename!r}, which does not belong in a crash.zip")
+        for entry in entries:
+            is_plain = stat.S_IFMT(entry.external_attr >> 16) in (0, stat.S_IFREG) and not entry.flag_bits & 1
+            if not is_plain or not _NAMES.fullmatch(entry.filename) or names.count(entry.filename) > 1:
+                raise wrong_argument("RUN", str(path), f"holds {entry.filename!r}, which is not part of a crash.zip")
         refuse_if(CONFIG not in names, "RUN", str(path), f"contains no run; a run that fails leaves a {BUNDLE}")
-        for one in entries:
-            target = folder / one.filename
+        for entry in entries:
+            target = folder / entry.filename
             target.parent.mkdir(parents=True, exist_ok=True)
-            with file.open(one) as source, target.open("xb") as copy:
+            with file.open(entry) as source, target.open("xb") as copy:
                 shutil.copyfileobj(source, copy)  # never more than the size that was checked
 
 
@@ -106,7 +106,7 @@ def _unpack_pin(path: Path, folder: Path) -> None:
     (folder / CONFIG).write_bytes(_text(content["config"]))
     (folder / OVERRIDES).write_bytes(_text(content["overrides"]))
     (folder / ENVIRONMENT).write_text(json.dumps(content["environment"], default=str))
-    (folder / DIGESTS).write_text("".join(json.dumps(one, default=str) + "\n" for one in content["digests"]))
+    (folder / DIGESTS).write_text("".join(json.dumps(line, default=str) + "\n" for line in content["digests"]))
     if isinstance(content.get("signature"), str):
         (folder / SIGNATURE).write_text(content["signature"])
 

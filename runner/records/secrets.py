@@ -27,7 +27,7 @@ _PATH = re.compile(rb'^(?:\+\+\+|---|rename (?:from|to)|copy (?:from|to)) "?(?:[
 def is_secret(path: str, content: bytes = b"") -> bool:
     """Return whether a file is likely to hold secrets, judged by its name and content."""
     name = PurePosixPath(path).name.lower()
-    return any(fnmatchcase(name, one) for one in NAMES) or _CONTENT.search(content) is not None
+    return any(fnmatchcase(name, pattern) for pattern in NAMES) or _CONTENT.search(content) is not None
 
 
 def without_secrets(patch: bytes) -> tuple[bytes, list[str]]:
@@ -38,7 +38,7 @@ def without_secrets(patch: bytes) -> tuple[bytes, list[str]]:
     for start, end in pairwise([*starts, len(patch)]):
         part = patch[start:end]
         head = part.partition(b"\n@@")[0]
-        paths = [found.decode(errors="replace") for found in _PATH.findall(head) if found != b"/dev/null"]
+        paths = [path.decode(errors="replace") for path in _PATH.findall(head) if path != b"/dev/null"]
         # For an empty or binary file only the first line has the name, and has it twice.
         paths = paths or [head.partition(b"\n")[0].decode(errors="replace").rpartition(" b/")[2].rstrip('"')]
         if any(is_secret(path) for path in paths) or is_secret("", part):

@@ -16,12 +16,12 @@ def set_aside_later(path: Path, into: Path) -> list[str]:
     Raises:
         OSError: a checkpoint cannot be moved.
     """
-    later = [one.parent for one in path.parent.glob(f"[!.]*/{MANIFEST}") if not one.parent.is_symlink()]
-    later = sorted((one for one in later if saved_at(one) > saved_at(path)), key=saved_at)
-    for one in reversed(later):  # newest first, so that after a kill the newest one left is still in order
+    later = [manifest.parent for manifest in path.parent.glob(f"[!.]*/{MANIFEST}") if not manifest.parent.is_symlink()]
+    later = sorted((checkpoint for checkpoint in later if saved_at(checkpoint) > saved_at(path)), key=saved_at)
+    for checkpoint in reversed(later):  # newest first, so that after a kill the newest one left is still in order
         into.mkdir(parents=True, exist_ok=True)
-        shutil.move(one, into / one.name)
+        shutil.move(checkpoint, into / checkpoint.name)
     for link in path.parent.iterdir() if later else ():
         if link.is_symlink() and not link.exists():
             link.unlink()
-    return [one.name for one in later]
+    return [checkpoint.name for checkpoint in later]

@@ -61,13 +61,13 @@ def drop_claim(sweep: Path, key: str) -> None:
 
 def keep_claims(sweep: Path, identities: Mapping[str, str]) -> None:
     """Remove the claims of jobs that are not among these, or that have another identity."""
-    for one in [*claims(sweep)]:
-        if identities.get(one.key) != one.identity:
-            drop_claim(sweep, one.key)
+    for claim in [*claims(sweep)]:
+        if identities.get(claim.key) != claim.identity:
+            drop_claim(sweep, claim.key)
 
 
 def left_out(sweep: Path) -> list[Path]:
     """Return the folders of runs in a sweep that are not its jobs; none if it was copied without its claims."""
     known = [*claims(sweep)]
-    jobs = {one.folder for one in known if one.result() is not None}
+    jobs = {job.folder for job in known if job.result() is not None}
     return sorted({path.parent for path in sweep.glob(f"[!.]*/{RESULT}")} - jobs) if known else []

@@ -43,9 +43,9 @@ def check_targets(record: Record, configs: Sequence[Any], allowed: Sequence[str]
         return
     names = {str(section["_target_"]) for config in configs for _, section in targets(config)}
     # Recorded configs are resolved; an interpolation could yield another target when objects are created.
-    names |= {one for one in _strings(configs[0]) if "${" in one}
+    names |= {text for text in _strings(configs[0]) if "${" in text}
     shipped = {text for key, text in _shipped() if key == "_target_"}
-    _refuse_code(record, {one: one for one in names - shipped if not HARMLESS.fullmatch(one)}, allowed)
+    _refuse_code(record, {name: name for name in names - shipped if not HARMLESS.fullmatch(name)}, allowed)
 
 
 def check_arguments(
@@ -66,7 +66,7 @@ def check_arguments(
     shipped = _shipped()
     code: dict[str, str] = {}
     places: set[str] = set()
-    for config in (_without(one, typed) for one in configs):
+    for config in (_without(config, typed) for config in configs):
         places |= {text for _, text in _leaves(config) if isinstance(text, str) and _leads_out(text)}
         for path, section in targets(config):
             name = section["_target_"]
@@ -83,7 +83,7 @@ def check_arguments(
                     places.add(text)
     _refuse_code(record, code, allowed_targets)
     places -= {text for _, text in shipped}
-    if unknown := sorted(one for one in places if not _is_allowed(one, allowed_addresses)):
+    if unknown := sorted(address for address in places if not _is_allowed(address, allowed_addresses)):
         text = (
             f"{record.folder / CONFIG}: this run was made by someone else, or on another machine, and would send to, "
             f"read from or write to: {', '.join(unknown)}. If you trust that, add "
@@ -94,10 +94,10 @@ def check_arguments(
 
 def _refuse_code(record: Record, code: Mapping[str, str], allowed: Sequence[str]) -> None:
     """Refuse code that is not allowed; it is given by the name that allows it, with the text that describes it."""
-    if unknown := sorted(one for one in code if not _is_allowed(one, allowed)):
+    if unknown := sorted(name for name in code if not _is_allowed(name, allowed)):
         text = (
             f"{record.folder / CONFIG}: this run was made by someone else, or on another machine, and uses code that "
-            f"is not part of this project: {'; '.join(code[one] for one in unknown)}. It would run with your "
+            f"is not part of this project: {'; '.join(code[name] for name in unknown)}. It would run with your "
             f"permissions: read the file, and if you trust it, add {_allowing('--allow-targets', unknown)}"
         )
         raise ValueError(Advice(text).knowing(key="--allow-targets"))
@@ -164,11 +164,11 @@ def _without(config: Any, typed: Sequence[str], path: str = "") -> Any:
 
 
 def _is_typed(path: str, typed: Sequence[str]) -> bool:
-    return any(f"{path}.".startswith(f"{one}.") for one in typed)
+    return any(f"{path}.".startswith(f"{key}.") for key in typed)
 
 
 def _is_allowed(value: Any, allowed: Sequence[str]) -> bool:
-    return any(str(value) == one or fnmatchcase(str(value), one) for one in allowed)
+    return any(str(value) == pattern or fnmatchcase(str(value), pattern) for pattern in allowed)
 
 
 def _allowing(option: str, values: Sequence[str]) -> str:
@@ -176,7 +176,7 @@ def _allowing(option: str, values: Sequence[str]) -> str:
 
     In Python, `runner.load` has an argument of the same name, `allow_targets`.
     """
-    return f"{option} {shlex.quote(','.join(re.sub(r'[][,]', '?', one) for one in values))}"
+    return f"{option} {shlex.quote(','.join(re.sub(r'[][,]', '?', value) for value in values))}"
 
 
 def _leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -195,7 +195,7 @@ def _strings(config: Any) -> Iterator[str]:
     if isinstance(config, Mapping):
         config = [*config.keys(), *config.values()]
     if isinstance(config, list):
-        for one in config:
-            yield from _strings(one)
+        for item in config:
+            yield from _strings(item)
     elif isinstance(config, str):
         yield config

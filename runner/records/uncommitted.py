@@ -64,8 +64,8 @@ def loose_modules(config: Mapping[str, Any]) -> dict[str, bytes]:
 def _named(config: Any) -> Iterator[str]:
     """Yield the top-level modules that strings in a config name, in a `_target_` or as an argument."""
     if isinstance(config, Mapping | list):
-        for one in config.values() if isinstance(config, Mapping) else config:
-            yield from _named(one)
+        for value in config.values() if isinstance(config, Mapping) else config:
+            yield from _named(value)
     elif isinstance(config, str) and _DOTTED.fullmatch(config) and (top := config.partition(".")[0]) in sys.modules:
         yield top
 
@@ -75,14 +75,14 @@ def _modules(names: Iterable[str]) -> dict[str, list[Path]]:
 
     A location is a file or the folder of a package.
     """
-    found: dict[str, list[Path]] = {}
+    locations: dict[str, list[Path]] = {}
     waiting = [*names]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found[name] = [] if name in {*sys.stdlib_module_names, OURS} else [*_places(name)]
-            waiting += [one for file in _files(found[name]) for one in _imported(file)]
-    return found
+        if name not in locations:
+            locations[name] = [] if name in {*sys.stdlib_module_names, OURS} else [*_places(name)]
+            waiting += [imported for file in _files(locations[name]) for imported in _imported(file)]
+    return locations
 
 
 def _places(name: str) -> Iterator[Path]:
@@ -98,8 +98,8 @@ def _places(name: str) -> Iterator[Path]:
 
 def _files(places: Iterable[Path]) -> Iterator[Path]:
     for place in places:
-        found = sorted(place.rglob("*.py")) if place.is_dir() else [place]
-        yield from (file for file in found if _INSTALLED.isdisjoint(file.parts))  # a folder of code may contain a .venv
+        files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+        yield from (file for file in files if _INSTALLED.isdisjoint(file.parts))  # a folder of code may contain a .venv
 
 
 def _imported(file: Path) -> Iterator[str]:
@@ -107,7 +107,7 @@ def _imported(file: Path) -> Iterator[str]:
     with suppress(OSError, SyntaxError, ValueError):
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.Import):
-                yield from (one.name.partition(".")[0] for one in node.names)
+                yield from (alias.name.partition(".")[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 yield node.module.partition(".")[0]
 
@@ -145,6 +145,6 @@ def _committed(folder: Path) -> set[str] | None:
     except (OSError, subprocess.SubprocessError):
         return None
     tracked, changed = (
-        {os.path.join(folder, os.fsdecode(one)) for one in names.split(b"\0") if one} for names in listed
+        {os.path.join(folder, os.fsdecode(path)) for path in names.split(b"\0") if path} for names in listed
     )
     return tracked - changed

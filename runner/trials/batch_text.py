@@ -14,10 +14,10 @@ MAX_TENSORS = 16
 
 def describe_batch(batch: Any, with_ranges: bool = False) -> str:
     """Return the keys, types and shapes of a batch's tensors, and if asked the ranges of integer ones."""
-    found = _with_keys(batch)
-    parts = [f"{name}{_describe(one, with_ranges)}" for name, one in islice(found, MAX_TENSORS)]
-    if rest := sum(1 for _ in found):
-        parts.append(f"{rest} more")
+    named = _with_keys(batch)
+    parts = [f"{name}{_describe(value, with_ranges)}" for name, value in islice(named, MAX_TENSORS)]
+    if remaining := sum(1 for _ in named):
+        parts.append(f"{remaining} more")
     return ", ".join(parts) or "no tensors"
 
 
@@ -37,7 +37,7 @@ def _with_keys(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(batch, Mapping):
         for key, value in batch.items():
             yield from _with_keys(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(batch, tuple | list) and batch and all(isinstance(one, str | int | float) for one in batch):
+    elif isinstance(batch, tuple | list) and batch and all(isinstance(item, str | int | float) for item in batch):
         yield name and f"{name} ", batch
     elif isinstance(batch, tuple | list):
         for value in batch:
@@ -52,7 +52,7 @@ def _range(tensor: Tensor) -> str:
     if tensor.is_floating_point() or tensor.is_complex() or not tensor.numel():
         return ""
     try:
-        least, greatest = (one.item() for one in tensor.aminmax())
+        least, greatest = (bound.item() for bound in tensor.aminmax())
     except RuntimeError:  # on the meta device, or after an error of a GPU
         return ""
     return f" from {least} to {greatest}"

@@ -229,19 +229,19 @@ def _where(step: str, error: Exception) -> str:
 def _batch(error: Exception, with_outputs: bool) -> str:
     """Return a description of the batch at an error, and of its outputs in training."""
     batch = None
-    made = ""
+    outputs = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         state: Any = frame.f_locals.get("state")
         if frame.f_globals.get("__name__") == "runner.training.evaluation" and "batch" in frame.f_locals:
             batch = frame.f_locals["batch"]  # by now the state has been restored to that of training
-            made = ""
+            outputs = ""
         elif batch is None and getattr(state, "batch", None) is not None:
             batch = state.batch
             if with_outputs:
-                made = f" and outputs of {describe_batch(getattr(state, 'outputs', None))}"
+                outputs = f" and outputs of {describe_batch(getattr(state, 'outputs', None))}"
     if batch is None:
         return "a batch"
-    return f"a batch of {describe_batch(batch, with_ranges=True)}{made}{_embedding(error)}"
+    return f"a batch of {describe_batch(batch, with_ranges=True)}{outputs}{_embedding(error)}"
 
 
 def _embedding(error: Exception) -> str:

@@ -101,7 +101,8 @@ def try_out(experiment: Experiment, choices: Choices = NO_CHOICES, resume: str |
         build.make_parts(experiment, uploads=False)  # so that errors of constructors come before any data is read
         model = make_model_on_meta(experiment)
         data = _make_data(experiment, findings)
-        if model is not None and size_of([one for one in model.parameters() if not is_lazy(one)]) > MAX_WEIGHTS:
+        weights = [] if model is None else [weight for weight in model.parameters() if not is_lazy(weight)]
+        if size_of(weights) > MAX_WEIGHTS:
             findings.device = "meta"
             if resume is not None:  # it is not read there, and LoadCheckpoint would look for its own
                 left_out = build.classes_with("only_in_training", experiment.callbacks)
@@ -125,7 +126,7 @@ def _predict_peak(experiment: Experiment, data: TrialData, findings: Findings) -
     reading: list[str] = []
     while True:
         parts = _make_parts(experiment, findings) | {"callbacks": {}, "schedulers": None}
-        parts["algorithms"] = {key: one for key, one in parts["algorithms"].items() if key not in reading}
+        parts["algorithms"] = {key: algorithm for key, algorithm in parts["algorithms"].items() if key not in reading}
         try:
             with collecting_warnings([]):
                 model = make_model_on_meta(experiment)
@@ -215,7 +216,7 @@ def _try_batch(experiment: Experiment, data: TrialData, findings: Findings, resu
     parts = _make_parts(experiment, findings)
     parts["callbacks"]["check"] = recorder = EventRecorder()
     model = make_model_on_meta(experiment) if on_meta else build.make_model(experiment)
-    loaders: list[Any] = [data.train, *(one.dataloader for one in data.evaluators)]
+    loaders: list[Any] = [data.train, *(evaluator.dataloader for evaluator in data.evaluators)]
     for loader in loaders:
         loader.read_for(model)
     with tempfile.TemporaryDirectory(prefix="runner-check-") as folder:
@@ -267,10 +268,10 @@ def _load_what_was_saved(state: State, only_weights: bool) -> None:
 def _make_parts(experiment: Experiment, findings: Findings) -> dict[str, Any]:
     """Return the objects of an experiment without its destinations, and without those that were refused before."""
     parts = build.make_parts(experiment, uploads=False)
-    findings.destinations = [key for key, one in parts["callbacks"].items() if isinstance(one, LoggerDestination)]
+    findings.destinations = [key for key, part in parts["callbacks"].items() if isinstance(part, LoggerDestination)]
     for group in ("callbacks", "algorithms"):
         left_out = (*findings.destinations, *findings.refused)
-        parts[group] = {key: one for key, one in parts[group].items() if key not in left_out}
+        parts[group] = {key: part for key, part in parts[group].items() if key not in left_out}
     if "scheduler" in findings.refused:
         parts["schedulers"] = None
     return parts
@@ -288,17 +289,17 @@ def _make_data(experiment: Experiment, findings: Findings) -> TrialData:
     section = experiment.data
     target = section.target
     fake = hasattr(section.find_target(), "fake")
-    made = experiment.changed(data={**section.plain, "_target_": f"{target}.fake"}) if fake else experiment
-    train, evaluation = build.make_data(made)
+    replaced = experiment.changed(data={**section.plain, "_target_": f"{target}.fake"}) if fake else experiment
+    train, evaluation = build.make_data(replaced)
     evaluators = ensure_evaluators(evaluation)
     group = layout_of(experiment)[1]
-    loaders = [("train", train), *((one.label, one.dataloader) for one in evaluators)]
+    loaders = [("train", train), *((evaluator.label, evaluator.dataloader) for evaluator in evaluators)]
     for label, loader in () if fake else loaders:  # made-up batches do not show how the real ones are divided
         refuse_unsharded(loader, label, experiment.launch.processes() // group, group)
     findings.data = "; ".join(f"{label} {_describe(loader)}" for label, loader in loaders)
     findings.data += f"; {'made up, not read' if fake else f'one batch read: {target} has no `fake`'}"
-    for one in evaluators:
-        one.dataloader = OneBatch(one.dataloader, one.label)
+    for evaluator in evaluators:
+        evaluator.dataloader = OneBatch(evaluator.dataloader, evaluator.label)
     return TrialData(getattr(train, "order", None), OneBatch(train, "train"), evaluators)
 
 
@@ -310,7 +311,7 @@ def _name_of(state: State) -> str:
 
 def _find_untrained(state: State) -> Iterator[str]:
     parameters = state.unwrapped_model.named_parameters()
-    idle = [name for name, one in parameters if one.requires_grad and one.grad is None]
+    idle = [name for name, parameter in parameters if parameter.requires_grad and parameter.grad is None]
     if idle:
         more = f" and {len(idle) - 3} more" * (len(idle) > 3)
         yield f"no gradient reaches {', '.join(idle[:3])}{more}: not trained, and refused by DDP"
@@ -328,10 +329,10 @@ def _describe(loader: Any) -> str:
 
 
 @contextmanager
-def collecting_warnings(found: list[str]) -> Iterator[None]:
+def collecting_warnings(messages: list[str]) -> Iterator[None]:
     """Collect each warning that is given inside this context once in a list, instead of printing it."""
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: found.append(record.getMessage())
+    handler.emit = lambda record: messages.append(record.getMessage())
     log = logging.getLogger("runner")
     propagate = log.propagate
     log.propagate = False
@@ -340,8 +341,8 @@ def collecting_warnings(found: list[str]) -> Iterator[None]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")
             yield
-        found += [str(one.message).partition("\n")[0] for one in caught]
-        found[:] = dict.fromkeys(found)
+        messages += [str(warning.message).partition("\n")[0] for warning in caught]
+        messages[:] = dict.fromkeys(messages)
     finally:
         log.removeHandler(handler)
         log.propagate = propagate

@@ -38,8 +38,8 @@ class _SaveAt(Callback):
         if state.timestamp.batch == self.batch:
             save_checkpoint(state, self.path)
             state.stop_training()
-            for one in state.evaluators:
-                one.evaluated_at = self.batch  # the fork evaluates what is due here
+            for evaluator in state.evaluators:
+                evaluator.evaluated_at = self.batch  # the fork evaluates what is due here
 
 
 def begin_fork(job: Job) -> str:
@@ -76,21 +76,21 @@ def _train_trunk(job: Job, parent: Path, batch: int, path: Path) -> Path:
     """
     assert job.parent is not None
     watchers: dict[str, Callback] = {
-        key: one.make() for key, one in job.parent.callbacks.items() if one.target == CURVES
+        key: callback.make() for key, callback in job.parent.callbacks.items() if callback.target == CURVES
     }
     experiment = job.parent.without_callbacks(WATCHING).on_devices_of(job.experiment)
     # It ends itself, a batch earlier, so that its checkpoint does not ask the fork to end.
     with standing_before(
         experiment, parent, batch, {**watchers, "fork": _SaveAt(batch, path)}, key="BATCH", until=batch + 1
     ) as trainer:
-        begun = trainer.state.timestamp.batch
+        start = trainer.state.timestamp.batch
         if is_rank_zero():
-            again = f"batch {batch} is" if batch == begun + 1 else f"batches {begun + 1} to {batch} are"
+            again = f"batch {batch} is" if batch == start + 1 else f"batches {start + 1} to {batch} are"
             print_block("", [("parent", f"{show_path(parent)}; its {again} retrained")])
         trainer.fit()
         check_reached(trainer.state, batch, "BATCH")
         if is_rank_zero():
-            equal, digests = compare_digests(parent, trainer.state.run_dir, begun, batch)
+            equal, digests = compare_digests(parent, trainer.state.run_dir, start, batch)
             if equal is not None:
                 print_block("", [digests])
     return path

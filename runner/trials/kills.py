@@ -95,8 +95,8 @@ class Pace:
 
     def pause_after(self, batch: int) -> float:
         """Return the seconds from the end of a batch to the next one that was seen."""
-        begins = [second for one, second in self.seen if one <= batch]
-        ends = [second for one, second in self.seen if one > batch]
+        begins = [second for seen_batch, second in self.seen if seen_batch <= batch]
+        ends = [second for seen_batch, second in self.seen if seen_batch > batch]
         return ends[0] - begins[-1] if begins and ends else 0.0
 
 
@@ -113,7 +113,7 @@ def plan_kills(number: int, seed: int, pace: Pace, ranks: int) -> list[PlannedKi
     # Rank 0 writes the checkpoints, and is the only rank during start-up.
     ranks_drawn = [0 if moment in (IN_SAVE, START) else draw.randrange(ranks) for moment in moments]
     fractions = [draw.random() for _ in moments]
-    return [PlannedKill(*one) for one in zip(moments, places, fractions, ranks_drawn, strict=True)]
+    return [PlannedKill(*fields) for fields in zip(moments, places, fractions, ranks_drawn, strict=True)]
 
 
 class Session:
@@ -177,7 +177,7 @@ class Session:
             if batch and (not seen or batch != seen[-1][0]):
                 seen.append((batch, time.monotonic() - self.started))
         digests = read_digests(self.run_dir) if (self.run_dir / FILE).exists() else []
-        ends = [one["batch"] for one, after in itertools.pairwise(digests) if after["epoch"] > one["epoch"]]
+        ends = [line["batch"] for line, after in itertools.pairwise(digests) if after["epoch"] > line["epoch"]]
         return Pace(len(digests), ends, time.monotonic() - self.started, seen)
 
     def kill_at(self, kill: PlannedKill, pace: Pace, resumed_from: int) -> CompletedKill | None:
@@ -197,7 +197,7 @@ class Session:
             has_come = any(now >= batch for now in self.progress()) and self._stop_in_save(int(kill.fraction * FILES))
         else:
             if moment == EPOCH_END:
-                batch = next((one for one in pace.epoch_ends if one >= batch), batch)
+                batch = next((end for end in pace.epoch_ends if end >= batch), batch)
             has_come = any(now >= batch for now in self.progress())
             time.sleep(kill.fraction * pace.pause_after(batch))
         if not has_come or self.process.poll() is not None:
@@ -239,13 +239,13 @@ class Session:
         """
         import psutil
 
-        others: dict[int, Any] = {0: self.process}
+        processes: dict[int, Any] = {0: self.process}
         with suppress(psutil.Error):  # a process may end while we look at it
             for child in psutil.Process(self.process.pid).children():
                 if child.cmdline()[-2:] == ["-m", "runner"]:
-                    others[int(child.environ()["RANK"])] = child
-        rank = rank if rank in others else 0
-        others[rank].kill()
+                    processes[int(child.environ()["RANK"])] = child
+        rank = rank if rank in processes else 0
+        processes[rank].kill()
         try:
             self.process.wait(GRACE)
         except subprocess.TimeoutExpired:
@@ -257,9 +257,9 @@ class Session:
         """Kill every process that this session has started and that has not exited after some seconds."""
         deadline = time.monotonic() + seconds
         while (members := self._members()) and time.monotonic() < deadline + GRACE:
-            for one in members if time.monotonic() >= deadline else ():
+            for pid in members if time.monotonic() >= deadline else ():
                 with suppress(ProcessLookupError):
-                    os.kill(one, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
             self.process.poll()  # so that it does not remain a zombie
             time.sleep(POLL)
 
@@ -267,12 +267,12 @@ class Session:
         """Return the ids of the processes of this session that still run."""
         import psutil
 
-        found = []
-        for one in psutil.process_iter():
+        pids = []
+        for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
-                if os.getsid(one.pid) == self.process.pid and one.status() != psutil.STATUS_ZOMBIE:
-                    found.append(one.pid)
-        return found
+                if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    pids.append(process.pid)
+        return pids
 
 
 def last_batch(run_dir: Path) -> int:

@@ -48,10 +48,10 @@ class LiveBytes(TorchDispatchMode):
         if any(hasattr(kind, "full_tensor") for kind in types):
             return NotImplemented  # a sharded tensor has no memory itself: what follows is done with its parts
         result = func(*args, **(kwargs or {}))
-        for one in tree_leaves(result):
-            is_held = isinstance(one, Tensor) and one.device.type != "meta"
-            if is_held and getattr(one, "fake_mode", self.fake) is self.fake:
-                self._follow(one.untyped_storage())
+        for value in tree_leaves(result):
+            is_held = isinstance(value, Tensor) and value.device.type != "meta"
+            if is_held and getattr(value, "fake_mode", self.fake) is self.fake:
+                self._follow(value.untyped_storage())
         return result
 
     def _follow(self, storage: Any) -> None:

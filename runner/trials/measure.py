@@ -123,8 +123,8 @@ class Stopwatch(Callback):
 def end_trial(state: State) -> None:
     """End training after this batch, without the evaluations at the end."""
     state.stop_training()
-    for one in state.evaluators:
-        one.evaluated_at = state.timestamp.batch
+    for evaluator in state.evaluators:
+        evaluator.evaluated_at = state.timestamp.batch
 
 
 def operations_of(state: State) -> float:
@@ -138,7 +138,7 @@ def operations_of(state: State) -> float:
     known = model.flops_per_batch(state.batch)
     if known is not None:
         return known
-    weights = sum(one.numel() for one in model.parameters())
+    weights = sum(parameter.numel() for parameter in model.parameters())
     return 6.0 * weights * (model.num_tokens(state.batch) or model.num_samples(state.batch))
 
 
@@ -184,15 +184,18 @@ def measure(experiment: Experiment, budget: Budget) -> Experiment:
     with trial(tried, {"trial": watch}, scale_schedule_ratio=1.0, resume_path=None) as trainer:
         trainer.fit()
         state = trainer.state
-        evaluators = [one for one in state.evaluators if one.is_on] if budget.of != "training" else []
+        evaluators = [evaluator for evaluator in state.evaluators if evaluator.is_on] if budget.of != "training" else []
         pace = Pace(
             watch.seconds_per_batch,
-            [(_time(lambda one=one: trainer.eval([one]), state.device), _counter(one, state)) for one in evaluators],
+            [
+                (_time(lambda part=part: trainer.eval([part]), state.device), _counter(part, state))
+                for part in evaluators
+            ],
         )
         batches = broadcast_object(pace.fill(budget) if get_global_rank() == 0 else 0)
         length = state.train_dataloader_len
     if get_global_rank() == 0:
-        also = f" and evaluations of {sum(one for one, _ in pace.evaluations):.3g} s" if evaluators else ""
+        also = f" and evaluations of {sum(seconds for seconds, _ in pace.evaluations):.3g} s" if evaluators else ""
         seconds = f"{pace.batch * 1000:.3g} ms{also}, measured in {time.monotonic() - began:.1f} s"
         log.info("budget=%s: %s batches of %s", budget.limit, f"{batches:,}", seconds)
     return fitted(experiment, batches, length)

@@ -38,8 +38,8 @@ class OneBatch:
 
     def __init__(self, loader: Any, label: str, batch: Any = None, samples: int = SAMPLES) -> None:
         # Not by assignment, which would set attributes of the loader.
-        given = [] if batch is None else [batch]
-        vars(self).update(_loader=loader, _label=label, _model=None, _whole=[], _batches=given)
+        batches = [] if batch is None else [batch]
+        vars(self).update(_loader=loader, _label=label, _model=None, _whole=[], _batches=batches)
         order = getattr(loader, "order", None)
         if order is not None:
             ranks = get_world_size()

@@ -64,7 +64,7 @@ def predict_peak(
         watch = _Watch(live, is_replica, begins_sharded=experiment.init_weights == "by_name")
         with fake:
             _drop_values(model, Precision(precision).weight_dtype)
-            batch = map_tensors(batch, torch.empty_like, objects=lambda one: None if isinstance(one, Mapping) else one)
+            batch = map_tensors(batch, torch.empty_like, objects=lambda x: None if isinstance(x, Mapping) else x)
         trainer = build.assemble(
             experiment.with_trainer(**changed),
             Path(folder, "run"),
@@ -106,10 +106,10 @@ class _OnCPU(LiveBytes):
         if result is NotImplemented:
             return result
         if func is torch.ops.aten.convolution_backward.default:
-            inputs, weight = (0 if one is None else one.nbytes for one in result[:2])
+            inputs, weight = (0 if tensor is None else tensor.nbytes for tensor in result[:2])
             self.peak = max(self.peak, self.live + 2 * inputs, self.live + weight)
         elif func in (torch.ops.c10d._allgather_base_.default, torch.ops.c10d._reduce_scatter_base_.default):
-            self.peak = max(self.peak, self.live + max(one.nbytes for one in args[:2]))
+            self.peak = max(self.peak, self.live + max(tensor.nbytes for tensor in args[:2]))
         return result
 
 
@@ -130,9 +130,9 @@ class _Watch(Callback):
         elif event is Event.BEFORE_FORWARD:
             self.microbatches += 1
             # DDP has memory for all gradients throughout.
-            for one in state.unwrapped_model.parameters() if self.keeps_gradients else ():
-                if one.requires_grad and one.grad is None:
-                    one.grad = torch.zeros_like(one)
+            for parameter in state.unwrapped_model.parameters() if self.keeps_gradients else ():
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
             self.total = max(self.total, self.live.peak)
             self.live.peak = self.live.live
             self._start = self.live.live - size_of(state.microbatch)
@@ -146,20 +146,21 @@ class _Watch(Callback):
 
 def _drop_values(model: nn.Module, dtype: torch.dtype | None) -> None:
     """Make the tensors of a model fake, in place, within the mode; those in several places stay one."""
-    made: dict[int, tuple[Any, Any]] = {}
+    replaced: dict[int, tuple[Any, Any]] = {}
     for module in model.modules():
-        its = module.named_parameters(recurse=False, remove_duplicate=False)
-        for name, one in [*its, *module.named_buffers(recurse=False, remove_duplicate=False)]:
-            if id(one) not in made:
-                kind = dtype if dtype is not None and one.is_floating_point() else one.dtype
-                fake = torch.empty_strided(one.shape, one.stride(), dtype=kind, device="cpu")
-                made[id(one)] = one, nn.Parameter(fake, one.requires_grad) if isinstance(one, nn.Parameter) else fake
-            setattr(module, name, made[id(one)][1])
+        parameters = module.named_parameters(recurse=False, remove_duplicate=False)
+        for name, tensor in [*parameters, *module.named_buffers(recurse=False, remove_duplicate=False)]:
+            if id(tensor) not in replaced:
+                kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+                fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device="cpu")
+                is_parameter = isinstance(tensor, nn.Parameter)
+                replaced[id(tensor)] = tensor, nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+            setattr(module, name, replaced[id(tensor)][1])
 
 
 def _gathered(model: nn.Module, section: Section) -> int:
     """Return the bytes of a sharded model that a rank gathers at once: two blocks, and all that is in no block."""
-    blocks = sorted(size_of([*one.parameters()]) for one in find_units(model).values())
+    blocks = sorted(size_of([*unit.parameters()]) for unit in find_units(model).values())
     root = size_of([*model.parameters()]) - sum(blocks)
     size = root + sum(blocks[-2:])
     return size // 2 if section.get("gather_dtype") and section.get("precision") != "bf16" else size

@@ -76,7 +76,7 @@ class ReplayedBatch(Callback):
     def samples(self) -> list[Sample]:
         """The samples of rank 0's share whose loss is known, in the order of the batch."""
         indices = self.indices if len(self.indices) == len(self.losses) else [None] * len(self.losses)
-        return [Sample(*one) for one in zip(indices, self.losses, range(len(indices)), strict=True)]
+        return [Sample(*fields) for fields in zip(indices, self.losses, range(len(indices)), strict=True)]
 
     def wrap_handler(self, handler: Handler, owner: Hooks, event: Event) -> Handler:
         if not isinstance(owner, Algorithm) or event not in OF_BATCH:
@@ -111,7 +111,7 @@ class ReplayedBatch(Callback):
             return
         if not self.microbatches:
             self.epoch = state.timestamp.epoch
-            self.rates = [group["lr"] for one in state.optimizers for group in one.param_groups]
+            self.rates = [group["lr"] for optimizer in state.optimizers for group in optimizer.param_groups]
             self._watch_modules(state.unwrapped_model)
             if self.debug:
                 breakpoint()  # `state` holds everything; step into the forward pass, or continue with `c`
@@ -135,9 +135,9 @@ class ReplayedBatch(Callback):
             self._release()
             self.loss = float(state.total_loss)
             named = state.unwrapped_model.named_parameters()
-            found = {name: one.grad for name, one in named if one.grad is not None}
-            self.gradient_values = {name: whole(one.detach()).to("cpu", copy=True) for name, one in found.items()}
-            self.gradients = {name: float(one.double().norm()) for name, one in self.gradient_values.items()}
+            gradients = {name: parameter.grad for name, parameter in named if parameter.grad is not None}
+            self.gradient_values = {name: whole(grad.detach()).to("cpu", copy=True) for name, grad in gradients.items()}
+            self.gradients = {name: float(gradient.double().norm()) for name, gradient in self.gradient_values.items()}
             if not self.outputs:
                 self.no_losses = "the model has its own training_step"
 
@@ -151,7 +151,7 @@ class ReplayedBatch(Callback):
         return get_global_rank() == 0 or is_sharded(state.unwrapped_model)  # whose parts all ranks gather
 
     def _watch_modules(self, model: nn.Module) -> None:
-        if any(type(one).__name__ == "OptimizedModule" for one in model.modules()):
+        if any(type(module).__name__ == "OptimizedModule" for module in model.modules()):
             return
 
         def note(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -178,21 +178,21 @@ class ReplayedBatch(Callback):
 
 def _describe(state: State, owner: Algorithm) -> dict[str, Any]:
     """Return digests of everything an algorithm may change, and a description of each change."""
-    found: dict[str, tuple[str, str]] = {}
+    descriptions: dict[str, tuple[str, str]] = {}
     values = {name: getattr(state, name, None) for name in ("batch", "microbatch", "outputs", "loss")}
     for name, value in values.items():
         if value is not None:
             with suppress(TypeError):  # an object that has no digest
-                found[name] = digest(value), _shape(value)
+                descriptions[name] = digest(value), _shape(value)
     named = dict(state.unwrapped_model.named_parameters())
-    gradients = {name: one.grad for name, one in named.items() if one.grad is not None}
-    found["gradients"] = digest(gradients), f"norm {norm(gradients.values()):.4g}"
-    found["weights"] = digest(dict(state.unwrapped_model.state_dict())), f"norm {norm(named.values()):.6g}"
-    rates = [group["lr"] for one in state.optimizers for group in one.param_groups]
-    found["learning rates"] = digest([float(one) for one in rates]), ", ".join(f"{float(one):.4g}" for one in rates)
+    gradients = {name: parameter.grad for name, parameter in named.items() if parameter.grad is not None}
+    descriptions["gradients"] = digest(gradients), f"norm {norm(gradients.values()):.4g}"
+    descriptions["weights"] = digest(dict(state.unwrapped_model.state_dict())), f"norm {norm(named.values()):.6g}"
+    rates = [float(group["lr"]) for optimizer in state.optimizers for group in optimizer.param_groups]
+    descriptions["learning rates"] = digest(rates), ", ".join(f"{rate:.4g}" for rate in rates)
     with suppress(TypeError):
-        found["its own state"] = digest(owner.state_dict()), ""
-    return found
+        descriptions["its own state"] = digest(owner.state_dict()), ""
+    return descriptions
 
 
 def _changes(before: Mapping[str, tuple[str, str]], after: Mapping[str, tuple[str, str]]) -> list[str]:
@@ -205,10 +205,10 @@ def _changes(before: Mapping[str, tuple[str, str]], after: Mapping[str, tuple[st
 
 
 def _shape(value: Any) -> str:
-    found: list[str] = []
+    shapes: list[str] = []
     with suppress(TypeError):
-        map_tensors(value, lambda one: found.append(str(tuple(one.shape))) or one)
-    return " ".join(found[:1])
+        map_tensors(value, lambda tensor: shapes.append(str(tuple(tensor.shape))) or tensor)
+    return " ".join(shapes[:1])
 
 
 def _indices(state: State) -> list[int | None]:
@@ -219,7 +219,7 @@ def _indices(state: State) -> list[int | None]:
 
 
 def _rows(state: State) -> list[str]:
-    return [digest(one) for one in _one_by_one(state, state.batch)]
+    return [digest(sample) for sample in _one_by_one(state, state.batch)]
 
 
 def _one_by_one(state: State, batch: Any) -> list[Any]:
@@ -236,11 +236,11 @@ def _losses(state: State) -> list[float]:
         try:
             return sample_losses(model, state.outputs, state.microbatch).tolist()
         except Exception:  # a loss that reads values, or a batch of lists: one sample at a time
-            found = []
+            losses = []
             for place, sample in enumerate(_one_by_one(state, state.microbatch)):
-                output = map_tensors(state.outputs, lambda one, place=place: one[place : place + 1])
-                found.append(float(total_of(model.loss(output, sample))))
-            return found
+                output = map_tensors(state.outputs, lambda tensor, place=place: tensor[place : place + 1])
+                losses.append(float(total_of(model.loss(output, sample))))
+            return losses
 
     with torch.random.fork_rng([state.device] if state.device.type == "cuda" else []):
         return state.precision.autocast(state.device)(measure)()
@@ -248,5 +248,5 @@ def _losses(state: State) -> list[float]:
 
 def _copied(value: Any) -> Any:
     with suppress(TypeError):
-        return map_tensors(value, lambda one: one.detach().to("cpu", copy=True))
+        return map_tensors(value, lambda tensor: tensor.detach().to("cpu", copy=True))
     return None

@@ -52,8 +52,8 @@ class RisingRate(Callback):
         return self._rate(timestamp.batch) / self._base
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        for one in state.evaluators:
-            one.eval_interval = Interval(0)  # only the loss of training counts
+        for evaluator in state.evaluators:
+            evaluator.eval_interval = Interval(0)  # only the loss of training counts
 
     def batch_end(self, state: State, logger: Logger) -> None:
         # The intended sync: training ends where the loss diverges.
@@ -74,7 +74,7 @@ class RisingRate(Callback):
         """The smoothed loss at each of the rates."""
         reach = self._reach
         windows = [self.losses[max(0, place - reach) : place + reach + 1] for place in range(len(self.losses))]
-        return [math.fsum(one) / len(one) for one in windows]
+        return [math.fsum(window) / len(window) for window in windows]
 
     def suggest(self) -> float | None:
         """Return the rate that the rule suggests; None if the loss never fell."""

@@ -67,30 +67,30 @@ def measure(state: State, shards: int = 1, tensor_parallel: int = 1) -> Sizes:
     if tensor_parallel > 1:
         from runner.distributed.tensor_parallel import split_parameters
 
-        split = {one.shape for one in split_parameters(model, tensor_parallel)}
+        split = {parameter.shape for parameter in split_parameters(model, tensor_parallel)}
 
     def held_elsewhere(content: Any) -> int:
         """Return the bytes of tensors that a rank does not hold; a tensor with a parameter's shape is split like it."""
-        found = 0
-        for one in tensors(content):
-            if one.ndim and (rows := len(one)):
-                parts = shards * (tensor_parallel if one.shape in split else 1)
-                found += (rows - -(-rows // parts)) * (one.nbytes // rows)
-        return found
+        held = 0
+        for tensor in tensors(content):
+            if tensor.ndim and (rows := len(tensor)):
+                parts = shards * (tensor_parallel if tensor.shape in split else 1)
+                held += (rows - -(-rows // parts)) * (tensor.nbytes // rows)
+        return held
 
     def share(content: Any) -> int:
         return size_of(content) - held_elsewhere(content)
 
-    trained = [one for one in model.parameters() if one.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     snapshot = capture(state) or {}
     files = {name: saved_size(content) for name, content in snapshot.items() if name.endswith(".pt")}
     return Sizes(
-        parameters=sum(one.numel() for one in model.parameters()),
-        trainable=sum(one.numel() for one in trained),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        trainable=sum(parameter.numel() for parameter in trained),
         weights=size_of(dict(model.state_dict())) - held_elsewhere([*model.parameters()]),
-        gradients=sum(one.nbytes for one in trained) - held_elsewhere(trained),
-        optimizer=sum(share(one.state_dict()) for one in state.optimizers),
-        algorithms=sum(share(one.state_dict()) for one in state.algorithms),
+        gradients=sum(parameter.nbytes for parameter in trained) - held_elsewhere(trained),
+        optimizer=sum(share(optimizer.state_dict()) for optimizer in state.optimizers),
+        algorithms=sum(share(algorithm.state_dict()) for algorithm in state.algorithms),
         checkpoint=sum(files.values()),
         checkpoint_weights=files["model.pt"],
     )
@@ -114,14 +114,16 @@ def describe_groups(optimizers: Sequence[Optimizer]) -> list[str]:
         shared = [key for key in groups[0] if all(key in group for group in groups)]
         special = [key for key in shared if len({repr(group[key]) for group in groups}) > 1]
         for index, group in enumerate(groups):
-            count = sum(one.requires_grad for one in group["params"])
-            frozen = sum(one.numel() for one in group["params"] if not one.requires_grad)
-            numbers = sum(one.numel() for one in group["params"]) - frozen
+            count = sum(parameter.requires_grad for parameter in group["params"])
+            frozen = sum(parameter.numel() for parameter in group["params"] if not parameter.requires_grad)
+            numbers = sum(parameter.numel() for parameter in group["params"]) - frozen
             settings = {"lr": group.get("initial_lr", group.get("lr")), "weight_decay": group.get("weight_decay")}
             settings |= {
                 key: group[key] for key in special if key not in ("params", "name", "initial_lr", "lr_scale", "lr")
             }
-            shown = [f"{key} {one:.3g}" if isinstance(one, float) else f"{key} {one}" for key, one in settings.items()]
+            shown = [
+                f"{key} {item:.3g}" if isinstance(item, float) else f"{key} {item}" for key, item in settings.items()
+            ]
             size = f"{numbers:,} parameters in {count} tensor{'s' * (count != 1)}"
             size += f" and {frozen:,} frozen" * (frozen > 0)
             lines.append(", ".join([f"{type(optimizer).__name__} {group.get('name', index)}: {size}", *shown]))
@@ -130,7 +132,7 @@ def describe_groups(optimizers: Sequence[Optimizer]) -> list[str]:
 
 def size_of(content: Any) -> int:
     """Return the bytes of all tensors in nested containers; tensors that share memory are counted once."""
-    storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors(content)}
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors(content)}
     return sum(storages.values())
 
 
@@ -138,7 +140,7 @@ def saved_size(content: Any) -> int:
     """Return the size in bytes of the file that `torch.save` would write."""
     file = _ByteCounter()
     torch.save(content, file)  # type: ignore[arg-type]
-    return file.size + size_of([one for one in tensors(content) if one.is_meta])
+    return file.size + size_of([tensor for tensor in tensors(content) if tensor.is_meta])
 
 
 class _ByteCounter:

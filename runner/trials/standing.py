@@ -41,8 +41,8 @@ class Stop(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         if state.timestamp.batch >= self.batch:
             state.stop_training()
-            for one in state.evaluators:
-                one.evaluated_at = state.timestamp.batch  # none is owed at the end
+            for evaluator in state.evaluators:
+                evaluator.evaluated_at = state.timestamp.batch  # none is owed at the end
 
 
 @contextmanager
@@ -120,8 +120,8 @@ def ranks_of(run: Path, batch: int) -> int:
 def _start(run: Path, batch: int, key: str) -> dict[str, Any]:
     """Return the arguments of a Trainer that begins at the last checkpoint before a batch, or with the run."""
     checkpoint = checkpoint_before(run, batch)
-    if checkpoint is None and (begun := forked_after(run)):
-        reason = f"this run is a fork that begins after batch {begun} of its parent; name the parent"
+    if checkpoint is None and (start := forked_after(run)):
+        reason = f"this run is a fork that begins after batch {start} of its parent; name the parent"
         raise WrongKey(key or "RUN", reason, str(batch) if key else repr(str(run)))
     return {} if checkpoint is None else {"resume_path": checkpoint, "load_path": None}
 
@@ -136,7 +136,7 @@ def _planned_end(state: State) -> int | None:
         return None
 
 
-def compare_digests(run: Path, again: Path, begun: int, batch: int) -> tuple[bool | None, tuple[str, str]]:
+def compare_digests(run: Path, again: Path, start: int, batch: int) -> tuple[bool | None, tuple[str, str]]:
     """Return whether the digests of a run are equal to those of the batches trained again, None if it kept none.
 
     Returns:
@@ -148,11 +148,11 @@ def compare_digests(run: Path, again: Path, begun: int, batch: int) -> tuple[boo
     ranks = ranks_of(run, batch)
     alike = ranks == get_world_size()
     try:
-        found = first_difference(again, run, PARTS if alike else ["samples"])
+        first = first_difference(again, run, PARTS if alike else ["samples"])
     except (FileNotFoundError, ValueError):
-        text = f"the run kept none of batches {begun + 1} to {batch}; +callbacks=state_digest keeps them"
+        text = f"the run kept none of batches {start + 1} to {batch}; +callbacks=state_digest keeps them"
         return None, ("digests", text)
     what = "" if alike else f"samples, on {get_world_size()} of the {ranks} ranks that the run had, "
-    if found.batch is None:
-        return True, ("ok digests", f"{what}equal to the bit up to batch {found.agreed}")
-    return False, ("warning digests", f"{what}different at batch {found.batch}, in {', '.join(found.parts)}")
+    if first.batch is None:
+        return True, ("ok digests", f"{what}equal to the bit up to batch {first.agreed}")
+    return False, ("warning digests", f"{what}different at batch {first.batch}, in {', '.join(first.parts)}")

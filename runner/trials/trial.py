@@ -63,9 +63,9 @@ def make_trial(
     section = experiment.trainer.without(*changed).changed(session=None)
     parts = build.make_parts(experiment, uploads=False)
     callbacks = {
-        key: one
-        for key, one in parts.pop("callbacks").items()
-        if (watched or overrides(one, "before_load")) and not isinstance(one, LoggerDestination)
+        key: callback
+        for key, callback in parts.pop("callbacks").items()
+        if (watched or overrides(callback, "before_load")) and not isinstance(callback, LoggerDestination)
     }
     model = build.make_model(experiment)
     train, evaluation = build.make_data(experiment)

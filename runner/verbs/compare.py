@@ -77,17 +77,17 @@ def difference(a: Path, b: Path) -> Difference:
         ValueError: there is no batch after which both runs have a digest.
         FileNotFoundError: a run has no digests.
     """
-    last = tuple(max((one["batch"] for one in read_digests(run)), default=0) for run in (a, b))
-    found = first_difference(a, b)
+    last = tuple(max((line["batch"] for line in read_digests(run)), default=0) for run in (a, b))
+    divergence = first_difference(a, b)
     results = [read_result(run) for run in (a, b)]
     metrics: dict[str, tuple[float | None, float | None]] = {}
-    if last[0] == last[1] and all(one is not None and one.status in ("FINISHED", "DIVERGED") for one in results):
-        first, second = (one.metrics for one in results if one is not None)
-        names = dict.fromkeys(one for one in (*first, *second) if one != TIME)
+    if last[0] == last[1] and all(run is not None and run.status in ("FINISHED", "DIVERGED") for run in results):
+        first, second = (run.metrics for run in results if run is not None)
+        names = dict.fromkeys(name for name in (*first, *second) if name != TIME)
         pairs = {name: (first.get(name), second.get(name)) for name in names}
         # Compared as text, so that NaN equals NaN.
         metrics = {name: pair for name, pair in pairs.items() if repr(pair[0]) != repr(pair[1])}
-    return Difference((last[0], last[1]), found.agreed, found.batch, found.parts, metrics)
+    return Difference((last[0], last[1]), divergence.agreed, divergence.batch, divergence.parts, metrics)
 
 
 def run(job: Job) -> None:
@@ -98,13 +98,13 @@ def run(job: Job) -> None:
         WrongConfig: one of the runs does not exist.
     """
     with config_errors():
-        folders = [_folder_of(str(one), job.experiment) for one in job.command.words]
+        folders = [_folder_of(str(word), job.experiment) for word in job.command.words]
     lines = side_by_side(folders)
-    results = [one for one in map(read_result, folders) if one is not None]
-    if (unequal := describe_inequality(one.load for one in results)) is not None:
+    results = [result for result in map(read_result, folders) if result is not None]
+    if (unequal := describe_inequality(result.load for result in results)) is not None:
         lines += ["", f"note: {unequal}"]
     rows, agree = _compare_digests(folders)
-    give(result={"runs": [_describe(one) for one in folders], "digests": dict(rows), "agree": agree})
+    give(result={"runs": [_describe(folder) for folder in folders], "digests": dict(rows), "agree": agree})
     print("\n".join([*lines, "", heading("Digests"), *in_columns(rows)]))
     if not agree:
         give(reason="the digests of these runs differ")
@@ -128,34 +128,35 @@ def _compare_digests(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], bo
     first = folders[digested[0]]
     for place in digested[1:]:
         try:
-            found = difference(first, folders[place])
+            comparison = difference(first, folders[place])
         except ValueError:
             text = "no batch has digests in both: give both the same callbacks.state_digest.interval"
         else:
-            text = f"{'ok' if found.agree else 'different'}: {found}{_about_samples(found, first, folders[place])}"
-            agree &= found.agree
+            remark = _about_samples(comparison, first, folders[place])
+            text = f"{'ok' if comparison.agree else 'different'}: {comparison}{remark}"
+            agree &= comparison.agree
         rows.append((f"{names[digested[0]]} -> {names[place]}", printable(text)))
     return rows, agree
 
 
-def _folder_of(given: str, experiment: Experiment) -> Path:
+def _folder_of(word: str, experiment: Experiment) -> Path:
     """Return the folder of a run, asking the destinations of an experiment for one that is named by an id."""
-    path = require_latest_run() if given == "latest" else Path(given)
-    if not path.exists() and is_id(given):
-        asked = (one.find_run(given, None) for one in build.make_destinations(experiment.callbacks))
-        found = [run for run in asked if run is not None]
-        path = found[0] if found else path
-    refuse_if(not path.exists(), "RUN", given, "no such folder; runner runs lists those in outputs/")
+    path = require_latest_run() if word == "latest" else Path(word)
+    if not path.exists() and is_id(word):
+        answers = (destination.find_run(word, None) for destination in build.make_destinations(experiment.callbacks))
+        runs = [run for run in answers if run is not None]
+        path = runs[0] if runs else path
+    refuse_if(not path.exists(), "RUN", word, "no such folder; runner runs lists those in outputs/")
     if not any((path / name).exists() for name in (RESULT, CONFIG, DIGESTS)):
-        raise wrong_argument("RUN", given, f"has no {RESULT}, {CONFIG} or {DIGESTS}, so it is not the folder of a run")
+        raise wrong_argument("RUN", word, f"has no {RESULT}, {CONFIG} or {DIGESTS}, so it is not the folder of a run")
     return path.absolute()
 
 
-def _about_samples(found: Difference, a: Path, b: Path) -> str:
-    """Return a remark if two runs part although all their samples are the same."""
-    if found.batch is None or "samples" in found.parts or first_difference(a, b, ["samples"]).batch is not None:
+def _about_samples(comparison: Difference, a: Path, b: Path) -> str:
+    """Return a remark if two runs diverge although all their samples are the same."""
+    if comparison.batch is None or "samples" in comparison.parts:
         return ""
-    return "; samples are the same in all batches"
+    return "" if first_difference(a, b, ["samples"]).batch is not None else "; samples are the same in all batches"
 
 
 def _has_digests(folder: Path) -> bool:

@@ -66,8 +66,8 @@ def complete(line: str) -> list[tuple[str, str]]:
     if start is None or start + 1 >= len(words):
         return []
     *arguments, current = words[start + 1 :]
-    found = dict(_candidates(arguments, current))
-    return sorted((word, text) for word, text in found.items() if word.startswith(current))
+    candidates = dict(_candidates(arguments, current))
+    return sorted((word, text) for word, text in candidates.items() if word.startswith(current))
 
 
 def _words(line: str) -> list[str]:
@@ -82,7 +82,7 @@ def _words(line: str) -> list[str]:
 
 def _candidates(arguments: Sequence[str], current: str) -> Candidates:
     known = choices(_own_folder(arguments))
-    verb, rest = split_verb(arguments)
+    verb, remaining = split_verb(arguments)
     previous = arguments[-1] if arguments else ""
     if previous in TAKE_VALUES:
         return []  # the shell offers files
@@ -90,19 +90,19 @@ def _candidates(arguments: Sequence[str], current: str) -> Candidates:
     for option in verb.options:
         values = option.kind if isinstance(option.kind, tuple) else ()
         if previous == f"--{option.name}" and option.kind is not bool:
-            return [(one, "") for one in values]
+            return [(value, "") for value in values]
         if equals and key == f"--{option.name}":
-            return [(f"{key}={one}", "") for one in values]
+            return [(f"{key}={value}", "") for value in values]
     if current.startswith("-"):
         own = {f"--{option.name}": option.says for option in verb.options}
         always = ("--help", "--json", "--config-dir")
-        others = {name: says for name, says in OPTIONS.items() if name in always or _takes(verb, name)}
-        return (own | others).items()
+        general = {name: says for name, says in OPTIONS.items() if name in always or _takes(verb, name)}
+        return (own | general).items()
     of_run = chosen(arguments, known)
     if equals:
-        return ((f"{key}={one}", text) for one, text in _values(key.lstrip("+~"), value, arguments, known))
-    verbs = [(one.name, one.says) for one in VERBS.values()] if place_of_verb(arguments) == len(arguments) else []
-    words = [*_words_of(verb, rest, known)]
+        return ((f"{key}={name}", text) for name, text in _values(key.lstrip("+~"), value, arguments, known))
+    verbs = [(row.name, row.says) for row in VERBS.values()] if place_of_verb(arguments) == len(arguments) else []
+    words = [*_words_of(verb, remaining, known)]
     return words if not verb.composes else [*verbs, *words, *_names(current, known, of_run)]
 
 
@@ -114,15 +114,15 @@ def _takes(verb: Verb, option: str) -> bool:
 def _words_of(verb: Verb, typed: Sequence[str], known: Sequence[Choice]) -> Candidates:
     """Return what the next word after a verb may be."""
     if verb.name == "help":
-        groups = [*GROUPS.items(), *((one.name, one.says) for one in VERBS.values())]
-        return [*groups, *((one.name, one.summary) for one in known), *((key.name, key.comment) for key in top_keys())]
+        groups = [*GROUPS.items(), *((row.name, row.says) for row in VERBS.values())]
+        return [*groups, *((row.name, row.summary) for row in known), *((key.name, key.comment) for key in top_keys())]
     if verb.name == "list":
         return [*GROUPS.items(), ("verbs", "what the first word of a command may be")]
     if verb.name == "completion":
         return [(file.suffix[1:], "") for file in SHELLS.iterdir()]
     with_value = [f"--{option.name}" for option in verb.options if option.kind is not bool]
-    values = [place + 1 for place, one in enumerate(typed) if one in (*with_value, *TAKE_VALUES)]
-    place = sum(not one.startswith("-") and is_word(one) for number, one in enumerate(typed) if number not in values)
+    values = [place + 1 for place, word in enumerate(typed) if word in (*with_value, *TAKE_VALUES)]
+    place = sum(not word.startswith("-") and is_word(word) for number, word in enumerate(typed) if number not in values)
     names = verb.words.split()
     word = names[min(place, len(names) - 1)] if names and (place < len(names) or "..." in names[-1]) else ""
     if word.strip("[].") != "RUN":
@@ -134,10 +134,10 @@ def _words_of(verb: Verb, typed: Sequence[str], known: Sequence[Choice]) -> Cand
 def _names(current: str, known: Sequence[Choice], of_run: Sequence[Choice]) -> Candidates:
     """Yield groups and keys; of a long key, the part up to its next dot."""
     if current.startswith("~"):
-        yield from ((f"~{one.group}.{one.name}", one.summary) for one in of_run if one.group in LISTS)
+        yield from ((f"~{choice.group}.{choice.name}", choice.summary) for choice in of_run if choice.group in LISTS)
         return
     for group, says in GROUPS.items():
-        if any(one.group == group for one in known):
+        if any(choice.group == group for choice in known):
             yield f"{'+' if group in LISTS else ''}{group}=", says
             yield f"{group}=", says
     for key in (*top_keys(), *_keys(of_run)):
@@ -150,11 +150,11 @@ def _values(key: str, value: str, arguments: Sequence[str], known: Sequence[Choi
     if key in GROUPS:
         start = value[: max(value.rfind(","), value.rfind("[")) + 1]
         taken = start.strip("[").split(",")
-        return [(f"{start}{one.name}", one.summary) for one in known if one.group == key and one.name not in taken]
+        return [(f"{start}{row.name}", row.summary) for row in known if row.group == key and row.name not in taken]
     of_run = chosen(arguments, known)
-    found = next((one for one in (*top_keys(), *_keys(of_run)) if one.name == key), None)
-    if found is not None and found.value in ("true", "false"):
-        return [("true", found.comment), ("false", found.comment)]
+    declared = next((known_key for known_key in (*top_keys(), *_keys(of_run)) if known_key.name == key), None)
+    if declared is not None and declared.value in ("true", "false"):
+        return [("true", declared.comment), ("false", declared.comment)]
     return _files(value) if {Kind.PATH, Kind.HUB_NAME} & kinds_at(key, arguments, of_run) else []
 
 
@@ -174,14 +174,14 @@ def _files(start: str) -> Candidates:
 
 def _keys(of_run: Sequence[Choice]) -> Iterator[Key]:
     """Yield the keys of choices. A recipe has none: it sets keys of other choices."""
-    for one in of_run:
-        yield from one.keys if one.package else ()
+    for choice in of_run:
+        yield from choice.keys if choice.package else ()
 
 
 def _own_folder(arguments: Sequence[str]) -> Path | None:
     """Return the folder that `--config-dir` names, None without it."""
-    for place, one in enumerate(arguments):
-        option, equals, value = one.partition("=")
+    for place, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
         if option == "--config-dir":
             return Path(value if equals else "".join(arguments[place + 1 : place + 2]))
     return None
@@ -189,5 +189,5 @@ def _own_folder(arguments: Sequence[str]) -> Path | None:
 
 def _run_folders() -> list[str]:
     """Return the folders of the latest runs; only names are read."""
-    found = {str(path.parent) for runs in RUNS for path in Path(OUTPUTS).glob(f"{runs}/{CONFIG}")}
-    return sorted(found, reverse=True)[:FOLDERS]
+    folders = {str(path.parent) for runs in RUNS for path in Path(OUTPUTS).glob(f"{runs}/{CONFIG}")}
+    return sorted(folders, reverse=True)[:FOLDERS]

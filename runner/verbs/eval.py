@@ -47,10 +47,10 @@ def _to_evaluate(state: State, test: str | None) -> list[Evaluator] | None:
     if test is not None:
         check_test_data(state, test)
         return [*state.evaluators]
-    found = [one for one in state.evaluators if not one.is_test]
-    if state.evaluators and not found:
+    evaluators = [evaluator for evaluator in state.evaluators if not evaluator.is_test]
+    if state.evaluators and not evaluators:
         raise ValueError("test=None: this run has test data only; give test=last to evaluate it")
-    return found or None
+    return evaluators or None
 
 
 @contextmanager
@@ -88,6 +88,6 @@ def print_results(job: Job, trainer: Trainer, rows: Sequence[tuple[str, Any]]) -
         else:
             lines += [(key, f"{float(number):.6g}") for key, number in scalars(label, value).items()]
     lines.append(("run", show_path(state.run_dir)))
-    commands = (getattr(one, "ui_command", None) for one in trainer.logger.destinations)
+    commands = (getattr(destination, "ui_command", None) for destination in trainer.logger.destinations)
     lines += [("compare", command) for command in commands if command]
     print_block("", lines)

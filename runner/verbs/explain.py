@@ -83,14 +83,14 @@ def timeline(experiment: Experiment) -> dict[str, Any]:
     everyone: list[Hooks] = [*state.algorithms, *state.callbacks, *state.loggers]
     return {
         "hooks": [
-            {"name": one.config_key, "kind": kind_of(one), "class": _path(type(one)), "does": _first_line(type(one))}
-            for one in everyone
+            {"name": x.config_key, "kind": kind_of(x), "class": _path(type(x)), "does": _first_line(type(x))}
+            for x in everyone
         ],
         "events": [
             {"event": str(event), "when": WHEN.get(event, "once"), "runs": [*_runs(engine, event)]} for event in Event
         ],
         "conflicts": conflicts,
-        "unchecked": [f"{one.path}.{key}" for one in experiment.sections() for key in one.unchecked()],
+        "unchecked": [f"{section.path}.{key}" for section in experiment.sections() for key in section.unchecked()],
     }
 
 
@@ -102,12 +102,12 @@ def make_engine(experiment: Experiment) -> tuple[Engine, list[str]]:
     from runner.trials.dry_run import make_idle_trainer
 
     parts = build.make_parts(experiment)
-    for key, one in (*parts["callbacks"].items(), *parts["algorithms"].items()):
-        one.config_key = one.config_key or key
-    callbacks = [one for one in parts["callbacks"].values() if not isinstance(one, LoggerDestination)]
-    destinations = [one for one in parts["callbacks"].values() if isinstance(one, LoggerDestination)]
+    for key, part in (*parts["callbacks"].items(), *parts["algorithms"].items()):
+        part.config_key = part.config_key or key
+    callbacks = [part for part in parts["callbacks"].values() if not isinstance(part, LoggerDestination)]
+    destinations = [part for part in parts["callbacks"].values() if isinstance(part, LoggerDestination)]
     algorithms = [*parts["algorithms"].values(), *split_schedulers(parts["schedulers"])[1]]
-    conflicts = [f"{one}.conflicts_with names {other}" for one, other in conflicts_among(algorithms)]
+    conflicts = [f"{algorithm}.conflicts_with names {other}" for algorithm, other in conflicts_among(algorithms)]
     try:
         algorithms = sort_algorithms(algorithms)
     except ValueError as error:
@@ -132,29 +132,29 @@ def _never_called(state: Any) -> Iterator[str]:
         yield str(error)
 
 
-def kind_of(one: Hooks) -> str:
+def kind_of(listener: Hooks) -> str:
     """Return the kind of an object with hooks: 'algorithm', 'callback', 'destination' or 'trainer'."""
     from runner.training.metrics import TrainerLog, TrainMetrics
 
-    if isinstance(one, LoggerDestination):
+    if isinstance(listener, LoggerDestination):
         return "destination"
-    if isinstance(one, TrainMetrics | TrainerLog):
+    if isinstance(listener, TrainMetrics | TrainerLog):
         return "trainer"
-    return "algorithm" if isinstance(one, Algorithm) else "callback"
+    return "algorithm" if isinstance(listener, Algorithm) else "callback"
 
 
 def _runs(engine: Engine, event: Event) -> Iterator[dict[str, Any]]:
     listeners = engine.listeners(event)
-    for one in listeners:
-        handlers = (type(one).run_event, getattr(one, event.value), type(one).apply)
+    for listener in listeners:
+        handlers = (type(listener).run_event, getattr(listener, event.value), type(listener).apply)
         does = next(filter(None, map(_first_line, handlers)), None)
-        yield {"name": one.config_key, "does": does, "why": [*_reasons(one, listeners, event)]}
+        yield {"name": listener.config_key, "does": does, "why": [*_reasons(listener, listeners, event)]}
 
 
-def _reasons(one: Hooks, listeners: Sequence[Hooks], event: Event) -> Iterator[str]:
+def _reasons(listener: Hooks, listeners: Sequence[Hooks], event: Event) -> Iterator[str]:
     """Yield why an object runs at its place among all that have a hook for an event."""
-    kind = kind_of(one)
-    alike = [other for other in listeners if kind_of(other) == kind and other is not one]
+    kind = kind_of(listener)
+    alike = [other for other in listeners if kind_of(other) == kind and other is not listener]
     if len(alike) + 1 < len(listeners):
         yield (PLACES_AT_INIT if event is Event.INIT else PLACES)[kind]
     if not alike:
@@ -162,21 +162,21 @@ def _reasons(one: Hooks, listeners: Sequence[Hooks], event: Event) -> Iterator[s
     if kind == "algorithm" and event.closes_bracket:
         yield "in reverse order, as this event closes what an earlier one opened"
     else:
-        yield from [*_declared(one, alike)] or ["in the order given"]
+        yield from [*_declared(listener, alike)] or ["in the order given"]
 
 
-def _declared(one: Any, others: Sequence[Any]) -> Iterator[str]:
+def _declared(listener: Any, alike: Sequence[Any]) -> Iterator[str]:
     """Yield the declarations that put an algorithm before or after others."""
-    name = type(one).__name__
-    for other in others:
+    name = type(listener).__name__
+    for other in alike:
         its_name = type(other).__name__
-        for owner, key, names, wanted, phrase in (
-            (name, "runs_before", getattr(one, "runs_before", ()), its_name, "before"),
-            (name, "runs_after", getattr(one, "runs_after", ()), its_name, "after"),
+        for owner, key, names, declared_name, phrase in (
+            (name, "runs_before", getattr(listener, "runs_before", ()), its_name, "before"),
+            (name, "runs_after", getattr(listener, "runs_after", ()), its_name, "after"),
             (its_name, "runs_before", getattr(other, "runs_before", ()), name, "after"),
             (its_name, "runs_after", getattr(other, "runs_after", ()), name, "before"),
         ):
-            if wanted in names:
+            if declared_name in names:
                 yield f"{phrase} {other.config_key}, by {owner}.{key}"
 
 
@@ -200,15 +200,15 @@ def print_tables(title: str, explained: Mapping[str, Any]) -> None:
     hooks = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("name", "kind", "what it does"):
         hooks.add_column(column, overflow="fold")
-    for one in explained["hooks"]:
-        hooks.add_row(Text(printable(one["name"])), one["kind"], Text(printable(one["does"] or one["class"])))
+    for row in explained["hooks"]:
+        hooks.add_row(Text(printable(row["name"])), row["kind"], Text(printable(row["does"] or row["class"])))
     events = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("event", "when", "what runs, in order", "why"):
         events.add_column(column, overflow="fold")
-    with_hooks = [one for one in explained["events"] if one["runs"]]
-    for one in with_hooks:
-        cells = (Text(one["event"].upper(), "cyan"), one["when"])
-        for run in one["runs"]:
+    with_hooks = [event for event in explained["events"] if event["runs"]]
+    for row in with_hooks:
+        cells = (Text(row["event"].upper(), "cyan"), row["when"])
+        for run in row["runs"]:
             name = f"{run['name']}: {run['does']}" if run["does"] else run["name"]
             events.add_row(*cells, Text(printable(name)), Text(printable("; ".join(run["why"]))))
             cells = ("", "")
@@ -216,7 +216,7 @@ def print_tables(title: str, explained: Mapping[str, Any]) -> None:
     console.print(Text(printable(title), "bold"))
     console.print(Unpadded(hooks), "", Unpadded(events), "", sep="\n")
     without_hooks = len(explained["events"]) - len(with_hooks)
-    rows = [("warning", f"cannot be combined: {one}") for one in explained["conflicts"]]
+    rows = [("warning", f"cannot be combined: {conflict}") for conflict in explained["conflicts"]]
     for key in explained["unchecked"]:
         rows.append(("warning", f"{key} goes into **options, so it may be unused"))
     rows += [("note", "evaluations run between BATCH_END and BATCH_CHECKPOINT or EPOCH_END and EPOCH_CHECKPOINT")]

@@ -28,8 +28,8 @@ SUFFIXES = (".pt", ".safetensors")
 
 def run(command: Command) -> None:
     """Write the weights of a run to a file."""
-    given, file = command.words
-    source = download_run(given, keep=False) if is_address(given) else given
+    run_name, file = command.words
+    source = download_run(run_name, keep=False) if is_address(run_name) else run_name
     run = require_latest_run() if source == "latest" else Path(source)
     path = Path(file)
     if path.suffix not in SUFFIXES:
@@ -47,7 +47,8 @@ def run(command: Command) -> None:
 
     checkpoint = build.checkpoint_of("RUN", str(run))
     weights = _of_network(read_file(checkpoint, "model.pt"), read_config(checkpoint) or {})
-    if path.suffix != ".pt" and (others := [name for name, one in weights.items() if not isinstance(one, Tensor)]):
+    others = [name for name, weight in weights.items() if not isinstance(weight, Tensor)]
+    if path.suffix != ".pt" and others:
         raise WrongKey(
             "FILE", f"{others[0]} is not a tensor, so safetensors cannot hold it; give a .pt file", repr(file)
         )
@@ -55,7 +56,7 @@ def run(command: Command) -> None:
     aside = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         if path.suffix == ".pt":
-            whole = {name: unsaved(one) for name, one in weights.items()}
+            whole = {name: unsaved(value) for name, value in weights.items()}
             write_file(aside, lambda file: torch.save(whole, file))  # type: ignore[arg-type]
         else:
             write_file(aside, lambda file: write_safetensors(file.write, weights, {"format": "pt"}))

@@ -68,7 +68,7 @@ def overview(own: Path | None = None) -> Iterator[str]:
     yield heading("Config groups, and their choices")
     rows = []
     for group, says in GROUPS.items():
-        if names := [one.name for one in choices(own) if one.group == group]:
+        if names := [choice.name for choice in choices(own) if choice.group == group]:
             rows += [(group, says), ("", ", ".join(names))]
     yield from in_columns(rows)
     yield ""
@@ -81,20 +81,20 @@ def explain(name: str, own: Path | None = None) -> Iterator[str]:
 
     The name may be prefixed with the group of a choice, with a dot or as in an override.
     """
-    asked = name.lstrip("+").replace("=", ".").replace("/", ".")
+    topic = name.lstrip("+").replace("=", ".").replace("/", ".")
     known = choices(own)
-    pages = [[*_explain_verb(VERBS[asked])]] if asked in VERBS else []
-    if (group := asked.replace(".", "/")) in GROUPS:
+    pages = [[*_explain_verb(VERBS[topic])]] if topic in VERBS else []
+    if (group := topic.replace(".", "/")) in GROUPS:
         pages.append([*describe_group(group, known)])
-    pages += [[*_explain_choice(one)] for one in known if asked in _names_of(one)]
-    pages = pages or [page for page in [[*_explain_key(asked, known)]] if page]
+    pages += [[*_explain_choice(choice)] for choice in known if topic in _names_of(choice)]
+    pages = pages or [page for page in [[*_explain_key(topic, known)]] if page]
     if not pages:
-        mine = next((one for path, one in own_classes() if asked in (path, one.name)), None)
-        definition = mine or find_definition(asked)
+        mine = next((definition for path, definition in own_classes() if topic in (path, definition.name)), None)
+        definition = mine or find_definition(topic)
         pages = [] if definition is None else [[*_explain_definition(definition)]]
     if not pages:
-        names = [*VERBS, *GROUPS, *(one.name for one in known), *(key.name for key in top_keys())]
-        near = nearest(asked, {*names})
+        names = [*VERBS, *GROUPS, *(choice.name for choice in known), *(key.name for key in top_keys())]
+        near = nearest(topic, {*names})
         instead = near if near.startswith("did") else "runner --help lists everything"
         raise WrongKey("NAME", f"there is nothing of this name; {instead}", repr(name))
     for number, page in enumerate(pages):
@@ -206,10 +206,10 @@ def _example_of(choice: Choice, package: str) -> str:
     return " ".join(["runner", *typed])
 
 
-def _explain_key(asked: str, known: list[Choice]) -> Iterator[str]:
+def _explain_key(topic: str, known: list[Choice]) -> Iterator[str]:
     """Yield what a key means, in each choice that has it; nothing if there is no such key."""
     for key in top_keys():
-        if asked == key.name:
+        if topic == key.name:
             yield heading(f"{key.name}={key.value}")
             yield from paragraphs(key.comment)
             return
@@ -217,9 +217,9 @@ def _explain_key(asked: str, known: list[Choice]) -> Iterator[str]:
     for choice in known:
         # A recipe repeats the keys of other groups.
         keys = choice.keys if choice.package else []
-        rows += [(choice.typed, one.value, one.comment) for one in keys if f".{one.name}".endswith(f".{asked}")]
+        rows += [(choice.typed, row.value, row.comment) for row in keys if f".{row.name}".endswith(f".{topic}")]
     if rows:
-        yield heading(f"{asked}: its default in each choice")
+        yield heading(f"{topic}: its default in each choice")
         yield from in_columns(rows)
 
 

@@ -22,40 +22,41 @@ SHIPPED = Path(__file__).parents[1]
 def run(command: Command) -> None:
     """Print a line about each choice of a config group, or of all of them; `runner list verbs` prints the verbs."""
     known = choices(config_dir(command.overrides))
-    asked = "".join(command.words).replace(".", "/")
-    if asked == "verbs":
+    only = "".join(command.words).replace(".", "/")
+    if only == "verbs":
         give(result={"verbs": {verb.name: verb.says for verb in VERBS.values()}})
         print("\n".join(in_columns([(verb.name, verb.says) for verb in VERBS.values()], indent=0)))
         return
-    if asked and asked not in GROUPS:
-        raise WrongKey("GROUP", nearest(asked, [*GROUPS, "verbs"]), repr(command.words[0]))
-    filled = {one.group for one in known}
-    pages = [describe_group(group, known) for group in ([asked] if asked else GROUPS) if asked or group in filled]
-    chosen = [one for one in known if asked in ("", one.group)]
-    give(result={"choices": [{"group": one.group, "name": one.name, "summary": one.summary} for one in chosen]})
+    if only and only not in GROUPS:
+        raise WrongKey("GROUP", nearest(only, [*GROUPS, "verbs"]), repr(command.words[0]))
+    filled = {choice.group for choice in known}
+    pages = [describe_group(group, known) for group in ([only] if only else GROUPS) if only or group in filled]
+    chosen = [choice for choice in known if only in ("", choice.group)]
+    give(result={"choices": [{"group": row.group, "name": row.name, "summary": row.summary} for row in chosen]})
     print("\n\n".join("\n".join(page) for page in pages))
 
 
 def describe_group(group: str, known: Sequence[Choice]) -> Iterator[str]:
     """Yield a line about each choice of a group, and about the user's own classes that no file names."""
     yield heading(f"{group}: {GROUPS[group]}")
-    rows = [(one.name, f"{one.summary}{' (yours)' if one.is_own else ''}") for one in known if one.group == group]
-    named = {one.target for one in known}
-    for path, found in own_classes():
+    rows = [(row.name, f"{row.summary}{' (yours)' if row.is_own else ''}") for row in known if row.group == group]
+    named = {choice.target for choice in known}
+    for path, definition in own_classes():
         if path.partition(".")[0] == group and path not in named:
-            summary = found.sections[""].partition("\n\n")[0].replace("\n", " ")
-            rows.append((found.name, f"{summary} (yours: +{group}.{found.name}._target_={path})"))
+            summary = definition.sections[""].partition("\n\n")[0].replace("\n", " ")
+            rows.append((definition.name, f"{summary} (yours: +{group}.{definition.name}._target_={path})"))
     yield from in_columns(rows or [("-", "none so far")])
 
 
 def own_classes() -> list[tuple[str, Definition]]:
     """Return the public classes in `callbacks` and `algorithms` of the working directory, each with its dotted path."""
-    found = []
+    classes = []
     for package in LISTS:
         if Path(package).resolve() == (SHIPPED / package).resolve():  # in a checkout
             continue
         files = [Path(f"{package}.py"), *sorted(Path(package).glob("[!_]*.py"))]
         for file in files:
             module = ".".join(file.with_suffix("").parts)
-            found += [(f"{module}.{one.name}", one) for one in classes_in(file)] if file.is_file() else []
-    return found
+            definitions = classes_in(file) if file.is_file() else []
+            classes += [(f"{module}.{definition.name}", definition) for definition in definitions]
+    return classes

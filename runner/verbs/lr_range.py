@@ -32,16 +32,16 @@ FORMATS = (".png", ".svg", ".pdf")
 
 def check(command: Command, experiment: Experiment) -> None:
     """Check that the test is possible with an experiment."""
-    asked = command.options
+    options = command.options
     for key in ("start", "end"):
-        if not 0 < asked[key] < math.inf:
-            raise WrongKey(f"--{key}", "must be a learning rate above 0", repr(asked[key]))
-    if asked["end"] <= asked["start"]:
-        raise WrongKey("--end", f"must be larger than --start {asked['start']:g}", repr(asked["end"]))
-    if asked["batches"] < LEAST:
-        raise WrongKey("--batches", f"too few to see a slope; give at least {LEAST}", repr(asked["batches"]))
-    if Path(asked["picture"]).suffix not in FORMATS:
-        raise WrongKey("--picture", f"must end in {', '.join(FORMATS)}", repr(asked["picture"]))
+        if not 0 < options[key] < math.inf:
+            raise WrongKey(f"--{key}", "must be a learning rate above 0", repr(options[key]))
+    if options["end"] <= options["start"]:
+        raise WrongKey("--end", f"must be larger than --start {options['start']:g}", repr(options["end"]))
+    if options["batches"] < LEAST:
+        raise WrongKey("--batches", f"too few to see a slope; give at least {LEAST}", repr(options["batches"]))
+    if Path(options["picture"]).suffix not in FORMATS:
+        raise WrongKey("--picture", f"must end in {', '.join(FORMATS)}", repr(options["picture"]))
     if "" not in experiment.optimizers:
         several = ", ".join(experiment.optimizers)
         raise WrongKey("optimizer", f"lr-range varies the rate of one optimizer, not {several}")
@@ -59,23 +59,24 @@ def run(job: Job) -> None:
     from runner.trials.rising_rate import RisingRate
     from runner.trials.trial import trial
 
-    asked = job.command.options
-    rising = RisingRate(asked["start"], asked["end"], asked["batches"], float(job.experiment.optimizers[""].get("lr")))
-    length = {"max_duration": f"{asked['batches']}ba", "scale_schedule_ratio": 1.0}
+    options = job.command.options
+    lr = float(job.experiment.optimizers[""].get("lr"))
+    rising = RisingRate(options["start"], options["end"], options["batches"], lr)
+    length = {"max_duration": f"{options['batches']}ba", "scale_schedule_ratio": 1.0}
     experiment = job.experiment.changed(scheduler=None)
     with config_errors():
         with trial(experiment, {"trial": rising}, watched=False, schedulers=rising.multiplier, **length) as trainer:
             trainer.fit()
         if is_rank_zero():
-            picture = Path(asked["picture"])
+            picture = Path(options["picture"])
             if (count := len(rising.losses)) < LEAST:
                 early = f"the loss diverged after {count} batches, at {rising.diverged_at:.3g}"
-                raise WrongKey("--start", f"{early}; give a smaller one", f"{asked['start']:g}")
+                raise WrongKey("--start", f"{early}; give a smaller one", f"{options['start']:g}")
             picture.parent.mkdir(parents=True, exist_ok=True)
             write_whole(picture, _draw(job.title, rising, picture.suffix[1:]))
             print_block(job.title, [*_describe(rising), ("picture", show_path(picture))])
-            found = {"rates": rising.rates, "losses": rising.losses, "diverged_at": rising.diverged_at}
-            give(result={"suggestion": rising.suggest(), **found, "picture": str(picture)})
+            measured = {"rates": rising.rates, "losses": rising.losses, "diverged_at": rising.diverged_at}
+            give(result={"suggestion": rising.suggest(), **measured, "picture": str(picture)})
 
 
 def _describe(rising: RisingRate) -> Iterator[tuple[str, str]]:

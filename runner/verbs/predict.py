@@ -22,14 +22,15 @@ def run(job: Job) -> None:
     split = job.command.options["split"]
     with recording(job) as result, trainer_with_weights(job) as trainer, timing(result, trainer.noting):
         state = trainer.state
-        loaders = {one.label: one.dataloader for one in state.evaluators if one.is_test == (split == "test")}
+        evaluators = [part for part in state.evaluators if part.is_test == (split == "test")]
+        loaders = {evaluator.label: evaluator.dataloader for evaluator in evaluators}
         if split == "train":
             loaders = {"train": state.train_dataloader}
         if not loaders:
             held = {"train": True, "eval": split == "test" and state.evaluators, "test": split == "eval"}
-            others = " or ".join(name for name, there in held.items() if there)
+            available = " or ".join(name for name, is_held in held.items() if is_held)
             with config_errors():
-                raise WrongKey("--split", f"this run has no such data; give {others}", repr(split))
+                raise WrongKey("--split", f"this run has no such data; give {available}", repr(split))
         written = []
         files = []
         for label, loader in loaders.items():

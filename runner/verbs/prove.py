@@ -70,17 +70,17 @@ class Verdict:
 
 def check(command: Command, experiment: Experiment) -> None:
     """Raise an error if an experiment cannot be proved as the command asks."""
-    asked = command.options
+    options = command.options
     if "RANK" in os.environ:
         raise ValueError("prove: starts its own processes; use launch.nproc_per_node=... without torchrun")
     for key, least in (("batches", 2), ("kills", 1), ("seed", 0), ("patience", 1)):
-        if asked[key] < least:
-            raise WrongKey(f"--{key}", f"must be a whole number of at least {least}", repr(asked[key]))
+        if options[key] < least:
+            raise WrongKey(f"--{key}", f"must be a whole number of at least {least}", repr(options[key]))
     known = {*experiment.callbacks, *(path.stem for path in (CONF / "callbacks").glob("*.yaml"))}
-    for name in asked["without"]:
+    for name in options["without"]:
         if name not in known:
             reason = "no such callback; " + nearest(str(name), known).knowing(meant="")
-            raise WrongKey("--without", reason, repr(",".join(asked["without"])))
+            raise WrongKey("--without", reason, repr(",".join(options["without"])))
 
 
 def run(job: Job) -> None:
@@ -105,7 +105,7 @@ def run(job: Job) -> None:
         proof.write(verdict)
         print_block("", [_row(verdict.outcome, verdict.reason), _row("folder", f"kept: {show_path(proof.folder)}")])
         raise SystemExit(1)
-    print_block("", [_row("ok proof", verdict.reason), *(_row("warning", one) for one in proof.warnings())])
+    print_block("", [_row("ok proof", verdict.reason), *(_row("warning", warning) for warning in proof.warnings())])
     if proof.asked["keep"]:
         proof.write(verdict)
     else:
@@ -151,9 +151,9 @@ class Proof:
         digests = read_digests(self.folder / WHOLE)
         if digests[-1]["epoch"] == 0:
             yield f"no epoch ended before the last of {len(digests)} batches: --batches gives it more"
-        if all(one.moment != IN_SAVE for one in self.kills):
+        if all(kill.moment != IN_SAVE for kill in self.kills):
             yield "no kill came inside a save: --seed for other moments, --kills for more"
-        if not any(one.resumed_from for one in self.kills):
+        if not any(kill.resumed_from for kill in self.kills):
             yield "no kill came after a first checkpoint: --save-interval for earlier ones"
         if len(self.kills) < self.asked["kills"]:
             yield "not all kills came: the run had ended before; --batches for more"
@@ -161,7 +161,7 @@ class Proof:
     def write(self, verdict: Verdict) -> None:
         """Write the verdict to a file, with all that is needed to reproduce it."""
         command = shlex.join(["python", "-m", "runner", *self._command.arguments])
-        kills = [asdict(one) for one in self.kills]
+        kills = [asdict(kill) for kill in self.kills]
         content = {**asdict(verdict), "kills": kills, "options": dict(self.asked), "command": command}
         write_whole(self.folder / FILE, json.dumps(hidden_everywhere(content), indent=1))
 
@@ -182,23 +182,23 @@ class Proof:
         resumed_from = 0
         for number, kill in enumerate(plan_kills(self.asked["kills"], self.asked["seed"], pace, self._ranks), 1):
             with self._session(KILLED) as session:
-                done = session.kill_at(kill, pace, resumed_from)
-            if done is None:
+                carried_out = session.kill_at(kill, pace, resumed_from)
+            if carried_out is None:
                 self._check_end(session, KILLED)
                 return
             resumed_from = _last_saved(run)
-            self.kills.append(replace(done, resumed_from=resumed_from))
-            whom = f" on rank {done.rank}" if self._ranks > 1 else ""
+            self.kills.append(replace(carried_out, resumed_from=resumed_from))
+            whom = f" on rank {carried_out.rank}" if self._ranks > 1 else ""
             onward = f"resumes after batch {resumed_from}" if resumed_from else "starts over"
-            _print_row(f"kill {number}", f"{done.moment}{whom}, after batch {done.batch}; {onward}")
+            _print_row(f"kill {number}", f"{carried_out.moment}{whom}, after batch {carried_out.batch}; {onward}")
         self._train(KILLED)
 
     def _compare(self) -> Verdict:
-        found = difference(self.folder / WHOLE, self.folder / KILLED)
-        if found.is_none:
+        comparison = difference(self.folder / WHOLE, self.folder / KILLED)
+        if comparison.is_none:
             result = read_result(self.folder / WHOLE)
             counts = (
-                _count(found.agreed, "batch", "batches"),
+                _count(comparison.agreed, "batch", "batches"),
                 _count(len(result.metrics) if result else 0, "final metric", "final metrics"),
                 _count(len(self.kills), "kill", "kills"),
             )
@@ -211,9 +211,9 @@ class Proof:
             return Verdict("not deterministic", f"without a kill this time, {error}")
         if not other.is_none:
             return Verdict("not deterministic", f"two uninterrupted runs differ: {other}")
-        batch = found.batch or sys.maxsize
-        number, kill = [(n, one) for n, one in enumerate(self.kills, 1) if one.resumed_from < batch][-1]
-        reason = f"{found}; it was resumed from batch {kill.resumed_from} before, after kill {number}"
+        batch = comparison.batch or sys.maxsize
+        number, kill = [row for row in enumerate(self.kills, 1) if row[1].resumed_from < batch][-1]
+        reason = f"{comparison}; it was resumed from batch {kill.resumed_from} before, after kill {number}"
         if self._ranks > 2 and not self._deterministic:
             reason += ". Three or more ranks need trainer.deterministic=true"
         return Verdict("different", reason)
@@ -248,16 +248,16 @@ class Proof:
         return self.folder / f"{name}.log"
 
 
-def to_prove(experiment: Experiment, asked: Mapping[str, Any]) -> Experiment:
+def to_prove(experiment: Experiment, options: Mapping[str, Any]) -> Experiment:
     """Return the experiment to train: shorter, with digests and checkpoints, without callbacks that only display."""
-    callbacks = {key: one.plain for key, one in experiment.callbacks.items() if key not in asked["without"]}
+    callbacks = {key: section.plain for key, section in experiment.callbacks.items() if key not in options["without"]}
     for key, changes in (
-        ("checkpoint_saver", {"save_interval": asked["save_interval"], "mirror": None}),
+        ("checkpoint_saver", {"save_interval": options["save_interval"], "mirror": None}),
         ("state_digest", {"interval": "1ba"}),
     ):
         shipped = yaml.safe_load((CONF / "callbacks" / f"{key}.yaml").read_text())[key]
         callbacks[key] = {**shipped, **callbacks.get(key, {}), **changes}
-    return experiment.changed(budget=None, callbacks=callbacks).with_trainer(max_duration=f"{asked['batches']}ba")
+    return experiment.changed(budget=None, callbacks=callbacks).with_trainer(max_duration=f"{options['batches']}ba")
 
 
 def _last_saved(run_dir: Path) -> int:
@@ -280,5 +280,5 @@ def _row(label: str, text: str) -> tuple[str, str]:
     return f"{label:<17}", text
 
 
-def _count(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
+def _count(number: int, singular: str, plural: str) -> str:
+    return f"{number} {singular if number == 1 else plural}"

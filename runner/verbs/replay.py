@@ -37,15 +37,15 @@ _MORE = 8  # samples in a line
 
 def check(command: Command, experiment: Experiment) -> None:
     """Check the words and options of a replay."""
-    asked = command.options
+    options = command.options
     if command.batch is not None and not batch_of(command.batch):
         raise WrongKey("BATCH", NO_BATCH, repr(command.batch))
-    if asked["worst"] < 0:
-        raise WrongKey("--worst", "must be a number of samples, at least 0", repr(asked["worst"]))
-    if asked["picture"] and Path(asked["picture"]).suffix not in FORMATS:
-        raise WrongKey("--picture", f"must end in {', '.join(FORMATS)}, or be ''", repr(asked["picture"]))
-    if asked["to"] and Path(asked["to"]).suffix != ".safetensors":
-        raise WrongKey("--to", "must end in .safetensors, or be ''", repr(asked["to"]))
+    if options["worst"] < 0:
+        raise WrongKey("--worst", "must be a number of samples, at least 0", repr(options["worst"]))
+    if options["picture"] and Path(options["picture"]).suffix not in FORMATS:
+        raise WrongKey("--picture", f"must end in {', '.join(FORMATS)}, or be ''", repr(options["picture"]))
+    if options["to"] and Path(options["to"]).suffix != ".safetensors":
+        raise WrongKey("--to", "must end in .safetensors, or be ''", repr(options["to"]))
 
 
 def run(job: Job) -> None:
@@ -59,7 +59,7 @@ def run(job: Job) -> None:
     from runner.trials.replayed import ReplayedBatch
     from runner.trials.standing import check_reached, standing_before
 
-    asked = job.command.options
+    options = job.command.options
     source = Path(job.source)
     batch = batch_of(job.command.batch)
     crash = {} if batch else _read_crash(source)
@@ -67,11 +67,11 @@ def run(job: Job) -> None:
         if not batch and not crash:
             raise WrongKey("BATCH", NO_BATCH, "''")
     batch = batch or crash["batch"]
-    noted = ReplayedBatch(batch, asked["debug"])
+    noted = ReplayedBatch(batch, options["debug"])
     with config_errors():
-        if asked["debug"] and get_world_size() > 1:
+        if options["debug"] and get_world_size() > 1:
             raise WrongKey("--debug", "stops one process; add launch.nproc_per_node=1")
-    without = {*asked["without"]} - {crash.get("by")}  # the callback that failed
+    without = {*options["without"]} - {crash.get("by")}  # the callback that failed
     experiment = job.experiment.without_callbacks(without)
     key = "" if crash else "BATCH"  # a run may fail after its last batch
     with ExitStack() as stack:
@@ -80,16 +80,16 @@ def run(job: Job) -> None:
             standing = standing_before(experiment, source, batch, {"replay": noted}, key=key, until=batch)
             trainer = stack.enter_context(standing)
         stack.enter_context(noting_faults(experiment, job.choices))
-        begun = trainer.state.timestamp.batch
+        trained = trainer.state.timestamp.batch
         if is_rank_zero():
             start = trainer.state.resumed_from
             where = "the beginning of the run" if start is None else _show_checkpoint(start, source)
-            print_block(f"batch {batch} of {job.typed_run}", [("from", f"{where}, after batch {begun}")])
+            print_block(f"batch {batch} of {job.typed_run}", [("from", f"{where}, after batch {trained}")])
         trainer.fit(may_be_over=bool(crash))
         with config_errors():
             check_reached(trainer.state, 0 if crash else batch, "BATCH")
         if is_rank_zero() and noted.is_done:
-            _report(job, trainer, noted, begun)
+            _report(job, trainer, noted, trained)
         if is_rank_zero() and crash:
             was = f"{crash['type']} at {crash['at']}: {crash['message']}"
             print_block("", [("warning crash", f"it did not fail this time; then it was {was}")])
@@ -103,9 +103,9 @@ def _show_checkpoint(path: Path, run: Path) -> str:
 
 def _read_crash(run: Path) -> dict[str, Any]:
     """Return the facts about the failure of a run in a bundle; empty if there are none, or if they are invalid."""
-    found = read_object(run / FACTS)
-    texts = {key: printable(found.get(key, "")) for key in ("type", "at", "message", "by")}
-    batch = found.get("batch")
+    facts = read_object(run / FACTS)
+    texts = {key: printable(facts.get(key, "")) for key in ("type", "at", "message", "by")}
+    batch = facts.get("batch")
     return {**texts, "batch": batch} if type(batch) is int and batch > 0 else {}
 
 
@@ -117,46 +117,46 @@ def _failing_as(crash: Mapping[str, Any], noted: ReplayedBatch) -> Iterator[None
     except Exception as error:
         if crash:
             batch = 1 if noted.state is None else noted.state.timestamp.batch + 1
-            then = f"{crash['type']} at {crash['at']}, in batch {crash['batch']}"
+            recorded = f"{crash['type']} at {crash['at']}, in batch {crash['batch']}"
             now = "{type} at {at}, in batch {batch}".format(**describe_crash(error), batch=batch)
-            error.add_note(f"{'' if now == then else 'not '}the failure of the run: {then}")
+            error.add_note(f"{'' if now == recorded else 'not '}the failure of the run: {recorded}")
         raise
 
 
-def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, begun: int) -> None:
+def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, start: int) -> None:
     from runner.models.sample_losses import worst_samples
     from runner.trials.standing import compare_digests
 
-    asked = job.command.options
+    options = job.command.options
     run = Path(job.source)
     batch = noted.batch
-    equal, digests = compare_digests(run, trainer.state.run_dir, begun, batch)
+    equal, digests = compare_digests(run, trainer.state.run_dir, start, batch)
     inputs = _joined(noted.microbatches)
-    places = worst_samples(noted.losses, asked["worst"]).tolist()
+    places = worst_samples(noted.losses, options["worst"]).tolist()
     worst, captions = _describe(noted, inputs, places, _decoder(job.experiment.data))
     picture = _draw(inputs, places, captions, _picture_file(job, batch), f"batch {batch} of {run.name}")
-    if asked["to"]:
-        _write(Path(asked["to"]), noted)
+    if options["to"]:
+        _write(Path(options["to"]), noted)
     give(
         result={
             "run": str(run),
             "batch": batch,
             "epoch": noted.epoch,
-            "from_batch": begun,
+            "from_batch": start,
             "equal": equal,
             "loss": noted.loss,
             "samples": [sample._asdict() for sample in noted.samples],
             "worst": worst,
             "gradients": noted.gradients,
             "activations": noted.activations,
-            "algorithms": [one._asdict() for one in noted.acts],
+            "algorithms": [act._asdict() for act in noted.acts],
             "picture": picture,
-            "tensors": asked["to"] or None,
+            "tensors": options["to"] or None,
         }
     )
     lines = ["; ".join(filter(None, (text, sample["text"]))) for text, sample in zip(captions, worst, strict=True)]
     files = [("picture", show_path(Path(picture)))] if picture else []
-    files += [("tensors", show_path(Path(asked["to"])))] if asked["to"] else []
+    files += [("tensors", show_path(Path(options["to"])))] if options["to"] else []
     print_block("", [digests, *_rows(noted, lines), *files])
 
 
@@ -189,10 +189,10 @@ def _describe(
 
 def _rows(noted: ReplayedBatch, worst: list[str]) -> Iterator[tuple[str, str]]:
     """Yield the lines about a batch, as labels and texts."""
-    rates = ", ".join(dict.fromkeys(f"{one:.6g}" for one in noted.rates))
+    rates = ", ".join(dict.fromkeys(f"{rate:.6g}" for rate in noted.rates))
     yield "loss", f"{noted.loss:.6g}, in epoch {noted.epoch + 1}, at the learning rate {rates}"
-    known = [one.index for one in noted.samples if one.index is not None] or [
-        one for one in noted.indices if one is not None
+    known = [sample.index for sample in noted.samples if sample.index is not None] or [
+        index for index in noted.indices if index is not None
     ]
     if known:
         more = f" and {len(known) - _MORE} more" if len(known) > _MORE else ""
@@ -202,7 +202,7 @@ def _rows(noted: ReplayedBatch, worst: list[str]) -> Iterator[tuple[str, str]]:
     for place, text in enumerate(worst):
         yield "worst" if place == 0 else "", text
     if noted.gradients:
-        total = sum(one * one for one in noted.gradients.values()) ** 0.5
+        total = sum(norm * norm for norm in noted.gradients.values()) ** 0.5
         yield "gradients", f"norm {total:.4g}; {_largest(noted.gradients)}"
     if noted.activations:
         yield "activations", f"norms {_largest(noted.activations)}"
@@ -212,7 +212,7 @@ def _rows(noted: ReplayedBatch, worst: list[str]) -> Iterator[tuple[str, str]]:
 
 def _largest(norms: Mapping[str, float]) -> str:
     largest = sorted(norms, key=lambda name: -norms[name])[:SHOWN]
-    more = f", and {rest} smaller one{'s' * (rest > 1)}" if (rest := len(norms) - SHOWN) > 0 else ""
+    more = f", and {remaining} smaller one{'s' * (remaining > 1)}" if (remaining := len(norms) - SHOWN) > 0 else ""
     return ", ".join(f"{name} {norms[name]:.4g}" for name in largest) + more
 
 
@@ -232,11 +232,11 @@ def _joined(parts: list[Any]) -> Any:
         return parts[0] if parts else None
     first = parts[0]
     if isinstance(first, Tensor):
-        return cat(parts) if first.ndim and len({one.shape[1:] for one in parts}) == 1 else None
+        return cat(parts) if first.ndim and len({part.shape[1:] for part in parts}) == 1 else None
     if isinstance(first, Mapping):
-        return {key: _joined([one[key] for one in parts]) for key in first}
+        return {key: _joined([part[key] for part in parts]) for key in first}
     if isinstance(first, tuple | list):
-        return [_joined([one[place] for one in parts]) for place in range(len(first))]
+        return [_joined([part[place] for part in parts]) for place in range(len(first))]
     return None
 
 
@@ -245,10 +245,10 @@ def _picture_file(job: Job, batch: int) -> str:
     name = job.command.options["picture"]
     if not name or "/" in name:
         return name
-    given = Path(str(job.command.run))
+    run = Path(str(job.command.run))
     # Without a batch, it is the crash.zip in the run's folder that was unpacked.
-    folder = Path(job.source) if job.command.batch else given
-    folder = Path() if given.is_file() or "://" in str(given) else folder
+    folder = Path(job.source) if job.command.batch else run
+    folder = Path() if run.is_file() or "://" in str(run) else folder
     return str(folder / "replay" / f"ba{batch}" / name)
 
 
@@ -269,13 +269,13 @@ def _write(path: Path, noted: ReplayedBatch) -> None:
     import torch
     from safetensors.torch import save
 
-    found = {**dict(_named("batch", _joined(noted.microbatches))), **dict(_named("outputs", _joined(noted.outputs)))}
-    found |= {f"gradients.{name}": one for name, one in noted.gradient_values.items()}
+    tensors = {**dict(_named("batch", _joined(noted.microbatches))), **dict(_named("outputs", _joined(noted.outputs)))}
+    tensors |= {f"gradients.{name}": gradient for name, gradient in noted.gradient_values.items()}
     if noted.losses:
-        found["losses"] = torch.tensor(noted.losses)
+        tensors["losses"] = torch.tensor(noted.losses)
     if noted.indices and None not in noted.indices:
-        found["indices"] = torch.tensor(noted.indices)
-    write_whole(path, save({name: one.clone().contiguous() for name, one in found.items()}))
+        tensors["indices"] = torch.tensor(noted.indices)
+    write_whole(path, save({name: tensor.clone().contiguous() for name, tensor in tensors.items()}))
 
 
 def _named(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -284,5 +284,5 @@ def _named(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, Mapping | tuple | list):
-        for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _named(f"{name}.{key}", one)
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _named(f"{name}.{key}", item)

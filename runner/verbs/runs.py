@@ -43,15 +43,15 @@ def run(command: Command) -> None:
         limit = LIMIT if form == "table" else 0
     if limit < 0:
         raise WrongKey("--limit", "must be a number of runs, or 0 for all", repr(limit))
-    found = [*find_runs(Path(OUTPUTS))]
-    runs = in_order(choose(found, conditions), order)
+    all_runs = [*find_runs(Path(OUTPUTS))]
+    runs = in_order(choose(all_runs, conditions), order)
     depths = [0] * len(runs)
     if not order and form == "table":
         runs, depths = as_tree(runs)
     shown = runs[: limit or None]
-    give(result={"runs": [describe(run) for run in shown], "matching": len(runs), "all": len(found)})
+    give(result={"runs": [describe(run) for run in shown], "matching": len(runs), "all": len(all_runs)})
     if form == "table":
-        print("\n".join(_table(shown, depths, conditions, order, len(runs), len(found))))
+        print("\n".join(_table(shown, depths, conditions, order, len(runs), len(all_runs))))
     else:
         _write_csv(shown)
 
@@ -98,13 +98,13 @@ def as_tree(runs: Sequence[SavedFolder]) -> tuple[list[SavedFolder], list[int]]:
         placed.add(run.folder)
         ordered.append(run)
         depths.append(depth)
-        for one in children.pop(run.folder.resolve(), ()):
-            add(one, depth + 1)
+        for child in children.pop(run.folder.resolve(), ()):
+            add(child, depth + 1)
 
     for run in children.pop(None, []):
         add(run, 0)
-    for rest in [one for listed in children.values() for one in listed]:  # parents of each other, in edited files
-        add(rest, 0)
+    for orphan in [run for listed in children.values() for run in listed]:  # parents of each other, in edited files
+        add(orphan, 0)
     return ordered, depths
 
 
@@ -170,15 +170,16 @@ def _by_importance(
     """Yield columns, the most important first, and whether each matters more than what was typed for a run."""
     if has_status:
         yield Column(["status"], [printable(shortened(run.status, 12)) for run in runs]), True
-    exact = [one.name for one in conditions if one.sign == "="]  # which says the same of each run
-    asked = [one.name for one in conditions if one.name not in exact] + [order.removeprefix("-")] * bool(order)
+    exact = [condition.name for condition in conditions if condition.sign == "="]  # which says the same of each run
+    named = [condition.name for condition in conditions if condition.name not in exact]
+    named += [order.removeprefix("-")] * bool(order)
     objectives = _objectives(runs)
     shown = []
-    for name in dict.fromkeys([*asked, *objectives, *LOSSES]):
+    for name in dict.fromkeys([*named, *objectives, *LOSSES]):
         column = None if name in FIELDS else _column(name, runs)
         if column is not None and (column.head[-1], column.cells) not in shown:  # asked for by its short name
             shown.append((column.head[-1], column.cells))
-            yield column, name in (*asked, *objectives[:1])
+            yield column, name in (*named, *objectives[:1])
     yield Column(["time"], [_seconds(run) for run in runs], True), False
 
 
@@ -189,7 +190,7 @@ def _column(name: str, runs: Sequence[SavedFolder]) -> Column | None:
         return None
     is_number = all(value is None or to_number(value) is not None for value in values)
     return Column(
-        _head(name), ["-" if one is None else printable(shortened(_cell(one), 40)) for one in values], is_number
+        _head(name), ["-" if value is None else printable(shortened(_cell(value), 40)) for value in values], is_number
     )
 
 
@@ -219,7 +220,7 @@ def _what_differs(runs: Sequence[SavedFolder]) -> list[str]:
     shared = set(typed[0]).intersection(*typed) if len(runs) > 1 else set()
     texts = []
     for overrides in typed:
-        parts = (one.partition("=") for one in overrides if one not in shared)
+        parts = (override.partition("=") for override in overrides if override not in shared)
         texts.append(printable(" ".join(f"{_short(key)}{sign}{value}" for key, sign, value in parts)))
     return texts
 
@@ -237,16 +238,16 @@ def _seconds(run: SavedFolder) -> str:
 def _write_csv(runs: Sequence[SavedFolder]) -> None:
     """Print a line for each run, with a column for each field, each metric and each group of any of them."""
     described = [describe(run) for run in runs]
-    nested = {"metrics": dict.fromkeys(key for one in described for key in one.get("metrics", ()))}
-    nested["choices"] = dict.fromkeys(key for one in described for key in one.get("choices", ()))
+    nested = {"metrics": dict.fromkeys(key for row in described for key in row.get("metrics", ()))}
+    nested["choices"] = dict.fromkeys(key for row in described for key in row.get("choices", ()))
     plain = ["folder", "status", "verb", "started", "name", "seconds", "objective", "objective_name"]
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(map(csv_cell, [*plain, *nested["metrics"], *nested["choices"], "overrides"]))
-    for one in described:
-        cells = [one.get(name) for name in plain]
+    for row in described:
+        cells = [row.get(name) for name in plain]
         for group, keys in nested.items():
-            cells += [one.get(group, {}).get(key) for key in keys]
-        cells.append(" ".join(one.get("overrides", ())))
+            cells += [row.get(group, {}).get(key) for key in keys]
+        cells.append(" ".join(row.get("overrides", ())))
         writer.writerow("" if cell is None else csv_cell(cell) for cell in cells)
 
 

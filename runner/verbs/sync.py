@@ -23,8 +23,8 @@ def run(job: Job) -> None:
     """
     with config_errors():
         run_dir = None if job.command.run is None else Path(job.run_dir)
-        results = [one.sync(run_dir) for one in build.make_destinations(job.experiment.callbacks)]
-        if all(one is None for one in results):
+        results = [destination.sync(run_dir) for destination in build.make_destinations(job.experiment.callbacks)]
+        if all(result is None for result in results):
             raise ValueError("sync: no callback here keeps unsent values; it needs callbacks.mlflow_logger")
     give(result={"sent": False not in results})
     if False in results:

@@ -32,7 +32,7 @@ KEY = "RUNS"
 Place = tuple[str, ...]
 """The values of the keys of a row or column, as text."""
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-LATEX |= {one: f"\\{one}" for one in "&%$#_{}"}
+LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
 
 
 @dataclass
@@ -84,7 +84,7 @@ def run(command: Command) -> None:
     metric, lower = common_metric([candidate], command.options["metric"], "--metric")
     differing = [*candidate.choices] or [*candidate.varying]
     columns = _keys(command, "columns", candidate)
-    rows = _keys(command, "rows", candidate) or [one for one in differing[:1] if one not in columns]
+    rows = _keys(command, "rows", candidate) or [key for key in differing[:1] if key not in columns]
     table = make_table(candidate, metric, lower, rows, columns)
     give(result=as_data(table))
     print({"markdown": as_markdown, "latex": as_latex, "csv": as_csv}[command.options["format"]](table), end="")
@@ -97,36 +97,37 @@ def make_table(candidate: Candidate, metric: str, lower: bool, rows: Sequence[st
         folder = SavedFolder(run.folder, run.result)
         groups.setdefault((_place(folder, rows), _place(folder, columns)), []).append(run)
     missing: dict[tuple[Place, Place], list[SavedFolder]] = {}
-    for one in candidate.left_out:
-        missing.setdefault((_place(one, rows), _place(one, columns)), []).append(one)
+    for left_out in candidate.left_out:
+        missing.setdefault((_place(left_out, rows), _place(left_out, columns)), []).append(left_out)
     cells = {}
     for place, runs in groups.items():
-        name = ", ".join(f"{key}={one}" for key, one in zip([*rows, *columns], sum(place, ()), strict=True)) or "all"
+        settings = zip([*rows, *columns], sum(place, ()), strict=True)
+        name = ", ".join(f"{key}={value}" for key, value in settings) or "all"
         cell = Candidate(name, runs, missing.get(place, []))
         values = [*cell.values(metric, [*cell.varying]).values()]
         cells[place] = Cell(cell, values, bootstrap(np.asarray(values)))
-    varying = [{(key, *found) for key, found in one.candidate.varying.items()} for one in cells.values()]
+    varying = [{(key, *values) for key, values in cell.candidate.varying.items()} for cell in cells.values()]
     shared = {key for key, *_ in set.intersection(*varying)} if len(cells) > 1 else set()
     for cell in cells.values():
-        alone = [one for one in cell.candidate.varying if one not in shared]
+        alone = [key for key in cell.candidate.varying if key not in shared]
         if alone:
             name = [*cell.candidate.choices, *alone][0]
             reason = f"the runs of {cell.candidate.name} differ in {name}; add it to --rows or --columns"
             raise WrongKey(KEY, f"{reason}, or choose one value: {name}=...", repr(candidate.name))
     notes = [f"each mean is also over {', '.join(sorted(shared))}"] if shared else []
     rows_found = _sorted(row for row, _ in cells)
-    found = Table(metric, (rows, columns), rows_found, _sorted(column for _, column in cells), cells, notes)
-    _mark_best(found, lower)
-    return found
+    table = Table(metric, (rows, columns), rows_found, _sorted(column for _, column in cells), cells, notes)
+    _mark_best(table, lower)
+    return table
 
 
 def _mark_best(table: Table, lower: bool) -> None:
     """Mark in each column the cell that is better than all others, if there is one."""
     for column in table.columns:
         cells = [cell for (_, place), cell in table.cells.items() if place == column]
-        leader, *others = sorted(cells, key=lambda cell: cell.mean if lower else -cell.mean)
+        leader, *rivals = sorted(cells, key=lambda cell: cell.mean if lower else -cell.mean)
         try:
-            samples = [pair_up(leader.candidate, one.candidate, table.metric, KEY) for one in others]
+            samples = [pair_up(leader.candidate, cell.candidate, table.metric, KEY) for cell in rivals]
         except ValueError as error:
             table.notes.append(f"no verdict on {' '.join(column) or 'the rows'}: {error}")
             continue
@@ -138,7 +139,7 @@ def as_markdown(table: Table) -> str:
     lines = _texts(table, _escape_markdown, "**{}**")
     rule = ["---"] * len(table.keys[0]) + ["---:"] * (len(lines[0]) - len(table.keys[0]))
     shown = [f"| {' | '.join(row)} |" for row in (lines[0], rule, *lines[1:])]
-    comments = [f"<!-- {re.sub('-(?=-)', '- ', one)} -->" for one in _comments(table)]
+    comments = [f"<!-- {re.sub('-(?=-)', '- ', comment)} -->" for comment in _comments(table)]
     return "\n".join([*shown, "", *comments, ""])
 
 
@@ -148,7 +149,7 @@ def as_latex(table: Table) -> str:
     head, *rows = [f"{' & '.join(row)} \\\\" for row in lines]
     aligned = "l" * len(table.keys[0]) + "r" * (len(lines[0]) - len(table.keys[0]))
     body = [f"\\begin{{tabular}}{{{aligned}}}", "\\toprule", head, "\\midrule", *rows, "\\bottomrule", "\\end{tabular}"]
-    return "\n".join([*(f"% {one}" for one in _comments(table)), *body, ""])
+    return "\n".join([*(f"% {comment}" for comment in _comments(table)), *body, ""])
 
 
 def as_data(table: Table) -> dict[str, Any]:
@@ -187,9 +188,9 @@ def as_csv(table: Table) -> str:
 def _texts(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
     """Return the cells of a table as text, the head first."""
     heads = [" ".join(column) for column in table.columns]
-    lines = [[escape(one) for one in (*table.keys[0], *(head or table.metric for head in heads))]]
+    lines = [[escape(text) for text in (*table.keys[0], *(head or table.metric for head in heads))]]
     for row in table.rows:
-        line = [escape(one) for one in row]
+        line = [escape(text) for text in row]
         for column in table.columns:
             cell = table.cells.get((row, column))
             shown = "" if cell is None else escape(cell.show())
@@ -207,7 +208,7 @@ def _comments(table: Table) -> list[str]:
         if cell.candidate.missing:
             left = ", ".join(f"{count} {status}" for status, count in cell.candidate.missing.items())
             lines.append(f"{cell.candidate.name}: without {left}")
-    return [printable(one) for one in lines]
+    return [printable(line) for line in lines]
 
 
 def _keys(command: Command, axis: str, candidate: Candidate) -> list[str]:
@@ -227,7 +228,7 @@ def _sorted(places: Iterable[Place]) -> list[Place]:
     """Return distinct values of keys in order, numbers by their size."""
 
     def order(place: Place) -> list[tuple[bool, float, str]]:
-        numbers = [to_number(one) for one in place]
+        numbers = [to_number(value) for value in place]
         return [(number is None, number or 0.0, text) for number, text in zip(numbers, place, strict=True)]
 
     return sorted({*places}, key=order)
@@ -238,4 +239,4 @@ def _escape_markdown(text: str) -> str:
 
 
 def _escape_latex(text: str) -> str:
-    return "".join(LATEX.get(one, one) for one in printable(text))
+    return "".join(LATEX.get(character, character) for character in printable(text))

@@ -100,8 +100,8 @@ def pausing(state: State) -> Iterator[None]:
     except Pruned:
         raise  # without a checkpoint it is revived from the start
     except SessionOver as over:
-        saved = [one.latest for one in state.callbacks if getattr(one, "latest", None) is not None]  # type: ignore[attr-defined]
-        if is_rank_zero() and all(read_timestamp(one).batch != state.timestamp.batch for one in saved):
+        saved = [callback.latest for callback in state.callbacks if getattr(callback, "latest", None) is not None]  # type: ignore[attr-defined]
+        if is_rank_zero() and all(read_timestamp(path).batch != state.timestamp.batch for path in saved):
             lost = f"no checkpoint was written after batch {state.timestamp.batch}"
             raise RuntimeError(f"the session is over, and {lost}: it would be repeated forever") from over
         raise

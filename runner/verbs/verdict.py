@@ -58,8 +58,8 @@ def run(command: Command) -> int:
         none.
     """
     candidates = [find_candidate(name, KEY) for name in command.words]
-    first, *others = candidates
-    diverged = [] if "diverged" in first.missing else [one for one in others if "diverged" in one.missing]
+    first, *rivals = candidates
+    diverged = [] if "diverged" in first.missing else [rival for rival in rivals if "diverged" in rival.missing]
     for candidate in candidates:
         if not candidate.runs and candidate not in diverged:
             reason = f"none of its runs has finished ({_describe_missing(candidate)})"
@@ -70,23 +70,23 @@ def run(command: Command) -> int:
         give(reason=reason)
         return FAILED
     metric, lower = common_metric(candidates, command.options["metric"], "--metric")
-    found = compare(candidates, metric, lower, command.options["budget"] == "any")
-    give(result=_as_json(first, found, metric, lower))
-    print("\n".join(_lines(first, found, metric, lower)))
-    if not diverged and not any(comparison.verdict == "worse" for comparison in found):
+    comparisons = compare(candidates, metric, lower, command.options["budget"] == "any")
+    give(result=_as_json(first, comparisons, metric, lower))
+    print("\n".join(_lines(first, comparisons, metric, lower)))
+    if not diverged and not any(comparison.verdict == "worse" for comparison in comparisons):
         return DONE
-    give(reason=_answer(_letters(len(found) + 1), found))
+    give(reason=_answer(_letters(len(comparisons) + 1), comparisons))
     return FAILED
 
 
 def compare(candidates: Sequence[Candidate], metric: str, lower: bool, allows_budget: bool) -> list[Comparison]:
     """Return how each candidate but the first compares with the first."""
-    first, *others = candidates
-    samples = [pair_up(first, one, metric, KEY, allows_budget) for one in others]
+    first, *rivals = candidates
+    samples = [pair_up(first, rival, metric, KEY, allows_budget) for rival in rivals]
     decisions = decide(samples)
     return [
-        Comparison(one, decision, found.pairs, _judge(first, one, decision, lower))
-        for one, decision, found in zip(others, decisions, samples, strict=True)
+        Comparison(rival, decision, sample.pairs, _judge(first, rival, decision, lower))
+        for rival, decision, sample in zip(rivals, decisions, samples, strict=True)
     ]
 
 
@@ -101,68 +101,69 @@ def _judge(first: Candidate, other: Candidate, decision: Decision, lower: bool) 
     return "better" if is_better else "worse"
 
 
-def _as_json(first: Candidate, found: Sequence[Comparison], metric: str, lower: bool) -> dict[str, Any]:
+def _as_json(first: Candidate, comparisons: Sequence[Comparison], metric: str, lower: bool) -> dict[str, Any]:
     return {
         "metric": metric,
         "lower_is_better": lower,
         "candidates": [
             {
-                "name": one.name,
-                "runs": [str(run.folder) for run in one.runs],
-                "values": [run.result.metrics[metric] for run in one.runs],
-                "left_out": one.missing,
+                "name": candidate.name,
+                "runs": [str(run.folder) for run in candidate.runs],
+                "values": [run.result.metrics[metric] for run in candidate.runs],
+                "left_out": candidate.missing,
             }
-            for one in (first, *(one.candidate for one in found))
+            for candidate in (first, *(comparison.candidate for comparison in comparisons))
         ],
         "comparisons": [
             {
-                "name": one.candidate.name,
+                "name": comparison.candidate.name,
                 "with": first.name,
-                "verdict": one.verdict,
-                "paired": one.decision.is_paired,
-                "pairs": [*one.pairs],
-                "n": list(one.decision.n),
-                "means": list(one.decision.means),
-                "difference": one.decision.difference,
-                "interval": one.decision.interval,
-                "p": one.decision.p,
-                "smallest_p": one.decision.smallest_p,
-                "effect": None if math.isnan(one.decision.effect) else to_json(one.decision.effect),
-                "more_seeds": one.decision.more,
+                "verdict": comparison.verdict,
+                "paired": comparison.decision.is_paired,
+                "pairs": [*comparison.pairs],
+                "n": list(comparison.decision.n),
+                "means": list(comparison.decision.means),
+                "difference": comparison.decision.difference,
+                "interval": comparison.decision.interval,
+                "p": comparison.decision.p,
+                "smallest_p": comparison.decision.smallest_p,
+                "effect": None if math.isnan(comparison.decision.effect) else to_json(comparison.decision.effect),
+                "more_seeds": comparison.decision.more,
             }
-            for one in found
+            for comparison in comparisons
         ],
     }
 
 
-def _lines(first: Candidate, found: Sequence[Comparison], metric: str, lower: bool) -> Iterator[str]:
+def _lines(first: Candidate, comparisons: Sequence[Comparison], metric: str, lower: bool) -> Iterator[str]:
     """Yield the lines for people: the answer, the candidates, the numbers, and their basis."""
-    letters = _letters(len(found) + 1)
-    yield heading(_answer(letters, found))
+    letters = _letters(len(comparisons) + 1)
+    yield heading(_answer(letters, comparisons))
     yield ""
-    candidates = [first, *(one.candidate for one in found)]
-    yield from in_columns([(letter, one.name) for letter, one in zip(letters, candidates, strict=True)], indent=0)
+    candidates = [first, *(comparison.candidate for comparison in comparisons)]
+    yield from in_columns([(letter, row.name) for letter, row in zip(letters, candidates, strict=True)], indent=0)
     yield ""
-    yield from _table(letters, candidates, found, metric)
+    yield from _table(letters, candidates, comparisons, metric)
     yield ""
     rows = [("metric", f"{metric}, {'lower' if lower else 'higher'} is better")]
-    for letter, one in zip(letters[1:], found, strict=True):
-        rows += [(f"{name} {letter}" if name and len(found) > 1 else name, text) for name, text in _explain(one)]
-    for letter, one in zip(letters, candidates, strict=True):
-        if one.left_out:
-            rows.append(("left out", f"{letter}: {_describe_missing(one)}"))
-    if len(found) == 1:
+    for letter, comparison in zip(letters[1:], comparisons, strict=True):
+        suffix = f" {letter}" if len(comparisons) > 1 else ""
+        rows += [(f"{name}{suffix}" if name else name, text) for name, text in _explain(comparison)]
+    for letter, candidate in zip(letters, candidates, strict=True):
+        if candidate.left_out:
+            rows.append(("left out", f"{letter}: {_describe_missing(candidate)}"))
+    if len(comparisons) == 1:
         rows.append(("differs", _describe_differences(first, candidates[1])))
     yield from in_columns(rows, indent=0)
 
 
-def _answer(letters: Sequence[str], found: Sequence[Comparison]) -> str:
-    if len(found) == 1:
-        verdict = found[0].verdict
+def _answer(letters: Sequence[str], comparisons: Sequence[Comparison]) -> str:
+    if len(comparisons) == 1:
+        verdict = comparisons[0].verdict
         return "Not decided: the difference may be chance" if verdict == "not decided" else f"B is {verdict} than A"
     parts = []
     for verdict in ("better", "worse", "not decided"):
-        names = [letter for letter, one in zip(letters[1:], found, strict=True) if one.verdict == verdict]
+        names = [letter for letter, row in zip(letters[1:], comparisons, strict=True) if row.verdict == verdict]
         if names:
             verb = "is" if len(names) == 1 else "are"
             parts.append(f"{', '.join(names)} {verb} {verdict}{' than A' if verdict != 'not decided' else ''}")
@@ -170,32 +171,32 @@ def _answer(letters: Sequence[str], found: Sequence[Comparison]) -> str:
 
 
 def _table(
-    letters: Sequence[str], candidates: Sequence[Candidate], found: Sequence[Comparison], metric: str
+    letters: Sequence[str], candidates: Sequence[Candidate], comparisons: Sequence[Comparison], metric: str
 ) -> list[str]:
-    values = [[run.result.metrics[metric] for run in one.runs] for one in candidates]
-    decisions: list[Decision | None] = [None, *(one.decision for one in found)]
-    intervals = [one.interval if one is not None else None for one in decisions]
+    values = [[run.result.metrics[metric] for run in candidate.runs] for candidate in candidates]
+    decisions: list[Decision | None] = [None, *(comparison.decision for comparison in comparisons)]
+    intervals = [decision.interval if decision is not None else None for decision in decisions]
     return draw_table(
         [
             Column([""], [*letters]),
-            Column(["runs"], [str(len(one)) for one in values], True),
-            Column(["mean"], [_show(statistics.fmean(one)) for one in values], True),
-            Column(["spread"], [f"{statistics.stdev(one):.2g}" if len(one) > 1 else "-" for one in values], True),
-            Column(["minus A"], [f"{one.difference:+.3g}" if one is not None else "" for one in decisions], True),
-            Column(["95 % interval"], [f"{one[0]:+.3g} to {one[1]:+.3g}" if one else "" for one in intervals], True),
-            Column(["p"], [_show_p(one.p) if one is not None else "" for one in decisions], True),
-            Column(["verdict"], ["", *(one.verdict for one in found)]),
+            Column(["runs"], [str(len(numbers)) for numbers in values], True),
+            Column(["mean"], [_show(statistics.fmean(numbers)) for numbers in values], True),
+            Column(["spread"], [f"{statistics.stdev(group):.2g}" if len(group) > 1 else "-" for group in values], True),
+            Column(["minus A"], [f"{test.difference:+.3g}" if test is not None else "" for test in decisions], True),
+            Column(["95 % interval"], [f"{x[0]:+.3g} to {x[1]:+.3g}" if x else "" for x in intervals], True),
+            Column(["p"], [_show_p(test.p) if test is not None else "" for test in decisions], True),
+            Column(["verdict"], ["", *(comparison.verdict for comparison in comparisons)]),
         ]
     )
 
 
-def _explain(one: Comparison) -> Iterator[tuple[str, str]]:
+def _explain(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """Yield sentences that explain the basis of a comparison."""
-    decision = one.decision
+    decision = comparison.decision
     count = min(decision.n)
     if decision.is_paired:
-        seeds = ", ".join(one.pairs[:8]) + (", ..." if len(one.pairs) > 8 else "")
-        folds = "; the folds of a seed count as their mean" if FOLD in one.candidate.varying else ""
+        seeds = ", ".join(comparison.pairs[:8]) + (", ..." if len(comparison.pairs) > 8 else "")
+        folds = "; the folds of a seed count as their mean" if FOLD in comparison.candidate.varying else ""
         yield "test", f"paired: {_plural(count, 'pair')} of runs with equal seeds ({seeds}), signs flipped{folds}"
     else:
         yield "test", f"not paired, as seeds differ: {decision.n[0]} and {_plural(decision.n[1], 'run')}, permuted"
@@ -212,12 +213,12 @@ def _explain(one: Comparison) -> Iterator[tuple[str, str]]:
         else:
             text = "more than 1,000 would be needed for a difference as small as this one"
         yield "seeds", text
-    elif one.verdict == "not decided":
+    elif comparison.verdict == "not decided":
         yield "", "the one with the better mean has runs that diverged"
 
 
-def _describe_missing(one: Candidate) -> str:
-    return ", ".join(f"{count} {status}" for status, count in one.missing.items()) or "no run"
+def _describe_missing(candidate: Candidate) -> str:
+    return ", ".join(f"{count} {status}" for status, count in candidate.missing.items()) or "no run"
 
 
 def _describe_differences(a: Candidate, b: Candidate) -> str:

@@ -68,15 +68,15 @@ class Finding(NamedTuple):
 
 def check(command: Command, experiment: Experiment) -> None:
     """Check the options of a verification."""
-    asked = command.options
+    options = command.options
     for key in ("batch", "batches"):
-        if asked[key] < 1:
-            raise WrongKey(f"--{key}", "must be a whole number of at least 1", repr(asked[key]))
-    if not 0 <= asked["tolerance"] < 1:
+        if options[key] < 1:
+            raise WrongKey(f"--{key}", "must be a whole number of at least 1", repr(options[key]))
+    if not 0 <= options["tolerance"] < 1:
         reason = "must be a relative difference such as 1e-4, at least 0 and below 1"
-        raise WrongKey("--tolerance", reason, repr(asked["tolerance"]))
-    if asked["pin"] and asked["batch"] != 1:
-        raise WrongKey("--pin", "a pin holds the first batches; leave out --batch", repr(asked["pin"]))
+        raise WrongKey("--tolerance", reason, repr(options["tolerance"]))
+    if options["pin"] and options["batch"] != 1:
+        raise WrongKey("--pin", "a pin holds the first batches; leave out --batch", repr(options["pin"]))
 
 
 def run(job: Job) -> None:
@@ -89,17 +89,17 @@ def run(job: Job) -> None:
     from runner.trials.diagnosis import noting_faults
     from runner.trials.standing import standing_before
 
-    asked = job.command.options
+    options = job.command.options
     source = Path(job.source)
-    first = max(asked["batch"], forked_after(source) + 1)
-    last = first + asked["batches"] - 1
+    first = max(options["batch"], forked_after(source) + 1)
+    last = first + options["batches"] - 1
     with config_errors():
-        if asked["pin"] and first > 1:
+        if options["pin"] and first > 1:
             raise WrongKey(
-                "--pin", "a pin holds the first batches of a run, and a fork has none of them", repr(asked["pin"])
+                "--pin", "a pin holds the first batches of a run, and a fork has none of them", repr(options["pin"])
             )
-        kept = [one for one in _lines(source) if first <= one["batch"] <= last]
-        if not kept and not asked["pin"]:
+        kept = [line for line in _lines(source) if first <= line["batch"] <= last]
+        if not kept and not options["pin"]:
             raise WrongConfig(
                 f"RUN={job.typed_run!r}: has no digests of batches {first} to {last}, so there is nothing to "
                 "compare; to record them, add +callbacks=state_digest callbacks.state_digest.interval=10ba",
@@ -114,10 +114,10 @@ def run(job: Job) -> None:
             )
             trainer = stack.enter_context(standing)
         stack.enter_context(noting_faults(job.experiment, job.choices))
-        begun = trainer.state.timestamp.batch  # after a checkpoint, so maybe some batches before the first
+        start = trainer.state.timestamp.batch  # after a checkpoint, so maybe some batches before the first
         trainer.fit()
         if is_rank_zero():
-            kept = [one for one in _lines(source) if begun < one["batch"] <= until]
+            kept = [line for line in _lines(source) if start < line["batch"] <= until]
             again = read_digests(trainer.state.run_dir)
             _report(job, kept, again, [*_changed_since(Record.of_batch(source, first))])
 
@@ -129,24 +129,24 @@ def compare(
 
     Losses and norms count as equal up to the relative difference `tolerance`; 0 compares all parts by their bits.
     """
-    now = {one["batch"]: one for one in again}
+    now = {line["batch"]: line for line in again}
     agreed = count = 0
-    for one in kept:
-        if (other := now.get(one["batch"])) is None:
+    for line in kept:
+        if (other := now.get(line["batch"])) is None:
             continue
         count += 1
-        if differing := tuple(part for part in parts if not _is_equal(part, one, other, tolerance)):
-            return Finding(agreed, one["batch"], differing, count)
-        agreed = one["batch"]
+        if differing := tuple(part for part in parts if not _is_equal(part, line, other, tolerance)):
+            return Finding(agreed, line["batch"], differing, count)
+        agreed = line["batch"]
     return Finding(agreed, None, (), count)
 
 
-def _is_equal(part: str, one: Mapping[str, Any], other: Mapping[str, Any], tolerance: float) -> bool:
+def _is_equal(part: str, a: Mapping[str, Any], b: Mapping[str, Any], tolerance: float) -> bool:
     if not tolerance or part == "samples":
-        return one.get(part) == other.get(part)
+        return a.get(part) == b.get(part)
     if part not in MEASURED:
         return True
-    first, second = (float((line.get("values") or {}).get(part, math.nan)) for line in (one, other))
+    first, second = (float((line.get("values") or {}).get(part, math.nan)) for line in (a, b))
     return math.isclose(first, second, rel_tol=tolerance) or repr(first) == repr(second) == "nan"
 
 
@@ -156,54 +156,55 @@ def _report(
     from runner.distributed.ranks import get_world_size
     from runner.trials.standing import ranks_of
 
-    asked = job.command.options
+    options = job.command.options
     source = Path(job.source)
-    ranks = ranks_of(source, asked["batch"])
+    ranks = ranks_of(source, options["batch"])
     parts = PARTS if ranks == get_world_size() else ("samples",)
     with config_errors():
-        if asked["tolerance"] and kept and not all(isinstance(one.get("values"), dict) for one in kept):
+        if options["tolerance"] and kept and not all(isinstance(line.get("values"), dict) for line in kept):
             reason = "the digests of this run contain no values, so only bits can be compared"
-            raise WrongKey("--tolerance", reason, repr(asked["tolerance"]))
-        found = compare(kept, again, parts, asked["tolerance"])
-        if kept and not found.count:
+            raise WrongKey("--tolerance", reason, repr(options["tolerance"]))
+        finding = compare(kept, again, parts, options["tolerance"])
+        if kept and not finding.count:
             raise WrongConfig(
                 f"RUN={job.typed_run!r}: no batch with digests was reached: the run ended earlier", at="RUN"
             )
-    how = f"up to {asked['tolerance']:g}" if asked["tolerance"] else "to the bit"
+    how = f"up to {options['tolerance']:g}" if options["tolerance"] else "to the bit"
     only = "" if len(parts) > 1 else f", in the order of samples only: the run had {ranks} ranks"
-    result = {"equal": found.batch is None, "batch": found.batch, "parts": [*found.parts], "agreed": found.agreed}
-    give(result={**result, "compared": found.count, "changed": [*changed]})
-    rows = [("run", job.typed_run), *(("changed", one) for one in changed)]
-    if found.batch is None:
+    result = {"equal": finding.batch is None, "batch": finding.batch, "parts": [*finding.parts]}
+    give(result={**result, "agreed": finding.agreed, "compared": finding.count, "changed": [*changed]})
+    rows = [("run", job.typed_run), *(("changed", text) for text in changed)]
+    if finding.batch is None:
         if kept:
-            rows.append(("ok verify", f"equal {how} up to batch {found.agreed}; {found.count} digests compared{only}"))
+            count = f"{finding.count} digests compared"
+            rows.append(("ok verify", f"equal {how} up to batch {finding.agreed}; {count}{only}"))
         else:
             rows.append(("warning verify", "the run has kept no digests: those of today are pinned"))
-        if asked["pin"]:
+        if options["pin"]:
             _pin(job, kept or again)
-            rows.append(("pinned", show_path(Path(asked["pin"]))))
+            rows.append(("pinned", show_path(Path(options["pin"]))))
         print_block("", rows)
         return
-    if not Record.of_batch(source, asked["batch"]).is_own:
+    if not Record.of_batch(source, options["batch"]).is_own:
         rows.append(("changed", "the record: you have not made it, or it was edited later"))
-    known = f"equal {how} up to batch {found.agreed}" if found.agreed else "the first that was compared"
-    rows.append(("different", f"at batch {found.batch}, in {', '.join(found.parts)}; {known}{only}"))
-    rows.append(("first", f"{found.parts[0]}: {MEANING[found.parts[0]]}"))
+    known = f"equal {how} up to batch {finding.agreed}" if finding.agreed else "the first that was compared"
+    rows.append(("different", f"at batch {finding.batch}, in {', '.join(finding.parts)}; {known}{only}"))
+    rows.append(("first", f"{finding.parts[0]}: {MEANING[finding.parts[0]]}"))
     print_block("", rows)
-    give(reason=f"different at batch {found.batch}, in {', '.join(found.parts)}")
+    give(reason=f"different at batch {finding.batch}, in {', '.join(finding.parts)}")
     raise SystemExit(1)
 
 
 def _lines(run: Path) -> list[dict[str, Any]]:
     try:
-        return sorted(read_digests(run), key=lambda one: one["batch"])
+        return sorted(read_digests(run), key=lambda line: line["batch"])
     except (OSError, ValueError):
         return []
 
 
 def _make_digests(experiment: Experiment) -> tuple[str, Callback]:
     """Return a callback that writes digests where the run did, and the key under which checkpoints hold its state."""
-    section = next((one for one in experiment.callbacks.values() if one.target == TARGET), None)
+    section = next((callback for callback in experiment.callbacks.values() if callback.target == TARGET), None)
     if section is None:
         shipped = yaml.safe_load((CONF / "callbacks" / "state_digest.yaml").read_text())["state_digest"]
         section = Section("callbacks.state_digest", shipped).changed(interval="1ba")
@@ -227,9 +228,9 @@ def _pin(job: Job, digests: Sequence[Mapping[str, Any]]) -> None:
     from runner.core.engine import overrides
 
     source = Path(job.source)
-    loading = [key for key, one in job.experiment.callbacks.items() if overrides(one.make(), "before_load")]
+    loading = [key for key, callback in job.experiment.callbacks.items() if overrides(callback.make(), "before_load")]
     config = job.experiment.with_callbacks(loading).plain
-    typed = [one for one in job.overrides if key_of(one).partition(".")[0] not in ("callbacks", "hydra")]
+    typed = [override for override in job.overrides if key_of(override).partition(".")[0] not in ("callbacks", "hydra")]
     made_in = Record.of_batch(source, 1).environment if _lines(source) else environment(packages_of(config))
     kept = {key: made_in[key] for key in (RUN_NAME, *AFFECTING) if key in made_in}
     write_pin(Path(job.command.options["pin"]), config, [*typed, "callbacks=none"], kept, digests)

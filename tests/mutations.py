@@ -1532,7 +1532,7 @@ FAULTS = (
     Fault(
         "record: somebody else's command runs if it is given by position",
         "runner/records/arguments.py",
-        "in_order[place] if place < len(in_order) else None, value",
+        "in_order[index] if index < len(in_order) else None, value",
         "in_order[0], value",
         "history/test_foreign_runs.py",
     ),

@@ -1,1 +1,1 @@
-"""What is typed: verbs and their options, spelling, and the catalogue of choices; needs neither Hydra nor torch."""
+"""Parse the command line: verbs, options, spelling, and the catalog of choices. Needs neither Hydra nor torch."""

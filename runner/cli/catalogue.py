@@ -1,4 +1,4 @@
-"""The catalogue of config groups, their choices, and the keys of each, read directly from the files of `conf/`.
+"""The catalog of config groups, their choices, and the keys of each, read directly from the files of `conf/`.
 
 Nothing is composed, and neither Hydra nor torch is imported. A choice is described by the comment at the top of its
 file, and a key by the comment beside it. The `conf/` of the working directory is read as well.
@@ -19,7 +19,7 @@ from runner.cli.command_line import LISTS
 from runner.files.whole import read_bounded
 
 CONF = (Path(__file__).resolve().parents[1] / "conf").resolve()
-LARGEST = 1_000_000  # bytes of a file that is read
+LARGEST = 1_000_000  # bytes of a file to read
 OWN = "conf"  # in the working directory: the user's own choices
 
 GROUPS = {
@@ -36,22 +36,22 @@ GROUPS = {
     "sweep": "sweeps, with -m",
     "vars": "values of your own, for other keys to use",
 }
-"""The config groups and what each is for."""
+"""The config groups and their purposes."""
 
 
 class Key(NamedTuple):
     """A key of a config file."""
 
     name: str
-    """The full key, as it is typed."""
+    """The full key, as users type it."""
     value: str
-    """Its value as the file has it."""
+    """Its value as written in the file."""
     comment: str
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A file of a config group, such as 'optimizer/param_groups', in our folder or the user's own."""
+    """A file of a config group, such as 'optimizer/param_groups', in the runner's folder or the user's."""
 
     group: str
     name: str
@@ -84,12 +84,12 @@ class Choice:
 
     @property
     def summary(self) -> str:
-        """The first sentence of this comment, without its full stop."""
+        """The first sentence of the comment, without its period."""
         return re.split(r"(?<!\.)\. (?=[A-Z]|$)|; |: (?=python )", f"{self.comment} ")[0].rstrip(". ")
 
     @property
     def command(self) -> str:
-        """The command with which its comment shows it; empty if there is none."""
+        """The example command in its comment, or ''."""
         return next((line for line in self._top if line.startswith("python -m runner")), "")
 
     @property
@@ -99,18 +99,18 @@ class Choice:
 
     @cached_property
     def keys(self) -> list[Key]:
-        """Its keys; none if its file cannot be read."""
+        """Its keys; empty if its file cannot be read."""
         return keys_of(self.text, self.package)
 
     @property
     def target(self) -> str:
-        """The class or function that its first section names; empty if there is none."""
+        """The class or function that its first section names, or ''."""
         match = re.search(r"^\s*_target_: *([\w.]+)", self.text, re.MULTILINE)
         return match[1] if match else ""
 
 
 def choices(own: Path | None = None) -> list[Choice]:
-    """Return the choices of all groups, ours first, then the user's in `own` (None: in `conf/`, if there is one)."""
+    """Return the choices of all groups: first the runner's, then the user's in `own` (None: in `conf/`, if any)."""
     listed: list[Choice] = []
     for folder in (CONF, own or Path(OWN)):
         for group in GROUPS if folder.is_dir() else ():
@@ -122,7 +122,7 @@ def choices(own: Path | None = None) -> list[Choice]:
 
 
 def keys_of(text: str, package: str = "") -> list[Key]:
-    """Return the keys of a config file that have values; none if it cannot be read."""
+    """Return the keys of a config file that have values; an empty list if it cannot be read."""
     try:
         root = yaml.compose(text, yaml.CSafeLoader)
         return [*_walk(root, package, text.splitlines(), set())]
@@ -131,7 +131,7 @@ def keys_of(text: str, package: str = "") -> list[Key]:
 
 
 def top_keys() -> list[Key]:
-    """Return the keys of the main config, without those of Hydra."""
+    """Return the keys of the main config, except Hydra's."""
     keys = keys_of((CONF / "config.yaml").read_text(encoding="utf-8"))
     return [key for key in keys if not key.name.startswith("hydra.")]
 
@@ -142,7 +142,7 @@ def default_choices() -> dict[str, list[str]]:
 
 
 def chosen_in(text: str) -> dict[str, list[str]]:
-    """Return the choices in the `defaults` of a config file, by group; empty if it cannot be read."""
+    """Return the choices in the `defaults` of a config file, by group; an empty dict if it cannot be read."""
     try:
         content: Any = yaml.load(text, yaml.CSafeLoader)
     except (yaml.YAMLError, RecursionError):
@@ -157,7 +157,7 @@ def chosen_in(text: str) -> dict[str, list[str]]:
 
 
 def _walk(node: Any, prefix: str, lines: list[str], seen: set[int]) -> Iterator[Key]:
-    """Yield the keys in a node; if several keys share a section through an alias, only those of the first."""
+    """Yield the keys in a node; a section that several keys share through an alias counts only once."""
     seen.add(id(node))
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         name = f"{prefix}{key.value}"

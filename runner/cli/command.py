@@ -1,4 +1,4 @@
-"""A command as it was typed: a verb, its words and options, and the overrides for Hydra. Parsed once, without Hydra."""
+"""Parses a command, once and without Hydra: a verb, its words and options, and the overrides for Hydra."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _NUMBERS = {int: "a whole number", float: "a number"}
 
 @dataclass(frozen=True)
 class Command:
-    """What was typed.
+    """A typed command.
 
     Attributes:
         verb: name of the verb.
         words: the words after it, such as the run.
         options: values of all options of the verb, by name with underscores.
-        overrides: what Hydra is given: `key=value` arguments, then Hydra's own options, such as `-m`.
+        overrides: the arguments for Hydra: `key=value`, then Hydra's own options, such as `-m`.
     """
 
     verb: str
@@ -52,22 +52,22 @@ class Command:
 
     @property
     def row(self) -> Verb:
-        """What the program knows of its verb."""
+        """The row of its verb in the table of verbs."""
         return VERBS[self.verb]
 
     @property
     def run(self) -> str | None:
-        """The saved run that it uses; None if none was typed, or its verb has no `uses_run`."""
+        """The saved run that it uses; None without one, or if its verb has no `uses_run`."""
         return self.words[0] if self.row.uses_run and self.words else None
 
     @property
     def batch(self) -> str | None:
-        """The batch after the run, as in `fork RUN ba1200`; None if none was typed."""
+        """The batch after the run, as in `fork RUN ba1200`; None without one."""
         return self.words[1] if "BATCH" in self.row.words and len(self.words) > 1 else None
 
     @property
     def arguments(self) -> list[str]:
-        """The arguments to type for it."""
+        """The arguments that make up the command."""
         changed = [option for option in self.row.options if self.options[option.key] != option.default]
         options = [
             f"--{option.name}"
@@ -76,7 +76,7 @@ class Command:
             for option in changed
             for value in [self.options[option.key]]
         ]
-        swept = f"+{AT}="  # is a word of the command too
+        swept = f"+{AT}="  # also a word of the command
         return [self.verb, *self.words, *options, *(text for text in self.overrides if not text.startswith(swept))]
 
 
@@ -84,7 +84,7 @@ def parse(arguments: Sequence[str]) -> Command:
     """Return the command that was typed.
 
     Raises:
-        ValueError: there is no such verb, it has no such option, the value of an option is wrong, or words are missing.
+        ValueError: the verb or an option does not exist, the value of an option is wrong, or words are missing.
     """
     verb, remaining = split_verb([*map(in_full, arguments)])
     check_spelling(verb, remaining)
@@ -122,7 +122,7 @@ def parse(arguments: Sequence[str]) -> Command:
         for batch in words[1].split(","):
             if not batch_of(batch):
                 raise WrongKey("BATCH", "must be the number of a batch, such as ba1200", repr(batch))
-        if "," in words[1]:  # a sweep over moments, which is a key for Hydra
+        if "," in words[1]:  # a sweep over batches, which Hydra needs as a key
             if not _is_sweep(hydra):
                 raise WrongKey("BATCH", "takes one batch; add -m to begin a fork at each", repr(words[1]))
             overrides.append(f"+{AT}={words[1]}")
@@ -130,12 +130,12 @@ def parse(arguments: Sequence[str]) -> Command:
 
 
 AT = "at"
-"""The key that holds the batch of a fork if several are swept over; a job takes it out of its config."""
+"""The key with the batch of a fork in a sweep over batches; each job removes it from its config."""
 _FLAG_NAMES = {name for pair in FLAGS.items() for name in pair if name}
 
 
 def in_full(argument: str) -> str:
-    """Return an argument with the name of Hydra's option that it cuts short, if it can be only one."""
+    """Return an argument with the full name of the Hydra option that it abbreviates, if there is only one."""
     name, equals, value = argument.partition("=")
     meant = [option for option in OPTIONS if len(name) > 3 and option.startswith(name)]
     return f"{meant[0]}{equals}{value}" if len(meant) == 1 else argument
@@ -149,13 +149,13 @@ def is_one_of_hydras(argument: str) -> bool:
 
 
 def batch_of(text: str | None) -> int | None:
-    """Return the batch that was typed, such as 1200, ba1200 or 1200ba; None if it is no batch."""
+    """Return the batch from text such as 1200, ba1200 or 1200ba; None for other text."""
     match = re.fullmatch(r"(?:ba)?(\d{1,12})(?:ba)?", text or "")
     return int(match[1]) if match else None
 
 
 def place_of_verb(arguments: Sequence[str]) -> int:
-    """Return the place of the first argument that is neither an option nor its value, where a verb may be."""
+    """Return the index of the first argument that is neither an option nor an option's value, perhaps a verb."""
     place = 0
     while place < len(arguments) and arguments[place].startswith("-"):
         place += 2 if arguments[place] in (*TAKE_VALUES, *DASHES) else 1
@@ -163,7 +163,7 @@ def place_of_verb(arguments: Sequence[str]) -> int:
 
 
 def typed_verb(arguments: Sequence[str]) -> Verb | None:
-    """Return the verb that was typed; None if it was left out."""
+    """Return the typed verb; None if it was left out."""
     place = place_of_verb(arguments)
     return VERBS.get(arguments[place]) if place < len(arguments) else None
 
@@ -183,7 +183,7 @@ def _next(arguments: Sequence[str], place: int, option: Option) -> str:
 
 
 def _parsed(option: Option, value: str, equals: str, before: Any) -> Any:
-    """Return the typed value of an option; a list is added to what was typed `before`."""
+    """Return the typed value of an option; a list is appended to the value `before`."""
     name = f"--{option.name}"
     if option.kind is bool:
         if equals:
@@ -212,7 +212,7 @@ def _check_words(verb: Verb, words: Sequence[str]) -> None:
 
 
 def _check_options(verb: Verb, arguments: Sequence[str], hydra: Sequence[str]) -> None:
-    """Refuse options that neither the verb nor Hydra has, and Hydra's `-m` after a verb that cannot be swept."""
+    """Refuse options that neither the verb nor Hydra has, and Hydra's `-m` for a verb that cannot be swept."""
     for place, argument in enumerate(arguments):
         if argument in hydra and argument.startswith("-") and not is_one_of_hydras(argument):
             raise _no_such_option(verb, arguments, place)
@@ -221,7 +221,7 @@ def _check_options(verb: Verb, arguments: Sequence[str], hydra: Sequence[str]) -
 
 
 def _is_sweep(hydra: Sequence[str]) -> bool:
-    """Return whether a sweep is among Hydra's options."""
+    """Return whether Hydra's options ask for a sweep."""
     return bool({"-m", "--multirun"} & {*hydra})
 
 

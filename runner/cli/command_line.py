@@ -1,4 +1,4 @@
-"""Preparation of the command line before Hydra parses it."""
+"""Prepares the command line for Hydra."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from runner.cli.nearest import Advice
 from runner.terminal.commands import in_quotes, unquoted
 
 LISTS = ("callbacks", "algorithms")
-"""The config groups from which a run can choose several names."""
+"""The config groups with any number of choices in a run."""
 _CHOICE = re.compile(rf"^(\+?)({'|'.join(LISTS)})=(.*)$")
 
 
 def merge_repeated(arguments: Sequence[str]) -> list[str]:
     """Return arguments with repeated choices `+callbacks=a +callbacks=b` merged into `+callbacks=[a,b]` for Hydra.
 
-    Likewise `callbacks=none +callbacks=a` becomes `callbacks=[a]`. The same goes for algorithms. Arguments that cannot
+    `callbacks=none +callbacks=a` becomes `callbacks=[a]`, and the same holds for algorithms. Arguments that cannot
     be merged, such as a sweep over choices (`a,b` without brackets), are left as they are.
     """
     merged = list(arguments)
@@ -55,7 +55,7 @@ def key_of(override: str) -> str:
 
 
 def is_word(argument: str) -> bool:
-    """Return whether an argument is a word rather than an override, although a path or an address may contain a `=`."""
+    """Return whether an argument is a word rather than an override; a path or an address may contain a `=`."""
     key, equals, _ = argument.partition("=")
     if not equals or key.startswith(("/", "./", "../", "outputs/")) or "://" in key:
         return not argument.startswith(("~", "+"))
@@ -63,13 +63,13 @@ def is_word(argument: str) -> bool:
 
 
 def only_typed(arguments: Sequence[str], *sections: str) -> str:
-    """Return the one of some sections of which a key was typed; empty if none was, or several were."""
+    """Return the only one of some sections with a typed key; '' for no or several sections."""
     named = {*sections} & {key_of(argument).partition(".")[0] for argument in arguments}
     return named.pop() if len(named) == 1 else ""
 
 
 def typed_value(arguments: Sequence[str], key: str) -> str | None:
-    """Return the last value given as `key=value`, or None if there is none or it is null."""
+    """Return the last value typed as `key=value`, or None if it is missing or null."""
     values = [unquoted(word.partition("=")[2]) for word in arguments if key_of(word) == key and "=" in word]
     return values[-1] if values and values[-1] not in ("", "null") else None
 
@@ -96,11 +96,11 @@ TAKE_VALUES = {name for pair in WITH_VALUE.items() for name in pair if name}
 OPTIONS = (*FLAGS, *WITH_VALUE)
 """Hydra's command-line options; Hydra has no public list of them."""
 SHORT = ("h", "c", "p", "r", "m", "i")
-"""Its short options; those of conf/ begin with c too."""
+"""Hydra's short options; those for its config begin with c."""
 
 
 def check_options(arguments: Sequence[str]) -> None:
-    """Refuse options that Hydra does not have, and options that we replace."""
+    """Refuse options that Hydra does not have, and options that the runner replaces."""
     for argument in arguments:
         name = argument.partition("=")[0]
         if name in ("--config-path", "-cp"):
@@ -118,30 +118,30 @@ def check_options(arguments: Sequence[str]) -> None:
 
 
 def without_brackets(text: str) -> str:
-    """Return the inside of a list as configs have it, `[a,b]`; any other text as it is, such as a pattern `x[ab]`."""
+    """Return the inside of a list `[a,b]`, and any other text, such as a pattern `x[ab]`, unchanged."""
     return text[1:-1] if text.startswith("[") and text.endswith("]") else text
 
 
 def about_option(name: str, value: str | None) -> Advice:
-    """Return what to type instead of an option that does not exist."""
+    """Return advice on what to type instead of an option that does not exist."""
     key = name.lstrip("-").replace("-", "_")
     if (foreign := about_foreign(key, value)) is not None:
         return Advice("Keys are written without dashes; ") + foreign
-    near = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.8)  # --resume is not --resolve
+    near = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.8)  # --resume is not a slip for --resolve
     guess = f"Did you mean {near[0]}? " if near else ""
     fix = near[0] if near else f"{key}={value}" if value else ""
     return Advice(f"{guess}Keys are written without dashes: {key}={value or '...'}").knowing(fix=fix)
 
 
 def value_of_option(place: int, arguments: Sequence[str]) -> str | None:
-    """Return the value of the option at a place, whether it was typed as `--lr=0.1` or as `--lr 0.1`."""
+    """Return the value of the option at an index, typed as `--lr=0.1` or as `--lr 0.1`."""
     following = arguments[place + 1 : place + 2]
     values = [arguments[place].partition("=")[2], *(item for item in following if not re.search(r"^[-+~]|=", item))]
     return next(filter(None, values), None)
 
 
 def check_spaces(arguments: Sequence[str]) -> None:
-    """Refuse overrides with spaces around their `=`, which a shell splits. An option may end with its `=`."""
+    """Refuse overrides with spaces around their `=`, which a shell splits. An option may end with `=`."""
     for place, argument in enumerate(arguments):
         if argument.startswith("-"):
             continue
@@ -160,13 +160,13 @@ def check_spaces(arguments: Sequence[str]) -> None:
 
 
 def config_dir(arguments: Sequence[str]) -> Path | None:
-    """Return the folder given by `--config-dir` among the arguments, or None if it is not given."""
+    """Return the folder of the `--config-dir` option, or None without that option."""
     folder = _parse(arguments).config_dir
     return None if folder is None else Path(folder).absolute()
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return overrides apart from Hydra's options and their values. Hydra itself checks the values."""
+    """Separate overrides from Hydra's options and their values. Hydra itself checks the values."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("overrides", nargs="*")
     for name, short in FLAGS.items():
@@ -177,6 +177,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def search_path(arguments: Sequence[str]) -> list[str]:
-    """Return the override that makes `hydra.compose` search a given `--config-dir`; an empty list if none is given."""
+    """Return the override that makes `hydra.compose` search the `--config-dir`; an empty list without one."""
     folder = config_dir(arguments)
     return [] if folder is None else [f"hydra.searchpath=[{in_quotes(f'file://{folder}')}]"]

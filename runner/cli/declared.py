@@ -1,4 +1,4 @@
-"""What the text of a key stands for, such as a path: its parameter declares it, and is read without being imported."""
+"""Reads, without imports, the kind of value that a key's parameter declares for strings, such as a path."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from runner.files.values import Kind
 from runner.terminal.commands import in_quotes
 
 _KINDS = {name: kind for name, hint in vars(values).items() for kind in values.kinds_in(hint)}
-"""What each name of `runner.files.values` declares."""
+"""The kind that each name in `runner.files.values` declares."""
 _UNREADABLE = re.compile(r"(\+{0,2}[\w.]+)=([^\[\]{}'\",$]*[^\[\]{}'\",$\w\s./:@%+*?|-][^\[\]{}'\",$]*)", re.ASCII)
-"""An override whose value Hydra's grammar refuses, without quotes, brackets, interpolations and commas."""
+"""An override without quotes, brackets, interpolations and commas whose value Hydra's grammar refuses."""
 _QUOTED = {Kind.PATH, Kind.INNER_PATH, Kind.ADDRESS, Kind.HUB_NAME, Kind.SECRET}
 _HYDRAS = {"hydra.run.dir": Kind.PATH, "hydra.sweep.dir": Kind.PATH, "hydra.sweep.subdir": Kind.INNER_PATH}
 
 
 def chosen(arguments: Sequence[str], known: Sequence[Choice]) -> list[Choice]:
-    """Return the choices of a command: the defaults, those of its recipe, and those that are typed."""
+    """Return the choices of a command: defaults, choices of its recipe, and typed ones."""
     names = default_choices()
     recipe = typed_value(arguments, "experiment")
     for choice in known:
@@ -40,11 +40,11 @@ def chosen(arguments: Sequence[str], known: Sequence[Choice]) -> list[Choice]:
 
 
 def kinds_at(key: str, arguments: Sequence[str], choices: Sequence[Choice]) -> set[Kind]:
-    """Return what the text of a key stands for; nothing if its parameter is unknown, or takes any text.
+    """Return the kinds of value that a key's string may be; empty if its parameter is unknown, or takes any text.
 
     Args:
         key: the full key, such as `data.path`.
-        arguments: the arguments of the command, which may give the section of the key another target.
+        arguments: the arguments of the command, which may change the target of the key's section.
         choices: the choices of the command, see `chosen`.
     """
     if key in _HYDRAS:
@@ -57,9 +57,9 @@ def kinds_at(key: str, arguments: Sequence[str], choices: Sequence[Choice]) -> s
 
 
 def with_quotes(arguments: Sequence[str]) -> list[str]:
-    """Return arguments in which paths and addresses that Hydra cannot read unquoted are in quotes: `data.path=~/x`.
+    """Put quotes around paths and addresses that Hydra cannot read without them, such as `data.path=~/x`.
 
-    A value with a comma is left as it is, because it may be a list or a sweep.
+    Values with a comma stay unchanged, because they may be lists or sweeps.
     """
     unreadable = [_UNREADABLE.fullmatch(argument) for argument in arguments]
     if not any(unreadable):
@@ -73,7 +73,7 @@ def with_quotes(arguments: Sequence[str]) -> list[str]:
 
 
 def _target_in(section: str, choices: Sequence[Choice]) -> str:
-    """Return the target of a section in the files of choices; empty if none has it."""
+    """Return the target of a section in the files of choices, or ''."""
     for choice in choices:
         if choice.package and f"{section}.".startswith(choice.package):
             try:

@@ -14,15 +14,15 @@ from pathlib import Path
 from runner.files.whole import read_bounded
 
 INIT = "__init__.py"
-LARGEST = 2_000_000  # bytes of a source that is read
+LARGEST = 2_000_000  # bytes of a source file to read
 MOST_LINKS = 8  # modules that import a name from one another
 
 
 @dataclass(frozen=True)
 class Definition:
-    """A class or function in its source.
+    """A class or function as its source defines it.
 
-    Defaults and annotations are as written. A default, annotation or docstring that is missing is an empty text.
+    Defaults and annotations are as written; missing defaults, annotations and docstrings are empty.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Definition:
 
     @property
     def sections(self) -> dict[str, str]:
-        """The docstring by section, such as 'Args'; what comes before the first section is under an empty name."""
+        """The docstring by section, such as 'Args'; the text before the first section has an empty name."""
         texts = {"": ""}
         title = ""
         for line in self.text.splitlines():
@@ -62,7 +62,7 @@ class Definition:
 
 
 def find_definition(target: str) -> Definition | None:
-    """Return the class or function with a dotted path; None if no source of it can be found."""
+    """Return the class or function with a dotted path; None if its source cannot be found."""
     package, *parts = target.split(".")
     try:
         module = _top_module(package)
@@ -72,7 +72,7 @@ def find_definition(target: str) -> Definition | None:
 
 
 def classes_in(file: Path) -> list[Definition]:
-    """Return the public classes of a file; none if it cannot be read."""
+    """Return the public classes of a file; an empty list if it cannot be read."""
     try:
         body = ast.parse(read_bounded(file, LARGEST)).body
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -101,14 +101,14 @@ def _find_in(module: Path, parts: list[str], links: int) -> Definition | None:
 
 
 def _made_from(node: ast.Assign, name: str) -> str:
-    """Return the class that a function is made from, as in `load = data_function("load", Text)`; empty if none is."""
+    """Return the class that a function is made from, as in `load = data_function("load", Text)`, or ''."""
     is_named = any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
     last = node.value.args[-1] if is_named and isinstance(node.value, ast.Call) and node.value.args else None
     return last.id if isinstance(last, ast.Name) else ""
 
 
 def _with_inherited(definition: Definition, node: ast.AST, module: Path, links: int) -> Definition:
-    """Return a definition with the arguments that a dataclass inherits, those first."""
+    """Return a definition with the arguments that a dataclass inherits placed first."""
     if not (isinstance(node, ast.ClassDef) and definition.is_dataclass and links):
         return definition
     for base in node.bases:
@@ -134,7 +134,7 @@ def _module_of(node: ast.ImportFrom, module: Path) -> Path | None:
 
 
 def _top_module(name: str) -> Path | None:
-    """Return the file of a module or package at the top; of a folder without one, the file that it would have."""
+    """Return the file of a top-level module or package; for a namespace package, the file that it would have."""
     spec = PathFinder.find_spec(name, [*sys.path, os.getcwd()])
     if spec is None:
         return None
@@ -164,13 +164,13 @@ def _is_dataclass(node: ast.ClassDef) -> bool:
 
 
 def _fields(node: ast.ClassDef) -> dict[str, tuple[ast.expr | None, ast.expr | None]]:
-    """Return default and annotation of the annotated fields of a class, which are the arguments of a dataclass."""
+    """Return default and annotation of each field of a dataclass, by name."""
     fields = [item for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)]
     return {ast.unparse(field.target): (field.value, field.annotation) for field in fields if _is_dataclass(node)}
 
 
 def _parameters(node: ast.FunctionDef) -> dict[str, tuple[ast.expr | None, ast.expr | None]]:
-    """Return default and annotation of the parameters of a function."""
+    """Return default and annotation of each parameter of a function, by name."""
     named = node.args
     positional = [*named.posonlyargs, *named.args]
     defaults = [None] * (len(positional) - len(named.defaults)) + list(named.defaults)

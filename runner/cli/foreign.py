@@ -1,4 +1,4 @@
-"""What to write here instead of a key of another library, from the list in `foreign_keys.yaml`."""
+"""Translates keys of other libraries into this project's, with the list in `foreign_keys.yaml`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import yaml
 from runner.cli.nearest import Advice
 
 OURS = ("model", "callbacks", "algorithms", "launch", "vars", "hydra")
-"""Sections in which a key may belong to a class of the user's own, and mean something else."""
+"""Sections whose keys may belong to a class of the user's own, and mean something else."""
 
 
 def about_foreign(key: str, value: Any = None) -> Advice | None:
-    """Return what to write instead of a key of another library, or None if no known library has the key.
+    """Return advice on what to write instead of another library's key, or None for an unknown key.
 
     The key is given in full; for the choice of a group it is `group=choice`.
     """
@@ -28,9 +28,9 @@ def about_foreign(key: str, value: Any = None) -> Advice | None:
     row = _row(key)
     if row is None:
         return None
-    shown = "..." if value is None or str(value).startswith("[") else str(value)  # a list fits no text
+    shown = "..." if value is None or str(value).startswith("[") else str(value)  # no text takes a list
     text = row.get("values", {}).get(shown.lower(), row.get("write", ""))
-    if shown[-1:].isalpha():  # a time that has a unit keeps it
+    if shown[-1:].isalpha():  # a time keeps its own unit
         text = text.replace("{}ba", "{}").replace("{}ep", "{}")
     text = text.replace("{}", shown)
     if text.startswith(f"{key}="):  # the key exists here, only not in this run
@@ -40,18 +40,18 @@ def about_foreign(key: str, value: Any = None) -> Advice | None:
 
 
 def about_foreign_value(key: str, value: Any) -> Advice | None:
-    """Return what to write instead of a value from another library, or None if it is not a known one."""
+    """Return advice on what to write instead of another library's value, or None for an unknown value."""
     text = _table().get(key, {}).get("values", {}).get(str(value).lower())
     return Advice(f"write {text}").knowing(fix=_as_argument(text)) if text else None
 
 
 def _as_argument(text: str) -> str:
-    """Return a text if it is a single argument that can be typed unchanged, otherwise an empty one."""
+    """Return a text if it is a single argument to type unchanged, else ''."""
     return text if "=" in text and " " not in text and "..." not in text and "<" not in text else ""
 
 
 def _row(key: str) -> dict[str, Any] | None:
-    """Return the row of a key, or of its last part if the section has no keys of users' classes."""
+    """Return the row of a key, or of its last part unless the section may have keys of users' classes."""
     section, _, inner = key.partition(".")
     if inner and "=" not in key and section not in OURS:
         names = (key, f"{section}.*", inner.rpartition(".")[2])

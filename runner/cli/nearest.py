@@ -8,19 +8,19 @@ from typing import Any
 
 
 class Advice(str):
-    """A phrase that tells people what is allowed, with the facts in it as attributes; they outlive `+`."""
+    """A phrase about allowed values, with its facts as attributes, which survive concatenation with `+`."""
 
     allowed: tuple[str, ...] = ()
     """All allowed names."""
     meant: str = ""
-    """The nearest of them, if any is near."""
+    """The nearest allowed name, if any is close."""
     key: str = ""
-    """The config key at fault, if it is known."""
+    """The config key at fault, if known."""
     fix: str = ""
     """The complete argument to type instead of the wrong one, if the nearest name alone is not enough."""
 
     def knowing(self, **facts: Any) -> Advice:
-        """Return the same phrase with further facts."""
+        """Return this phrase with further facts."""
         return self._with(str(self), facts)
 
     def __add__(self, text: str) -> Advice:
@@ -36,7 +36,7 @@ class Advice(str):
 
 
 def advice_in(error: Exception) -> Advice:
-    """Return the advice that an exception was made with; an empty one if there is none."""
+    """Return the advice in an exception, or empty advice."""
     arguments = (getattr(error, "reason", ""), *error.args)
     return next((argument for argument in arguments if isinstance(argument, Advice)), Advice())
 
@@ -44,7 +44,7 @@ def advice_in(error: Exception) -> Advice:
 def nearest(name: str, allowed: Iterable[Any], most: int = 40, otherwise: str = "it has many others") -> Advice:
     """Return a phrase with the nearest allowed name, and with all allowed names unless there are too many.
 
-    Of more than `most` names, none of which is close, the phrase is `otherwise`.
+    If there are more than `most` names and none is close, the phrase is `otherwise`.
     """
     names = sorted(allowed_name for allowed_name in map(str, allowed) if not allowed_name.startswith("_"))
     longer = [candidate for candidate in names if name and candidate.startswith(name)]
@@ -61,7 +61,7 @@ def nearest(name: str, allowed: Iterable[Any], most: int = 40, otherwise: str = 
 
 
 def fix_of(key: str, meant: str, is_value: bool) -> str:
-    """Return what to type instead of a wrong argument: a key, an option or a word, or a key or option with a value."""
+    """Return the correct argument to type: a key, an option or a word, or a key or option with its value."""
     if not meant or key.isupper():  # a word of the command
         return meant
     if is_value:

@@ -1,4 +1,4 @@
-"""What to type instead of a command as it is spelled elsewhere: keys that are verbs, words and options here."""
+"""Corrects commands spelled as elsewhere, with keys in place of this project's verbs, words and options."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from runner.cli.verbs import VERBS
 from runner.terminal.commands import unquoted
 
 _NAMES_RUN = {"resume": "resume", "rerun": "rerun", "run": "replay"}
-"""Keys whose value is a run, and the verb that takes it if no other was typed."""
+"""Keys whose value is a run, with the verb that takes it if the user typed no other."""
 _WORDS = {"fork": "at", "replay": "replay.batch", "runs": "runs.where", "table": "table.where"}
-"""Verbs with a key of another name whose value is a word, or several."""
+"""Verbs whose words are the value of a key with another name."""
 _OPTIONS = {
     "resume_allow": "--allow-changes",
     "allow_targets": "--allow-targets",
@@ -25,9 +25,9 @@ _OPTIONS = {
     "revive": "--revive",
 }
 _FLAGS = {"output": ("json", "--json"), "allow_code": ("true", "--allow-code"), "skip_finished": ("false", "--afresh")}
-"""Keys that are options without a value, and the value of the key that they stand for."""
+"""Keys that correspond to options without a value, with the key's value that the option means."""
 DASHES = ("--resume", "--rerun", "--mode")
-"""Options elsewhere that are verbs, or take one."""
+"""Options elsewhere that are verbs here, or take a verb."""
 
 
 class _Argument(NamedTuple):
@@ -43,12 +43,12 @@ class _Argument(NamedTuple):
 
 
 def check_spelling(verb: Verb, arguments: Sequence[str]) -> None:
-    """Refuse keys that are verbs, words or options of the command line, with the command to type instead.
+    """Refuse keys that are verbs, words or options on this command line, and show the command to type instead.
 
     `arguments` are those beside the verb.
 
     Raises:
-        ValueError: there is such a key.
+        ValueError: an argument has such a key.
     """
     typed = _parts(verb, arguments)
     name = _verb_of(verb, [argument for argument in typed if _is_other_spelling(argument.key)])
@@ -106,7 +106,7 @@ def _is_other_spelling(key: str) -> bool:
 
 
 def _verb_of(typed: Verb, wrong: Sequence[_Argument]) -> str:
-    """Return the verb that is meant; empty for `train`, which may be left out."""
+    """Return the intended verb; '' for `train`, which may be left out."""
     values = {argument.key: argument.value for argument in wrong if argument.value not in ("", "null")}
     sections = [argument.key.partition(".")[0].replace("_", "-") for argument in wrong]
     verb = "" if typed.name == "train" else typed.name
@@ -121,7 +121,7 @@ def _verb_of(typed: Verb, wrong: Sequence[_Argument]) -> str:
 
 
 def _known_verb(mode: str) -> str:
-    """Return the verb that is meant by a value of `mode` that is none."""
+    """Return the verb that an unknown value of `mode` means."""
     near = nearest(mode, VERBS)
     foreign = about_foreign(f"mode={mode}")
     if foreign is not None or not near.meant or "," in mode:
@@ -130,7 +130,7 @@ def _known_verb(mode: str) -> str:
 
 
 def _words_of(verb: str, values: Mapping[str, str]) -> list[str]:
-    """Return the words that are values of keys: the moment of a fork, the batch of a replay, or the verb's own key."""
+    """Return the words given as values of keys: the batch of a fork or replay, or the verb's own key."""
     value = values.get(_WORDS.get(verb, verb.replace("-", "_")), "")
     if verb in _NAMES_RUN or not value:
         return []

@@ -1,4 +1,4 @@
-"""What a row of the table of verbs holds: a verb and its options."""
+"""The row of a verb in the table of verbs, with its options."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Option:
 
 @dataclass(frozen=True)
 class Verb:
-    """What a command does: the first word after `runner`.
+    """The action of a command, named by the first word after `runner`.
 
     Attributes:
-        name: the word as it is typed.
+        name: the word to type.
         says: a description for lists of verbs, in one line.
-        example: a command, as it is typed.
+        example: a complete command.
         group: the heading under which `runner --help` lists it.
         words: what follows it, as in a synopsis: `RUN [BATCH]`; in brackets what may be left out, with three dots what
             may be repeated.
@@ -50,14 +50,14 @@ class Verb:
         folder: 'run' is the folder of a run in outputs/, which is kept and recorded; 'work' is a folder there that the
             verb removes itself; 'temporary' is an empty folder outside of the working directory, which is removed.
         on_all_ranks: whether it runs on all ranks of the launch; otherwise only on rank 0.
-        trains: whether it trains, and leaves a run that can be resumed.
-        uses_weights: whether it uses the weights of a saved run, and trains nothing.
+        trains: whether it trains a run that can be resumed.
+        uses_weights: whether it uses the weights of a saved run without training.
         imports_kept_code: whether the modules that were kept with the run are imported in place of those of today.
         judges: whether its exit code is an answer for `git bisect run`: 0 good, 1 bad, and 125 after a refusal, to skip
             the commit.
         needs_experiment: whether its config must describe an experiment that can be built, and its run must have
             trained.
-        has_objective: whether it returns an objective, by which the jobs of a sweep are compared.
+        has_objective: whether it returns an objective to compare the jobs of a sweep by.
         can_be_swept: whether it may run as a job of a sweep.
     """
 
@@ -81,22 +81,22 @@ class Verb:
 
     @property
     def first_word(self) -> str:
-        """What its first word names, such as RUN; empty if it takes none."""
+        """The name of its first word, such as RUN; empty if it takes no words."""
         return self.words.partition(" ")[0].strip("[].")
 
     @property
     def least_words(self) -> int:
-        """How many words must follow it."""
+        """The number of words that must follow it."""
         return sum(not word.startswith("[") for word in self.words.split())
 
     @property
     def most_words(self) -> int:
-        """How many words may follow it."""
+        """The number of words that may follow it."""
         return 1000 if "..." in self.words else len(self.words.split())
 
     @property
     def keeps_folder(self) -> bool:
-        """Whether it leaves the folder of a run."""
+        """Whether it keeps the folder of a run."""
         return self.folder == "run"
 
     @property
@@ -106,5 +106,5 @@ class Verb:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The values of all its options when none is typed, by key."""
+        """The default values of its options, by key."""
         return {option.key: option.default for option in self.options}

@@ -1,7 +1,7 @@
-"""The verbs of the command line, one row each: what may be typed after a verb, and what the program must know of it.
+"""The verbs of the command line, one row each: their words and options, and facts that the program needs.
 
-What a verb does is in `runner/verbs/`, in a file of its name. Nothing is imported until it runs, so that the verbs that
-need no torch do not wait for it.
+Each verb is implemented in a file of its name in `runner/verbs/`. It is imported only when it runs, so that verbs
+without torch do not wait for it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from runner.cli.nearest import nearest
 from runner.cli.verb import Option, Verb
 
 WATCHING = ("checkpoint_saver", "crash_bundle", "learning_curves", "progress_bar", "console_summary")
-"""Callbacks that only record or display, which batches that are retrained go without."""
+"""Callbacks that only record or display; batches are retrained without them."""
 _TRUST = (
     Option("allow-targets", list, (), "classes outside this project that someone else's run may use"),
     Option("allow-code", bool, False, "imports the modules in code/ of someone else's run"),
@@ -314,10 +314,10 @@ _ROWS = (
 )
 
 VERBS: Mapping[str, Verb] = {verb.name: verb for verb in _ROWS}
-"""All verbs by name, in the order in which they are listed for users."""
+"""All verbs by name, in the order of lists for users."""
 
 TRAINING = tuple(verb.name for verb in _ROWS if verb.trains)
-"""Names of the verbs that train, and whose runs can be resumed."""
+"""Names of the verbs that train, whose runs can be resumed."""
 
 
 def find_verb(name: str) -> Verb:

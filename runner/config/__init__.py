@@ -1,1 +1,1 @@
-"""Configs: what Hydra composes from a command, the objects built from that, and its errors."""
+"""Compose configs with Hydra, build objects from them, and explain errors."""

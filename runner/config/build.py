@@ -1,4 +1,4 @@
-"""Builds a Trainer from an experiment: checks every target first, then makes the objects, the data last."""
+"""Builds a Trainer from an experiment: checks all targets, then makes the objects, with the data last."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def warm_up(callbacks: Mapping[str, Section]) -> None:
 
 
 def classes_with(attribute: str, callbacks: Mapping[str, Section]) -> dict[str, Any]:
-    """Return the classes of those callbacks that have a true attribute, by key; wrong targets are skipped."""
+    """Return the classes of callbacks whose `attribute` is true, by key; wrong targets are skipped."""
     classes = {}
     for key, section in callbacks.items():
         find_in_working_directory(section.plain)
@@ -65,7 +65,7 @@ def classes_with(attribute: str, callbacks: Mapping[str, Section]) -> dict[str, 
 def check(experiment: Experiment, passed: set[str] | None = None, is_new: bool = True) -> None:
     """Check that an experiment can be built: its targets exist, and their arguments fit.
 
-    No data is read, and no object is made. The jobs of a sweep share `passed`, see `once`. `is_new` is false for the
+    No data is read and no object is made. The jobs of a sweep share `passed`, see `once`. `is_new` is False for the
     experiment of a saved run.
     """
     passed = set() if passed is None else passed
@@ -81,7 +81,7 @@ def check(experiment: Experiment, passed: set[str] | None = None, is_new: bool =
 
 
 def once(passed: set[str], what: object, check: Callable[[], object]) -> None:
-    """Do a check, unless one of what has the same `repr` has `passed` before."""
+    """Run a check, unless it has `passed` before for something with the same `repr`."""
     mark = repr(what)
     if mark not in passed:
         check()
@@ -89,7 +89,7 @@ def once(passed: set[str], what: object, check: Callable[[], object]) -> None:
 
 
 def build(experiment: Experiment, run_dir: Path, run_name: str, resume: str | None = None) -> Trainer:
-    """Return the Trainer of an experiment that has passed `check`, to continue from a checkpoint if given. All ranks.
+    """Return the Trainer of an experiment that has passed `check`; it continues from `resume` if set. All ranks.
 
     Raises:
         ValueError, TypeError, ...: a constructor refuses an argument; the facts of the exception name the section.
@@ -111,10 +111,10 @@ def build(experiment: Experiment, run_dir: Path, run_name: str, resume: str | No
 
 
 def make_parts(experiment: Experiment, uploads: bool = True) -> dict[str, Any]:
-    """Return the objects of an experiment other than model and data, by the names of the Trainer's arguments.
+    """Return all objects of an experiment except model and data, by the names of the Trainer's arguments.
 
     These are callbacks and algorithms, each as a dict by config key, optimizers, and schedulers. With `uploads=False`,
-    as in a trial, no checkpoints go to a mirror.
+    for trials, no checkpoints go to a mirror.
     """
     parts = {
         "callbacks": {key: section.make() for key, section in experiment.callbacks.items()},
@@ -129,7 +129,7 @@ def make_parts(experiment: Experiment, uploads: bool = True) -> dict[str, Any]:
 
 
 def make_data(experiment: Experiment) -> tuple[Any, Any]:
-    """Return the training and the evaluation data of an experiment; the latter includes its test data."""
+    """Return the training data and the evaluation data of an experiment; the latter includes test data."""
     section = experiment.data
     data = section.make()
     if not isinstance(data, tuple | list) or len(data) not in (2, 3):
@@ -169,7 +169,7 @@ def make_model(experiment: Experiment) -> Any:
 
 
 def assemble(experiment: Experiment, run_dir: Path, run_name: str, **parts: Any) -> Trainer:
-    """Return the Trainer of an experiment, given the objects made from its groups by the Trainer's argument names."""
+    """Return the Trainer of an experiment with the given objects, named like the Trainer's arguments."""
     config = hidden_everywhere(experiment.plain)
     supplied = {"run_dir": run_dir, "run_name": run_name, "progress_bar": False, "config": config}
     trainer = experiment.trainer.make([*experiment.sections()], **supplied, **parts)
@@ -178,7 +178,7 @@ def assemble(experiment: Experiment, run_dir: Path, run_name: str, **parts: Any)
 
 
 def make_destinations(callbacks: Mapping[str, Section]) -> list[LoggerDestination]:
-    """Return those of some callbacks that are logger destinations, for use without a run."""
+    """Make and return the logger destinations among some callbacks, for use without a run."""
     from runner.core.destination import LoggerDestination
 
     kinds = [(section, section.find_target()) for section in callbacks.values()]
@@ -187,7 +187,7 @@ def make_destinations(callbacks: Mapping[str, Section]) -> list[LoggerDestinatio
 
 @contextmanager
 def naming_hooks(experiment: Experiment) -> Iterator[None]:
-    """Add the config section of a callback or algorithm to any exception it raises, as facts and as a note."""
+    """Add to any exception of a callback or algorithm its config section, as facts and as a note."""
     try:
         yield
     except Exception as error:
@@ -212,7 +212,7 @@ def _check_trainer(section: Section, ranks: int | str) -> None:
 
 
 def checkpoint_of(key: str, path: str) -> Path:
-    """Return the checkpoint to which the value of a config key refers, or the file of weights."""
+    """Return the checkpoint or the file of weights that the value of a config key refers to."""
     from runner.checkpoints.files import find_checkpoint
     from runner.checkpoints.weights import is_weights_file
 
@@ -226,9 +226,9 @@ def checkpoint_of(key: str, path: str) -> Path:
 
 
 def make_optimizers(sections: Mapping[str, Section]) -> Any:
-    """Return the optimizer of an experiment, or a dict of them by submodule; mostly factories.
+    """Return the optimizer of an experiment, or a dict of optimizers by submodule; most are factories.
 
-    A factory of parameters is tried on a tiny model, so that wrong arguments are reported before the model is made.
+    A factory that takes parameters is tried on a tiny model, to report wrong arguments before the model is made.
     """
     import torch
 
@@ -246,7 +246,7 @@ def make_optimizers(sections: Mapping[str, Section]) -> Any:
 
 
 def _try_on_model(parts: Mapping[str, Any], model: Any, experiment: Experiment) -> None:
-    """Try factories of the model, before data is read; not where an algorithm may still change the model at INIT."""
+    """Try factories that take the model before data is read, unless an algorithm may still change it at INIT."""
     from runner.core.engine import overrides
     from runner.optim.factories import submodule
     from runner.optim.param_groups import takes_model

@@ -1,4 +1,4 @@
-"""A composed config as plain containers: its keys, and the allowed values of keys that do not configure an object."""
+"""Turns a composed config into plain containers, and checks its keys and the values that configure no object."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
             reads.
     """
     plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    plain.pop("ladder", None)  # is for the sweep as a whole, see `runner.sweeps.ladder.jobs`
-    for group in ("experiment", "sweep"):  # their files set keys of other sections and leave none of their own
+    plain.pop("ladder", None)  # concerns the sweep as a whole, see `runner.sweeps.ladder.jobs`
+    for group in ("experiment", "sweep"):  # their files set only keys of other sections
         if isinstance(own := plain.pop(group, None), dict) and own:
             raise WrongKey(
                 f"{group}.{next(iter(own))}",
@@ -76,10 +76,10 @@ def section_of(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
 
 
 def optimizer_sections(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the section of the optimizer, or one section for each submodule with its own optimizer, by path."""
+    """Return the section of the optimizer, or of each submodule's own optimizer, by path."""
     section: Any = config.get("optimizer")
-    several = isinstance(section, Mapping) and any(isinstance(value, Mapping) for value in section.values())
-    if several and "_target_" not in section:
+    is_nested = isinstance(section, Mapping) and any(isinstance(value, Mapping) for value in section.values())
+    if is_nested and "_target_" not in section:
         for key, value in section.items():
             if not isinstance(value, Mapping) or "_target_" not in value:
                 reason = "needs a `_target_`: without one at the top, every key must be the optimizer of a submodule"
@@ -123,7 +123,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
 
 
 def about_unknown(key: str, known: Iterable[str]) -> str:
-    """Return what to do about an unknown key at the top of a config."""
+    """Return advice on an unknown key at the top of a config."""
     near = nearest(key, known, 0, "python -m runner --cfg job lists them.")
     return near + f" A value of your own goes into vars: +vars.{key}=..."
 

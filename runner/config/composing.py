@@ -1,4 +1,4 @@
-"""Composing configs with Hydra, whose state is global, in any thread and inside any program."""
+"""Composes configs with Hydra, whose state is global, in any thread and inside any program."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hydra.version import VersionBase
 
 VERSION_BASE = "1.3"  # Hydra's own defaults of that version
 
-_composing = threading.RLock()  # Hydra's state is one for all threads
+_composing = threading.RLock()  # all threads share Hydra's state
 
 
 @cache
 def parse_override(override: str) -> Override:
-    """Return an override as Hydra reads it, which takes a millisecond; the jobs of a sweep have many in common."""
+    """Parse an override with Hydra, which takes a millisecond; jobs of a sweep share many overrides."""
     return OverridesParser.create().parse_overrides([override])[0]
 
 
@@ -30,7 +30,7 @@ def parse_override(override: str) -> Override:
 def initialized(conf: str | Path, job_name: str = "app") -> Iterator[None]:
     """Let `hydra.compose` read a folder of config groups within the context, one thread at a time.
 
-    Hydra's state is put back afterwards, as a run or another program of Hydra may be using it.
+    Hydra's state is restored afterwards, because a run or another Hydra program may be using it.
     """
     with _composing:
         outer = GlobalHydra.instance().hydra

@@ -1,4 +1,4 @@
-"""Errors in a configuration, each explained in one message: the key as typed, what is allowed, the nearest name."""
+"""Explains each error in a configuration in one message: the key as typed, what is allowed, the nearest name."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from runner.failures.tracebacks import VARIABLE, is_of_user
 from runner.timing.event import Event
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError, OSError, ImportError)
-"""The exceptions that a wrong configuration raises before training. Any other is a bug, shown with its traceback."""
+"""Exceptions that a wrong configuration raises before training. Any other is a bug, shown with its traceback."""
 
 
 class Explanation(NamedTuple):
-    """A text that tells people what is wrong with a configuration, and the facts behind the text."""
+    """A text about a fault in a configuration, and the facts behind it."""
 
     text: str
     key: str = ""
-    """The config key with which the text begins, if the text also shows the key's value."""
+    """The config key that the text begins with, if the text also shows the key's value."""
     place: str | None = None
-    """The file and line at fault, if they are worth knowing."""
+    """The file and line at fault, if they help."""
     remedy: str = ""
     at: str = ""
     """The config key at fault, however the text begins."""
     is_value: bool = False
-    """Whether the value of that key is at fault, and not the key itself."""
+    """Whether the value of that key is at fault, rather than the key itself."""
 
     def as_error(self, error: Exception) -> WrongConfig:
-        """Return the exception to raise after another one, whose facts it takes over."""
+        """Return the exception to raise from `error`, with its facts."""
         advice = self.text if isinstance(self.text, Advice) else advice_in(error)
         at = self.at or self.key or advice.key
         facts = facts_of(error)
-        meant = facts.meant or getattr(error, "meant", "")  # of a value
+        meant = facts.meant or getattr(error, "meant", "")  # the intended value
         fix = advice.fix or fix_of(at, advice.meant or meant, self.is_value or bool(meant))
         if self.is_value and not advice.fix and fix and any(word.startswith(f"+{at}=") for word in sys.argv[1:]):
-            fix = f"+{fix}"  # without it, a list would be replaced, and a new key would be none
+            fix = f"+{fix}"  # without the +, a list would be replaced, and a new key would be refused
         if fix and "=" not in fix and (value := typed_value(sys.argv[1:], at)) is not None:
             fix = f"{fix}={value}"
         converted = WrongConfig(self.message, self.key, at, advice.allowed or facts.allowed, fix)
@@ -59,13 +59,13 @@ class Explanation(NamedTuple):
 
     @property
     def message(self) -> str:
-        """The text with place and remedy, in a few lines at most."""
+        """The text with place and remedy."""
         return self.text + (f" [{self.place}]" if self.place else "") + self.remedy
 
 
 @contextmanager
 def config_errors(event: Event | None = None) -> Iterator[None]:
-    """Turn exceptions due to a wrong configuration, or only those of hooks at an event, into a single WrongConfig."""
+    """Turn exceptions due to a wrong configuration, or only those of hooks at an event, into one WrongConfig."""
     try:
         yield
     except WrongConfig:
@@ -90,7 +90,7 @@ def config_errors(event: Event | None = None) -> Iterator[None]:
 
 
 def explain(error: Exception, overrides: Sequence[str], conf: Path) -> Explanation:
-    """Return an explanation of what is wrong with a configuration."""
+    """Return an explanation of an error in a configuration."""
     text = str(error).strip() or type(error).__name__
     if isinstance(error, HydraException) or is_empty_choice(error):
         choice = getattr(error, "missing_cfg_file", None) or ""  # of a MissingConfigException
@@ -113,7 +113,7 @@ def explain(error: Exception, overrides: Sequence[str], conf: Path) -> Explanati
 
 
 def _reason_of_omegaconf(error: OmegaConfBaseException) -> str:
-    """Return the first line of a message, without the prefix that only says that a resolver raised the exception.
+    """Return the first line of a message, without the prefix about a resolver that raised the exception.
 
     OmegaConf keeps a resolver's exception only as text in its own message, after the name of the exception's class.
     The text of an OSError begins with the error number.
@@ -148,7 +148,7 @@ def _in_a_circle(error: RecursionError) -> str | None:
 def _how_to_remove(keys: Sequence[str], overrides: Sequence[str], conf: Path) -> str:
     """Return advice on removing keys that come from config files; empty if all of the keys were typed."""
     typed = {key_of(override) for override in overrides}
-    whole = tuple(f"{key_of(text)}." for text in overrides if "={" in text)  # sections typed with all of their keys
+    whole = tuple(f"{key_of(item)}." for item in overrides if "={" in item)  # sections typed with all of their keys
     removed = " ".join(f"~{key}" for key in keys if key not in typed and not key.startswith(whole))
     if not removed:
         return ""
@@ -159,7 +159,7 @@ def _how_to_remove(keys: Sequence[str], overrides: Sequence[str], conf: Path) ->
 
 
 def _with_place(error: Exception, text: str, overrides: Sequence[str], conf: Path) -> Explanation:
-    """Return an explanation that begins with the full config key and its file, or else names section and user's line.
+    """Return an explanation with the full config key and its file, or else with the section and the user's line.
 
     Section and argument come from the facts that `runner.config.build` added.
     """
@@ -185,20 +185,20 @@ def _with_place(error: Exception, text: str, overrides: Sequence[str], conf: Pat
 
 
 def _override_in(section: str, text: str, overrides: Sequence[str]) -> str:
-    """Return the one typed override of a section whose value a library's message repeats; empty if there is none."""
-    typed = [text.lstrip("+") for text in overrides if key_of(text).startswith(f"{section}.") and "=" in text]
-    values = {override: re.escape(override.partition("=")[2]) for override in typed}
-    matching = [key for key, value in values.items() if value and re.search(rf"(?<![\w.-]){value}(?![\w.])", text)]
+    """Return the only typed override of a section whose value appears in a library's message, or ''."""
+    typed = [item.lstrip("+") for item in overrides if key_of(item).startswith(f"{section}.") and "=" in item]
+    values = {item: re.escape(item.partition("=")[2]) for item in typed}
+    matching = [item for item, value in values.items() if value and re.search(rf"(?<![\w.-]){value}(?![\w.])", text)]
     return matching[0] if len(matching) == 1 else ""
 
 
 def _key_of_file(error: Exception, overrides: Sequence[str]) -> str:
-    """Return the only typed key whose value is the file of an OSError, or a folder above or below; empty otherwise."""
+    """Return the only typed key whose value is the file of an OSError, or a path above or below it, or ''."""
     file = getattr(error, "filename", None)
     if not isinstance(file, str):
         return ""
     file = Path(file).absolute()
-    typed = {key_of(text): Path(value).absolute() for text in overrides if (value := text.partition("=")[2])}
+    typed = {key_of(item): Path(value).absolute() for item in overrides if (value := item.partition("=")[2])}
     keys = [key for key, path in typed.items() if path == file or file in path.parents or path in file.parents]
     return keys[0] if len(keys) == 1 else ""
 

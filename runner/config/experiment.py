@@ -1,4 +1,4 @@
-"""The experiment of a command: what Hydra composed, checked when it is made, as typed sections and values."""
+"""The experiment of a command: the config that Hydra composed, checked, as typed sections and values."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is to be trained, and how: never changed once it is made.
+    """An immutable description of what to train, and how.
 
-    What belongs to it and can be known without importing a target is checked when it is made; `runner.config.build`
-    checks the targets and their arguments, and makes the objects.
+    The constructor checks everything that can be checked without importing a target. `runner.config.build` checks the
+    targets and their arguments, and makes the objects.
 
     Attributes:
-        plain: the composed config, resolved, as plain containers: what a run records.
+        plain: the composed and resolved config in plain containers, as runs record it.
 
     Raises:
         WrongKey: a key is unknown, a section has no target, or a value is not allowed.
@@ -33,22 +33,22 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_keys(self.plain)
-        self.budget  # noqa: B018 (a wrong one is an error)
+        self.budget  # noqa: B018 (raises for a wrong budget)
 
     def changed(self, **values: Any) -> Experiment:
-        """Return this experiment with other values of some keys."""
+        """Return this experiment with new values for some keys."""
         return Experiment({**self.plain, **values})
 
     def with_trainer(self, **arguments: Any) -> Experiment:
-        """Return this experiment with other arguments of the Trainer."""
+        """Return this experiment with new values for some arguments of the Trainer."""
         return self.changed(trainer=self.trainer.changed(**arguments).plain)
 
     def with_callbacks(self, keys: Collection[str]) -> Experiment:
-        """Return this experiment with no other callbacks than those with these keys."""
+        """Return this experiment with only the callbacks of these keys."""
         return self.changed(callbacks={key: section.plain for key, section in self.callbacks.items() if key in keys})
 
     def without_callbacks(self, keys: Collection[str]) -> Experiment:
-        """Return this experiment without some callbacks."""
+        """Return this experiment without the callbacks of these keys."""
         return self.with_callbacks([key for key in self.callbacks if key not in keys])
 
     def on_devices_of(self, other: Experiment) -> Experiment:
@@ -76,14 +76,14 @@ class Experiment:
 
     @cached_property
     def launch(self) -> Launch:
-        """How many processes train, and how. Its section is checked first, because the processes start early."""
+        """The number of processes and how they start; checked before other sections, because they start early."""
         section = self._section("launch")
         section.check()
         return section.make()
 
     @cached_property
     def optimizers(self) -> Mapping[str, Section]:
-        """The sections of optimizers by the submodule that each one trains; '' for the whole model."""
+        """The sections of the optimizers by the submodule that each trains; '' for the whole model."""
         sections = optimizer_sections(self.plain)
         return {path.partition(".")[2]: Section(path, section) for path, section in sections.items()}
 
@@ -94,7 +94,7 @@ class Experiment:
 
     @cached_property
     def folds(self) -> Section | None:
-        """The section of the part of the data that cross-validation leaves out."""
+        """The section of the folds, which says what data cross-validation leaves out."""
         return self._section("folds") if self.plain["folds"] else None
 
     @cached_property
@@ -109,7 +109,7 @@ class Experiment:
 
     @cached_property
     def budget(self) -> Budget | None:
-        """The time or compute that decides how long it trains."""
+        """The time or compute that determines the length of training."""
         return None if self.plain["budget"] is None else Budget.parse(self.plain["budget"])
 
     @property
@@ -124,12 +124,12 @@ class Experiment:
 
     @property
     def run_name(self) -> str | int | None:
-        """The name that was given to the run; None: it gets one."""
+        """The name given to the run; None: a default name."""
         return self.plain["run_name"]
 
     @property
     def objective(self) -> Any:
-        """The metric by which jobs of a sweep are compared, or a list of them; None: the first one there is."""
+        """The metric that jobs of a sweep are compared by, or a list of metrics; None: the first metric."""
         return self.plain["objective"]
 
     @property
@@ -145,6 +145,6 @@ class Experiment:
         """Return the section at a path.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no section at that path.
         """
         return {section.path: section for section in self.sections()}[path]

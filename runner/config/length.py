@@ -1,4 +1,4 @@
-"""How long an experiment trains where its budget decides that: before and after the budget was measured."""
+"""The length of training if a budget determines it, before and after the budget is measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner.training.budget import Budget
 def check_budget(experiment: Experiment, is_new: bool = True) -> None:
     """Check that the budget of an experiment can be measured.
 
-    That of a saved run, which is not new, may have the ratio of another budget.
+    A saved run, which is not new, may have the ratio of another budget.
 
     Raises:
         WrongKey: another key contradicts the budget.
@@ -46,7 +46,7 @@ def check_length(experiment: Experiment, max_duration: Time, batches_per_epoch: 
 
 
 def fitted(experiment: Experiment, batches: int, batches_per_epoch: int | None) -> Experiment:
-    """Return an experiment that trains exactly the measured batches of its budget, with its schedule scaled to them.
+    """Return an experiment that trains exactly the measured `batches`, with its schedule scaled to them.
 
     Raises:
         WrongKey: `trainer.max_duration` is in epochs of unknown length.

@@ -1,6 +1,6 @@
-"""The `conf/` of a user's own project: found in the working directory, and added to ours.
+"""Finds the `conf/` of a user's own project in the working directory, to add it to the runner's.
 
-Our files come first. A file of the same name in the user's folder is not read, and a message says so.
+The runner's files come first: a user's file of the same name is not read, and a message says so.
 
 Nothing may be executed while a config is composed. A file can set keys of Hydra itself, though, by which Hydra imports
 and calls anything; a folder with such a file is read only if the user types `--config-dir`.
@@ -20,13 +20,13 @@ from runner.cli.command_line import config_dir
 from runner.terminal.text import print_to_stderr
 
 HARMLESS = {"run", "sweep", "sweeper", "launcher", "mode"}
-"""Sections of Hydra's own config that are used when jobs run, not when they are composed."""
+"""Sections of Hydra's config that Hydra uses when jobs run, not when it composes them."""
 
 
 def find_own_conf(arguments: Sequence[str], conf: Path) -> list[str]:
-    """Return a `--config-dir` for the `conf/` of the working directory, and print that it is read.
+    """Return a `--config-dir` option for the `conf/` of the working directory, and print that it is read.
 
-    The list is empty if the option is typed, or if there is no `conf/` with at least one of the config groups.
+    The list is empty if the user typed the option, or if no `conf/` has at least one of the config groups.
     """
     own = Path(OWN).absolute()
     groups = [*(path.name for path in conf.iterdir() if path.is_dir()), "vars"]
@@ -54,7 +54,7 @@ def _configures_hydra(file: Path, folder: Path) -> bool:
         content: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
         text = file.read_text(encoding="utf-8")
     except Exception:
-        return False  # Hydra cannot read it either, and says so if it is chosen
+        return False  # Hydra cannot read it either, and reports that if the file is chosen
     if re.search(r"@(package\s+)?[\w.]*hydra", text):  # the package of a file, or in its defaults
         return True
     section = content.get("hydra", {}) if isinstance(content, dict) else {}

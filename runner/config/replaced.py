@@ -1,4 +1,4 @@
-"""Choices typed in place of a recipe's: the keys that the recipe sets for its own choice go with that choice.
+"""Removes the keys that a recipe sets for a choice when the user types another choice.
 
 `experiment=digits_plain optimizer=adamw` would leave `optimizer.momentum`, which AdamW does not take, and an
 `optimizer.lr` that was meant for SGD. A key that is typed stays, and is refused if nothing takes it.
@@ -19,7 +19,7 @@ from runner.config.composing import initialized
 from runner.config.sources import recipes_of
 
 SINGLE = ("model", "data", "optimizer", "scheduler")
-"""The groups that hold one choice, whose keys belong to it."""
+"""The groups with a single choice, which owns all keys of the group."""
 
 Path = tuple[str, ...]
 
@@ -32,7 +32,7 @@ def without_replaced(
     Args:
         config: the config, without Hydra's section.
         overrides: the overrides that it was composed with.
-        options: the arguments among which a `--config-dir` may be.
+        options: arguments that may include a `--config-dir`.
     """
     typed = {key_of(override): override.partition("=")[2] for override in overrides if re.match(r"[\w/]+=", override)}
     if typed.keys().isdisjoint((*SINGLE, *LISTS)):
@@ -63,7 +63,7 @@ def without_replaced(
 
 
 def about_dropped(keys: Sequence[str]) -> str:
-    """Return the line about keys that `without_replaced` took out."""
+    """Return a message about keys that `without_replaced` removed."""
     return f"INFO: these keys of the recipe go with the choices that are replaced: {', '.join(keys)}"
 
 
@@ -83,7 +83,7 @@ def _leaves(content: Any, sections: Collection[str]) -> Iterator[Path]:
 
 
 def _is_typed(leaf: Path, keys: Sequence[str]) -> bool:
-    """Return whether a key was typed, or one inside it or above it."""
+    """Return whether a key was typed, or a key inside or above it."""
     name = f"{'.'.join(leaf)}."
     return any(name.startswith(f"{key}.") or f"{key}.".startswith(name) for key in keys)
 
@@ -95,7 +95,7 @@ def _value(node: Any, path: Path) -> Any:
 
 
 def _put_back(plain: dict[str, Any], usual: Any, leaf: Path) -> None:
-    """Give a key the value that it has without a recipe, or remove it, and sections that it leaves empty."""
+    """Restore the value that a key has without a recipe, or remove the key and sections that it leaves empty."""
     *above, key = leaf
     sections = [_value(plain, leaf[:depth]) for depth in range(len(leaf))]
     if not isinstance(sections[-1], dict):

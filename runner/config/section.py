@@ -1,4 +1,4 @@
-"""One section of a config: the object that it describes, which it can check and make."""
+"""A section of a config, which describes an object and can check and make it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Section:
     """A part of a config that describes one object.
 
     Attributes:
-        path: its place in the config, such as `callbacks.progress_bar`.
+        path: the dotted path in the config, such as `callbacks.progress_bar`.
         plain: its `_target_` and the arguments, as plain containers.
     """
 
@@ -34,7 +34,7 @@ class Section:
 
     @property
     def target(self) -> str:
-        """The dotted path of the class or function that is called."""
+        """The dotted path of the class or function to call."""
         return str(self.plain["_target_"])
 
     @property
@@ -43,14 +43,14 @@ class Section:
         return self.path.partition(".")[2]
 
     def get(self, argument: str, default: Any = None) -> Any:
-        """Return the value of an argument; `default` if it is not given."""
+        """Return the value of an argument, or `default`."""
         return self.plain.get(argument, default)
 
     def __contains__(self, argument: str) -> bool:
         return argument in self.plain
 
     def changed(self, **arguments: Any) -> Section:
-        """Return this section with other values of some arguments."""
+        """Return this section with new values for some arguments."""
         return Section(self.path, {**self.plain, **arguments})
 
     def without(self, *arguments: str) -> Section:
@@ -62,30 +62,30 @@ class Section:
         return (Section(path, section) for path, section in targets(self.plain, self.path))
 
     def find_target(self) -> Any:
-        """Return the class or function that is called."""
+        """Return the class or function to call."""
         return locate(self.path, self.plain["_target_"])
 
     def check(self, supplied: Iterable[str] = ()) -> None:
-        """Check that the target exists and takes the arguments. `supplied` are those that code adds."""
+        """Check that the target exists and takes the arguments, including those `supplied` by code."""
         check_signature(self.path, self.plain, supplied)
 
     def unchecked(self) -> list[str]:
-        """Return the arguments that the target takes as `**options`, so that it is unknown whether they are used."""
+        """Return the arguments that the target takes as `**options`, and so may not use at all."""
         return taken_as_options(self.path, self.plain)
 
     def make(self, among: Sequence[Section] = (), **supplied: Any) -> Any:
         """Return the object, made with the arguments of the section and those `supplied` by code.
 
         Args:
-            among: further sections that may be at fault if it fails: those of the objects that are supplied.
-            supplied: arguments that code adds to those of the section.
+            among: sections of supplied objects, which may also be at fault if the constructor fails.
+            supplied: arguments that code adds.
 
         Raises:
             Exception: the constructor fails; the facts of the exception name the section.
         """
         find_in_working_directory(self.plain)
         with self.named(among):
-            for inner in self.nested():  # on other ranks than 0 nothing has been checked, and so imported, before
+            for inner in self.nested():  # only rank 0 has checked, and so imported, the targets before
                 prepare_import(inner.target)
             if supplied:
                 return hydra.utils.instantiate({**self.plain, "_partial_": True}, _convert_="all")(**supplied)
@@ -93,12 +93,12 @@ class Section:
 
     @contextmanager
     def named(self, among: Sequence[Section] = ()) -> Iterator[None]:
-        """Add the section at fault to any exception, as facts and as a note: this one, or one of `among`."""
+        """Add the faulty section, this one or one of `among`, to any exception, as facts and as a note."""
         try:
             yield
         except SystemExit as exit:
             if not isinstance(exit.code, str):
-                failure = as_failure(exit)  # the exit itself, if a signal asked for the end of the process
+                failure = as_failure(exit)  # the exit itself, if a signal has asked the process to end
                 raise failure from failure.__cause__
             raise WrongConfig(f"{self.path}: {exit.code} ({self.target})", at=self.path) from exit
         except Exception as error:

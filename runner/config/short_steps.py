@@ -1,4 +1,4 @@
-"""Training steps so short that a second CPU thread would not make them faster."""
+"""Uses one CPU thread for training steps that are too short to gain from a second."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SHORT = 3e8
 
 
 def use_one_thread_if_short(state: State) -> None:
-    """Let torch compute with one thread if training steps are short, unless a user asked for another number.
+    """Let torch compute with one thread if training steps are short, unless the user asked for another number.
 
-    Threads that wait for one another then cost as much as they save, and many times that on a machine where others work
-    too. It depends on the config alone, never on a measurement, so that the same command gives the same numbers. Steps
-    on a GPU, of models that cannot tell their operations, and on data that is read from files are left as they are.
+    In short steps, waiting for other threads costs as much as they save, and many times that on a busy machine. The
+    decision depends on the config alone, never on a measurement, so the same command gives the same numbers. Nothing
+    changes for steps on a GPU, models that do not know their operations, and data read from files.
     """
     from runner.data.loaders import TensorLoader  # imports torch
 

@@ -21,7 +21,7 @@ from runner.files.addresses import keep_secret
 from runner.files.values import Kind, kinds_in
 from runner.libraries.targets import find_in_working_directory, prepare_import
 
-# Hydra logs what it cannot find, before it raises; what is wrong is one message of ours.
+# Hydra logs every target that it cannot find before it raises; the runner reports the error once, itself.
 logging.getLogger(hydra.utils.__name__).setLevel(logging.CRITICAL)
 
 _SCALARS: dict[Any, tuple[type, ...]] = {
@@ -31,7 +31,7 @@ _SCALARS: dict[Any, tuple[type, ...]] = {
     float: (int, float),
     str: (str,),
 }
-# Keys of a section that are not arguments: Hydra's own, and the rules of an optimizer, `runner.optim.ParamGroups`.
+# Keys of a section that are not arguments: Hydra's own, and an optimizer's rules for `runner.optim.ParamGroups`.
 NO_ARGUMENTS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_", "param_groups")
 _COLLECTIONS: dict[Any, Any] = {list: list, tuple: list, Sequence: list | str, dict: Mapping, Mapping: Mapping}
 _WORDS: dict[Any, str] = {
@@ -50,7 +50,7 @@ _GIVEN_IN_TRAINING = ("params", "model", "optimizer", "timestamp")
 def check_signature(path: str, section: Mapping[str, Any], supplied: Iterable[str] = ()) -> None:
     """Check that a section's keys and values fit the signature of its target.
 
-    `supplied` are the names of arguments that code supplies, which the section must not set.
+    `supplied` names the arguments that code supplies; the section must not set them.
     """
     name = section["_target_"]
     target = locate(path, name)
@@ -123,7 +123,7 @@ def locate(path: str, target: Any) -> Callable[..., Any]:
 
 
 def _why_not_found(target: str, cause: BaseException) -> str:
-    """Return why a target could not be imported: the missing module, package or name, or the exception raised."""
+    """Return the reason why a target cannot be imported: a missing module, package or name, or an exception."""
     parts = target.split(".")
     if len(parts) == 1:
         return "needs its module too, as in torch.optim.AdamW"
@@ -161,7 +161,7 @@ def _check_types(
     try:
         hints = get_type_hints(target.__init__ if isinstance(target, type) else target, include_extras=True)
     except Exception:
-        return  # annotations use names that are imported only for type checkers
+        return  # annotations use names imported only for type checkers
     for key, parameter in parameters.items():
         value = section[key]
         if isinstance(value, str) and key in hints and Kind.SECRET in kinds_in(hints[key]):
@@ -188,7 +188,7 @@ def _listed(hint: Any) -> tuple[str, ...]:
 
 
 def _in_words(hint: Any) -> Iterator[str]:
-    """Yield the config types that match an annotation; nothing for types that a config cannot represent."""
+    """Yield the names of config types that match an annotation, except those that a config cannot represent."""
     origin, hint = _without_marks(hint)
     if origin in (Union, UnionType):
         for part in get_args(hint):
@@ -200,7 +200,7 @@ def _in_words(hint: Any) -> Iterator[str]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a plain value may be of an annotated type; True if that cannot be determined."""
+    """Return whether a plain value fits an annotation; True if that cannot be determined."""
     origin, hint = _without_marks(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, part) for part in get_args(hint))
@@ -214,7 +214,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _without_marks(hint: Any) -> tuple[Any, Any]:
-    """Return the type that an annotation is of, such as `list` for `list[int]`, and the annotation without marks."""
+    """Return the origin of an annotation, such as `list` for `list[int]`, and the annotation without marks."""
     while get_origin(hint) is Annotated:
         hint = hint.__origin__
     return get_origin(hint) or hint, hint

@@ -13,14 +13,14 @@ from runner.cli.command_line import config_dir, key_of
 
 
 def files_with(key: str, overrides: Sequence[str], conf: Path) -> list[str]:
-    """Return the config files that set a key, among those chosen on the command line; none if it was typed."""
+    """Return the chosen config files that set a key; an empty list if the key was typed."""
     if any(f"{key_of(override)}.".startswith(f"{key}.") for override in overrides):  # the key itself, or one inside it
         return []
     return [_shown(file) for file, group in _files(overrides, conf).items() if _sets(file, group, key)]
 
 
 def files_choosing(choice: str, overrides: Sequence[str], conf: Path) -> list[str]:
-    """Return the config files whose defaults make a choice `group/name`; none if the choice was typed."""
+    """Return the config files whose defaults make a choice `group/name`; an empty list if it was typed."""
     if choice in _typed_choices(overrides):
         return []
     files = _files(overrides, conf).items()
@@ -28,7 +28,7 @@ def files_choosing(choice: str, overrides: Sequence[str], conf: Path) -> list[st
 
 
 def check_encoding(overrides: Sequence[str], conf: Path) -> None:
-    """Check that the chosen files of a user's own folder can be read."""
+    """Check that the chosen files in a user's own folder can be read."""
     for file in _files(overrides, conf) if config_dir(overrides) is not None else ():
         content = file.read_bytes()
         try:
@@ -42,7 +42,7 @@ def check_encoding(overrides: Sequence[str], conf: Path) -> None:
 
 
 def recipes_of(overrides: Sequence[str], conf: Path) -> list[str]:
-    """Return the texts of the chosen files that set keys of any section, each before those that it is based on."""
+    """Return the texts of the chosen files with global keys, each before the files that it is based on."""
     texts = (file.read_text(encoding="utf-8") for file, group in _files(overrides, conf).items() if group)
     return [text for text in texts if _is_global(text)]
 
@@ -52,7 +52,7 @@ def _is_global(text: str) -> bool:
 
 
 def _typed_choices(overrides: Sequence[str]) -> Iterator[str]:
-    """Yield the possible choices `group/name` in overrides."""
+    """Yield possible choices `group/name` in overrides."""
     for override in overrides:
         key, equals, value = override.lstrip("+").partition("=")
         if equals and not override.startswith("-"):
@@ -75,7 +75,7 @@ def _files(overrides: Sequence[str], conf: Path) -> dict[Path, str]:
 
 
 def _chosen(defaults: Sequence[Any], group: str) -> Iterator[str]:
-    """Yield the choices of a defaults list; names without a group are of the group of the file itself."""
+    """Yield the choices in a defaults list; names without a group belong to the group of the file."""
     for entry in defaults:
         if isinstance(entry, str) and entry != "_self_":
             yield f"{group}/{entry}" if group else entry

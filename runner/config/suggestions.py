@@ -1,4 +1,4 @@
-"""Messages for commands that Hydra cannot compose: which group or key is wrong, and what to write instead."""
+"""Writes messages for commands that Hydra cannot compose: the wrong group or key, and what to write instead."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ EXTRAS = {
     "hydra/launcher=submitit_slurm": "hydra-submitit-launcher",
     "hydra/sweeper=optuna": "optuna, and pip install --no-deps hydra-optuna-sweeper",
 }
-"""The packages to install for choices that are provided by Hydra plugins."""
+"""The packages to install for choices from Hydra plugins."""
 
 
 MOST_MEANT = 3  # keys that one message suggests
 
-# Hydra raises the same class without attributes in all of these cases; only the beginning of its message differs.
+# In all of these cases, Hydra raises the same class without attributes; only the start of the message differs.
 NO_SUCH_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'")
 KEY_EXISTS = re.compile(r"Could not append to config\. An item is already at '([^']+)'")
 NO_SUCH_GROUP = re.compile(r"In '([^']+)': Could not override '([^']+)'")  # the file, and the group
@@ -44,7 +44,7 @@ SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '([^=]+=[^']*)'")
 
 
 def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> str:
-    """Return a message that says what is wrong with the chosen groups and overrides."""
+    """Return a message about a fault in the chosen groups and overrides."""
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
         missing = str(error.missing_cfg_file)
         typed = [text for text in overrides if "=" in text and f"{key_of(text)}/{text.partition('=')[2]}" == missing]
@@ -104,7 +104,7 @@ def is_empty_choice(error: Exception) -> bool:
 def about_replaced(overrides: Sequence[str], conf: Path) -> Iterator[str]:
     """Yield a sentence for each typed `callbacks=a` or `algorithms=a` that replaces all defaults of its list.
 
-    There is no sentence if replacing is clearly intended, because the names include `none` or one of the defaults.
+    Names that include `none` or one of the defaults are clearly intended to replace, so they get no sentence.
     """
     for group in LISTS:
         typed = [override for override in overrides if override.startswith(f"{group}=")]
@@ -116,7 +116,7 @@ def about_replaced(overrides: Sequence[str], conf: Path) -> Iterator[str]:
 
 
 def _usual(group: str, overrides: Sequence[str], conf: Path) -> list[str]:
-    """Return the default names in a list; composes a config only if more than config.yaml decides them."""
+    """Return the default names in a list; compose a config only if more than config.yaml determines them."""
     if any(word.startswith("-") or key_of(word) in ("experiment", "sweep", "hydra.searchpath") for word in overrides):
         return list(_compose_without(group, overrides, conf).get(group) or {})
     return default_choices()[group]
@@ -165,7 +165,7 @@ def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
         fix = f'{key}="{value}"'
         text = f"{typed}: the value cannot be read as it is; write it with two pairs of quotes: '{fix}'"
         return Advice(text).knowing(key=key_of(key), fix=fix)
-    text = f"{typed}: cannot be read; write key=value, in quotes where there are brackets: '+callbacks=[a,b]'"
+    text = f"{typed}: cannot be read; write key=value, in quotes if it has brackets: '+callbacks=[a,b]'"
     return Advice(text).knowing(key=key_of(key) if equals else "")
 
 
@@ -188,7 +188,7 @@ def _about_missing_key(key: str, error: Exception, overrides: Sequence[str], con
     if inner is not None and inner.startswith(f"{key}."):  # the override replaces a whole section
         return f"{_about_key(inner, config, conf)}. To replace all of it: ~{key} '+{key}=...'"
     about = _as_advice(_about_key(key, config, conf))
-    return about if typed else about.knowing(fix="")  # nothing takes the place of a key that was to be removed
+    return about if typed else about.knowing(fix="")  # a key to remove has no replacement
 
 
 def _about_second_choice(group: str, overrides: Sequence[str]) -> str:
@@ -204,7 +204,7 @@ def _about_second_choice(group: str, overrides: Sequence[str]) -> str:
 
 
 def _about_override_in_file(file: str, group: str, conf: Path) -> str:
-    """Return a message about a group that a file overrides, which is not among the defaults; `group@package`."""
+    """Return a message about a `group@package` that a file overrides although it is not among the defaults."""
     name, _, package = group.partition("@")
     if package:
         return f"{file}: must begin with the line '# @package _global_', so that it can override /{name}"
@@ -218,7 +218,7 @@ def about_override_first(file: str) -> str:
 
 
 def _meant(name: str, groups: Sequence[str]) -> Advice:
-    """Return a question whether a choice of some groups was meant."""
+    """Return advice that asks whether a choice of some groups was meant."""
     typed = [f"{'+' if group in LISTS else ''}{group}={name}" for group in groups]
     fix, key = (typed[0], groups[0]) if len(typed) == 1 else ("", "")
     return Advice(f"did you mean {' or '.join(typed)}?").knowing(fix=fix, key=key)
@@ -268,11 +268,11 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
         node = node[part]
     if node is None:
         return f"{key}: is null, there is nothing to remove"
-    return f"{key}: is not there beside what else was typed; add it with +{key}=..."
+    return f"{key}: is not in this run; add it with +{key}=..."
 
 
 def _about_absent(group: str, name: str, conf: Path) -> Advice | None:
-    """Return what to do about a callback or algorithm that is not in a run; None if its name is known nowhere."""
+    """Return advice on a callback or algorithm that is not in a run; None if its name is unknown."""
     files = [path.stem for path in (conf / group).glob("*.yaml") if path.stem != "none"]
     if name in files:
         text = f"{name!r} is not part of this run; it is added with +{group}={name}"

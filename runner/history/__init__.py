@@ -1,1 +1,1 @@
-"""Runs made before that begin again: found, resumed, rerun and forked."""
+"""Find, resume, rerun and fork saved runs."""

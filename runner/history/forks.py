@@ -1,4 +1,4 @@
-"""Forks: new runs that start from the state of another one, and record their parent."""
+"""Forks: new runs that start from the state of another run and record it as their parent."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from runner.records.recording import FORKED_AT, PARENT
 
 
 def find_fork(command: Command, run_dir: str | None) -> tuple[str | None, dict[str, str]]:
-    """Return the parent's last checkpoint up to where a fork begins, and the tags that name the parent.
+    """Return the parent's last checkpoint at or before the start of a fork, and the tags that name the parent.
 
-    The checkpoint is None if the parent has none so early.
+    The checkpoint is None if the parent has none that early.
     """
     if run_dir is None:
         raise WrongKey("RUN", "has no folder here to begin a new run from; give the run's folder", repr(command.run))

@@ -1,4 +1,4 @@
-"""Runs at an address, where `CheckpointSaver(mirror=...)` has uploaded them: found, downloaded and verified."""
+"""Finds, downloads and verifies runs at an address that `CheckpointSaver(mirror=...)` has uploaded them to."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from runner.records.listing import OUTPUTS
 from runner.terminal.console import show_path
 from runner.terminal.text import print_to_stderr
 
-PARTIAL = ".download"  # in the new folder, until all is there
+PARTIAL = ".download"  # in the new folder, until the download is complete
 _temporary: list[TemporaryDirectory[str]] = []
-"""Folders of runs that are only looked at; removed when this process ends."""
+"""Folders of runs that are only read; removed when this process ends."""
 
 
 def is_address(text: str) -> bool:
@@ -30,14 +30,14 @@ def is_address(text: str) -> bool:
 
 
 def mirror_of(address: str) -> str:
-    """Return the address of the folder that a run's folder is in, without credentials."""
+    """Return the address of the folder above a run's folder, without credentials."""
     return without_credentials(address).rstrip("/").rpartition("/")[0]
 
 
 def download_run(address: str, keep: bool) -> Path:
-    """Return a new folder with a run's record, its newest intact checkpoint and its best ones.
+    """Return a new folder with a run's record, its newest intact checkpoint and its best checkpoints.
 
-    After a restart by torchrun or Slurm it is the same folder, and nothing is downloaded again. The folder is in
+    A process restarted by torchrun or Slurm gets the same folder and downloads nothing again. The folder is in
     `outputs/` if `keep` is set, for a run that continues there; otherwise it is temporary.
     """
     check_address("RUN", address)
@@ -71,7 +71,7 @@ def download_run(address: str, keep: bool) -> Path:
 
 
 def _find(address: str) -> tuple[Mirror, dict[str, Index]]:
-    """Return the mirror of a run, and what to download from there by name, the newest first."""
+    """Return the mirror of a run, and the indexes of its checkpoints by name, newest first."""
     mirror = Mirror(address)
     try:
         index = mirror.read_index()
@@ -92,30 +92,30 @@ def _make_folder(address: str, keep: bool) -> Path:
 
 
 def _download(mirror: Mirror, name: str, index: Index, folder: Path) -> None:
-    """Download a checkpoint with its record, and the best ones at that time, into a folder that appears atomically.
+    """Download a checkpoint, its record and the best checkpoints at that time; the record appears last.
 
     Raises:
         ValueError: the run has no record, or a file does not match its index.
-        OSError: the disk is full, or a file is missing there.
+        OSError: the disk is full, or a file is missing from the mirror.
     """
     if CONFIG not in index.files:
         raise ValueError("it was made in Python and has no record (config.yaml), so no command can continue it")
     partial = folder / PARTIAL
     partial.mkdir()
     mirror.download(index, name, partial)
-    place = (partial / index.checkpoint).parent
-    (place / "latest").symlink_to(index.name)
+    checkpoints = (partial / index.checkpoint).parent
+    (checkpoints / "latest").symlink_to(index.name)
     for best in index.best:
         if best != index.name:
             _download_best(mirror, best, partial)
-    if index.best and (place / index.best[0]).is_dir():
-        (place / "best").symlink_to(index.best[0])
+    if index.best and (checkpoints / index.best[0]).is_dir():
+        (checkpoints / "best").symlink_to(index.best[0])
     for path in sorted(partial.iterdir(), key=lambda path: path.name == CONFIG):  # the record appears last
         path.rename(folder / path.name)
 
 
 def _download_best(mirror: Mirror, name: str, into: Path) -> None:
-    """Download a checkpoint without a record, unless it is missing or damaged."""
+    """Download a checkpoint without its record; skip it if it is missing or damaged."""
     with suppress(FileNotFoundError, ValueError):
         index = mirror.read_index(name)
         try:
@@ -131,5 +131,5 @@ def _warn(address: str, name: str, error: Exception) -> None:
 
 
 def _reason(address: str, error: Exception) -> str:
-    """Return why something failed, in one line and without credentials."""
+    """Return the reason for a failure in one line, without credentials."""
     return " ".join(without_those_of(address, f"{error or type(error).__name__}").split())[:300]

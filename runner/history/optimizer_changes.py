@@ -1,4 +1,4 @@
-"""Changes to the settings of optimizers between a checkpoint and a resumed run."""
+"""Applies changed optimizer settings when a run resumes from a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ if TYPE_CHECKING:
     from runner.core.state import State
 
 _DERIVES_RATES = "torch."
-"""How the target of a scheduler begins that computes each rate from the one before."""
+"""Targets of schedulers that compute each rate from the previous one begin like this."""
 
 
 def change_optimizers(state: State, config: Mapping[str, Any]) -> None:
-    """Apply to the optimizers of a resumed run the settings that have changed in its config. All ranks.
+    """Apply settings that have changed in the config to the optimizers of a resumed run. All ranks.
 
-    Without this they would continue with the values saved in the checkpoint. If the checkpoint has no config, nothing
-    is changed.
+    Otherwise they would keep the values saved in the checkpoint. Changes nothing if the checkpoint has no config.
     """
     from runner.checkpoints.files import read_config
 
     if state.resumed_from is None or not (before := read_config(state.resumed_from)):
         return
     schedules = [str((section.get("scheduler") or {}).get("_target_", "")) for section in (before, config)]
-    is_free = not any(schedule.startswith(_DERIVES_RATES) for schedule in schedules)  # to start from other base rates
+    is_free = not any(schedule.startswith(_DERIVES_RATES) for schedule in schedules)  # may use new base rates
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
     for change in find_changes(before, config):
         section, _, name = change.key.partition(".")
         if section not in ("optimizer", "scheduler") or (section == "scheduler" and is_free):
             continue
         names = [name, "initial_lr"] if name == "lr" and "initial_lr" in groups[0] else [name]
-        scales = [group.get("lr_scale", 1.0) if name == "lr" else 1.0 for group in groups]  # of param_groups
+        scales = [group.get("lr_scale", 1.0) if name == "lr" else 1.0 for group in groups]  # from param_groups
         if not is_free or change.after is ABSENT or not _is_shared(groups, names[-1], scales):
             weights = show_path(state.resumed_from)
             raise ValueError(
@@ -46,7 +45,7 @@ def change_optimizers(state: State, config: Mapping[str, Any]) -> None:
 
 
 def _is_shared(groups: Sequence[Mapping[str, Any]], name: str, scales: Sequence[float]) -> bool:
-    """Return whether all groups have a setting, with one value up to their scales."""
+    """Return whether all groups have a setting, with equal values apart from their scales."""
     if not all(name in group for group in groups):
         return False
     first = groups[0][name]

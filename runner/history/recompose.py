@@ -1,4 +1,4 @@
-"""Composing the current `conf/` with the overrides of a saved run, and with the `--config-dir` that it used."""
+"""Composes the current `conf/` with the overrides of a saved run and the `--config-dir` that it used."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from runner.config.replaced import without_replaced
 from runner.terminal.console import show_path
 from runner.terminal.text import print_to_stderr
 
-_SHOWN = 4  # differences to list; the rest are counted
+_SHOWN = 4  # differences to list; the others are counted
 
 
 def composing() -> AbstractContextManager[None]:
-    """Return a context within which `compose_conf` and `composable` can be called."""
+    """Return a context in which `compose_conf` and `composable` can be called."""
     return initialized(CONF)
 
 
 def compose_conf(overrides: Sequence[str], options: Sequence[str]) -> DictConfig:
-    """Return `conf/` composed with overrides, and with the `--config-dir` if one is among the options."""
+    """Return `conf/` composed with overrides, and with the `--config-dir` if the options have one."""
     composed = compose("config", [*overrides, *search_path(options)])
     return without_replaced(composed, overrides, options)[0]
 
 
 def composable(overrides: Sequence[str], options: Sequence[str]) -> list[str]:
-    """Return those overrides that `compose_conf` still accepts; others may name keys that no longer exist."""
+    """Return the overrides that `compose_conf` still accepts; others may name keys that no longer exist."""
     with suppress(HydraException, OmegaConfBaseException):
         compose_conf(overrides, options)
         return list(overrides)
@@ -52,8 +52,8 @@ def composable(overrides: Sequence[str], options: Sequence[str]) -> list[str]:
 def resolved(composed: DictConfig, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a composed config as plain values; values that depend on Hydra's job come from the record."""
     plain = _as_recorded(OmegaConf.to_container(composed), config)
-    config_dict: Any = OmegaConf.to_container(OmegaConf.create(plain), resolve=True)
-    return config_dict
+    values: Any = OmegaConf.to_container(OmegaConf.create(plain), resolve=True)
+    return values
 
 
 def _as_recorded(value: Any, recorded: Any) -> Any:
@@ -67,13 +67,13 @@ def _as_recorded(value: Any, recorded: Any) -> Any:
 
 
 def config_dir_of(recorded: Sequence[str], typed: Sequence[str], is_own: bool) -> tuple[str | None, bool]:
-    """Return the recorded `--config-dir` to compose with, if any, and print what becomes of it.
+    """Return the recorded `--config-dir` to compose with, if any, and print whether it is used.
 
-    A directory of someone else's run is not read: its files could make Hydra itself create any object, before there is
-    a config whose targets can be checked.
+    The directory of another user's run is not read: its files could make Hydra create any object before there is a
+    config whose targets can be checked.
 
     Returns:
-        The directory, or None to compose without it, and whether this is everything that the run was composed from.
+        The directory, or None to compose without it; and whether the run was composed from nothing else.
     """
     directory = typed_value(recorded, CONFIG_DIR)
     if directory is None or config_dir(typed) is not None:
@@ -91,11 +91,11 @@ def config_dir_of(recorded: Sequence[str], typed: Sequence[str], is_own: bool) -
 
 
 def changes_since(config: Mapping[str, Any], now: Mapping[str, Any], options: Sequence[str]) -> list[str]:
-    """Return a line about the configs that have changed since a run was recorded; no line if nothing has changed."""
+    """Return a line about configs that have changed since a run was recorded; an empty list without changes."""
     changes = list(find_changes(unmeasured(config), unmeasured(now)))
     if not changes:
         return []
-    where = "conf/ or the --config-dir" if config_dir(options) is not None else "conf/"
+    source = "conf/ or the --config-dir" if config_dir(options) is not None else "conf/"
     more = f"; and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
     listed = "; ".join(map(str, changes[:_SHOWN]))
-    return [f"{where} has changed since, and the recorded config is used: {listed}{more}"]
+    return [f"{source} has changed since, and the recorded config is used: {listed}{more}"]

@@ -1,7 +1,7 @@
-"""The config of a resumed run or a rerun: that of the saved run, with the overrides typed now.
+"""Makes the config of a resumed run or a rerun from that of the saved run and the overrides typed now.
 
-Only the typed overrides change the recorded config. `conf/` is composed with the recorded overrides, and again with the
-typed ones added; the difference between the two is applied to the recorded config.
+Only the typed overrides change the recorded config. `conf/` is composed with the recorded overrides, then with the
+typed ones as well, and the difference is applied to the recorded config.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runner.history.saved_run import SavedRun
 
 
 def with_saved_arguments(saved: SavedRun, arguments: Sequence[str]) -> list[str]:
-    """Return arguments preceded by the run's own overrides, except overrides that are typed again or replaced.
+    """Return the run's own overrides, except those typed again or replaced, followed by the arguments.
 
     The run's `--config-dir` comes last, if it is used.
     """
@@ -34,7 +34,7 @@ def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequen
     """Return a saved run's config with the changes typed now."""
     config = _changed(saved.config, saved.base, composed)
     for override in overrides:
-        # The user typed it, even if conf/ now has the same value. Other people's records may not be what theirs say.
+        # A typed value counts even if conf/ now has the same one. Other people's overrides may contradict their config.
         if (override not in saved.overrides or not saved.is_own) and not _appends(override):
             _copy(key_of(override).split("."), composed, config)
     for key in composed:
@@ -44,7 +44,7 @@ def merge_config(saved: SavedRun, composed: Mapping[str, Any], overrides: Sequen
 
 
 def saved_name(command: Command, saved: SavedRun, experiment: Experiment, run_dir: Path) -> str:
-    """Return the name of a resumed run, or of a rerun or fork that has no choices to be named after; '' otherwise."""
+    """Return the name of a resumed run, or of a rerun or fork without choices to name it by; '' otherwise."""
     if command.row.uses_run not in ("rerun", "fork"):
         return saved.run_name
     if saved.is_whole or experiment.run_name:
@@ -54,7 +54,7 @@ def saved_name(command: Command, saved: SavedRun, experiment: Experiment, run_di
 
 
 def made_name(chosen: Sequence[str], run_dir: Path) -> str:
-    """Return the default name of a run, from the names in `chosen`, such as model and data, and its folder.
+    """Return the default name of a run, made of its folder and the names in `chosen`, such as model and data.
 
     The time comes first, because lists and charts of MLflow cut names after 20 characters.
     """
@@ -64,7 +64,7 @@ def made_name(chosen: Sequence[str], run_dir: Path) -> str:
 def arguments_to_record(saved: SavedRun | None, hydra_config: Any) -> list[str]:
     """Return the arguments for a run's record: its `--config-dir`, then its overrides.
 
-    Those of the saved run that could not be used are kept. The moment of a fork is no part of its config.
+    Arguments of the saved run that could not be used are kept. The batch where a fork begins is not part of its config.
     """
     now = [*options_of(hydra_config), *(override for override in hydra_config.overrides.task if key_of(override) != AT)]
     unused = saved.unused if saved is not None else []
@@ -73,7 +73,7 @@ def arguments_to_record(saved: SavedRun | None, hydra_config: Any) -> list[str]:
 
 
 def options_of(hydra_config: Any) -> list[str]:
-    """Return the `--config-dir` of a composed command, if it has one."""
+    """Return the `--config-dir` options of a composed command."""
     sources = hydra_config.runtime.config_sources
     return [f"{CONFIG_DIR}={source.path}" for source in sources if source.provider == "command-line"]
 
@@ -89,7 +89,7 @@ def _changed(config: Any, before: Any, after: Any) -> Any:
 
 
 def _copy(path: Sequence[str], source: Any, into: dict[str, Any]) -> None:
-    """Copy a value from one config into another; remove it there if the first config does not have it."""
+    """Copy a value from one config into another, or remove it there if the first config lacks it."""
     *sections, key = path
     for section in sections:
         source = source.get(section) if isinstance(source, Mapping) else None
@@ -104,7 +104,10 @@ def _copy(path: Sequence[str], source: Any, into: dict[str, Any]) -> None:
 
 
 def _has_only_the_record(saved: SavedRun, argument: str) -> bool:
-    """Return whether an argument changes a recorded key that configs lack: an override added it, or they changed."""
+    """Return whether an argument changes a key that the record has but `conf/` lacks.
+
+    Either an override added the key, or `conf/` has changed.
+    """
 
     def has(section: Any) -> bool:
         *above, key = argument.partition("=")[0].split(".")
@@ -122,7 +125,7 @@ def _appends(argument: str) -> bool:
 
 
 def _replaces(typed: str, saved: str) -> bool:
-    """Return whether an override makes a saved one redundant: both have the same key, or the saved one's is inside."""
+    """Return whether an override makes a saved one redundant because it sets the same key or one above it."""
     if typed.startswith("~"):  # removes a key that other overrides may have to add first
         return saved.startswith("~") and key_of(typed) == key_of(saved)
     return not _appends(typed) and f"{key_of(saved)}.".startswith(f"{key_of(typed)}.")

@@ -1,4 +1,4 @@
-"""What follows a failure of the machine: Slurm queues the job again, or the run begins again on this machine."""
+"""Restarts a run after a failure of the machine: Slurm requeues the job, or the run restarts here."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from runner.terminal.text import print_to_stderr
 
 @contextmanager
 def restarting(job: Job) -> Iterator[None]:
-    """Let a run begin again if the machine fails within the context, as when a rank is killed. All ranks.
+    """Restart a run if the machine fails within the context, for example if a rank is killed. All ranks.
 
     Raises:
-        Requeued: the job of Slurm is to be requeued, after such a failure or after a signal.
-        Restarted: the run is to begin again here, after such a failure.
-        RuntimeError: several attempts of a job of Slurm in a row made no progress.
+        Requeued: Slurm should requeue the job, after such a failure or after a signal.
+        Restarted: the run should restart on this machine, after such a failure.
+        RuntimeError: several attempts of a Slurm job in a row made no progress.
     """
     if not is_rank_zero():
         yield
@@ -57,7 +57,7 @@ def restarting(job: Job) -> Iterator[None]:
 
 
 def saved_batch(run_dir: Path) -> int:
-    """Return the batches trained according to the newest checkpoint in a run's folder; -1 if there is none."""
+    """Return the number of batches trained at the newest checkpoint in a run's folder; -1 without a checkpoint."""
     batches = [-1]
     for file in run_dir.glob(f"*/[!.]*/{MANIFEST}"):
         with suppress(OSError, UnreadableCheckpoint):
@@ -66,28 +66,28 @@ def saved_batch(run_dir: Path) -> int:
 
 
 def _restart(run_dir: Path, most: int, reason: str) -> None:
-    """Let a run begin again after a failure, if it may, and print why and from where.
+    """Restart a run after a failure if restarts are left, and print the reason and the batch to start from.
 
     Raises:
-        Restarted: it begins again.
+        Restarted: the run restarts.
     """
     if not restarts.may_restart():
         return
     batch = saved_batch(run_dir)
     number = restarts.count(str(run_dir), most, batch)
     if number == 0:
-        why = f"{most} restarts in a row have trained no further" if most else "launch.restarts=0"
+        cause = f"{most} restarts in a row have trained no further" if most else "launch.restarts=0"
         command = show_command("resume", show_path(run_dir))
-        print_to_stderr(f"WARNING: not restarted ({why}); when the machine is in order: {command}")
+        print_to_stderr(f"WARNING: not restarted ({cause}); when the machine is in order: {command}")
         return
-    place = "the beginning" if batch < 0 else f"batch {batch}"
-    reason = without_credentials(f"restart {number} of {most}, from {place}, because the machine failed: {reason}")
+    start = "the beginning" if batch < 0 else f"batch {batch}"
+    reason = without_credentials(f"restart {number} of {most}, from {start}, because the machine failed: {reason}")
     print_to_stderr(f"WARNING: {reason}")
     raise restarts.Restarted(reason)
 
 
 def _describe(error: Exception) -> str:
-    """Return an error in one line; if another rank failed, the one that ends its trace."""
+    """Return an error in one line; for another rank's failure, the last line of its trace that names an exception."""
     if isinstance(error, RankFailed):
         lines = [line for line in error.trace.splitlines() if re.match(r"[\w.]+: ", line)] or error.trace.splitlines()
         return f"rank {error.rank}: {lines[-1]}"

@@ -1,6 +1,6 @@
-"""Saved runs: finding one by its folder or id, and reading its record, whether trusted or not.
+"""Finds saved runs by folder or id, and reads their records, whether trusted or not.
 
-The record is authoritative: its config is used as it was composed then, however `conf/` has changed since.
+The record is authoritative: its config is used as composed at that time, even if `conf/` has changed since.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class SavedRun:
 
     Attributes:
         given: the run as it was typed.
-        path: the run's folder or the checkpoint that was named; None if only the record was downloaded.
+        path: the named run folder or checkpoint; None if only the record was downloaded.
         run_dir: the run's folder; None if only the record was downloaded.
         config: the recorded config.
         overrides: the recorded overrides that `conf/` still accepts.
         base: the current `conf/` composed with these overrides.
-        run_name: the name that the run had; empty if unknown.
-        config_dir: the recorded `--config-dir`, if it is used and none is typed now.
-        is_whole: whether `base` is composed with everything that the run was, so that it makes the same choices.
-        unused: recorded arguments that are not among `overrides`, which the next record keeps.
+        run_name: the name of the run; empty if unknown.
+        config_dir: the recorded `--config-dir`, if it is used and the user typed no other.
+        is_whole: whether `base` has all sources of the run's config, and so makes the same choices.
+        unused: recorded arguments missing from `overrides`; the next record keeps them.
         code: modules to rerun with if some have changed since, for `import_from`.
         is_own: whether this user made the record, and it is unchanged since.
     """
@@ -84,7 +84,7 @@ class SavedRun:
 
 
 def find_saved_run(command: Command) -> SavedRun | None:
-    """Return the run that a command uses; None if it uses none, or if the folder to resume from has no record."""
+    """Return the run that a command uses; None if it uses no run, or if the folder to resume has no record."""
     given = command.run
     if given is None:
         return None
@@ -120,8 +120,8 @@ def find_saved_run(command: Command) -> SavedRun | None:
 
 
 def _has_checkpoint(run_dir: Path) -> bool:
-    """Return whether a folder without a record holds a checkpoint, as a run in Python leaves it; complete or not."""
-    with suppress(OSError):  # in a folder of temporary files, some vanish meanwhile
+    """Return whether a folder without a record, as of a run in Python, holds a checkpoint, complete or not."""
+    with suppress(OSError):  # temporary files may vanish meanwhile
         manifests = (file for up in ("*", "*/*") for file in run_dir.glob(f"{up}/{MANIFEST}"))
         return any("files" in read_object(file) for file in manifests)
     return False
@@ -138,7 +138,7 @@ def with_latest(command: Command) -> Command:
 
 
 def from_the_start(saved: SavedRun) -> bool:
-    """Return whether a run to resume ended before its first checkpoint and starts over in its folder; print that."""
+    """Return whether a run to resume ended before its first checkpoint; if so, print that it starts over."""
     if saved.run_dir is None or saved.path != saved.run_dir:
         return False
     folder = Path(saved.run_dir)
@@ -162,7 +162,7 @@ def is_id(text: Any) -> bool:
 
 
 def _find_by_id(command: Command, run_id: str) -> SavedRun:
-    """Find a run through the destinations in the user's own config, even if the run is to go without them now."""
+    """Find a run through the destinations in the user's own config, even if the new run does without them."""
     arguments = command.overrides
     typed = [argument for argument in arguments if not re.match(r"-|~callbacks|callbacks=", argument)]
     with composing():
@@ -183,7 +183,7 @@ def _find_by_id(command: Command, run_id: str) -> SavedRun:
 
 
 def _read(command: Command, given: str, path: str | None, run_dir: Path, mirror: str = "") -> SavedRun:
-    """Return the run whose record is in a folder, after checking that it may be used, and print what has changed."""
+    """Check the record in a folder, print what has changed since, and return the run."""
     record = Record(run_dir)
     check_links(record)
     arguments = command.overrides
@@ -226,7 +226,7 @@ def _read(command: Command, given: str, path: str | None, run_dir: Path, mirror:
         run_name=record.run_name,
         config_dir=directory,
         is_whole=has_all and kept == plain,
-        # This user signs the next record, so nothing that someone else wrote may get into it unseen.
+        # This user signs the next record, so nothing by other people may get into it unseen.
         unused=[override for override in recorded if override not in kept] if record.is_own else [],
         is_own=record.is_own,
         code=code,
@@ -234,9 +234,9 @@ def _read(command: Command, given: str, path: str | None, run_dir: Path, mirror:
 
 
 def _check(command: Command, record: Record, configs: Sequence[Any], mirror: str) -> dict[str, str]:
-    """Check that a record may be used, and return the modules to import that are kept with it; they can be imported.
+    """Check that a record may be used; make the modules kept with it importable, and return those to import.
 
-    `configs` are the recorded config and the one that is composed now; `mirror` is the address that it comes from.
+    `configs` are the recorded config and the one composed now; `mirror` is the address that the run comes from.
     """
     allowed = command.options["allow_targets"]
     check_targets(record, configs, allowed)
@@ -247,7 +247,7 @@ def _check(command: Command, record: Record, configs: Sequence[Any], mirror: str
     typed = [key_of(override) for override in command.overrides if not re.match(r"\+(callbacks|algorithms)=", override)]
     try:
         check_arguments(record, configs, allowed, [mirror, *command.options["allow_addresses"]], typed)
-    except WrongKey as error:  # a target that there is not
+    except WrongKey as error:  # a target does not exist
         if error.key in typed:
             raise
         raise ValueError(f"{show_path(record.folder / CONFIG)}: {error}") from error
@@ -256,18 +256,18 @@ def _check(command: Command, record: Record, configs: Sequence[Any], mirror: str
 
 
 def _file_of(command: Command) -> Path | None:
-    """Return the file that holds a run to retrain: the one that was named, or its crash if a replay names no batch."""
+    """Return the file with a run to retrain: the named one, or the run's crash.zip if a replay names no batch."""
     if command.row.uses_run != "retrain" or command.run is None:
         return None
     if Path(command.run).is_file():
         return Path(command.run)
     crash = Path(command.run) / BUNDLE
-    is_asked_for = "BATCH" in command.row.words and command.batch is None
-    return crash if is_asked_for and crash.is_file() else None
+    is_replay = "BATCH" in command.row.words and command.batch is None
+    return crash if is_replay and crash.is_file() else None
 
 
 def first_batch(command: Command) -> int | None:
-    """Return the batch whose session's record counts; None if it is the newest. A wrong batch is refused later."""
+    """Return the batch whose session's record counts; None for the newest record. A wrong batch is refused later."""
     if command.row.uses_run not in ("fork", "retrain"):
         return None
     return batch_of(command.batch) or command.options.get("batch", 1)
@@ -277,11 +277,11 @@ def _is_plain(override: str) -> bool:
     """Return whether a recorded override may be used in composing the run again.
 
     It must not configure Hydra itself or choose a file outside the config groups. Overrides with interpolations are not
-    needed, since the recorded config already has their values.
+    needed, because the recorded config already has their values.
     """
     key, _, value = override.partition("=")
     group, _, package = key_of(key).partition("@")
-    is_hydras = any(re.match(r"\s*hydra\b", part) for part in (group, package))
-    is_choice = "." not in group  # of files in a group; the key of a value contains its section
+    is_for_hydra = any(re.match(r"\s*hydra\b", part) for part in (group, package))
+    is_choice = "." not in group  # the key of a single value contains its section
     leads_out = ".." in key or (is_choice and ".." in re.split(r"[^\w.]+", value))
-    return not (override.startswith("-") or is_hydras or leads_out or "${" in override)
+    return not (override.startswith("-") or is_for_hydra or leads_out or "${" in override)

@@ -18,9 +18,9 @@ from runner.terminal.console import show_path
 def with_saved_weights(
     command: Command, experiment: Experiment, run: str | None, saved: SavedRun | None
 ) -> tuple[Experiment, dict[str, str]]:
-    """Return the experiment of a run that uses saved weights, and tags that say where the weights are from.
+    """Return the experiment of a run that uses saved weights, and tags that name their source.
 
-    They are the weights that evaluations of the other run used: if an algorithm averages weights, the average. The
+    These are the weights that evaluations of the other run used, so the average if an algorithm averages weights. The
     other run is neither resumed nor changed.
     """
     load_path = experiment.trainer.get("load_path")
@@ -44,7 +44,7 @@ def with_saved_weights(
 
 
 def _best_of(path: str) -> str:
-    """Return the best checkpoint of a run, given its folder; a path inside of that folder is returned as it is."""
+    """Return the best checkpoint of a run from its folder; return a path inside the folder unchanged."""
     if not Record(Path(path)).exists:
         return path
     manifests = sorted(Path(path).glob(f"*/best/{MANIFEST}"))

@@ -1,1 +1,1 @@
-"""What a run writes into its folder, and how it is read back and checked."""
+"""Write the files of a run's folder, read them back and check them."""

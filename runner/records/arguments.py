@@ -20,12 +20,12 @@ class Argument(NamedTuple):
     target: str
     """The `_target_` that takes it."""
     kinds: frozenset[Kind] | None
-    """What a text stands for, as the parameter declares; None if the target has no parameter for this argument."""
+    """The kinds of value that a string may be, from the parameter; None if the target has no parameter for it."""
     value: Any
 
 
 def bind(config: Any) -> Iterator[Argument]:
-    """Yield the arguments of all targets in a config, which are imported."""
+    """Import all targets in a config, and yield their arguments."""
     for path, section in targets(config):
         target = locate(path, section["_target_"])
         positional = section.get("_args_", [])
@@ -40,27 +40,27 @@ def bind(config: Any) -> Iterator[Argument]:
         }
         in_order = [item for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
         arguments = [(f"{path}.{key}", by_name.get(key), section[key]) for key in section if key not in NO_ARGUMENTS]
-        for place, value in enumerate(positional):
-            arguments.append((f"{path}._args_", in_order[place] if place < len(in_order) else None, value))
+        for index, value in enumerate(positional):
+            arguments.append((f"{path}._args_", in_order[index] if index < len(in_order) else None, value))
         for key, parameter, value in arguments:
             yield Argument(key, section["_target_"], parameter and kinds_of(target, parameter), value)
 
 
 def kinds_of(target: Any, parameter: inspect.Parameter) -> frozenset[Kind]:
-    """Return what a text stands for as an argument, from the annotation of the parameter."""
+    """Return the kinds of value that a string argument may be, from the annotation of its parameter."""
     code = inspect.unwrap(target.__init__ if isinstance(target, type) else target)
     holder: Any = SimpleNamespace(__annotations__={"value": parameter.annotation})
     try:
         hint = get_type_hints(holder, getattr(code, "__globals__", {}), include_extras=True)["value"]
     except Exception:
-        return frozenset()  # uses names that are imported only for type checkers: not of `runner.files.values`
+        return frozenset()  # it uses names imported only for type checkers, so none of `runner.files.values`
     return frozenset(kinds_in(hint))
 
 
 def texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the texts in an argument with their dotted paths; the items of a list have the path of the list.
+    """Yield the strings in an argument with their dotted paths; the items of a list have the path of the list.
 
-    Texts of nested targets are left out: they are arguments of their own.
+    Strings of nested targets are left out, because `bind` yields their arguments separately.
     """
     if isinstance(value, Mapping) and "_target_" not in value:
         for key, item in value.items():

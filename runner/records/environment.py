@@ -1,4 +1,4 @@
-"""Versions, hardware and commit, on which numbers may depend: those of now, and how a record's differ from them."""
+"""Describes the versions, hardware and commit that numbers may depend on, and compares them with a record."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from runner.files.printable import printable
 from runner.records.patch import git_commit
 
 AFFECTING = ("ranks", "threads", "gpus", "git_commit", "packages", "python", "platform", "host", "cpus")
-"""The facts of an environment that may change numbers, the most likely one first."""
+"""Facts about an environment that may change numbers, most likely first."""
 
 PACKAGES = ("torch", "hydra-core", "omegaconf", "torchmetrics", "mlflow", "numpy")
-IMPORTED = ("torchvision", "timm", "transformers", "tokenizers", "datasets", "peft")  # recorded where they are in use
+IMPORTED = ("torchvision", "timm", "transformers", "tokenizers", "datasets", "peft")  # recorded if imported
 
 
 def packages_of(config: Mapping[str, Any]) -> list[str]:
-    """Return the packages on which the numbers of a run may depend, with those whose classes its config names."""
+    """Return the packages that a run's numbers may depend on, including those of classes that its config names."""
     own = {str(section["_target_"]).partition(".")[0] for _, section in targets(config)}
     return [*dict.fromkeys([*PACKAGES, *(name for name in IMPORTED if name in sys.modules), *sorted(own - {"runner"})])]
 
@@ -50,12 +50,12 @@ def environment(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
 
 
 def affecting(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of an environment that may change numbers."""
+    """Return the facts about an environment that may change numbers."""
     return {key: environment[key] for key in AFFECTING if key in environment}
 
 
 def differences(recorded: Mapping[str, Any]) -> list[str]:
-    """Return lines about what differs from a recorded environment and affects results: the commit and versions."""
+    """Return a line for each difference from a recorded environment that may affect results: commit and versions."""
     lines = []
     commit = git_commit()
     before = printable(recorded.get("git_commit") or "")[:10]
@@ -63,9 +63,9 @@ def differences(recorded: Mapping[str, Any]) -> list[str]:
         lines.append(f"the run was made at git commit {before}, this is {commit[:10]}")
     packages = recorded.get("packages")
     versions = [
-        printable(f"{name} {version_then}, now {_version(name)}")
-        for name, version_then in (packages if isinstance(packages, dict) else {}).items()
-        if version_then != _version(name)
+        printable(f"{name} {recorded_version}, now {_version(name)}")
+        for name, recorded_version in (packages if isinstance(packages, dict) else {}).items()
+        if recorded_version != _version(name)
     ]
     if versions:
         lines.append(f"the run was made with {'; '.join(versions)}: numbers may differ")
@@ -76,5 +76,5 @@ def differences(recorded: Mapping[str, Any]) -> list[str]:
 def _version(package: str) -> str | None:
     try:
         return version(package)
-    except (PackageNotFoundError, ValueError):  # no name at all
+    except (PackageNotFoundError, ValueError):  # the name may be empty
         return None

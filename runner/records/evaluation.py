@@ -19,11 +19,11 @@ LIBRARIES = ("torch", "torchmetrics")  # whose classes are known by their names
 
 
 def describe_evaluators(state: State) -> dict[str, str]:
-    """Return everything besides the weights that an evaluation depends on. Any rank; once, after training.
+    """Return everything but the weights that an evaluation depends on. Any rank; once, after training.
 
     Returns:
-        For each evaluator `{label}:data`, a digest of its samples, and `{label}:size`, how many there are; for each of
-        its metrics `{label}/{name}`, a digest of its code and settings. Runs in which these are equal can be compared.
+        For each evaluator, `{label}:data`: a digest of its samples, and `{label}:size`: their number. For each of its
+        metrics, `{label}/{name}`: a digest of its code and settings. Runs can be compared if all of these are equal.
     """
     model = state.unwrapped_model
     descriptions = {}
@@ -49,10 +49,10 @@ def _digest_data(loader: Any) -> str:
     except TypeError:
         content = [torch.tensor([*kind.encode()])]
         rows = count_rows(loader) or 0
-        places = sorted({number * (rows - 1) // (SAMPLES - 1) for number in range(SAMPLES)} if rows else ())
-        with suppress(Exception):  # of a user's data set, which may be iterable only
-            content += tensors(SeededBatches(dataset, list, seed=0)[0, 0, places, False])
-    with suppress(TypeError, RuntimeError):  # tensors without a flat memory
+        indices = sorted({number * (rows - 1) // (SAMPLES - 1) for number in range(SAMPLES)} if rows else ())
+        with suppress(Exception):  # a user's data set may raise anything, and may be iterable only
+            content += tensors(SeededBatches(dataset, list, seed=0)[0, 0, indices, False])
+    with suppress(TypeError, RuntimeError):  # some tensors have no flat memory
         return digest(content)
     return kind
 
@@ -63,7 +63,7 @@ def _digest_code(thing: Any, parts: Any) -> str:
     for part in parts:
         whole.update(f"{part.__module__}.{part.__qualname__}".encode())
         if part.__module__.partition(".")[0] not in (*LIBRARIES, "builtins"):
-            with suppress(OSError, TypeError):  # typed into a console
+            with suppress(OSError, TypeError):  # code typed into a console has no source
                 whole.update(inspect.getsource(part).encode())
     settings = {
         name: value

@@ -1,4 +1,4 @@
-"""Folders of runs and sweeps: each belongs to one run or sweep, and is removed again if it stays empty."""
+"""Makes and finds the folders of runs and sweeps; a folder that stays empty is removed again."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from runner.records.listing import LOCK, OUTPUTS, RUNS
 from runner.terminal.console import show_path
 from runner.terminal.text import print_to_stderr
 
-LOG = "console.log"  # in the folder of a job of a sweep or of Slurm: what its newest attempt printed
-ATTEMPTS = "attempts"  # folders in it: what earlier attempts printed, by number
-INDEX = ".index.json"  # beside the folders of sweeps: the folder of each sweep, by its identity
+LOG = "console.log"  # in the folder of a job of a sweep or of Slurm: the output of its newest attempt
+ATTEMPTS = "attempts"  # holds a numbered folder for the output of each earlier attempt
+INDEX = ".index.json"  # beside the folders of sweeps: maps the identity of a sweep to its folder
 INDEX_LOCK = ".index.lock"  # locked while the index changes
 
 REPLACED = (*RECORD, CODE, SESSIONS)
-"""What a run replaces in its folder."""
+"""Names that a run replaces in its folder."""
 
 _made: list[Path] = []  # folders that this process has made since the last clean-up
 
@@ -42,7 +42,7 @@ def register_resolver() -> None:
 
 
 def use(verb: Verb) -> None:
-    """Let the resolver name folders as the verb of a command needs them."""
+    """Make the resolver return a temporary folder if the verb of the command keeps nothing."""
     global _leaves_nothing
     _leaves_nothing = verb.folder == "temporary"
 
@@ -51,7 +51,7 @@ _leaves_nothing = False
 
 
 def _run_folder(base: str) -> str:
-    if _leaves_nothing:  # and may not be able to write here
+    if _leaves_nothing:  # the working directory may not be writable
         folder = tempfile.mkdtemp(prefix="runner-")
         _made.append(Path(folder))
         return folder
@@ -61,7 +61,7 @@ def _run_folder(base: str) -> str:
 def make_run_folder(base: str, purpose: str = "") -> str:
     """Make a folder `base/<date>/<time>` for this run alone, even if several start in one second, and return it.
 
-    After a restart it is the same folder as before. `purpose` tells folders apart if one command makes several.
+    A restarted process gets the same folder. `purpose` distinguishes the folders if one command makes several.
 
     Raises:
         OSError: the folder cannot be made.
@@ -73,7 +73,7 @@ def make_run_folder(base: str, purpose: str = "") -> str:
 
 
 def check_unused(run_dir: Path) -> None:
-    """Check that a new run replaces nothing in its folder but what another run has left."""
+    """Check that a new run would replace nothing in its folder but files of another run."""
     names = [name for name in REPLACED if os.path.lexists(run_dir / name)]
     if names and not read_object(run_dir / RESULT):
         raise WrongConfig(
@@ -124,7 +124,7 @@ def remembered_folder(base: str, identity: str, renew: bool) -> str:
 
 
 def begin_log(run_dir: Path) -> str:
-    """Return the path of an attempt's log, after moving that of the attempt before to `attempts/1` and so on. Rank 0.
+    """Return the path of an attempt's log; the previous attempt's moves to `attempts/1`, `attempts/2` etc. Rank 0.
 
     Raises:
         OSError: the log cannot be moved.
@@ -139,7 +139,7 @@ def begin_log(run_dir: Path) -> str:
 
 
 def watch(folder: Path) -> None:
-    """Let `remove_unused` check a folder and its parents later, those of them that do not exist yet."""
+    """Let `remove_unused` check later those of a folder and its parents that do not exist yet."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     _made.extend(reversed(new))
 
@@ -152,7 +152,7 @@ def remove_empty(folder: Path) -> None:
 
 
 def remove_unused() -> None:
-    """Remove the folders that this process made and that are empty, or hold only the files of a sweep without jobs."""
+    """Remove folders that this process made if they are empty, or hold only the files of a sweep without jobs."""
     while _made:
         folder = _made.pop()
         with suppress(OSError):
@@ -165,9 +165,9 @@ def remove_unused() -> None:
 
 @contextmanager
 def owned(run_dir: Path) -> Iterator[None]:
-    """Within the context, keep other processes from training in a run's folder. Rank 0.
+    """Keep other processes from training in a run's folder within the context. Rank 0.
 
-    If no lock can be made, as on a full disk, nothing keeps two processes apart.
+    If no lock can be made, for example on a full disk, two processes may train in it.
     """
     with ExitStack() as stack:
         with suppress(OSError):
@@ -192,9 +192,9 @@ def removed_when_refused(run_dir: Path) -> Iterator[None]:
 
 
 def checkpoint_before_restart(run_dir: Path) -> str | None:
-    """Return the newest checkpoint that this launch wrote into a run's folder before it was restarted.
+    """Return the newest checkpoint that this launch wrote into a run's folder before it was restarted. Rank 0.
 
-    Returns None if there is none, or if nothing was restarted. Rank 0.
+    Returns None without such a checkpoint or without a restart.
     """
     began = float(kept_over_restarts(f"began/{run_dir}", lambda: str(time.time())))
     if not saved_since(run_dir, began):
@@ -202,16 +202,16 @@ def checkpoint_before_restart(run_dir: Path) -> str | None:
     from runner.checkpoints.files import find_checkpoint
 
     checkpoint = find_checkpoint(run_dir)
-    return str(checkpoint) if (checkpoint / "state.pt").exists() else None  # otherwise it holds weights only
+    return str(checkpoint) if (checkpoint / "state.pt").exists() else None  # a checkpoint may hold weights only
 
 
 def saved_since(run_dir: Path, began: float) -> list[Path]:
-    """Return the manifests of the checkpoints that were written into a run's folder after a time, in seconds."""
+    """Return the manifests of a run's checkpoints that were written after `began`, in seconds since 1970."""
     return [path for path in run_dir.glob(f"*/[!.]*/{MANIFEST}") if path.stat().st_mtime > began]
 
 
 def run_folder_of(path: str) -> Path | None:
-    """Return the run's folder for a path to it or to one of its checkpoints; None for a checkpoint outside any run."""
+    """Return a run's folder from its own path or that of a checkpoint; None for a checkpoint outside of runs."""
     folder = Path(path).absolute()
     if not (folder / MANIFEST).exists():
         return folder
@@ -220,7 +220,7 @@ def run_folder_of(path: str) -> Path | None:
 
 
 def checkpoints_in(run_dir: Path) -> list[Path]:
-    """Return the folders of a run's checkpoints, including damaged ones, in all places where its config saves them.
+    """Return the folders of a run's checkpoints, damaged ones too, wherever its config saves them.
 
     An interrupted save does not count, because its folder has no final name yet.
     """
@@ -229,7 +229,7 @@ def checkpoints_in(run_dir: Path) -> list[Path]:
 
 
 def require_latest_run() -> Path:
-    """Return the run that is meant by `latest`, see `latest_run`.
+    """Return the run that `latest` means, see `latest_run`.
 
     Raises:
         WrongKey: no run has written a checkpoint.
@@ -240,14 +240,16 @@ def require_latest_run() -> Path:
 
 
 def latest_run() -> Path | None:
-    """Return the run in this working directory that wrote a checkpoint last; None if there is none.
+    """Return the run in this working directory that wrote a checkpoint last, or None.
 
-    A job of a sweep is the latest run only where there is no other, because a sweep leaves out jobs that are changed.
-    Names and times are read, and a manifest, so that one run in ten thousand is found in a tenth of a second. A run
-    without a readable manifest is passed over.
+    A job of a sweep is returned only if there is no other run, because a sweep leaves out jobs that were changed. Only
+    names, times and one manifest are read: one run among ten thousand is found in a tenth of a second. Runs without a
+    readable manifest are skipped.
     """
     folders = {*(path for runs in RUNS for path in Path(OUTPUTS).glob(f"{runs}/checkpoints"))}
-    folders |= {link.parent for runs in RUNS for link in Path(OUTPUTS).glob(f"{runs}/*/latest")}  # renamed by a config
+    folders |= {
+        link.parent for runs in RUNS for link in Path(OUTPUTS).glob(f"{runs}/*/latest")
+    }  # a config may rename the folder
     newest_first = sorted(((_changed_at(path), path) for path in folders), reverse=True)
     return _latest(newest_first, in_sweep=False) or _latest(newest_first, in_sweep=True)
 
@@ -257,7 +259,7 @@ def _latest(folders: Sequence[tuple[int, Path]], in_sweep: bool) -> Path | None:
     run = None
     for changed, folder in folders:
         if changed <= newest:
-            break  # a folder changes when a checkpoint is renamed into it, so the rest hold only older ones
+            break  # renaming a checkpoint into a folder changes the folder, so the remaining ones are older
         if is_in_sweep(folder.parent) is not in_sweep:
             continue
         saved = [(_changed_at(manifest), manifest.parent) for manifest in folder.glob(f"[!.]*/{MANIFEST}")]
@@ -278,18 +280,18 @@ def _is_usable(run: Path, checkpoints: Sequence[Path]) -> bool:
             reasons.append(f"{checkpoint.name}: {error}")
         else:
             return True
-    why = f"none of its checkpoints can be read; {reasons[0]}"
-    print_to_stderr(f"WARNING: {show_path(run)}: not the latest run, because {why}")
+    reason = f"none of its checkpoints can be read; {reasons[0]}"
+    print_to_stderr(f"WARNING: {show_path(run)}: not the latest run, because {reason}")
     return False
 
 
 def is_in_sweep(run_dir: Path) -> bool:
-    """Return whether the folder of a run is in that of a sweep."""
+    """Return whether a run's folder is in the folder of a sweep."""
     return (run_dir.parent / SWEEP).exists()
 
 
 def _changed_at(path: Path) -> int:
-    """Return when a file or folder last changed, in nanoseconds; 0 if it no longer exists, or leads nowhere."""
+    """Return when a file or folder last changed, in nanoseconds; 0 if it is gone, or a broken link."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

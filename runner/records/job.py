@@ -1,4 +1,4 @@
-"""One run as rank 0 composed it, in a form that it can send to the other ranks."""
+"""A run as rank 0 composed it, in a form that can be sent to the other ranks."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from runner.files.addresses import without_credentials
 
 @dataclass(frozen=True)
 class Job:
-    """One run to do; it can be sent to other processes as JSON.
+    """A run to carry out; it can be sent to other processes as JSON.
 
     Attributes:
-        experiment: what is to be trained.
+        experiment: the experiment to train.
         run_dir: the run's folder.
         run_name: the run's name.
-        command: the command that was typed; `latest` is the folder of that run.
+        command: the command that was typed, with `latest` replaced by the folder of that run.
         resume: the checkpoint that training continues from, or the folder that holds it; None: from the start.
         source: the folder of the saved run whose batches are trained again; empty for other verbs.
         overrides: the overrides typed on the command line, or chosen by a sweep for this job.
         tags: further facts about the run for its record, by name.
         threads: CPU threads of each process, see `runner.distributed.threads.Threads`.
-        may_be_over: whether training may have ended already, in a process that stopped before it had recorded that.
-        arguments: the overrides and options that the record keeps, from which the run can be composed again.
-        log: the file that takes what is printed, for a job of a sweep or of Slurm; empty: the terminal.
-        is_logged_too: whether what goes to `log` is printed as well.
+        may_be_over: whether training may have ended already, in a process that stopped before recording that.
+        arguments: the recorded overrides and options, from which the run can be composed again.
+        log: the file that output goes to, for a job of a sweep or of Slurm; empty: the terminal.
+        is_logged_too: whether output that goes to `log` is printed as well.
         code: modules of a saved run that are imported instead of the current ones, by path.
-        parent: the experiment of the run that a fork begins from, as that run had it there; None if it is not a fork.
+        parent: for a fork, the experiment of the parent at the batch where the fork begins; otherwise None.
         differences: how the config of a run that is resumed, forked or rerun differs from its recorded config.
-        choices: the chosen name of each config group, such as {'model': 'mlp'}; without those whose target was typed.
+        choices: the chosen name of each config group, such as {'model': 'mlp'}, except if its target was typed.
     """
 
     experiment: Experiment
@@ -56,7 +56,7 @@ class Job:
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Job:
-        """Return the job that `dataclasses.asdict` turned into a message, which JSON has without tuples."""
+        """Return the job that `dataclasses.asdict` turned into a message; JSON has turned its tuples into lists."""
 
         def with_tuples(mapping: Mapping[str, Any]) -> dict[str, Any]:
             return {key: tuple(value) if isinstance(value, list) else value for key, value in mapping.items()}
@@ -74,7 +74,7 @@ class Job:
 
     @property
     def typed_run(self) -> str:
-        """The run that its command names, as it was typed but without credentials."""
+        """The run that the command names, as typed, but without credentials."""
         return without_credentials(str(self.command.run))
 
     @property

@@ -1,4 +1,4 @@
-"""Uncommitted modules that are kept with a run: writing and reading them, and importing them for a rerun."""
+"""Writes and reads the uncommitted modules kept with a run, and imports them for a rerun."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runner.terminal.console import show_path
 from runner.terminal.text import print_to_stderr
 
 _copies: list[TemporaryDirectory[str]] = []
-"""Temporary copies that modules are imported from; removed when this process ends."""
+"""Temporary copies to import modules from; removed when this process ends."""
 
 
 def write_code(run_dir: Path, modules: Mapping[str, bytes]) -> list[Path]:
@@ -32,7 +32,7 @@ def write_code(run_dir: Path, modules: Mapping[str, bytes]) -> list[Path]:
 
 
 def read_code(run_dir: Path) -> dict[str, bytes]:
-    """Return the modules kept in a run's folder, by relative path; for a link, its destination instead of content."""
+    """Return the modules kept in a run's folder, by relative path; a link has its target as content."""
     folder = run_dir / CODE
     paths = [folder] if folder.is_symlink() else sorted(folder.rglob("*"))
     return {
@@ -43,12 +43,12 @@ def read_code(run_dir: Path) -> dict[str, bytes]:
 
 
 def code_to_import(run_dir: Path, again: bool, may_run: bool) -> dict[str, str]:
-    """Return the kept modules to import, if any has changed or is not found here, and print which ones.
+    """Return the kept modules to import if any has changed or is not found here, and print their names.
 
     Args:
         run_dir: the folder with the run's record.
-        again: whether this is a rerun; a resumed run uses the modules as they are now, if they are found.
-        may_run: whether this user made the record, or has allowed its modules; other people's are not imported.
+        again: whether this is a rerun; a resumed run uses the current modules wherever they are found.
+        may_run: whether this user made the record, or has allowed its modules.
 
     Returns:
         The contents to pass to `import_from`; empty to import nothing.
@@ -59,34 +59,34 @@ def code_to_import(run_dir: Path, again: bool, may_run: bool) -> dict[str, str]:
     missing = {name for name in changed - ours if find_spec(_top(name)) is None}
     needed = changed - ours if again else missing
     used = needed if may_run else set()
-    where = show_path(run_dir / CODE)
+    source = show_path(run_dir / CODE)
     if needed and not may_run:
-        where += "; read it, and add --allow-code if you trust it"
+        source += "; read it, and add --allow-code if you trust it"
     for names, reason in ((changed - missing, "changed since the run was made"), (missing, "not found here")):
-        for shown, what in ((names & used, "is used"), (names - used, "is not used")):
+        for shown, use in ((names & used, "is used"), (names - used, "is not used")):
             if shown:
-                print_to_stderr(f"INFO: {', '.join(sorted(shown))}: {reason}; the recorded version {what}: {where}")
+                print_to_stderr(f"INFO: {', '.join(sorted(shown))}: {reason}; the recorded version {use}: {source}")
     imported = {*code} - ours if again and used else used
     return {name: content for name, content in code.items() if name in imported}
 
 
 def _top(name: str) -> str:
-    """Return the module or package at the top to which a file belongs."""
+    """Return the top-level module or package of a file."""
     return name.partition("/")[0].removesuffix(".py")
 
 
 def changed_modules(modules: Mapping[str, bytes]) -> list[str]:
-    """Return the kept modules that would now be imported with a different content, or not at all."""
+    """Return the kept modules whose content now differs, or that are no longer found."""
     return _changed(_as_text(modules))
 
 
 def import_from(code: Mapping[str, str]) -> None:
-    """Make this process and the workers that it starts import modules as given, if they have changed since.
+    """Make this process and its workers import the given modules if any of them has changed since.
 
     They are imported from a copy that no other user can write to.
 
     Args:
-        code: contents by path, each byte as one character, so that they can be sent in messages.
+        code: contents by path, with one character for each byte, so that they can be sent in messages.
     """
     if not _changed(code):
         return
@@ -104,14 +104,14 @@ def _as_text(modules: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _changed(code: Mapping[str, str]) -> list[str]:
-    """Return the modules that would now be imported with a different content, or not found at all."""
+    """Return the modules whose content now differs, or that are no longer found."""
 
-    def is_there(name: str, content: str) -> bool:
-        places = (Path(entry) / name for entry in sys.path)
-        now = next((place for place in places if place.is_file()), None)
-        return now is not None and now.read_bytes() == content.encode("latin-1")
+    def is_unchanged(name: str, content: str) -> bool:
+        paths = (Path(entry) / name for entry in sys.path)
+        current = next((path for path in paths if path.is_file()), None)
+        return current is not None and current.read_bytes() == content.encode("latin-1")
 
-    return [name for name, content in code.items() if not is_there(name, content)]
+    return [name for name, content in code.items() if not is_unchanged(name, content)]
 
 
 def _write(folder: Path, modules: Mapping[str, bytes]) -> None:

@@ -1,4 +1,4 @@
-"""CPU threads of a run that goes on: the number that it had, because its last bits depend on it."""
+"""Keeps the number of CPU threads when a run continues, because the last bits of its numbers depend on it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ log = logging.getLogger("runner")
 
 
 def keep_threads(job: Job) -> Threads:
-    """Return the CPU threads for a job: those of the run that it continues, unless a user asked for a number.
+    """Return the CPU threads for a job: those of the run that it continues, unless the user asked for a number.
 
-    A warning says where the run is continued with another number, which is not exact. All ranks; rank 0 warns.
+    Warns if the run continues with another number, which is not exact. All ranks; rank 0 warns.
     """
     folder = None if job.resume is None else run_folder_of(job.resume)
     before = None if folder is None else Record(folder).threads

@@ -1,6 +1,6 @@
-"""The runs in `outputs/`: found, read and selected by their results and configs, without Hydra and torch.
+"""Finds, reads and selects the runs in `outputs/` by their results and configs, without Hydra and torch.
 
-A run may have been made by someone else, so its files are read as data: with a size limit, and never executed.
+Other people may have made the runs, so their files are read as data: with a size limit, and never executed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from runner.records.record import LARGEST, Record
 from runner.records.result import Result, read_result
 from runner.training.metric_choice import metrics_named
 
-OUTPUTS = "outputs"  # in the working directory: where `hydra.run.dir` and `hydra.sweep.dir` make folders
-RUNS = ("*", "*/*", "sweeps/*/*/*")  # folders in it: of runs from Python, of commands, of the jobs of sweeps
+OUTPUTS = "outputs"  # in the working directory: `hydra.run.dir` and `hydra.sweep.dir` make folders in it
+RUNS = ("*", "*/*", "sweeps/*/*/*")  # folders in it: runs from Python, runs of commands, jobs of sweeps
 LOCK = ".lock"  # in a run's folder, locked while the run trains
-SMALL = 16_000  # characters of a section that is kept parsed
+SMALL = 16_000  # characters; shorter sections are cached once parsed
 _SECTION = re.compile(r"^(\w+):.*\n(?:[ -].*\n)*", re.MULTILINE)
 FIELDS = ("status", "name", "folder", "verb", "started", "seconds", "objective")
-"""The fields for selecting a run, besides its metrics, its choices and the keys of its config."""
+"""Fields to select runs by, in addition to metrics, choices and keys of the config."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class SavedFolder:
 
     @property
     def status(self) -> str:
-        """The status of the run in lower case; 'cut off' if it stopped without saying so, or else 'unreadable'."""
+        """The status in lower case, 'cut off' if the run stopped without recording it, or 'unreadable'."""
         if self.result is None:
             return "unreadable"
         if self.result.status == "RUNNING" and not _is_locked(self.folder / LOCK):
@@ -49,7 +49,7 @@ class SavedFolder:
 
     @property
     def started(self) -> float:
-        """When the run began, in seconds since 1970, or else when its folder last changed."""
+        """When the run began, or else when its folder last changed, in seconds since 1970."""
         if self.result is not None and self.result.started:
             return self.result.started
         try:
@@ -63,7 +63,7 @@ class SavedFolder:
         return Record(self.folder).verb
 
     def value(self, name: str) -> Any:
-        """Return a field, a metric, a choice or a value of the config by its name; None if the run has none of it.
+        """Return a field, a metric, a choice or a value of the config by its name, or None.
 
         Args:
             name: name such as 'status', 'eval/loss', 'loss' (of the first evaluator), 'model' or 'optimizer.lr'.
@@ -84,7 +84,7 @@ class SavedFolder:
         return self.setting(name)
 
     def setting(self, key: str) -> Any:
-        """Return a value of the config by its full key; None if there is none. Only its section is parsed."""
+        """Return a value of the config by its full key, or None. Only its section is parsed."""
         section, *parts = key.split(".")
         node = self.section(section)
         for part in parts:
@@ -94,7 +94,7 @@ class SavedFolder:
         return node
 
     def section(self, name: str) -> Any:
-        """Return a top-level value of the config, not to be changed; None if there is none."""
+        """Return a top-level value of the config, or None. Callers must not change it."""
         if name not in self._sections:
             self._sections[name] = self._read_section(name)
         return self._sections[name]
@@ -104,7 +104,7 @@ class SavedFolder:
             return None
         config: Any = None
         if self._texts is not None:
-            with suppress(ValueError):  # it refers to another section, or is damaged
+            with suppress(ValueError):  # the section refers to another, or is damaged
                 config = _parse(self._texts[name])
         if config is None:
             with suppress(ValueError):
@@ -117,7 +117,7 @@ class SavedFolder:
 
     @cached_property
     def _texts(self) -> dict[str, str] | None:
-        """The text of each section; None if the config is not written as the runner does."""
+        """The text of each section; None if the config is not in the form that the runner writes."""
         matches = [*_SECTION.finditer(self._config)]
         texts = {match[1]: match[0] for match in matches}
         is_all = sum(len(text) for text in texts.values()) == len(self._config)
@@ -132,7 +132,7 @@ class SavedFolder:
 
 
 def find_runs(outputs: Path) -> Iterator[SavedFolder]:
-    """Yield the runs in a folder of outputs, in no particular order."""
+    """Yield the runs in a folder of outputs, in arbitrary order."""
     for pattern in RUNS:
         for folder in outputs.glob(pattern):
             if not folder.name.startswith(".") and (folder / RESULT).exists():
@@ -140,7 +140,7 @@ def find_runs(outputs: Path) -> Iterator[SavedFolder]:
 
 
 def _parse(text: str) -> Any:
-    """Return what YAML text holds. Many runs have the same sections, each of which is parsed once."""
+    """Return the content of YAML text. Many runs share sections, so equal texts are parsed once."""
     return _parse_once(text) if len(text) <= SMALL else load_plain(text)
 
 

@@ -1,4 +1,4 @@
-"""How busy the machine was while a run trained: times are comparable only under equal load."""
+"""Measures how busy the machine is while a run trains, because times are comparable only under equal load."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 UNEQUAL = 0.1
-"""Difference in the share of the cores that other work took, from which times are not comparable."""
-LEAST = 1.0  # seconds below which the system's counters, in hundredths, are too coarse
+"""Times are not comparable if the share of the cores taken by other work differs by this much."""
+LEAST = 1.0  # seconds; the system counts in hundredths, too coarse for shorter times
 
 
 class LoadMeter:
-    """Measures from its creation on how much of the machine this run and all other work take.
+    """Measures how much of the machine this run and all other work take, from the creation of the meter.
 
-    Two looks at the counters of the system, at the start and at the end, cost a few milliseconds each.
+    Reading the system's counters, once at the start and once at the end, takes a few milliseconds.
     """
 
     def __init__(self) -> None:
@@ -24,12 +24,16 @@ class LoadMeter:
         self._before = _cpu_seconds()
 
     def read(self, before: Mapping[str, float], seconds: float) -> dict[str, float]:
-        """Return the load so far, given that of the run's earlier sessions, and how many seconds these were.
+        """Return the load so far.
+
+        Args:
+            before: the load of the run's earlier sessions.
+            seconds: the length of those sessions.
 
         Returns:
-            'start' and 'end': processes that ran or waited to run, per core, in the minute before. 'others': the mean
-            share of all cores that processes outside of this run took, from 0 to 1; of earlier sessions too. A key is
-            missing where the system does not say.
+            'start' and 'end': running and waiting processes per core in the minute before. 'others': the mean share of
+            all cores, from 0 to 1, that processes outside of this run took, earlier sessions included. A key is missing
+            if the system has no number for it.
         """
         elapsed = time.monotonic() - self._began
         load = {"start": before.get("start", self._start), "end": _load_per_core()}
@@ -61,7 +65,7 @@ def _load_per_core() -> float | None:
 
 
 def _cpu_seconds() -> tuple[float, float] | None:
-    """Return the CPU seconds of all processes, and of this one and those that it started; None if unknown."""
+    """Return the CPU seconds of all processes, and those of this process with its children; None if unknown."""
     with suppress(ImportError, OSError):
         import psutil
 
@@ -72,6 +76,6 @@ def _cpu_seconds() -> tuple[float, float] | None:
             own = 0.0
             for process in (this, *this.children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):
-                    own += sum(process.cpu_times()[:4])  # with those of its own processes that have ended
+                    own += sum(process.cpu_times()[:4])  # includes its children that have ended
             return sum(times.values()) - idle, own
     return None

@@ -1,4 +1,4 @@
-"""Uncommitted changes of tracked files, as a patch; large files are recorded by their digest."""
+"""Records uncommitted changes of tracked files as a patch, and large files by their digest."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from runner.files.git import diff, filters, git, root_of, submodules
 
 log = logging.getLogger("runner")
 
-LARGE = 2_000_000  # bytes from which a file, before or after its change, is left out
+LARGE = 2_000_000  # bytes; files that are larger, before or after their change, are left out
 TOTAL = 10_000_000  # bytes of all files in the patch
-DIGESTED = 256_000_000  # bytes that are read for digests, which takes up to half a second
-SHOWN = 4  # files to list; the rest are counted
+DIGESTED = 256_000_000  # bytes to read for digests, which takes up to half a second
+SHOWN = 4  # files to list; the others are counted
 
 
 class _Change(NamedTuple):
@@ -28,8 +28,8 @@ class _Change(NamedTuple):
 
     Attributes:
         path: relative to the top of its working tree.
-        blob: git's digest of the committed content; zeros if there is none.
-        size: the larger one of the sizes of the committed content and of the file, in bytes.
+        blob: git's digest of the committed content; zeros for a new file.
+        size: in bytes, of the committed content or of the file, whichever is larger.
     """
 
     path: str
@@ -38,7 +38,7 @@ class _Change(NamedTuple):
 
 
 def git_commit() -> str | None:
-    """Return the commit of the working directory; None outside of a repository, or in one without commits."""
+    """Return the commit of the working directory; None without a repository or without commits."""
     with suppress(OSError, subprocess.SubprocessError):
         return _commit()
     return None
@@ -51,8 +51,8 @@ def _commit() -> str:
 def patch() -> bytes:
     """Return a patch from the commit to the current working tree, for `git apply`; empty if nothing has changed.
 
-    Changes inside submodules are part of it. Large files, and files beyond a total size, have a line at the top
-    instead, with their size and digest. A warning says what cannot be recorded.
+    It includes changes inside submodules. Large files, and files beyond a total size, get only a line at the top with
+    their size and digest. Warns about everything that cannot be recorded.
     """
     try:
         _commit()
@@ -72,20 +72,20 @@ def patch() -> bytes:
 
 
 def first_of(names: Sequence[str]) -> str:
-    """Return the first few of some names, and how many there are besides."""
+    """Return the first few names as text, and the number of the others."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
 
 
 def _patch(folder: Path, root: Path) -> tuple[list[str], bytes]:
-    """Return the large files of a working tree that have changed, and the changes of the others.
+    """Return the large files of a working tree that have changed, and a patch with the changes of other files.
 
-    Paths are relative to that of the root.
+    Paths are relative to the root.
     """
     inside = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
     changes = [*_changes(folder)]
     filtered: set[str] = set()
-    if changes and (names := filters(folder)):  # without them such files look changed
+    if changes and (names := filters(folder)):  # filters are off here, so filtered files look changed
         text = "\0".join(change.path for change in changes)
         facts = os.fsdecode(git("check-attr", "-z", "--stdin", "filter", folder=folder, stdin=os.fsencode(text)))
         fields = facts.split("\0")
@@ -109,18 +109,18 @@ def _patch(folder: Path, root: Path) -> tuple[list[str], bytes]:
 
 
 def _changes(folder: Path) -> Iterator[_Change]:
-    """Yield tracked files that may have changed, judged by their size and time, so that no content is read."""
+    """Yield tracked files that may have changed, by their size and time: no content is read."""
     fields = git("diff-index", "-z", "--ignore-submodules=dirty", "HEAD", folder=folder).split(b"\0")
     rows = [(facts.split(b" ")[2], os.fsdecode(path)) for facts, path in zip(fields[0::2], fields[1::2], strict=False)]
     text = b"".join(blob + b"\n" for blob, _ in rows)
     sizes = git("cat-file", "--batch-check=%(objectsize)", folder=folder, stdin=text).splitlines() if rows else []
     for (blob, path), size in zip(rows, sizes, strict=True):
-        committed = int(size) if size.isdigit() else 0  # a new file, or the commit of a submodule
+        committed = int(size) if size.isdigit() else 0  # new files and commits of submodules have no size
         yield _Change(path, blob.decode(), max(committed, _size_of(folder / path) or 0))
 
 
 def _describe(folder: Path, inside: str, changes: Sequence[_Change]) -> Iterator[str]:
-    """Yield the paths, sizes and digests of files whose content differs from what is committed."""
+    """Yield the path, size and digest of each file whose content differs from the committed one."""
     room = DIGESTED
     for change in changes:
         path = folder / change.path
@@ -135,7 +135,7 @@ def _describe(folder: Path, inside: str, changes: Sequence[_Change]) -> Iterator
 
 
 def _size_of(path: Path) -> int | None:
-    """Return the size of a file in bytes; None if there is none, 0 for links and folders."""
+    """Return the size of a file in bytes: None without a file, 0 for links and folders."""
     try:
         state = path.lstat()
     except OSError:
@@ -144,7 +144,7 @@ def _size_of(path: Path) -> int | None:
 
 
 def _blob_of(path: Path, size: int, length: int) -> str:
-    """Return git's digest of a file's content, `length` hexadecimal digits: 40 of SHA-1 or 64 of SHA-256."""
+    """Return git's digest of a file's content in `length` hexadecimal digits: 40 for SHA-1, 64 for SHA-256."""
     digest = hashlib.sha1(usedforsecurity=False) if length == 40 else hashlib.sha256()
     digest.update(f"blob {size}\0".encode())
     with path.open("rb") as file:

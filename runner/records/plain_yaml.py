@@ -1,4 +1,4 @@
-"""Reading YAML that anyone may have written: plain containers, and not too many of them."""
+"""Reads YAML that anyone may have written: only plain containers, and a limited number of values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOST_VALUES = 100_000  # an alias counts as everything that it refers to
 
 
 def load_plain(text: str) -> Any:
-    """Return what YAML text holds, in plain containers.
+    """Return the content of YAML text in plain containers.
 
     Raises:
         ValueError: it is not YAML, or holds more than `MOST_VALUES` values.
@@ -28,7 +28,7 @@ def load_plain(text: str) -> Any:
 
 
 def _size(node: Any, known: dict[int, float]) -> float:
-    """Return how many values a node expands to; infinity if it contains itself."""
+    """Return the number of values that a node expands to; infinity if it contains itself."""
     if id(node) in known:
         return known[id(node)]
     known[id(node)] = float("inf")

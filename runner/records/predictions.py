@@ -23,9 +23,9 @@ Columns = dict[str, Tensor]
 def write_predictions(trainer: Trainer, loader: Any, path: Path) -> tuple[int, str]:
     """Write `Model.predictions` of every sample; return the number of samples, and a phrase for their order. All ranks.
 
-    The column `index` numbers the samples in that order. A loader that has an `order` is read without shuffling, any
-    other as it is. Memory holds one batch at a time; for a `.pt` file it holds all of them. Rank 0 writes the file,
-    `.parquet` or `.pt`, which appears once it is complete.
+    The column `index` numbers the samples in that order. A loader with an `order` is read without shuffling, any other
+    as it is. Memory holds one batch at a time, or all batches for a `.pt` file. Rank 0 writes the file, `.parquet` or
+    `.pt`, which appears only when it is complete.
 
     Raises:
         ValueError: the model's predictions are not tensors with a row for each sample.
@@ -65,10 +65,7 @@ def write_predictions(trainer: Trainer, loader: Any, path: Path) -> tuple[int, s
 
 
 def _columns(predictions: Any, num_samples: int, counting: int) -> Columns:
-    """Return the rows of the samples that are not padding.
-
-    `counting` samples at the beginning of the batch are not padding.
-    """
+    """Return the rows of the first `counting` samples of a batch; the others are padding."""
     for name, value in predictions.items():
         if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != num_samples:
             shown = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -80,7 +77,7 @@ def _columns(predictions: Any, num_samples: int, counting: int) -> Columns:
 
 
 def _gather(columns: Columns) -> list[Columns]:
-    """Return the columns of all ranks, each sample once, on rank 0, and an empty list on the others. All ranks.
+    """Return on rank 0 the columns of all ranks, each sample once, and on other ranks an empty list. All ranks.
 
     Nothing is unpickled.
     """
@@ -107,7 +104,7 @@ class _File(Protocol):
 
 
 class _ParquetFile:
-    """A Parquet file with a row group for each rank's part of a batch; values of more dimensions are lists."""
+    """A Parquet file with a row group for each rank's part of a batch; multidimensional values are nested lists."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

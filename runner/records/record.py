@@ -1,7 +1,7 @@
-"""A run's record: what each of its sessions wrote into the run's folder before its first batch, read back as data.
+"""Reads a run's record, the files that each of its sessions wrote into the run's folder before its first batch.
 
-The newest record is in the run's folder; a resumed run keeps those of its earlier sessions in `sessions/1` and so on.
-docs/runs.md lists the files. Anyone may have written them: they have a size limit, and nothing in them is executed.
+The newest record is in the run's folder; a resumed run keeps those of earlier sessions in `sessions/1` and so on.
+docs/runs.md lists the files. Anyone may have written them, so they have a size limit and nothing in them is executed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LARGEST = 1_000_000  # bytes of a config, and of the other files except the patc
 LARGEST_PATCH = 16 * LARGEST
 MOST_RANKS = 10_000
 SIGNED = (CONFIG, OVERRIDES)
-"""The files that determine what is run; the modules kept with them are signed too."""
+"""The files that determine the run; the modules kept with them are signed too."""
 VERB = "verb"
 """In the environment: the verb of the session's command."""
 RUN_NAME = "run_name"
@@ -45,10 +45,10 @@ class Record:
 
     @classmethod
     def of_batch(cls, run_dir: Path, batch: int) -> Record:
-        """Return the record of the session that trained a batch of the run as it stands now.
+        """Return the record of the session that trained a batch of the current run.
 
-        A run may be resumed from an earlier checkpoint; batches that were trained after it earlier no longer belong to
-        the run.
+        If a run was resumed from an earlier checkpoint, the batches first trained after that checkpoint no longer
+        belong to it.
         """
         records = cls._all(run_dir)
         earlier = [record for record in records if record.began_after < batch]
@@ -76,7 +76,7 @@ class Record:
         """The resolved config.
 
         Raises:
-            ValueError: it is missing, damaged, too large, or no config.
+            ValueError: it is missing, damaged, too large, or not a config.
         """
         config = self._read(CONFIG)
         if not isinstance(config, dict):
@@ -96,7 +96,7 @@ class Record:
         """The overrides and Hydra's options from which the config was composed.
 
         Raises:
-            ValueError: they are damaged, or no list.
+            ValueError: they are damaged, or not a list.
         """
         overrides = self._read(OVERRIDES) or []
         if not isinstance(overrides, list):
@@ -131,7 +131,7 @@ class Record:
 
     @property
     def threads(self) -> int | None:
-        """The CPU threads of each rank, on which the last bits of numbers depend; None if they are not recorded."""
+        """The CPU threads of each rank; the last bits of numbers depend on them. None if they are not recorded."""
         return self._count("threads")
 
     def _count(self, name: str) -> int | None:
@@ -140,7 +140,7 @@ class Record:
 
     @cached_property
     def patch(self) -> bytes:
-        """The uncommitted changes to the code; empty if there are none, or if they cannot be read."""
+        """The uncommitted changes to the code; empty without any, or if they cannot be read."""
         try:
             return read_bounded(self.folder / PATCH, LARGEST_PATCH)
         except (OSError, ValueError):
@@ -175,14 +175,14 @@ class Record:
 
 
 def forked_after(run_dir: Path) -> int:
-    """Return the batch of its parent after which a fork begins, 0 for any other run.
+    """Return the batch of the parent after which a fork begins, 0 for any other run.
 
-    Earlier batches were trained with the parent's config, so a fork cannot be retrained from the start.
+    The batches before it were trained with the parent's config, so a fork cannot be retrained from the start.
     """
     first = Record.first(run_dir)
     return first.began_after if first.verb == "fork" else 0
 
 
 def signed_code(modules: Mapping[str, bytes]) -> list[bytes]:
-    """Return the parts of the kept modules that are signed, names and contents."""
+    """Return the signed parts of the kept modules: names and contents."""
     return [part for name in sorted(modules) for part in (name.encode(), modules[name])]

@@ -1,4 +1,4 @@
-"""Records the result of a run at the start and at the end, and decides what counts as a failure."""
+"""Records the result of a run at its start and end, and decides what counts as a failure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FORKED_AT = "runner.forked_at"
 
 
 def check_unfinished(state: State) -> None:
-    """Raise a ValueError if a run has reached its end, so that there is nothing to train."""
+    """Raise a ValueError if a run has reached its end and there is nothing left to train."""
     now = state.timestamp
     end = state.max_duration
     if now >= end:
@@ -72,9 +72,9 @@ def check_converged(state: State, result: Result) -> None:
 
 
 def check_objective(state: State, objective: str | list[str] | None) -> None:
-    """Check that a run will have the metrics that it is to be compared by.
+    """Check that a run will have the metrics of its objective.
 
-    Every evaluator has a 'loss', and every run a 'time'. None stands for the first metric of the first evaluator.
+    Every evaluator has a 'loss', and every run a 'time'. None means the first metric of the first evaluator.
     """
     metrics = {part.label: [*state.eval_metrics.get(part.label, {}), "loss"] for part in state.evaluators}
     metrics["train"] = [*state.train_metrics]
@@ -91,7 +91,7 @@ def identify(config: Mapping[str, Any]) -> str:
 
 
 def identity_in(folder: Path) -> str | None:
-    """Return the identity of the run in a folder, from its result, or from its config if the result is unreadable."""
+    """Return the identity of the run in a folder from its result, or else from its config, or else None."""
     if (result := read_result(folder)) is not None:
         return result.identity
     try:
@@ -149,7 +149,7 @@ def recording(job: Job) -> Iterator[Result]:
 
 @contextmanager
 def diverging() -> Iterator[None]:
-    """Raise `Diverged` in place of an error with which a callback or an algorithm ends a run that has diverged."""
+    """Turn an error that a callback or an algorithm raises because the run has diverged into `Diverged`."""
     try:
         yield
     except Exception as error:
@@ -160,7 +160,7 @@ def diverging() -> Iterator[None]:
 
 @contextmanager
 def timing(result: Result, noting: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Add the time within the context to the seconds of a result; `noting` is entered as well."""
+    """Add the time within the context to the seconds of a result; also enter `noting`."""
     began = time.perf_counter()
     try:
         with noting():

@@ -1,4 +1,4 @@
-"""The result of a run: `result.json` in its folder, by which runs are listed, compared, skipped and resumed."""
+"""The result of a run, `result.json` in its folder; runs are listed, compared, skipped and resumed by it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 SEED = "seed"
 FOLD = "folds.held_out"
-"""Keys in which runs of one setting differ."""
+"""Keys in which repeated runs of one setting differ."""
 TIME = "time"
-"""The objective that is the seconds of training, without evaluations."""
+"""The name of the objective that counts the seconds of training, without evaluations."""
 Objective = float | list[float] | None
 """The return value of a job of a sweep: its objective, all of them if there are several, or None."""
 LARGEST = 4_000_000  # bytes of a result that is read; one of ours has a few thousand
@@ -48,29 +48,29 @@ class Result:
         identity: hash of the config that was trained, see `identify`.
         overrides: overrides of the job.
         choices: the chosen name of each config group.
-        evaluation: digests of the data and metrics of evaluators, see `runner.records.evaluation`; only runs with
-            equal ones can be compared.
+        evaluation: digests of the data and metrics of evaluators, see `runner.records.evaluation`; runs can be
+            compared only if these are equal.
         lower: names of the metrics for which a smaller value is better.
-        objective: the value that runs are compared by, the first of several; None if it was not computed.
+        objective: the first value that runs are compared by; None if it was not computed.
         objective_name: the metric behind it, such as 'eval/MulticlassAccuracy'; empty until it is known.
         objectives: all objectives by their metrics, in the order asked for.
-        told: the objectives reported to a sampler when the run was pruned; they are reported again when the run has
-            been revived, so that a seeded search repeats itself. Empty if the run was never pruned.
+        told: the objectives reported to a sampler when the run was pruned. If the run is revived, the same values are
+            reported again, so that a seeded search repeats exactly. Empty if the run was never pruned.
         lower_is_better: whether a smaller objective is better.
         metrics: last values by label and name.
         tested: checkpoint whose weights were tested after training, or 'last'; None if there was no test.
         parent: folder of the run that this one was forked from; empty if it started from scratch.
         forked_at: the batch of the parent after which it began.
-        batches: batches trained when training ended as it should; 0 until then.
-        seconds: time that `fit` and tests took in all sessions that ended, without the building of objects before and
-            the wait for MLflow after; of other verbs, the time of evaluations or predictions.
+        batches: batches trained when training ended regularly; 0 until then.
+        seconds: time of `fit` and tests in all sessions that ended, without building objects before and waiting for
+            MLflow after; for other verbs, the time of evaluations or predictions.
         load: how busy the machine was meanwhile, see `runner.records.load.LoadMeter`; empty until the run ends.
         started: when training began, in seconds since 1970; 0 until it does.
-        error: the error in its JSON form, see `runner.terminal.answer.error_object`; None if nothing.
+        error: the error in its JSON form, see `runner.terminal.answer.error_object`; None without one.
         trace: stack trace of the failure; empty without one.
-        wrong_key: key of the config with which the error of a REFUSED job begins; empty if it begins otherwise.
-        pid: the process that trains the run, or last did.
-        host: the machine that trains the run, or last did.
+        wrong_key: key of the config that the error of a REFUSED job begins with; empty if there is no such key.
+        pid: the process that trains the run or trained it last.
+        host: the machine that trains the run or trained it last.
     """
 
     status: str
@@ -116,8 +116,8 @@ class Result:
         if TIME in objectives_of(objective):
             self.metrics[TIME] = state.timestamp.total_wct
             self.lower = sorted({*self.lower, TIME})
-        for wanted_metric in objectives_of(objective) or evaluated[:1]:
-            if chosen := metrics_named(wanted_metric, self.metrics):
+        for requested in objectives_of(objective) or evaluated[:1]:
+            if chosen := metrics_named(requested, self.metrics):
                 self.objectives[chosen[0]] = self.metrics[chosen[0]]
         if self.objectives:
             self.objective_name, self.objective = next(iter(self.objectives.items()))
@@ -126,8 +126,8 @@ class Result:
             self.evaluation = describe_evaluators(state)
 
     def evaluated_by(self, metric: str) -> dict[str, str | None]:
-        """Return how a metric such as 'eval/loss' was measured; runs are comparable if it is equal."""
-        label, name, *_ = f"{metric}/".split("/")  # of one class the rest is the class
+        """Return how a metric such as 'eval/loss' was measured; runs are comparable if these values are equal."""
+        label, name, *_ = f"{metric}/".split("/")  # a third part names a class
         keys = {"data": f"{label}:data", "size": f"{label}:size", "metric's code": f"{label}/{name}"}
         return {name: self.evaluation.get(key) for name, key in keys.items()}
 
@@ -138,13 +138,13 @@ class Result:
         return values if len(values) > 1 else next(iter(values), None)
 
     def fail(self, error: BaseException) -> None:
-        """Fill in that the run failed, and why."""
+        """Record that the run failed, and why."""
         self.status = "FAILED"
         self.error = error_of_failure(error)
         self.trace = "".join(traceback.format_exception(error))
 
     def diverge(self, message: str) -> None:
-        """Fill in that the run has diverged, and why."""
+        """Record that the run has diverged, and why."""
         self.status = "DIVERGED"
         self.error = error_object(DIVERGED, message)
 
@@ -154,13 +154,13 @@ class Result:
         return str((self.error or {}).get("message", ""))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of `result.json`, which is also the `result` that `--json` prints."""
+        """Return the content of `result.json`; `--json` prints the same as `result`."""
         return {"schema": SCHEMA, **plain(hidden_everywhere(asdict(self)))}
 
     def write(self, folder: Path) -> None:
         """Write the result into a folder, replacing an earlier one; NaN and infinities are written as text.
 
-        If no new file can be made, for example because no inode is free, the existing file is overwritten in place.
+        If no new file can be made, for example without a free inode, an existing file is overwritten.
 
         Raises:
             OSError: the file cannot be written.
@@ -168,7 +168,7 @@ class Result:
         text = json.dumps(self.as_json(), indent=1, allow_nan=False)
         try:
             write_whole(folder / RESULT, text)
-        except OSError:  # no new file can be made, for example without a free inode
+        except OSError:
             if not (folder / RESULT).exists():
                 raise
             _write_over(folder / RESULT, text.encode())
@@ -178,7 +178,7 @@ _KINDS = get_type_hints(Result)
 
 
 def error_of_failure(error: BaseException) -> dict[str, Any]:
-    """Return the JSON form of a failure in training, with the key of the hook at fault."""
+    """Return the JSON form of a failure in training, with the key of the faulty hook."""
     is_of_other_rank = isinstance(error, RankFailed)
     facts = error.facts if is_of_other_rank else facts_of(error)
     first = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -187,10 +187,10 @@ def error_of_failure(error: BaseException) -> dict[str, Any]:
 
 
 def _write_over(path: Path, content: bytes) -> None:
-    """Overwrite a file's content in place; the file stays as it was if the disk has no room.
+    """Overwrite a file's content; the file stays as it was if the disk is full.
 
     Raises:
-        OSError: the disk has no room.
+        OSError: the disk is full.
     """
     with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
         if hasattr(os, "posix_fallocate"):
@@ -200,7 +200,7 @@ def _write_over(path: Path, content: bytes) -> None:
 
 
 def read_result(folder: Path) -> Result | None:
-    """Return the result of the run in a folder, which may come from someone else; None if it cannot be read."""
+    """Return the result of the run in a folder, perhaps another user's; None if it cannot be read."""
     try:
         content = json.loads(read_bounded(folder / RESULT, LARGEST))
         return Result(**{key: _reader(_KINDS[key])(value) for key, value in content.items() if key != "schema"})
@@ -210,9 +210,9 @@ def read_result(folder: Path) -> Result | None:
 
 @lru_cache
 def _reader(kind: Any) -> Callable[[Any], Any]:
-    """Return a function that makes a value of the type of a field from JSON, where some numbers are text.
+    """Return a function that converts a JSON value, in which some numbers are text, to the type of a field.
 
-    It raises TypeError, ValueError or AttributeError if the value is not of that type.
+    That function raises TypeError, ValueError or AttributeError for a value of another type.
     """
     inner = [_reader(part) for part in get_args(kind) if part is not NoneType]
     if get_origin(kind) is UnionType:
@@ -228,7 +228,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
 def _as_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not text")
     return value
 
 
@@ -237,7 +237,7 @@ def _unchanged(value: Any) -> Any:
 
 
 def objectives_of(objective: str | list[str] | None) -> list[str]:
-    """Return the names in the config's `objective`: none, one or several."""
+    """Return the names in the config's `objective`, if any."""
     return [objective] if isinstance(objective, str) else [*(objective or [])]
 
 
@@ -248,5 +248,5 @@ def is_unfinished(folder: Path) -> bool:
 
 
 def to_json(value: float | None) -> float | str | None:
-    """Return a number as JSON can hold it: NaN and infinities as text."""
+    """Return a number in JSON's form: NaN and infinities are text."""
     return value if value is None or math.isfinite(value) else str(value)

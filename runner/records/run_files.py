@@ -1,7 +1,7 @@
-"""Runs in a file: the bundle of a crash, or a pin, a few lines of YAML for a repository.
+"""Reads runs from single files: the bundle of a crash, or a pin, which is a few lines of YAML for a repository.
 
-Whoever wrote the file, it is only data: names, kinds and sizes of what is in it are checked before anything is
-unpacked, and the record in it is someone else's unless its signature is this user's.
+Anyone may have written the file, so it is treated as data: the names, kinds and sizes of its entries are checked before
+any of them is unpacked, and its record counts as another user's unless this user's key signed it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from runner.files.whole import read_bounded, write_whole
 from runner.records.plain_yaml import load_plain
 from runner.terminal.commands import show_command
 
-LARGEST_PIN = 4_000_000  # bytes; one of ours has a few thousand
+LARGEST_PIN = 4_000_000  # bytes; the runner's own have a few thousand
 LARGEST = 20_000_000_000  # bytes of a bundle, unpacked
-LARGEST_RATIO = 60  # of unpacked bytes to those of the file: text and code shrink to a tenth
+LARGEST_RATIO = 60  # of unpacked to packed bytes: text and code shrink to a tenth
 MOST_FILES = 5_000
-_PART = r"[\w+=-][\w.+=-]*"  # neither hidden nor a way out
+_PART = r"[\w+=-][\w.+=-]*"  # a name that is neither hidden nor `..`
 _SHARD = r"shard-\d+-of-\d+\.safetensors"
 _NAMES = re.compile(
     rf"{'|'.join(map(re.escape, RECORD))}|{DIGESTS}|{FACTS}|{BATCH}"
@@ -42,11 +42,11 @@ _NAMES = re.compile(
 """Files that a bundle may contain: a record, modules, and a checkpoint."""
 _HEAD = "# A run to verify: {command}\n"
 _unpacked: list[TemporaryDirectory[str]] = []
-"""Folders that files were unpacked into; removed when this process ends."""
+"""Folders with unpacked files; removed when this process ends."""
 
 
 def unpacked(path: Path) -> Path:
-    """Return a new folder with the run that is in a file."""
+    """Unpack the run in a file into a new folder, and return the folder."""
     _unpacked.append(TemporaryDirectory(prefix="runner-file-"))
     folder = Path(_unpacked[-1].name) / path.stem
     folder.mkdir()
@@ -76,7 +76,7 @@ def write_pin(
 
 
 def _unpack_bundle(path: Path, folder: Path) -> None:
-    """Unpack a crash.zip atomically."""
+    """Unpack a crash.zip after checking all of its entries."""
     with zipfile.ZipFile(path) as file:
         entries = file.infolist()
         names = [entry.filename for entry in entries]

@@ -1,4 +1,4 @@
-"""Secrets in uncommitted changes, which are left out of records and uploads."""
+"""Finds secrets in uncommitted changes, to leave them out of records and uploads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_secret(path: str, content: bytes = b"") -> bool:
 
 
 def without_secrets(patch: bytes) -> tuple[bytes, list[str]]:
-    """Return a git patch without the files that are likely to hold secrets, and the names of those files."""
+    """Return a git patch without files that are likely to hold secrets, and the names of those files."""
     starts = [match.start() for match in _FILE.finditer(patch)]
     kept = [patch[: starts[0]] if starts else patch]
     left_out = []
@@ -39,7 +39,7 @@ def without_secrets(patch: bytes) -> tuple[bytes, list[str]]:
         part = patch[start:end]
         head = part.partition(b"\n@@")[0]
         paths = [path.decode(errors="replace") for path in _PATH.findall(head) if path != b"/dev/null"]
-        # For an empty or binary file only the first line has the name, and has it twice.
+        # For an empty or binary file, only the first line contains the name, twice.
         paths = paths or [head.partition(b"\n")[0].decode(errors="replace").rpartition(" b/")[2].rstrip('"')]
         if any(is_secret(path) for path in paths) or is_secret("", part):
             left_out.append(paths[-1])

@@ -1,4 +1,4 @@
-"""Setting aside later checkpoints when a run resumes from one of its earlier checkpoints."""
+"""Moves later checkpoints away when a run resumes from an earlier one."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from runner.checkpoints.manifest import MANIFEST, saved_at
 
 
 def set_aside_later(path: Path, into: Path) -> list[str]:
-    """Move away the checkpoints that were saved after a given one, and return their names.
+    """Move the checkpoints saved after the one at `path` to the folder `into`, and return their names.
 
-    The resumed run does not continue from them, and may differ from them.
+    The resumed run does not continue from them, and may diverge from them.
 
     Raises:
         OSError: a checkpoint cannot be moved.
     """
     later = [manifest.parent for manifest in path.parent.glob(f"[!.]*/{MANIFEST}") if not manifest.parent.is_symlink()]
     later = sorted((checkpoint for checkpoint in later if saved_at(checkpoint) > saved_at(path)), key=saved_at)
-    for checkpoint in reversed(later):  # newest first, so that after a kill the newest one left is still in order
+    for checkpoint in reversed(later):  # newest first, so that a kill leaves no gap
         into.mkdir(parents=True, exist_ok=True)
         shutil.move(checkpoint, into / checkpoint.name)
     for link in path.parent.iterdir() if later else ():

@@ -1,7 +1,7 @@
-"""Which runs in a sweep's folder are its jobs: one for each swept combination, trained as the sweep asks for it.
+"""Records which runs in a sweep's folder are its jobs: one for each combination, trained with the sweep's config.
 
-The folder may hold other runs: a job that was continued by hand for longer or with another config, a job of an earlier
-version of the config, or a copy.
+The folder may hold other runs: a job continued by hand for longer or with another config, a job of an earlier version
+of the config, or a copy.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ CLAIMS = ".jobs"  # a folder in a sweep's folder, with a file for each job
 
 
 class Claim(NamedTuple):
-    """The folder of a job, and the identity that the sweep gave to it."""
+    """The folder of a job, and its identity in the sweep."""
 
     key: str
     folder: Path
     identity: str
 
     def result(self) -> Result | None:
-        """Return the result of the job; None if there is none, or if its folder holds another run."""
+        """Return the result of the job; None without one, or if its folder holds another run."""
         result = read_result(self.folder)
         if result is None or result.identity != self.identity:
             return None
@@ -36,7 +36,7 @@ class Claim(NamedTuple):
 
 
 def claim(sweep: Path, key: str, folder: Path, identity: str) -> None:
-    """Record the folder and the identity of a job, in place of those that it had with another config.
+    """Record the folder and the identity of a job, replacing those that it had with another config.
 
     Raises:
         OSError: the record cannot be written.
@@ -53,21 +53,21 @@ def claims(sweep: Path, but: Collection[str] = ()) -> Iterator[Claim]:
 
 
 def drop_claim(sweep: Path, key: str) -> None:
-    """Remove the claim of a job, and the folder of claims with the last one."""
+    """Remove the claim of a job, and with the last claim their folder."""
     (sweep / CLAIMS / key).unlink(missing_ok=True)
-    with suppress(OSError):  # there are others
+    with suppress(OSError):  # the folder is not empty
         (sweep / CLAIMS).rmdir()
 
 
 def keep_claims(sweep: Path, identities: Mapping[str, str]) -> None:
-    """Remove the claims of jobs that are not among these, or that have another identity."""
+    """Remove the claims of jobs that `identities` does not list, or lists with another identity."""
     for claim in [*claims(sweep)]:
         if identities.get(claim.key) != claim.identity:
             drop_claim(sweep, claim.key)
 
 
 def left_out(sweep: Path) -> list[Path]:
-    """Return the folders of runs in a sweep that are not its jobs; none if it was copied without its claims."""
+    """Return the folders of a sweep's runs that are not its jobs; an empty list if the sweep has no claims."""
     known = [*claims(sweep)]
     jobs = {job.folder for job in known if job.result() is not None}
     return sorted({path.parent for path in sweep.glob(f"[!.]*/{RESULT}")} - jobs) if known else []

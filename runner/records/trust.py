@@ -1,4 +1,4 @@
-"""Checks of a run's record before it is used. Creating objects from a config runs code, so not every record is trusted.
+"""Checks a run's record before use, because creating objects from a config runs code.
 
 Records are signed with a secret key of the user who made them. A record without a valid signature may only name classes
 of this project, and others that the current user allows.
@@ -31,18 +31,18 @@ HARMLESS = re.compile(
     r"(runner(\.callbacks|\.algorithms)?|torch\.(nn|optim|optim\.lr_scheduler)"
     r"|torchmetrics(\.(aggregation|classification|regression))?)\.[A-Z]\w*"
 )
-"""Classes that a record may name besides those in `conf/`; some of torch and torchmetrics can load files or models."""
+"""Classes, other than those in `conf/`, that a record may name; others in torch and torchmetrics can load files."""
 
 
 def check_targets(record: Record, configs: Sequence[Any], allowed: Sequence[str]) -> None:
-    """Check that another user's record names only classes of this project. Nothing is imported.
+    """Check that another user's record names only classes of this project or `allowed` ones. Nothing is imported.
 
-    `allowed` are names, or patterns with `*`.
+    `allowed` holds names, or patterns with `*`.
     """
     if record.is_own:
         return
     names = {str(section["_target_"]) for config in configs for _, section in targets(config)}
-    # Recorded configs are resolved; an interpolation could yield another target when objects are created.
+    # Recorded configs are resolved already; an interpolation could yield another target later.
     names |= {text for text in _strings(configs[0]) if "${" in text}
     shipped = {text for key, text in _shipped() if key == "_target_"}
     _refuse_code(record, {name: name for name in names - shipped if not HARMLESS.fullmatch(name)}, allowed)
@@ -57,9 +57,9 @@ def check_arguments(
 ) -> None:
     """Check that another user's record runs no command, sends nothing elsewhere, and uses no files outside its folder.
 
-    Its targets have passed `check_targets`, and are imported here: each must be defined where its name says, and not
-    only imported there. What a text stands for is declared by the parameter that it is bound to. Keys that were typed
-    now replace the recorded values.
+    The targets have passed `check_targets`, and are imported here: each must be defined under the name it goes by, not
+    merely imported there. The parameter that a string is bound to declares its kind. Keys that were typed now replace
+    the recorded values.
     """
     if record.is_own:
         return
@@ -93,7 +93,7 @@ def check_arguments(
 
 
 def _refuse_code(record: Record, code: Mapping[str, str], allowed: Sequence[str]) -> None:
-    """Refuse code that is not allowed; it is given by the name that allows it, with the text that describes it."""
+    """Refuse code that is not allowed; `code` maps the name to allow to a description."""
     if unknown := sorted(name for name in code if not _is_allowed(name, allowed)):
         text = (
             f"{record.folder / CONFIG}: this run was made by someone else, or on another machine, and uses code that "
@@ -104,24 +104,24 @@ def _refuse_code(record: Record, code: Mapping[str, str], allowed: Sequence[str]
 
 
 def _home(target: Any) -> str:
-    """Return the dotted name under which a class or function is defined; of another object, that of its class."""
+    """Return the dotted name of a class or function at its definition; for any other object, that of its class."""
     owner = target if hasattr(target, "__qualname__") and hasattr(target, "__module__") else type(target)
     return f"{owner.__module__}.{owner.__qualname__}"
 
 
 def _is_within(name: str, home: str) -> bool:
-    """Return whether a name in a package is only a shorter one of something that this package itself defines."""
+    """Return whether a name is only a shortcut to a definition within its own package."""
     return home.startswith(f"{name.rpartition('.')[0]}.")
 
 
 def _shipped() -> set[tuple[str, str]]:
-    """Return the texts in the files of `conf/`, each with its key."""
+    """Return the strings in the files of `conf/`, each with its key."""
     files = (yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader) for file in CONF.rglob("*.yaml"))
     return {(path.rpartition(".")[2], text) for file in files for path, text in _leaves(file) if isinstance(text, str)}
 
 
 def check_credentials(record: Record, typed: Sequence[str]) -> None:
-    """Check that no value of a record lacks its credentials, which are removed when a record is written.
+    """Check that no value of a record lacks its credentials, which are not written into records.
 
     Keys that were typed now replace the recorded values.
     """
@@ -151,7 +151,7 @@ def check_links(record: Record) -> None:
 
 
 def _leads_out(text: str) -> bool:
-    """Return whether a text is an address, or a path that leaves the folder."""
+    """Return whether a string is an address, or a path that leaves the folder."""
     return text.startswith(("/", "~")) or ".." in Path(text).parts or "://" in text
 
 
@@ -172,9 +172,9 @@ def _is_allowed(value: Any, allowed: Sequence[str]) -> bool:
 
 
 def _allowing(option: str, values: Sequence[str]) -> str:
-    """Return the option that allows values, quoted for a shell; `?` stands for characters that separate values.
+    """Return the option that allows values, quoted for a shell; `?` replaces characters that would separate values.
 
-    In Python, `runner.load` has an argument of the same name, `allow_targets`.
+    `runner.load` has an argument of the same name, such as `allow_targets`.
     """
     return f"{option} {shlex.quote(','.join(re.sub(r'[][,]', '?', value) for value in values))}"
 

@@ -1,4 +1,4 @@
-"""Uncommitted modules that a run uses."""
+"""Finds the uncommitted modules that a run uses."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from runner.records.patch import first_of
 log = logging.getLogger("runner")
 
 OURS = "runner"
-"""The package of this project."""
+"""This project's own package."""
 LIMIT = 10_000_000  # bytes of modules to keep with a run
 _INSTALLED = {"site-packages", "dist-packages"}
 _DOTTED = re.compile(r"[^\W\d]\w*(\.\w+)+")
 
 
 def loose_modules(config: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the uncommitted modules among those named in a config, and the uncommitted modules that these import.
+    """Return the uncommitted modules that a config names, and the uncommitted modules that these import.
 
-    If a file of a package is uncommitted, the whole package is returned, so that it can be imported. For this project's
-    own package, only the uncommitted files are returned. Installed packages are skipped. At most `LIMIT` bytes are
-    kept; a warning names the files left out.
+    If a file of a package is uncommitted, the whole package is returned, so that it can be imported; for this project's
+    own package, only the uncommitted files. Installed packages are skipped. At most `LIMIT` bytes are kept; a warning
+    names the files left out.
 
     Returns:
         Contents by path relative to an entry of `sys.path`: `my_models.py`, `my_package/layers.py`.
@@ -62,7 +62,7 @@ def loose_modules(config: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _named(config: Any) -> Iterator[str]:
-    """Yield the top-level modules that strings in a config name, in a `_target_` or as an argument."""
+    """Yield the top-level modules named by strings in a config: targets or arguments."""
     if isinstance(config, Mapping | list):
         for value in config.values() if isinstance(config, Mapping) else config:
             yield from _named(value)
@@ -71,7 +71,7 @@ def _named(config: Any) -> Iterator[str]:
 
 
 def _modules(names: Iterable[str]) -> dict[str, list[Path]]:
-    """Return the locations, by name, of modules that are not installed packages, and of the modules that they import.
+    """Return the locations of modules and of all modules that they import, by name, except installed packages.
 
     A location is a file or the folder of a package.
     """
@@ -80,25 +80,25 @@ def _modules(names: Iterable[str]) -> dict[str, list[Path]]:
     while waiting:
         name = waiting.pop()
         if name not in locations:
-            locations[name] = [] if name in {*sys.stdlib_module_names, OURS} else [*_places(name)]
+            locations[name] = [] if name in {*sys.stdlib_module_names, OURS} else [*_locate(name)]
             waiting += [imported for file in _files(locations[name]) for imported in _imported(file)]
     return locations
 
 
-def _places(name: str) -> Iterator[Path]:
+def _locate(name: str) -> Iterator[Path]:
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):  # a module created at run time has no spec
         return
     if spec is not None:
-        for place in spec.submodule_search_locations or ([spec.origin] if spec.has_location else []):
-            if _INSTALLED.isdisjoint(Path(str(place)).parts):
-                yield Path(str(place)).absolute()
+        for location in spec.submodule_search_locations or ([spec.origin] if spec.has_location else []):
+            if _INSTALLED.isdisjoint(Path(str(location)).parts):
+                yield Path(str(location)).absolute()
 
 
-def _files(places: Iterable[Path]) -> Iterator[Path]:
-    for place in places:
-        files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+def _files(locations: Iterable[Path]) -> Iterator[Path]:
+    for location in locations:
+        files = sorted(location.rglob("*.py")) if location.is_dir() else [location]
         yield from (file for file in files if _INSTALLED.isdisjoint(file.parts))  # a folder of code may contain a .venv
 
 
@@ -113,31 +113,31 @@ def _imported(file: Path) -> Iterator[str]:
 
 
 def _not_committed(modules: Mapping[str, list[Path]]) -> Iterator[tuple[str, Path]]:
-    """Yield the files to keep, each with its path relative to the folder it is imported from."""
-    pairs = sorted((place.parent, place) for places in modules.values() for place in places)
+    """Yield the files to keep, each with its path relative to the folder that it is imported from."""
+    pairs = sorted((location.parent, location) for locations in modules.values() for location in locations)
     for root, group in groupby(pairs, key=lambda pair: pair[0]):
         committed = _committed(root)
-        for _, place in group:
-            files = [*_files([place])]
+        for _, location in group:
+            files = [*_files([location])]
             if any(str(file) not in (committed or ()) for file in files):
                 yield from ((file.relative_to(root).as_posix(), file) for file in files)
 
 
 def _ours_not_committed() -> Iterator[tuple[str, Path]]:
-    """Yield the imported modules of this project that have uncommitted changes, in the form of `_not_committed`."""
+    """Yield this project's imported modules that have uncommitted changes, as `_not_committed` does."""
     home = Path(__file__).resolve().parents[2]
     if not _INSTALLED.isdisjoint(home.parts) or (committed := _committed(home)) is None:
         return  # an installed package, or an unpacked copy
     resolve = cache(os.path.realpath)  # runner/callbacks, for example, is a link to callbacks/
     for name, module in sorted(sys.modules.items()):
-        if name.partition(".")[0] == OURS and (place := getattr(module, "__file__", None)):
-            folder, base = os.path.split(place)
+        if name.partition(".")[0] == OURS and (path := getattr(module, "__file__", None)):
+            folder, base = os.path.split(path)
             if (file := os.path.join(resolve(folder), base)) not in committed:
                 yield f"{name.replace('.', '/')}{'/__init__' if base == '__init__.py' else ''}.py", Path(file)
 
 
 def _committed(folder: Path) -> set[str] | None:
-    """Return the paths of a folder's source files that are unchanged since the commit; None without a repository."""
+    """Return the source files in a folder that are unchanged since the commit; None without a repository."""
     sources = ("--", "*.py")
     try:
         changes = diff("--name-only", "-z", "--relative", "HEAD", *sources, folder=folder)

@@ -1,7 +1,7 @@
 """Writes a run's record before its first batch, and sends it to the run's destinations.
 
-The signature proves that this user made the record: records of others may name any class, and making objects from them
-runs code.
+The signature proves that this user made the record. Other people's records may name any class, and making objects from
+them runs code.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def write_record(
 ) -> list[Path]:
     """Write a run's record into its folder, and return the files. Rank 0.
 
-    An existing record is kept as that of an earlier session; checkpoints later than `goes_on_from`, from which the run
-    is resumed, move to the folder of that session.
+    An existing record is kept as that of an earlier session. Checkpoints later than `goes_on_from`, which the run
+    resumes from, move to the folder of that session.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -109,13 +109,13 @@ def log_record(logger: Any, job: Job, goes_on_from: Path | None = None) -> None:
         # Records of earlier sessions are sent too, but not the checkpoints that were moved there.
         files += [*run_dir.glob(f"{SESSIONS}/*/*"), *run_dir.glob(f"{SESSIONS}/*/{CODE}/**/*")]
         for path in files:
-            # Whoever made the earlier run may have left a link that leads elsewhere.
+            # The earlier run may be another user's, with a link that leads elsewhere.
             if path.is_file() and path.resolve().is_relative_to(run_dir.resolve()):
                 logger.log_artifact(path, str("record" / path.parent.relative_to(run_dir)))
 
 
 def _chosen(job: Job) -> dict[str, Any]:
-    """Return what was chosen for a run, by key: choices of config groups, and values that were typed."""
+    """Return a run's choices of config groups and its typed values, by key."""
     chosen: dict[str, Any] = {group: name for group, name in job.choices.items() if name != "default"}
     for key in map(key_of, job.overrides):
         section, *parts = key.split(".")
@@ -129,7 +129,7 @@ def _chosen(job: Job) -> dict[str, Any]:
 
 
 def _keep_earlier(run_dir: Path) -> Path | None:
-    """Copy the record of the previous session to a separate folder and return that; None if there is no record."""
+    """Copy the record of the previous session to a folder of its own and return that; None without a record."""
     if not (run_dir / CONFIG).exists():
         return None
     sessions = run_dir / SESSIONS
@@ -144,7 +144,7 @@ def _keep_earlier(run_dir: Path) -> Path | None:
 
 
 def _describe(command: Command, run_name: str, goes_on_from: Path | None) -> dict[str, Any]:
-    """Return what was typed, and where the session began."""
+    """Return the command, the run's name, and the checkpoint that the session begins with."""
     return {
         VERB: command.verb,
         "command": shlex.join(["python", "-m", "runner", *hidden_everywhere(command.arguments)]),

@@ -40,23 +40,22 @@ class Verb:
         says: a description for lists of verbs, in one line.
         example: a complete command.
         group: the heading under which `runner --help` lists it.
-        words: what follows it, as in a synopsis: `RUN [BATCH]`; in brackets what may be left out, with three dots what
-            may be repeated.
+        words: its further words, as in a synopsis: `RUN [BATCH]`; optional words are in brackets, repeatable ones end
+            in three dots.
         options: its options.
-        uses_run: how the saved run that its first word names is used: 'resume', its state or its weights; 'fork', its
-            state after a batch, in a new run; 'rerun', its config, from the beginning; 'retrain', some of its batches
-            are trained again. Empty if it names no run, or the verb reads the run itself.
+        uses_run: its use of the saved run that its first word names: 'resume' takes the state or the weights, 'fork'
+            the state after a batch for a new run, 'rerun' the config for a new start, and 'retrain' trains some batches
+            again. Empty if it names no run, or the verb reads the run itself.
         composes: whether it needs a config. If not, it runs before Hydra is imported, and takes no overrides.
         folder: 'run' is the folder of a run in outputs/, which is kept and recorded; 'work' is a folder there that the
-            verb removes itself; 'temporary' is an empty folder outside of the working directory, which is removed.
+            verb removes itself; 'temporary' is an empty folder outside of the working directory, removed at the end.
         on_all_ranks: whether it runs on all ranks of the launch; otherwise only on rank 0.
         trains: whether it trains a run that can be resumed.
         uses_weights: whether it uses the weights of a saved run without training.
-        imports_kept_code: whether the modules that were kept with the run are imported in place of those of today.
-        judges: whether its exit code is an answer for `git bisect run`: 0 good, 1 bad, and 125 after a refusal, to skip
-            the commit.
-        needs_experiment: whether its config must describe an experiment that can be built, and its run must have
-            trained.
+        imports_kept_code: whether it imports the modules kept with the run instead of the current ones.
+        judges: whether its exit code is an answer for `git bisect run`: 0 is good, 1 is bad, and 125, after a refusal,
+            skips the commit.
+        needs_experiment: whether its config must describe a complete experiment, and its run must have trained.
         has_objective: whether it returns an objective to compare the jobs of a sweep by.
         can_be_swept: whether it may run as a job of a sweep.
     """

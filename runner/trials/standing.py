@@ -154,5 +154,5 @@ def compare_digests(run: Path, again: Path, start: int, batch: int) -> tuple[boo
         return None, ("digests", text)
     what = "" if alike else f"samples, on {get_world_size()} of the {ranks} ranks that the run had, "
     if first.batch is None:
-        return True, ("ok digests", f"{what}equal to the bit up to batch {first.agreed}")
+        return True, ("ok digests", f"{what}equal bit for bit up to batch {first.agreed}")
     return False, ("warning digests", f"{what}different at batch {first.batch}, in {', '.join(first.parts)}")

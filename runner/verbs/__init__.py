@@ -1,4 +1,4 @@
-"""What each verb of the command line does, in a file of its name; `runner.cli.verbs` lists them."""
+"""Implement the verbs of the command line, each in a file of its name; `runner.cli.verbs` lists them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def module_of(verb: Verb) -> ModuleType:
-    """Return the module of a verb, imported now.
+    """Import and return the module of a verb.
 
-    Its function `run` takes the job and returns the objective, if any; that of a verb that composes nothing takes the
-    command, and returns the exit code or None for 0. A function `check(command, experiment)`, if there is one, raises
-    an error if the command cannot be run.
+    Its function `run` takes the job and returns the objective, if any. For a verb that composes no config, `run` takes
+    the command and returns the exit code, or None for 0. An optional function `check(command, experiment)` raises an
+    error if the command cannot run.
     """
     return import_module(f"{__name__}.{verb.name.replace('-', '_')}")

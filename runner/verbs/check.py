@@ -1,8 +1,8 @@
 """`runner check`: everything that a run does except training on its data, in seconds. Nothing is written.
 
-The arguments of every class in the config are checked, the model is built and measured, and one batch goes through all
-events. What would fail in training is mostly an error here too. What would train, but is probably a mistake, is a
-warning. Data that cannot be made up is read, one batch of it. `runner check RUN` checks what resuming a run would do.
+It checks the arguments of every class in the config, builds and measures the model, and sends one batch through all
+events. Most failures of training are errors here too; probable mistakes are warnings. The batch is made up if possible,
+otherwise read from the data. `runner check RUN` checks the resuming of a run.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def report(experiment: Experiment, findings: Findings) -> Iterator[tuple[str, st
         for group in findings.groups:
             yield "group", group
     yield "ok data", findings.data
-    where = "on the CPU" if findings.device == "cpu" else "on the meta device: shapes and types only"
-    yield "ok batch", f"{findings.batch}: through {findings.events} events, {where}"
+    device = "on the CPU" if findings.device == "cpu" else "on the meta device: shapes and types only"
+    yield "ok batch", f"{findings.batch}: through {findings.events} events, {device}"
     names = ("weights", "gradients", "optimizer", "algorithms", "activations", "gathered")
     memory = {name: size for name in names if (size := getattr(sizes, name))}
     parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in memory.items())

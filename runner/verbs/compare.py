@@ -1,8 +1,7 @@
 """`runner compare RUN_A RUN_B`: shows runs side by side, and from their digests the first batch where they diverge.
 
-It lists status, time, metrics, and what differs in their configs and where they were made. Where the callback
-`state_digest` has left digests, each run is compared with the first one that has them; the exit code is 1 if they
-differ.
+It lists status, time, metrics, and differences in configs and environments. Each run with digests from the callback
+`state_digest` is compared with the first such run; the exit code is 1 if they differ.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from runner.terminal.text import heading, in_columns
 
 @dataclass(frozen=True)
 class Difference:
-    """How two runs compare.
+    """The differences between two runs.
 
     Attributes:
         last: the last batch of each run.
-        agreed: the last batch up to which they are equal, 0 if there is none.
-        batch: the first batch after which they differ, None if they are equal in all batches that both have.
+        agreed: the last batch up to which they are equal; 0 if they never are.
+        batch: the first batch after which they differ; None if they are equal in all batches that both have.
         parts: the parts that differ after that batch.
         metrics: the final metrics that differ, with both values, if both runs end at the same batch.
     """
@@ -61,20 +60,20 @@ class Difference:
 
     def __str__(self) -> str:
         if self.batch is not None:
-            known = f"equal to the bit up to batch {self.agreed}" if self.agreed else "the first that both have"
+            known = f"equal bit for bit up to batch {self.agreed}" if self.agreed else "the first that both have"
             gap = ", with no digests in between" if 0 < self.agreed < self.batch - 1 else ""
             return f"at batch {self.batch}, in {', '.join(self.parts)}; {known}{gap}"
         more = [f"{name} is {a} and {b}" for name, (a, b) in self.metrics.items()]
         if self.last[0] != self.last[1]:
             more.append(f"one ends after batch {self.last[0]}, the other after {self.last[1]}")
-        return "; ".join([f"equal to the bit up to batch {self.agreed}", *more])
+        return "; ".join([f"equal bit for bit up to batch {self.agreed}", *more])
 
 
 def difference(a: Path, b: Path) -> Difference:
-    """Return how the runs in two folders compare.
+    """Compare the runs in two folders.
 
     Raises:
-        ValueError: there is no batch after which both runs have a digest.
+        ValueError: no batch has a digest in both runs.
         FileNotFoundError: a run has no digests.
     """
     last = tuple(max((line["batch"] for line in read_digests(run)), default=0) for run in (a, b))
@@ -118,29 +117,29 @@ def _describe(folder: Path) -> dict[str, Any]:
 
 
 def _compare_digests(folders: Sequence[Path]) -> tuple[list[tuple[str, str]], bool]:
-    """Return a row for each run with digests but the first, compared with the first, and whether all are equal."""
+    """Compare each run with digests to the first; return a row for each, and whether all are equal."""
     names = [printable(name) for name in short_names(folders)]
-    digested = [place for place, folder in enumerate(folders) if _has_digests(folder)]
+    digested = [number for number, folder in enumerate(folders) if _has_digests(folder)]
     if len(digested) < 2:
-        return [("none to compare", "+callbacks=state_digest writes them, to find the batch at which two part")], True
+        return [("none to compare", "+callbacks=state_digest writes them, to find the batch where runs diverge")], True
     rows = []
     agree = True
     first = folders[digested[0]]
-    for place in digested[1:]:
+    for number in digested[1:]:
         try:
-            comparison = difference(first, folders[place])
+            comparison = difference(first, folders[number])
         except ValueError:
             text = "no batch has digests in both: give both the same callbacks.state_digest.interval"
         else:
-            remark = _about_samples(comparison, first, folders[place])
+            remark = _about_samples(comparison, first, folders[number])
             text = f"{'ok' if comparison.agree else 'different'}: {comparison}{remark}"
             agree &= comparison.agree
-        rows.append((f"{names[digested[0]]} -> {names[place]}", printable(text)))
+        rows.append((f"{names[digested[0]]} -> {names[number]}", printable(text)))
     return rows, agree
 
 
 def _folder_of(word: str, experiment: Experiment) -> Path:
-    """Return the folder of a run, asking the destinations of an experiment for one that is named by an id."""
+    """Return the folder of a run; for an id, ask the destinations of an experiment."""
     path = require_latest_run() if word == "latest" else Path(word)
     if not path.exists() and is_id(word):
         answers = (destination.find_run(word, None) for destination in build.make_destinations(experiment.callbacks))

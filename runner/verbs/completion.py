@@ -33,14 +33,14 @@ SHELLS = Path(__file__).parent / "shells"
 LINE = "RUNNER_LINE"
 """The environment variable in which a shell's script passes the line up to the cursor."""
 OPTIONS = {
-    "--help": "what there is, with examples",
+    "--help": "an overview, with examples",
     "--version": "the version",
     "-m": "a sweep: one job for each value",
     "--cfg": "print the composed config: --cfg job",
     "--config-dir": "a folder of config groups of your own",
     "--json": "one JSON object for programs",
 }
-FOLDERS = 20  # runs that are offered
+FOLDERS = 20  # runs to offer
 
 Candidates = Iterable[tuple[str, str]]
 """Words that a shell may complete to, each with a description."""
@@ -60,9 +60,9 @@ def run(command: Command) -> None:
 
 
 def complete(line: str) -> list[tuple[str, str]]:
-    """Return completions of the last word of a command line that ends at the cursor, with descriptions."""
+    """Return completions, with descriptions, for the last word of a command line that ends at the cursor."""
     words = [*_words(line), ""] if line[-1:].isspace() else _words(line)
-    start = next((place for place, word in enumerate(words) if Path(word).name == "runner"), None)
+    start = next((number for number, word in enumerate(words) if Path(word).name == "runner"), None)
     if start is None or start + 1 >= len(words):
         return []
     *arguments, current = words[start + 1 :]
@@ -71,7 +71,7 @@ def complete(line: str) -> list[tuple[str, str]]:
 
 
 def _words(line: str) -> list[str]:
-    """Return the words of a line whose last quote may still be open."""
+    """Return the words of a line; its last quote may still be open."""
     for closing in ("", "'", '"'):
         try:
             return shlex.split(line + closing)
@@ -112,19 +112,19 @@ def _takes(verb: Verb, option: str) -> bool:
 
 
 def _words_of(verb: Verb, typed: Sequence[str], known: Sequence[Choice]) -> Candidates:
-    """Return what the next word after a verb may be."""
+    """Return candidates for the next word after a verb."""
     if verb.name == "help":
         groups = [*GROUPS.items(), *((row.name, row.says) for row in VERBS.values())]
         return [*groups, *((row.name, row.summary) for row in known), *((key.name, key.comment) for key in top_keys())]
     if verb.name == "list":
-        return [*GROUPS.items(), ("verbs", "what the first word of a command may be")]
+        return [*GROUPS.items(), ("verbs", "the possible first words of a command")]
     if verb.name == "completion":
         return [(file.suffix[1:], "") for file in SHELLS.iterdir()]
     with_value = [f"--{option.name}" for option in verb.options if option.kind is not bool]
-    values = [place + 1 for place, word in enumerate(typed) if word in (*with_value, *TAKE_VALUES)]
-    place = sum(not word.startswith("-") and is_word(word) for number, word in enumerate(typed) if number not in values)
+    values = [index + 1 for index, word in enumerate(typed) if word in (*with_value, *TAKE_VALUES)]
+    count = sum(not word.startswith("-") and is_word(word) for index, word in enumerate(typed) if index not in values)
     names = verb.words.split()
-    word = names[min(place, len(names) - 1)] if names and (place < len(names) or "..." in names[-1]) else ""
+    word = names[min(count, len(names) - 1)] if names and (count < len(names) or "..." in names[-1]) else ""
     if word.strip("[].") != "RUN":
         return []
     latest = [("latest", "the run that saved a checkpoint last")]
@@ -132,7 +132,7 @@ def _words_of(verb: Verb, typed: Sequence[str], known: Sequence[Choice]) -> Cand
 
 
 def _names(current: str, known: Sequence[Choice], of_run: Sequence[Choice]) -> Candidates:
-    """Yield groups and keys; of a long key, the part up to its next dot."""
+    """Yield groups and keys; a long key only up to its next dot."""
     if current.startswith("~"):
         yield from ((f"~{choice.group}.{choice.name}", choice.summary) for choice in of_run if choice.group in LISTS)
         return
@@ -146,20 +146,20 @@ def _names(current: str, known: Sequence[Choice], of_run: Sequence[Choice]) -> C
 
 
 def _values(key: str, value: str, arguments: Sequence[str], known: Sequence[Choice]) -> Candidates:
-    """Return the values that a key may have; for a list, what is typed so far with each possible next name."""
+    """Return possible values of a key; for a list, the typed part followed by each possible next name."""
     if key in GROUPS:
         start = value[: max(value.rfind(","), value.rfind("[")) + 1]
         taken = start.strip("[").split(",")
         return [(f"{start}{row.name}", row.summary) for row in known if row.group == key and row.name not in taken]
     of_run = chosen(arguments, known)
-    declared = next((known_key for known_key in (*top_keys(), *_keys(of_run)) if known_key.name == key), None)
+    declared = next((item for item in (*top_keys(), *_keys(of_run)) if item.name == key), None)
     if declared is not None and declared.value in ("true", "false"):
         return [("true", declared.comment), ("false", declared.comment)]
     return _files(value) if {Kind.PATH, Kind.HUB_NAME} & kinds_at(key, arguments, of_run) else []
 
 
 def _files(start: str) -> Candidates:
-    """Return the files in the folder of a text, folders with a slash at the end; none that a shell has to quote."""
+    """Return the files in the folder of a path, except those that need quotes; folders end with a slash."""
     folder = start.rpartition("/")[0]
     root = Path(f"{folder}/" if "/" in start else ".").expanduser()
     with suppress(OSError):
@@ -173,17 +173,17 @@ def _files(start: str) -> Candidates:
 
 
 def _keys(of_run: Sequence[Choice]) -> Iterator[Key]:
-    """Yield the keys of choices. A recipe has none: it sets keys of other choices."""
+    """Yield the keys of choices. A recipe has no keys of its own: it sets those of other choices."""
     for choice in of_run:
         yield from choice.keys if choice.package else ()
 
 
 def _own_folder(arguments: Sequence[str]) -> Path | None:
-    """Return the folder that `--config-dir` names, None without it."""
-    for place, argument in enumerate(arguments):
+    """Return the folder that `--config-dir` names, or None."""
+    for index, argument in enumerate(arguments):
         option, equals, value = argument.partition("=")
         if option == "--config-dir":
-            return Path(value if equals else "".join(arguments[place + 1 : place + 2]))
+            return Path(value if equals else "".join(arguments[index + 1 : index + 2]))
     return None
 
 

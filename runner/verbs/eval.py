@@ -1,6 +1,6 @@
-"""`runner eval RUN`: evaluates the weights of a run that was trained before, and trains nothing.
+"""`runner eval RUN`: evaluates the weights of a saved run, and trains nothing.
 
-They are the weights that its own evaluations used: if an algorithm averages weights, the average. Test data is
+It uses the weights that the run's own evaluations used: if an algorithm averages weights, the average. Test data is
 evaluated only if the key `test` asks for it: `test=last`, or `test=best` for the best checkpoint.
 """
 
@@ -43,7 +43,7 @@ def run(job: Job) -> Objective:
 
 
 def _to_evaluate(state: State, test: str | None) -> list[Evaluator] | None:
-    """Return the evaluators to run; None if there are none at all."""
+    """Return the evaluators to run, or None without any."""
     if test is not None:
         check_test_data(state, test)
         return [*state.evaluators]
@@ -55,14 +55,14 @@ def _to_evaluate(state: State, test: str | None) -> list[Evaluator] | None:
 
 @contextmanager
 def trainer_with_weights(job: Job) -> Iterator[Trainer]:
-    """Yield the Trainer of a job, with its clock at the time when the weights were saved; record the run."""
+    """Record the run, and yield the Trainer of a job with its clock at the time when the weights were saved."""
     from runner.checkpoints.snapshot import read_timestamp
     from runner.trials.diagnosis import noting_faults
 
     with config_errors():
         trainer = build.build(job.experiment, Path(job.run_dir), job.run_name)
     with trainer:
-        # Metrics are then logged at the batch at which the other run logged its own.
+        # Metrics are logged at the same batch as those of the saved run.
         if (path := Path(job.experiment.trainer.get("load_path"))).is_dir():
             trainer.state.timestamp = trainer.state.previous_timestamp = read_timestamp(path)
         with config_errors():
@@ -72,7 +72,7 @@ def trainer_with_weights(job: Job) -> Iterator[Trainer]:
 
 
 def print_results(job: Job, trainer: Trainer, rows: Sequence[tuple[str, Any]]) -> None:
-    """Print results, then the folder of the run and the commands that show it. All ranks; rank 0 prints."""
+    """Print results, the folder of the run, and the commands that show it. All ranks; rank 0 prints."""
     from runner.distributed.ranks import get_global_rank
     from runner.training.metrics import scalars
 

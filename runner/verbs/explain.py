@@ -1,4 +1,4 @@
-"""`runner explain`: what runs at which event, in which order and why. Nothing is trained, and no data is read.
+"""`runner explain`: what runs at which event, in which order and why. It trains nothing and reads no data.
 
 With `--json` the result has these stable keys:
 
@@ -7,8 +7,8 @@ With `--json` the result has these stable keys:
   docstring, or null);
 - `events`: all events in the order of their declaration, each with `event`, `when` and `runs`, which lists in order
   `name`, `does` (the first line of the hook's docstring, or null) and `why` (a list of reasons for its place);
-- `conflicts`: what cannot be combined, a sentence each;
-- `unchecked`: keys that go into the `**options` of a class, so it is unknown whether they are used.
+- `conflicts`: a sentence for each combination that is not possible;
+- `unchecked`: keys that go into the `**options` of a class, and so may not be used.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ PLACES_AT_INIT = {
     "callback": "callbacks come after destinations",
     "algorithm": "algorithms come last",
 }
-"""Why one kind of hooks runs before or after another, at all other events and at INIT."""
+"""Why a kind of hooks runs before or after others: `PLACES_AT_INIT` at INIT, `PLACES` at all other events."""
 
 
 def run(job: Job) -> None:
@@ -95,7 +95,7 @@ def timeline(experiment: Experiment) -> dict[str, Any]:
 
 
 def make_engine(experiment: Experiment) -> tuple[Engine, list[str]]:
-    """Return the engine of a run, and the conflicts in it. Callbacks and algorithms are made, and none is called."""
+    """Return the engine of a run and its conflicts. Callbacks and algorithms are made, but not called."""
     from runner.core.engine import Engine
     from runner.core.ordering import conflicts_among, sort_algorithms
     from runner.training.arguments import split_schedulers
@@ -123,7 +123,7 @@ def make_engine(experiment: Experiment) -> tuple[Engine, list[str]]:
 
 
 def _never_called(state: Any) -> Iterator[str]:
-    """Yield which hooks are never called because the model has its own `training_step`."""
+    """Yield a sentence about hooks that are never called because the model has its own `training_step`."""
     from runner.training.arguments import refuse_unseen_hooks
 
     try:
@@ -152,7 +152,7 @@ def _runs(engine: Engine, event: Event) -> Iterator[dict[str, Any]]:
 
 
 def _reasons(listener: Hooks, listeners: Sequence[Hooks], event: Event) -> Iterator[str]:
-    """Yield why an object runs at its place among all that have a hook for an event."""
+    """Yield the reasons for the position of an object among all with a hook for an event."""
     kind = kind_of(listener)
     alike = [other for other in listeners if kind_of(other) == kind and other is not listener]
     if len(alike) + 1 < len(listeners):
@@ -169,19 +169,19 @@ def _declared(listener: Any, alike: Sequence[Any]) -> Iterator[str]:
     """Yield the declarations that put an algorithm before or after others."""
     name = type(listener).__name__
     for other in alike:
-        its_name = type(other).__name__
+        other_name = type(other).__name__
         for owner, key, names, declared_name, phrase in (
-            (name, "runs_before", getattr(listener, "runs_before", ()), its_name, "before"),
-            (name, "runs_after", getattr(listener, "runs_after", ()), its_name, "after"),
-            (its_name, "runs_before", getattr(other, "runs_before", ()), name, "after"),
-            (its_name, "runs_after", getattr(other, "runs_after", ()), name, "before"),
+            (name, "runs_before", getattr(listener, "runs_before", ()), other_name, "before"),
+            (name, "runs_after", getattr(listener, "runs_after", ()), other_name, "after"),
+            (other_name, "runs_before", getattr(other, "runs_before", ()), name, "after"),
+            (other_name, "runs_after", getattr(other, "runs_after", ()), name, "before"),
         ):
             if declared_name in names:
                 yield f"{phrase} {other.config_key}, by {owner}.{key}"
 
 
 def _first_line(thing: Any) -> str | None:
-    """Return the first line of an object's own docstring; what it inherits from `Hooks` does not describe it."""
+    """Return the first line of an object's own docstring; one inherited from `Hooks` does not describe it."""
     if getattr(thing, "__func__", thing) in vars(Hooks).values():
         return None
     text = getattr(thing, "__doc__", None) or ""

@@ -1,13 +1,13 @@
-"""`runner export RUN FILE`: the weights of a run in one file, whether its checkpoints are sharded or not.
+"""`runner export RUN FILE`: writes the weights of a run to one file, whether its checkpoints are sharded or not.
 
-They are the weights that evaluations measured, by the names that they have in the network. If the model
-wraps a network, as `ClassificationModel` does, they are those of the network, without the wrapper:
+These are the weights that evaluations measured, under their names in the network. If the model
+wraps a network, as `ClassificationModel` does, the names have no prefix for the wrapper:
 
     network.load_state_dict(torch.load("model.pt"))
     network.load_state_dict(safetensors.torch.load_file("model.safetensors"))
 
 `trainer.load_path=model.pt` starts a run from the file. A `.pt` file needs memory for all weights, a `.safetensors`
-file for the largest of them.
+file only for the largest of them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SUFFIXES = (".pt", ".safetensors")
 
 def run(command: Command) -> None:
     """Write the weights of a run to a file."""
-    run_name, file = command.words
-    source = download_run(run_name, keep=False) if is_address(run_name) else run_name
+    name, file = command.words
+    source = download_run(name, keep=False) if is_address(name) else name
     run = require_latest_run() if source == "latest" else Path(source)
     path = Path(file)
     if path.suffix not in SUFFIXES:
@@ -68,9 +68,9 @@ def run(command: Command) -> None:
 
 
 def _of_network(weights: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return weights by their names in the network, if a model of this project holds it; else unchanged.
+    """Return weights by their names in the network if a model of this project wraps it; else unchanged.
 
-    A run that was made in Python has no config of its model, so there it is told by the names alone.
+    The config of a run in Python does not describe its model, so there the names alone decide.
     """
     from runner.checkpoints.weights import WRAPPED
 

@@ -1,7 +1,7 @@
-"""`runner fork RUN BATCH`: trains a new run that begins with the state of another one after a batch.
+"""`runner fork RUN BATCH`: trains a new run that begins with the state of another run after a batch.
 
-The original run is left untouched. If it has no checkpoint at that batch, the batches since the nearest earlier one
-are retrained, bit for bit. Almost anything may be changed; not, for example, the class of the optimizer. `runner -m
+The original run stays untouched. If it has no checkpoint at that batch, the batches since the nearest earlier one
+are retrained, bit for bit. Almost anything may change, but not, for example, the class of the optimizer. `runner -m
 fork RUN ba100,ba200` begins a run at each of several batches.
 """
 

@@ -22,7 +22,7 @@ from runner.verbs.list import describe_group, own_classes
 LINES = (
     ("optimizer.lr=0.05", "sets a value"),
     ("model=mlp", "makes another choice in a group"),
-    ("+callbacks=speed_monitor", "adds to the callbacks, likewise to the algorithms"),
+    ("+callbacks=speed_monitor", "adds a callback; +algorithms=... adds an algorithm"),
     ("~callbacks.progress_bar", "removes one"),
     ("-m seed=0,1,2", "a sweep: trains one job for each value"),
     ("--cfg job", "prints the composed config, and trains nothing"),
@@ -38,7 +38,7 @@ MORE = (
     ("docs/, README.md", "of the project: guides, and what a run leaves"),
 )
 RUN = "a folder of a run, one of its checkpoints, its MLflow id, its address on a mirror, or latest"
-# Arguments that the runner itself gives, so that no config sets them.
+# Arguments that the runner itself supplies, so no config sets them.
 GIVEN = ("params", "model", "optimizer", "timestamp")
 
 
@@ -77,9 +77,9 @@ def overview(own: Path | None = None) -> Iterator[str]:
 
 
 def explain(name: str, own: Path | None = None) -> Iterator[str]:
-    """Yield the lines of what a name means: each choice, group and verb of this name, or else the key or class.
+    """Yield the explanation of each choice, group and verb of a name, or else of the key or class.
 
-    The name may be prefixed with the group of a choice, with a dot or as in an override.
+    The group may precede the name of a choice, with a dot or as in an override.
     """
     topic = name.lstrip("+").replace("=", ".").replace("/", ".")
     known = choices(own)
@@ -103,7 +103,7 @@ def explain(name: str, own: Path | None = None) -> Iterator[str]:
 
 
 def _names_of(choice: Choice) -> tuple[str, ...]:
-    """Return the names of a choice: its own, with its group, and that of its class."""
+    """Return the names of a choice: its own, the one with its group, and that of its class."""
     return (choice.name, f"{choice.group.replace('/', '.')}.{choice.name}", choice.target.rpartition(".")[2])
 
 
@@ -127,15 +127,15 @@ def _explain_verb(verb: Verb) -> Iterator[str]:
 
 
 def _text_of(verb: Verb) -> str:
-    """Return what the file of a verb says of it, without the command with which that begins."""
+    """Return the docstring of a verb's file without the command at its start."""
     file = Path(__file__).with_name(f"{verb.name.replace('-', '_')}.py")
     text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-    said = text.partition(": ")[2]
-    return said[:1].upper() + said[1:]
+    description = text.partition(": ")[2]
+    return description[:1].upper() + description[1:]
 
 
 def _synopsis(option: Option) -> str:
-    """Return an option as it is typed, with what its value may be."""
+    """Return an option with its possible values, as users type it."""
     if isinstance(option.kind, tuple):
         return f"--{option.name} {'|'.join(option.kind)}"
     value = {bool: "", int: " N", float: " X", str: " TEXT", list: " A,B"}[option.kind]
@@ -143,7 +143,7 @@ def _synopsis(option: Option) -> str:
 
 
 def _described(option: Option) -> tuple[str, str]:
-    """Return the default of an option, empty if it is off, and its description; names by default are part of that."""
+    """Return the default of an option, empty if it is off, and its description, which includes default names."""
     if isinstance(option.default, tuple):
         return "", ": ".join(filter(None, (option.says, ", ".join(option.default))))
     return "" if option.default is None or option.default is False else str(option.default), option.says
@@ -154,7 +154,7 @@ def _explain_choice(choice: Choice) -> Iterator[str]:
     definition = find_definition(choice.target) if choice.target else None
     yield heading(f"{choice.typed}: a choice of {choice.group}{' of your own' if choice.is_own else ''}")
     text = definition.sections[""] if definition is not None else ""
-    if choice.group in LISTS and text:  # the comment is a shorter version of it
+    if choice.group in LISTS and text:  # the comment only shortens the docstring
         yield from paragraphs(text)
     else:
         yield from paragraphs(f"{choice.comment}\n\n{text if choice.package else ''}")
@@ -173,14 +173,14 @@ def _explain_choice(choice: Choice) -> Iterator[str]:
     yield f"  {_example_of(choice, package)}"
     yield ""
     yield heading("Read more")
-    places = [show_path(choice.file)]
+    files = [show_path(choice.file)]
     if definition is not None:
-        places.append(show_path(definition.file.resolve()))  # a checkout is installed through a link
-    yield from in_columns([(place,) for place in places])
+        files.append(show_path(definition.file.resolve()))  # a checkout is installed through a link
+    yield from in_columns([(file,) for file in files])
 
 
 def _rows_of_keys(choice: Choice, package: str, definition: Definition | None) -> Iterator[tuple[str, str, str]]:
-    """Yield name, default and meaning of the keys in a file, then of the arguments that it leaves out."""
+    """Yield name, default and meaning of the keys in a file, then of arguments missing from it."""
     arguments = dict(definition.rows("Args")) if definition is not None and choice.package else {}
     named = [key.name.removeprefix(package) for key in choice.keys]
     for name, key in zip(named, choice.keys, strict=True):
@@ -194,7 +194,7 @@ def _rows_of_keys(choice: Choice, package: str, definition: Definition | None) -
 
 
 def _example_of(choice: Choice, package: str) -> str:
-    """Return a command that makes a choice: the one in its file, or else with its first key that has a plain value."""
+    """Return a command that makes a choice: the one in its file, or one with its first key of a plain value."""
     if choice.command:
         return choice.command.removeprefix("python -m ")
     if choice.group == "vars":
@@ -207,7 +207,7 @@ def _example_of(choice: Choice, package: str) -> str:
 
 
 def _explain_key(topic: str, known: list[Choice]) -> Iterator[str]:
-    """Yield what a key means, in each choice that has it; nothing if there is no such key."""
+    """Yield the meaning of a key in each choice that has it; nothing for an unknown key."""
     for key in top_keys():
         if topic == key.name:
             yield heading(f"{key.name}={key.value}")

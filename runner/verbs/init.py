@@ -22,7 +22,7 @@ def run(command: Command) -> None:
     if not name:
         raise WrongKey("FOLDER", "needs a name; write runner init my_project", repr(name))
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise WrongKey("FOLDER", "is there already, and nothing is overwritten; give a new folder", repr(name))
+        raise WrongKey("FOLDER", "exists already, and nothing is overwritten; give a new folder", repr(name))
     shutil.copytree(TEMPLATE, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     readme = folder / "README.md"
     readme.write_text(Template(readme.read_text(encoding="utf-8")).safe_substitute(name=folder.name), "utf-8")

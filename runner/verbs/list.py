@@ -1,4 +1,4 @@
-"""`runner list callbacks`: the choices of a config group, a line about each. Nothing is composed."""
+"""`runner list callbacks`: lists the choices of a config group with a line about each. Composes no config."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from runner.terminal.answer import give
 from runner.terminal.text import heading, in_columns
 
 SHIPPED = Path(__file__).parents[1]
-"""The folder that holds the `callbacks` and `algorithms` that come with the runner."""
+"""The folder of the `callbacks` and `algorithms` that come with the runner."""
 
 
 def run(command: Command) -> None:
-    """Print a line about each choice of a config group, or of all of them; `runner list verbs` prints the verbs."""
+    """Print a line about each choice of a config group, or of all groups; `runner list verbs` prints the verbs."""
     known = choices(config_dir(command.overrides))
     only = "".join(command.words).replace(".", "/")
     if only == "verbs":
@@ -37,7 +37,7 @@ def run(command: Command) -> None:
 
 
 def describe_group(group: str, known: Sequence[Choice]) -> Iterator[str]:
-    """Yield a line about each choice of a group, and about the user's own classes that no file names."""
+    """Yield a line about each choice of a group, and about each of the user's own classes that no file names."""
     yield heading(f"{group}: {GROUPS[group]}")
     rows = [(row.name, f"{row.summary}{' (yours)' if row.is_own else ''}") for row in known if row.group == group]
     named = {choice.target for choice in known}
@@ -49,7 +49,7 @@ def describe_group(group: str, known: Sequence[Choice]) -> Iterator[str]:
 
 
 def own_classes() -> list[tuple[str, Definition]]:
-    """Return the public classes in `callbacks` and `algorithms` of the working directory, each with its dotted path."""
+    """Return the public classes in `callbacks` and `algorithms` of the working directory, with their dotted paths."""
     classes = []
     for package in LISTS:
         if Path(package).resolve() == (SHIPPED / package).resolve():  # in a checkout

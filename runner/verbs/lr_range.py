@@ -1,4 +1,4 @@
-"""`runner lr-range`: trains a little while the learning rate grows, and suggests one from how the loss falls.
+"""`runner lr-range`: trains briefly while the learning rate grows, and suggests a rate from the fall of the loss.
 
 The rate grows by the same factor after each batch, from `--start` to `--end`, instead of following the schedule. All
 parameter groups keep their ratios to `optimizer.lr`. Only the picture is kept. Use the rate as a starting point, or for
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from runner.trials.rising_rate import RisingRate
 
 LEAST = 20
-"""Batches below which the smoothed loss has no slope worth the name."""
+"""Fewest batches for a meaningful slope of the smoothed loss."""
 FORMATS = (".png", ".svg", ".pdf")
 
 
 def check(command: Command, experiment: Experiment) -> None:
-    """Check that the test is possible with an experiment."""
+    """Check that the options and the experiment fit the test."""
     options = command.options
     for key in ("start", "end"):
         if not 0 < options[key] < math.inf:
@@ -43,8 +43,8 @@ def check(command: Command, experiment: Experiment) -> None:
     if Path(options["picture"]).suffix not in FORMATS:
         raise WrongKey("--picture", f"must end in {', '.join(FORMATS)}", repr(options["picture"]))
     if "" not in experiment.optimizers:
-        several = ", ".join(experiment.optimizers)
-        raise WrongKey("optimizer", f"lr-range varies the rate of one optimizer, not {several}")
+        names = ", ".join(experiment.optimizers)
+        raise WrongKey("optimizer", f"lr-range varies the rate of one optimizer, not {names}")
     rate = experiment.optimizers[""].get("lr")
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
         reason = "lr-range varies it, and keeps the ratios of parameter groups to it; give a number above 0"
@@ -52,7 +52,7 @@ def check(command: Command, experiment: Experiment) -> None:
 
 
 def run(job: Job) -> None:
-    """Print a suggestion, and draw the loss over the learning rate. All ranks; nothing else is left behind.
+    """Print a suggestion, and draw the loss over the learning rate. All ranks; only the picture is kept.
 
     The rule behind the suggestion is in `runner.trials.rising_rate`.
     """
@@ -80,7 +80,7 @@ def run(job: Job) -> None:
 
 
 def _describe(rising: RisingRate) -> Iterator[tuple[str, str]]:
-    """Yield the lines about what was found, as labels and texts."""
+    """Yield the lines of the report, as labels and texts."""
     rate = rising.suggest()
     last = rising.rates[-1]
     smoothed = rising.smoothed
@@ -92,13 +92,13 @@ def _describe(rising: RisingRate) -> Iterator[tuple[str, str]]:
         yield "ok suggestion", f"optimizer.lr={float(f'{rate:.2g}')!r}"
     yield "lowest loss", f"{lowest:.4g} (smoothed) at {at:.3g}"
     if rising.diverged_at is None:
-        yield "warning end", f"the loss has not diverged by {last:.3g}; a larger --end shows where it diverges"
+        yield "warning end", f"the loss has not diverged by {last:.3g}; a larger --end shows when it does"
     else:
         yield "diverged", f"at {rising.diverged_at:.3g}, after {len(rising.losses)} batches"
 
 
 def _draw(title: str, rising: RisingRate, kind: str) -> bytes:
-    """Return the picture of a test as the content of a file of a kind, such as 'png'."""
+    """Return the picture of a test as the content of a file of type `kind`, such as 'png'."""
     from runner.pictures.figure import COLORS, GRAY, add_legend, make_figure, render, scale, shorten, style
 
     with style():

@@ -1,9 +1,9 @@
-"""`runner prove`: whether an experiment that is killed and resumed repeatedly ends like one that is not, to the bit.
+"""`runner prove`: kills and resumes an experiment repeatedly, and compares it bit for bit with an uninterrupted run.
 
 The experiment is trained for some batches in separate processes: once without interruption, and once with a SIGKILL
 at random moments and `runner resume` after each. Digests of weights, optimizer, randomness, algorithms and samples
-after every batch are compared, and the final metrics. If they differ, the first run is made a second time: if two runs
-without a kill differ too, then the experiment is not deterministic, and resuming is not at fault.
+after every batch must be equal, and so must the final metrics. If not, the uninterrupted run is repeated: if the two
+uninterrupted runs differ too, the experiment is not deterministic, and resuming is not at fault.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from runner.trials.kills import IN_SAVE, CompletedKill, Pace, Session, plan_kill
 from runner.verbs.compare import difference
 
 FILE = "prove.json"
-"""Name of the file that holds the verdict."""
+"""Name of the file with the verdict."""
 
 WHOLE = "uninterrupted"
 KILLED = "killed"
 AGAIN = "uninterrupted-again"
 
 SHOWN_LINES = 20
-"""Lines of a session's output that are shown if it failed."""
+"""Lines to show of a failed session's output."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """Whether the experiment resumes to the bit."""
+        """Whether the experiment resumes bit for bit."""
         return self.outcome == "equal"
 
 
 def check(command: Command, experiment: Experiment) -> None:
-    """Raise an error if an experiment cannot be proved as the command asks."""
+    """Check the options of a proof, and that it can start its own processes."""
     options = command.options
     if "RANK" in os.environ:
         raise ValueError("prove: starts its own processes; use launch.nproc_per_node=... without torchrun")
@@ -84,10 +84,10 @@ def check(command: Command, experiment: Experiment) -> None:
 
 
 def run(job: Job) -> None:
-    """Prove that an experiment resumes to the bit, and print the verdict. Rank 0 alone.
+    """Prove that an experiment resumes bit for bit, and print the verdict. Rank 0 alone.
 
     Raises:
-        SystemExit: it does not, and all files are kept; the exit code is 1.
+        SystemExit: it does not resume so; all files are kept, and the exit code is 1.
         WrongConfig: the experiment cannot be trained at all.
     """
     if any(Path(job.run_dir).iterdir()):
@@ -130,7 +130,7 @@ class Proof:
         write_record(self.folder / "experiment", proved.plain, job.arguments, job.run_name)
 
     def run(self) -> Verdict:
-        """Train, kill, resume and compare, print the progress, and return the verdict."""
+        """Train, kill, resume and compare; print the progress and return the verdict."""
         try:
             pace = self._train(WHOLE)
         except (SessionFailed, TimeoutError) as error:
@@ -159,7 +159,7 @@ class Proof:
             yield "not all kills came: the run had ended before; --batches for more"
 
     def write(self, verdict: Verdict) -> None:
-        """Write the verdict to a file, with all that is needed to reproduce it."""
+        """Write the verdict to a file, with everything needed to reproduce it."""
         command = shlex.join(["python", "-m", "runner", *self._command.arguments])
         kills = [asdict(kill) for kill in self.kills]
         content = {**asdict(verdict), "kills": kills, "options": dict(self.asked), "command": command}
@@ -182,15 +182,15 @@ class Proof:
         resumed_from = 0
         for number, kill in enumerate(plan_kills(self.asked["kills"], self.asked["seed"], pace, self._ranks), 1):
             with self._session(KILLED) as session:
-                carried_out = session.kill_at(kill, pace, resumed_from)
-            if carried_out is None:
+                completed = session.kill_at(kill, pace, resumed_from)
+            if completed is None:
                 self._check_end(session, KILLED)
                 return
             resumed_from = _last_saved(run)
-            self.kills.append(replace(carried_out, resumed_from=resumed_from))
-            whom = f" on rank {carried_out.rank}" if self._ranks > 1 else ""
+            self.kills.append(replace(completed, resumed_from=resumed_from))
+            rank = f" on rank {completed.rank}" if self._ranks > 1 else ""
             onward = f"resumes after batch {resumed_from}" if resumed_from else "starts over"
-            _print_row(f"kill {number}", f"{carried_out.moment}{whom}, after batch {carried_out.batch}; {onward}")
+            _print_row(f"kill {number}", f"{completed.moment}{rank}, after batch {completed.batch}; {onward}")
         self._train(KILLED)
 
     def _compare(self) -> Verdict:
@@ -202,7 +202,7 @@ class Proof:
                 _count(len(result.metrics) if result else 0, "final metric", "final metrics"),
                 _count(len(self.kills), "kill", "kills"),
             )
-            return Verdict("equal", f"equal to the bit: {', '.join(counts)}")
+            return Verdict("equal", f"equal bit for bit: {', '.join(counts)}")
         _print_row("they differ", "training without a kill once more")
         try:
             self._train(AGAIN)
@@ -219,17 +219,17 @@ class Proof:
         return Verdict("different", reason)
 
     def _session(self, name: str) -> Session:
-        """Start a run, or resume it if it has begun."""
+        """Start a run, or resume it if it has started."""
         run = self.folder / name
         verb, source = ("resume", run) if Record(run).exists else ("rerun", self.folder / "experiment")
         arguments = [verb, str(source), f"hydra.run.dir={quoted(str(run))}"]
         arguments += [f"--allow-targets={','.join(self.asked['allow_targets'])}"]
-        arguments += ["--allow-divergence"]  # runs that diverge alike are equal too
+        arguments += ["--allow-divergence"]  # diverged runs can be equal too
         arguments += ["--allow-addresses=*"]  # it is this user's own experiment, whether it is signed or not
         return Session(arguments, run, self._log(name), self.asked["patience"])
 
     def _check_end(self, session: Session, name: str) -> None:
-        """Raise an error if a session ended with one.
+        """Check that a session ended without an error.
 
         Raises:
             SessionFailed: it ended with an error.
@@ -261,7 +261,7 @@ def to_prove(experiment: Experiment, options: Mapping[str, Any]) -> Experiment:
 
 
 def _last_saved(run_dir: Path) -> int:
-    """Return the batch of a run's newest checkpoint, 0 if there is none."""
+    """Return the batch of a run's newest checkpoint; 0 without a checkpoint."""
     from runner.checkpoints.files import find_checkpoint
     from runner.checkpoints.manifest import read_manifest
 
@@ -276,7 +276,7 @@ def _print_row(label: str, text: str) -> None:
 
 
 def _row(label: str, text: str) -> tuple[str, str]:
-    """Return a label and a text; the label is padded, so that rows printed one by one are aligned."""
+    """Return a label, padded to align rows that are printed one by one, and a text."""
     return f"{label:<17}", text
 
 

@@ -1,8 +1,8 @@
-"""`runner replay RUN BATCH`: trains one batch of a run again, as the run did, and shows all that happened in it.
+"""`runner replay RUN BATCH`: trains one batch of a run again, as the run did, and shows everything that happens in it.
 
-It begins at the run's last checkpoint before that batch, trains the batches in between again, and leaves the run as it
-is. Where the run kept digests, they say whether all is equal to the bit. Without BATCH, it is the batch in which the
-run failed, from its crash.zip.
+It begins at the run's last checkpoint before that batch and trains the batches in between again; the run itself stays
+unchanged. If the run kept digests, they show whether the batches are equal bit for bit. Without BATCH, it trains the
+batch in which the run failed, from its crash.zip.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".pdf")
 NO_BATCH = "must be the number of a batch, counted from 1; only a run that failed and left a crash.zip needs none"
-SHOWN = 6  # layers whose norms are printed
+SHOWN = 6  # layers to print norms of
 _MORE = 8  # samples in a line
 
 
@@ -82,27 +82,27 @@ def run(job: Job) -> None:
         stack.enter_context(noting_faults(experiment, job.choices))
         trained = trainer.state.timestamp.batch
         if is_rank_zero():
-            start = trainer.state.resumed_from
-            where = "the beginning of the run" if start is None else _show_checkpoint(start, source)
-            print_block(f"batch {batch} of {job.typed_run}", [("from", f"{where}, after batch {trained}")])
+            checkpoint = trainer.state.resumed_from
+            start = "the beginning of the run" if checkpoint is None else _show_checkpoint(checkpoint, source)
+            print_block(f"batch {batch} of {job.typed_run}", [("from", f"{start}, after batch {trained}")])
         trainer.fit(may_be_over=bool(crash))
         with config_errors():
             check_reached(trainer.state, 0 if crash else batch, "BATCH")
         if is_rank_zero() and noted.is_done:
             _report(job, trainer, noted, trained)
         if is_rank_zero() and crash:
-            was = f"{crash['type']} at {crash['at']}: {crash['message']}"
-            print_block("", [("warning crash", f"it did not fail this time; then it was {was}")])
+            failure = f"{crash['type']} at {crash['at']}: {crash['message']}"
+            print_block("", [("warning crash", f"it did not fail this time; the recorded failure is {failure}")])
 
 
 def _show_checkpoint(path: Path, run: Path) -> str:
-    """Return the path of a checkpoint, relative to a run that was unpacked from a file: its folder is temporary."""
+    """Return the path of a checkpoint, relative to the run if it is inside, because that folder may be temporary."""
     inside = path.relative_to(run.resolve()) if path.is_relative_to(run.resolve()) else None
     return f"its {inside}" if inside is not None else show_path(path)
 
 
 def _read_crash(run: Path) -> dict[str, Any]:
-    """Return the facts about the failure of a run in a bundle; empty if there are none, or if they are invalid."""
+    """Return the facts about the failure of a run in a bundle; empty if they are missing or invalid."""
     facts = read_object(run / FACTS)
     texts = {key: printable(facts.get(key, "")) for key in ("type", "at", "message", "by")}
     batch = facts.get("batch")
@@ -111,15 +111,15 @@ def _read_crash(run: Path) -> dict[str, Any]:
 
 @contextmanager
 def _failing_as(crash: Mapping[str, Any], noted: ReplayedBatch) -> Iterator[None]:
-    """Say of a failure whether it is the one that the run had."""
+    """Add a note to a failure that says whether it is the recorded failure of the run."""
     try:
         yield
     except Exception as error:
         if crash:
             batch = 1 if noted.state is None else noted.state.timestamp.batch + 1
             recorded = f"{crash['type']} at {crash['at']}, in batch {crash['batch']}"
-            now = "{type} at {at}, in batch {batch}".format(**describe_crash(error), batch=batch)
-            error.add_note(f"{'' if now == recorded else 'not '}the failure of the run: {recorded}")
+            observed = "{type} at {at}, in batch {batch}".format(**describe_crash(error), batch=batch)
+            error.add_note(f"{'' if observed == recorded else 'not '}the failure of the run: {recorded}")
         raise
 
 
@@ -132,9 +132,9 @@ def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, start: int) -> Non
     batch = noted.batch
     equal, digests = compare_digests(run, trainer.state.run_dir, start, batch)
     inputs = _joined(noted.microbatches)
-    places = worst_samples(noted.losses, options["worst"]).tolist()
-    worst, captions = _describe(noted, inputs, places, _decoder(job.experiment.data))
-    picture = _draw(inputs, places, captions, _picture_file(job, batch), f"batch {batch} of {run.name}")
+    rows = worst_samples(noted.losses, options["worst"]).tolist()
+    worst, captions = _describe(noted, inputs, rows, _decoder(job.experiment.data))
+    picture = _draw(inputs, rows, captions, _picture_file(job, batch), f"batch {batch} of {run.name}")
     if options["to"]:
         _write(Path(options["to"]), noted)
     give(
@@ -161,9 +161,9 @@ def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, start: int) -> Non
 
 
 def _describe(
-    noted: ReplayedBatch, inputs: Any, places: list[int], decode: Callable[[list[int]], str] | None
+    noted: ReplayedBatch, inputs: Any, rows: list[int], decode: Callable[[list[int]], str] | None
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return what is known about samples at some places of the batch, for programs, and their captions."""
+    """Return the facts about samples in some rows of the batch, for programs, and captions of these samples."""
     from runner.device.batch import tensors
     from runner.pictures.samples import make_captions, show_text, to_classes
 
@@ -177,14 +177,14 @@ def _describe(
     captions = make_captions({"loss": noted.losses, **classes}, [sample.index for sample in samples])
     described = [
         {
-            "index": samples[place].index,
-            "loss": samples[place].loss,
-            "is": about[place],
-            "text": show_text(first, place, decode),
+            "index": samples[row].index,
+            "loss": samples[row].loss,
+            "is": about[row],
+            "text": show_text(first, row, decode),
         }
-        for place in places
+        for row in rows
     ]
-    return described, [captions[place] for place in places]
+    return described, [captions[row] for row in rows]
 
 
 def _rows(noted: ReplayedBatch, worst: list[str]) -> Iterator[tuple[str, str]]:
@@ -199,15 +199,15 @@ def _rows(noted: ReplayedBatch, worst: list[str]) -> Iterator[tuple[str, str]]:
         yield "samples", f"{', '.join(map(str, known[:_MORE]))}{more}"
     if noted.no_losses:
         yield "worst", f"the loss of a sample is not known: {noted.no_losses}"
-    for place, text in enumerate(worst):
-        yield "worst" if place == 0 else "", text
+    for number, text in enumerate(worst):
+        yield "worst" if number == 0 else "", text
     if noted.gradients:
         total = sum(norm * norm for norm in noted.gradients.values()) ** 0.5
         yield "gradients", f"norm {total:.4g}; {_largest(noted.gradients)}"
     if noted.activations:
         yield "activations", f"norms {_largest(noted.activations)}"
-    for place, act in enumerate(noted.acts):
-        yield "algorithms" if place == 0 else "", f"{act.algorithm} at {act.event}: {'; '.join(act.changed)}"
+    for number, act in enumerate(noted.acts):
+        yield "algorithms" if number == 0 else "", f"{act.algorithm} at {act.event}: {'; '.join(act.changed)}"
 
 
 def _largest(norms: Mapping[str, float]) -> str:
@@ -225,7 +225,7 @@ def _decoder(data: Section) -> Callable[[list[int]], str] | None:
 
 
 def _joined(parts: list[Any]) -> Any:
-    """Return microbatches, or their outputs, as one; None if they cannot be joined."""
+    """Join microbatches or their outputs into a batch; return None if they cannot be joined."""
     from torch import Tensor, cat
 
     if len(parts) < 2:
@@ -236,36 +236,36 @@ def _joined(parts: list[Any]) -> Any:
     if isinstance(first, Mapping):
         return {key: _joined([part[key] for part in parts]) for key in first}
     if isinstance(first, tuple | list):
-        return [_joined([part[place] for part in parts]) for place in range(len(first))]
+        return [_joined([part[index] for part in parts]) for index in range(len(first))]
     return None
 
 
 def _picture_file(job: Job, batch: int) -> str:
-    """Return where the picture goes: a name without a folder belongs to the run, unless that was unpacked for now."""
+    """Return the path of the picture: a name without a folder is put into the run, unless that is only temporary."""
     name = job.command.options["picture"]
     if not name or "/" in name:
         return name
     run = Path(str(job.command.run))
-    # Without a batch, it is the crash.zip in the run's folder that was unpacked.
+    # Without a batch, the source is the unpacked crash.zip of the run.
     folder = Path(job.source) if job.command.batch else run
     folder = Path() if run.is_file() or "://" in str(run) else folder
     return str(folder / "replay" / f"ba{batch}" / name)
 
 
-def _draw(inputs: Any, places: list[int], captions: list[str], path: str, title: str) -> str | None:
+def _draw(inputs: Any, rows: list[int], captions: list[str], path: str, title: str) -> str | None:
     """Write a picture of the worst samples if they are images, and return its path."""
     from runner.pictures.samples import draw_images, find_images
 
     images = find_images(inputs)
-    if not (path and places) or images is None:
+    if not (path and rows) or images is None:
         return None
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(Path(path), draw_images(images[places], captions, title, Path(path).suffix[1:]))
+    write_whole(Path(path), draw_images(images[rows], captions, title, Path(path).suffix[1:]))
     return path
 
 
 def _write(path: Path, noted: ReplayedBatch) -> None:
-    """Write the batch as the model saw it, its outputs, gradients and losses into a file."""
+    """Write the batch as the model saw it, and its outputs, gradients and losses, into a file."""
     import torch
     from safetensors.torch import save
 

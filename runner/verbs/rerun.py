@@ -1,7 +1,7 @@
 """`runner rerun RUN`: trains the experiment of a run again, from its record, in a new folder.
 
-The recorded config is used, with the overrides that are typed. Code that was uncommitted at the time is taken from the
-copy kept with the run.
+It uses the recorded config with the typed overrides. Code that was uncommitted at the time comes from the copy kept
+with the run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`runner resume RUN`: continues a run in its own folder, bit for bit as if it had never been interrupted.
 
-It continues from the newest checkpoint, or from the one that is named. The recorded config counts; what is typed
-changes it. Changes that affect training are refused unless `--allow-changes` names them. A run that ended before its
-first checkpoint starts over.
+It continues from the newest checkpoint, or from a named one, with the recorded config and the typed overrides. Changes
+that affect training are refused unless `--allow-changes` names them. A run that ended before its first checkpoint
+starts over.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`runner runs 'eval/loss<0.2' model=resnet8`: the runs in `outputs/`, filtered and sorted.
+"""`runner runs 'eval/loss<0.2' model=resnet8`: lists the runs in `outputs/`, filtered and sorted.
 
 A condition is a name, one of = != < <= > >=, and a value; all of them must hold. The name is a field (status, name,
 folder, verb, started, seconds, objective), a metric (eval/loss), a config group (model=resnet8) or a key of the config
@@ -27,14 +27,14 @@ from runner.terminal.answer import give
 from runner.terminal.text import Column, draw_table, shortened, show_seconds, table_width
 
 LIMIT = 25  # runs in a table
-TYPED = 24  # columns that are kept for what was typed, if it needs them
+TYPED = 24  # columns reserved for the typed overrides, if they need them
 MOST = 40  # characters of a value
-LOSSES = ("eval/loss",)  # shown besides the objective
-HEAD = 14  # characters in a line of a column's head, if its name can be divided
+LOSSES = ("eval/loss",)  # shown in addition to the objective
+HEAD = 14  # characters in a line of a column's head, if its name can be split
 
 
 def run(command: Command) -> None:
-    """Print the runs in `outputs/` that meet conditions: as a table, or all that is known of them as CSV."""
+    """Print the runs in `outputs/` that meet conditions, as a table or, with all facts about them, as CSV."""
     conditions = parse_conditions(" ".join(command.words))
     order = command.options["sort"]
     form = command.options["format"]
@@ -57,7 +57,7 @@ def run(command: Command) -> None:
 
 
 def describe(run: SavedFolder) -> dict[str, Any]:
-    """Return all that is known of a run, in plain containers; NaN and infinities as text."""
+    """Return all facts about a run in plain containers, with NaN and infinities as text."""
     result = run.result
     known: dict[str, Any] = {
         "folder": str(run.folder),
@@ -81,7 +81,7 @@ def describe(run: SavedFolder) -> dict[str, Any]:
 
 
 def as_tree(runs: Sequence[SavedFolder]) -> tuple[list[SavedFolder], list[int]]:
-    """Return runs with each fork below its parent, if that is among them, and the depth of each."""
+    """Return runs in the order of a tree, with each fork below its parent, and the depth of each run."""
     known = {run.folder.resolve(): run for run in runs}
     children: dict[Path | None, list[SavedFolder]] = {}
     for run in runs:
@@ -90,12 +90,12 @@ def as_tree(runs: Sequence[SavedFolder]) -> tuple[list[SavedFolder], list[int]]:
         children.setdefault(parent if parent in known and parent != own else None, []).append(run)
     ordered: list[SavedFolder] = []
     depths: list[int] = []
-    placed: set[Path] = set()
+    added: set[Path] = set()
 
     def add(run: SavedFolder, depth: int) -> None:
-        if run.folder in placed:
+        if run.folder in added:
             return
-        placed.add(run.folder)
+        added.add(run.folder)
         ordered.append(run)
         depths.append(depth)
         for child in children.pop(run.folder.resolve(), ()):
@@ -103,13 +103,13 @@ def as_tree(runs: Sequence[SavedFolder]) -> tuple[list[SavedFolder], list[int]]:
 
     for run in children.pop(None, []):
         add(run, 0)
-    for orphan in [run for listed in children.values() for run in listed]:  # parents of each other, in edited files
+    for orphan in [run for listed in children.values() for run in listed]:  # edited files may form a cycle
         add(orphan, 0)
     return ordered, depths
 
 
 def _branch(run: SavedFolder, depth: int) -> str:
-    """Return the prefix of a fork in the table: its depth, and the batch at which it left its parent."""
+    """Return the prefix of a fork in the table: its depth, and the batch where it begins."""
     return f"{'  ' * (depth - 1)}└ ba{run.result.forked_at} " if depth and run.result is not None else ""
 
 
@@ -121,24 +121,24 @@ def _table(
     matching: int,
     all_runs: int,
 ) -> list[str]:
-    """Return the lines of a table that fits the terminal: the columns that matter least are left out first."""
+    """Return the lines of a table that fits the terminal; the least important columns are left out first."""
     counts = f"{matching:,} of {all_runs:,} runs" if matching != all_runs else f"{all_runs:,} runs"
     title = f"{counts.removesuffix('s') if counts == '1 runs' else counts} in {OUTPUTS}/"
     if not runs:
         return [title]
     statuses = {run.status for run in runs}
-    if len(statuses) == 1:  # which then needs no column
+    if len(statuses) == 1:  # a shared status needs no column
         title += f", {'all ' * (len(runs) > 1)}{printable(*statuses)}"
     typed = _what_differs(runs)
     widest = max(map(len, typed))
-    places = _places(runs, table_width())
-    named = [_branch(run, depth) + place for run, depth, place in zip(runs, depths, places, strict=False)]
+    folders = _folders(runs, table_width())
+    named = [_branch(run, depth) + folder for run, depth, folder in zip(runs, depths, folders, strict=False)]
     chosen = [Column(["run"], named)]
     room = table_width() - chosen[0].width
     left_out = []
-    for column, matters in _by_importance(runs, conditions, order, len(statuses) > 1):
-        kept = 0 if matters or not widest else min(widest, TYPED) + 2
-        if column.width + 2 + kept <= room:
+    for column, is_important in _by_importance(runs, conditions, order, len(statuses) > 1):
+        reserved = 0 if is_important or not widest else min(widest, TYPED) + 2
+        if column.width + 2 + reserved <= room:
             chosen.append(column)
             room -= column.width + 2
         else:
@@ -155,8 +155,8 @@ def _table(
     return lines
 
 
-def _places(runs: Sequence[SavedFolder], width: int) -> list[str]:
-    """Return the folders of runs; on a narrow terminal all without `outputs/`, and long ones without their start."""
+def _folders(runs: Sequence[SavedFolder], width: int) -> list[str]:
+    """Return the folders of runs as text; on a narrow terminal, without `outputs/` and the start of long ones."""
     texts = [printable(run.folder) for run in runs]
     if max(map(len, texts)) > width // 3:
         texts = [text.removeprefix(f"{OUTPUTS}/") for text in texts]
@@ -167,24 +167,26 @@ def _places(runs: Sequence[SavedFolder], width: int) -> list[str]:
 def _by_importance(
     runs: Sequence[SavedFolder], conditions: Sequence[Condition], order: str, has_status: bool
 ) -> Iterator[tuple[Column, bool]]:
-    """Yield columns, the most important first, and whether each matters more than what was typed for a run."""
+    """Yield columns, most important first, and whether each is more important than the typed overrides."""
     if has_status:
         yield Column(["status"], [printable(shortened(run.status, 12)) for run in runs]), True
-    exact = [condition.name for condition in conditions if condition.sign == "="]  # which says the same of each run
+    exact = [
+        condition.name for condition in conditions if condition.sign == "="
+    ]  # their values are the same in all runs
     named = [condition.name for condition in conditions if condition.name not in exact]
     named += [order.removeprefix("-")] * bool(order)
     objectives = _objectives(runs)
     shown = []
     for name in dict.fromkeys([*named, *objectives, *LOSSES]):
         column = None if name in FIELDS else _column(name, runs)
-        if column is not None and (column.head[-1], column.cells) not in shown:  # asked for by its short name
+        if column is not None and (column.head[-1], column.cells) not in shown:  # a short name may repeat a column
             shown.append((column.head[-1], column.cells))
             yield column, name in (*named, *objectives[:1])
     yield Column(["time"], [_seconds(run) for run in runs], True), False
 
 
 def _column(name: str, runs: Sequence[SavedFolder]) -> Column | None:
-    """Return the column of a value; None if no run has it."""
+    """Return the column of a value, or None if no run has it."""
     values = [run.value(name) for run in runs]
     if all(value is None for value in values):
         return None
@@ -209,13 +211,13 @@ def _head(name: str) -> list[str]:
 
 
 def _objectives(runs: Sequence[SavedFolder]) -> list[str]:
-    """Return the metrics that these runs are compared by, the most frequent one first."""
+    """Return the objectives of these runs, most frequent first."""
     counts = Counter(run.result.objective_name for run in runs if run.result is not None)
     return [name for name, _ in counts.most_common() if name]
 
 
 def _what_differs(runs: Sequence[SavedFolder]) -> list[str]:
-    """Return for each run the overrides that not all of these runs were typed with, keys cut to their last part."""
+    """Return for each run the overrides that the runs do not all share, with keys cut to their last part."""
     typed = [[] if run.result is None else run.result.overrides for run in runs]
     shared = set(typed[0]).intersection(*typed) if len(runs) > 1 else set()
     texts = []
@@ -226,17 +228,17 @@ def _what_differs(runs: Sequence[SavedFolder]) -> list[str]:
 
 
 def _short(key: str) -> str:
-    """Return the last part of a key; of one that was removed, with the sign for that."""
+    """Return the last part of a key, with `~` if the key was removed."""
     return ("~" if key.startswith("~") else "") + key.rpartition(".")[2].removeprefix("~")
 
 
 def _seconds(run: SavedFolder) -> str:
-    """Return how long a run trained, in sessions that ended."""
+    """Return the training time of a run, in sessions that ended."""
     return show_seconds(run.result.seconds) if run.result is not None and run.result.seconds else "-"
 
 
 def _write_csv(runs: Sequence[SavedFolder]) -> None:
-    """Print a line for each run, with a column for each field, each metric and each group of any of them."""
+    """Print a line for each run, with columns for all fields, metrics and groups of these runs."""
     described = [describe(run) for run in runs]
     nested = {"metrics": dict.fromkeys(key for row in described for key in row.get("metrics", ()))}
     nested["choices"] = dict.fromkeys(key for row in described for key in row.get("choices", ()))
@@ -252,7 +254,7 @@ def _write_csv(runs: Sequence[SavedFolder]) -> None:
 
 
 def _time(seconds: float) -> str:
-    """Return a time as ISO text in UTC; empty if there is no such time."""
+    """Return a time as ISO text in UTC; empty if it is out of range."""
     try:
         return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError):

@@ -1,4 +1,4 @@
-"""`runner sync`: sends MLflow, or any other destination, what earlier runs could not send.
+"""`runner sync`: sends MLflow, or any other destination, the data that earlier runs could not send.
 
 It sends the unsent data of all runs, or only of RUN. The exit code is 1 if something could still not be
 sent.
@@ -15,7 +15,7 @@ from runner.terminal.answer import give
 
 
 def run(job: Job) -> None:
-    """Let each destination of a config send what has not been sent. Rank 0.
+    """Let each destination of a config send its unsent data. Rank 0.
 
     Raises:
         SystemExit: something could still not be sent; the exit code is 1.

@@ -1,10 +1,10 @@
-"""`runner table`: means over seeds as a table for a paper, in which only a verdict makes a number bold.
+"""`runner table`: writes means over seeds as a table for a paper, in which only a verdict makes a number bold.
 
 It shows the mean of a metric, its 95 % interval and the number of runs. The words name the runs as in `runner
 verdict`: folders, globs and conditions; without them, all runs in outputs/ count. `--rows` and `--columns` are config
-groups or keys, such as model,optimizer.lr; without `--rows`, the rows are the first that differs. A mean is bold if it
-is significantly better than every other mean in its column; none is if the runs were evaluated or trained differently.
-The folders of the runs are in comments, in CSV in a column.
+groups or keys, such as model,optimizer.lr; without `--rows`, the first group or key that differs. A mean is bold if it
+is significantly better than every other mean in its column, and never if runs were evaluated or trained differently.
+Comments list the folders of the runs; in CSV, a column does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
 
 @dataclass
 class Cell:
-    """A setting in a table, the metric of its runs, and the 95 % interval of their mean: None if there is one run."""
+    """A setting in a table, the metric of its runs, and the 95 % interval of their mean; None for a single run."""
 
     candidate: Candidate
     values: list[float]
@@ -50,7 +50,7 @@ class Cell:
         return math.fsum(self.values) / len(self.values)
 
     def show(self) -> str:
-        """Return the mean, rounded to the precision that the interval justifies, and its interval."""
+        """Return the mean and its interval, rounded to the precision that the interval justifies."""
         if self.interval is None:
             return f"{self.mean:.4g}"
         low, high = self.interval
@@ -64,8 +64,8 @@ class Cell:
 class Table:
     """Settings by the values of keys.
 
-    A place is the values of the keys of a row or column; without such keys there is one column, without values. The
-    notes are other keys that the means average over, and reasons why a column has no verdict.
+    A place holds the values of the keys of a row or column; without column keys, the only column has no values. The
+    notes list other keys that the means average over, and reasons why a column has no verdict.
     """
 
     metric: str
@@ -91,7 +91,7 @@ def run(command: Command) -> None:
 
 
 def make_table(candidate: Candidate, metric: str, lower: bool, rows: Sequence[str], columns: Sequence[str]) -> Table:
-    """Return the runs of a candidate by the values of keys."""
+    """Group the runs of a candidate by the values of keys."""
     groups: dict[tuple[Place, Place], list[Run]] = {}
     for run in candidate.runs:
         folder = SavedFolder(run.folder, run.result)
@@ -115,14 +115,14 @@ def make_table(candidate: Candidate, metric: str, lower: bool, rows: Sequence[st
             reason = f"the runs of {cell.candidate.name} differ in {name}; add it to --rows or --columns"
             raise WrongKey(KEY, f"{reason}, or choose one value: {name}=...", repr(candidate.name))
     notes = [f"each mean is also over {', '.join(sorted(shared))}"] if shared else []
-    rows_found = _sorted(row for row, _ in cells)
-    table = Table(metric, (rows, columns), rows_found, _sorted(column for _, column in cells), cells, notes)
+    row_values, column_values = _sorted(row for row, _ in cells), _sorted(column for _, column in cells)
+    table = Table(metric, (rows, columns), row_values, column_values, cells, notes)
     _mark_best(table, lower)
     return table
 
 
 def _mark_best(table: Table, lower: bool) -> None:
-    """Mark in each column the cell that is better than all others, if there is one."""
+    """Mark in each column the cell that is better than all others, if any."""
     for column in table.columns:
         cells = [cell for (_, place), cell in table.cells.items() if place == column]
         leader, *rivals = sorted(cells, key=lambda cell: cell.mean if lower else -cell.mean)
@@ -169,7 +169,7 @@ def as_data(table: Table) -> dict[str, Any]:
 
 
 def as_csv(table: Table) -> str:
-    """Return a line for each cell: its keys, mean, interval, number of runs, whether it is the best, and its runs."""
+    """Return a CSV line for each cell: keys, mean, interval, number of runs, whether it is the best, and its runs."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
@@ -186,7 +186,7 @@ def as_csv(table: Table) -> str:
 
 
 def _texts(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
-    """Return the cells of a table as text, the head first."""
+    """Return the rows of a table as text, the head first."""
     heads = [" ".join(column) for column in table.columns]
     lines = [[escape(text) for text in (*table.keys[0], *(head or table.metric for head in heads))]]
     for row in table.rows:
@@ -200,7 +200,7 @@ def _texts(table: Table, escape: Callable[[str], str], bold: str) -> list[list[s
 
 
 def _comments(table: Table) -> list[str]:
-    """Return the description of a table, the reason if it has no verdict, and the runs of each cell."""
+    """Return the description and the notes of a table, and the runs of each cell."""
     lines = [f"{table.metric}: mean [95 % interval] (runs); bold is better than all others in its column"]
     lines += table.notes
     for cell in table.cells.values():
@@ -225,7 +225,7 @@ def _place(run: SavedFolder, keys: Sequence[str]) -> Place:
 
 
 def _sorted(places: Iterable[Place]) -> list[Place]:
-    """Return distinct values of keys in order, numbers by their size."""
+    """Return distinct values of keys in order, with numbers by size."""
 
     def order(place: Place) -> list[tuple[bool, float, str]]:
         numbers = [to_number(value) for value in place]

@@ -1,7 +1,7 @@
 """`runner`, or `runner train`: trains the experiment that the config describes, in a new folder of outputs/.
 
-The folder keeps the config, the command, the code that is in no commit, checkpoints, and how the run ended. With `-m`,
-it trains one job for each combination of the values that are typed with commas between them.
+The folder keeps the config, the command, uncommitted code, checkpoints, and the result. With `-m`, it trains one job
+for each combination of values that are separated by commas.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
 
 def run(job: Job) -> Objective:
-    """Train, and return the objective, or several. All ranks."""
+    """Train, and return the objective or objectives. All ranks."""
     return train(job)
 
 
 def train(job: Job, begin: Callable[[Job], str] | None = None) -> Objective:
-    """Build the Trainer of a job, train, and return the objective, or several. All ranks.
+    """Build the Trainer of a job, train, and return the objective or objectives. All ranks.
 
-    `begin` makes the checkpoint to continue from, and returns its folder; it may train.
+    `begin` makes the checkpoint to continue from, perhaps by training, and returns its folder.
 
     Raises:
         WrongConfig: training cannot begin as configured.
         Diverged: the last loss or the objective is not finite, and `--allow-divergence` was not typed; or a callback or
-            an algorithm, such as NaNMonitor, has ended the run for that.
+            an algorithm, such as NaNMonitor, ended the run for that reason.
     """
     with suppress(Pruned), diverging(), recording(job) as result, exits_as_failures(), restarting(job):
         with config_errors():
@@ -98,7 +98,7 @@ def pausing(state: State) -> Iterator[None]:
     try:
         yield
     except Pruned:
-        raise  # without a checkpoint it is revived from the start
+        raise  # a run without a checkpoint is revived from the start
     except SessionOver as over:
         saved = [callback.latest for callback in state.callbacks if getattr(callback, "latest", None) is not None]  # type: ignore[attr-defined]
         if is_rank_zero() and all(read_timestamp(path).batch != state.timestamp.batch for path in saved):

@@ -1,10 +1,10 @@
-"""`runner verdict A B`: whether B is better than A, how certain that is, and how many seeds are missing.
+"""`runner verdict A B`: tells whether B is better than A, how certain that is, and how many seeds are missing.
 
 A candidate is several runs with different seeds: folders of runs or sweeps, a glob, or conditions as in `runner runs`,
 on the runs in outputs/ or in those folders: 'outputs/sweeps/2026-11-23/11-00-00 optimizer.lr=0.1'. Runs with the same
 seed are pairs. The p-value comes from the exact test that flips the signs of their differences; without two pairs, runs
-are permuted. With several candidates it is corrected by Holm's method. Different training budgets are refused
-unless `--budget any` is typed. The exit code is 1 if a candidate is worse than the first, or alone has diverged runs.
+are permuted. Holm's method corrects it for several candidates. Different training budgets are refused without
+`--budget any`. The exit code is 1 if a candidate is worse than the first, or has diverged runs and the first has none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SHOWN = 4  # keys that differ
 class Comparison:
     """A candidate in comparison with the first.
 
-    `pairs` are the keys that the runs of each pair share, empty if they are not paired. The verdict is 'better',
+    `pairs` holds the keys that the runs of each pair share; it is empty for unpaired runs. The verdict is 'better',
     'worse' or 'not decided'.
     """
 
@@ -54,8 +54,7 @@ def run(command: Command) -> int:
     """Print whether candidates are better than the first one.
 
     Returns:
-        The exit code: 1 if a candidate is worse than the first one, or has runs that diverged and the first one has
-        none.
+        The exit code: 1 if a candidate is worse than the first one, or only the candidate has diverged runs.
     """
     candidates = [find_candidate(name, KEY) for name in command.words]
     first, *rivals = candidates
@@ -80,7 +79,7 @@ def run(command: Command) -> int:
 
 
 def compare(candidates: Sequence[Candidate], metric: str, lower: bool, allows_budget: bool) -> list[Comparison]:
-    """Return how each candidate but the first compares with the first."""
+    """Compare each further candidate with the first."""
     first, *rivals = candidates
     samples = [pair_up(first, rival, metric, KEY, allows_budget) for rival in rivals]
     decisions = decide(samples)
@@ -91,7 +90,7 @@ def compare(candidates: Sequence[Candidate], metric: str, lower: bool, allows_bu
 
 
 def _judge(first: Candidate, other: Candidate, decision: Decision, lower: bool) -> str:
-    """Return the verdict; a candidate that diverges with some seeds is never better."""
+    """Return the verdict; a candidate with diverged runs is never better."""
     if not decision.is_decided:
         return "not decided"
     is_better = (decision.difference < 0) == lower
@@ -136,7 +135,7 @@ def _as_json(first: Candidate, comparisons: Sequence[Comparison], metric: str, l
 
 
 def _lines(first: Candidate, comparisons: Sequence[Comparison], metric: str, lower: bool) -> Iterator[str]:
-    """Yield the lines for people: the answer, the candidates, the numbers, and their basis."""
+    """Yield the lines to print: the answer, the candidates, the numbers, and their basis."""
     letters = _letters(len(comparisons) + 1)
     yield heading(_answer(letters, comparisons))
     yield ""
@@ -229,7 +228,7 @@ def _describe_differences(a: Candidate, b: Candidate) -> str:
 
 
 def _letters(count: int) -> list[str]:
-    return [chr(ord("A") + place) if count <= 26 else ("A" if place == 0 else f"B{place}") for place in range(count)]
+    return [chr(ord("A") + number) if count <= 26 else f"B{number}" if number else "A" for number in range(count)]
 
 
 def _plural(count: int, noun: str) -> str:

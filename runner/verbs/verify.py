@@ -1,6 +1,6 @@
-"""`runner verify RUN`: trains batches of a run again with the code of today, and compares digests with those it kept.
+"""`runner verify RUN`: trains batches of a run again with the current code, and compares digests with those it kept.
 
-This makes a run a regression test: if it fails, it names the first batch and part that differ, and lists what has
+This makes a run a regression test: a failure names the first batch and part that differ, and lists everything that has
 changed since: versions, hardware, commit and uncommitted code. Its exit code suits `git bisect run`.
 """
 
@@ -54,16 +54,16 @@ MEANING = {
 
 
 class Finding(NamedTuple):
-    """How far the batches trained again agree with those of the run."""
+    """The agreement of retrained batches with those of the run."""
 
     agreed: int
-    """The last batch up to which they agree; 0 if there is none."""
+    """The last batch up to which they agree; 0 if they never do."""
     batch: int | None
     """The first batch after which they differ; None if they never do."""
     parts: tuple[str, ...]
     """The parts that differ after that batch, causes first."""
     count: int
-    """How many batches were compared."""
+    """The number of compared batches."""
 
 
 def check(command: Command, experiment: Experiment) -> None:
@@ -84,7 +84,7 @@ def run(job: Job) -> None:
 
     Raises:
         SystemExit: they differ; the exit code is 1.
-        WrongConfig: the run has kept no digests of these batches, or cannot be trained any more.
+        WrongConfig: the run has kept no digests of these batches, or can no longer be trained.
     """
     from runner.trials.diagnosis import noting_faults
     from runner.trials.standing import standing_before
@@ -114,7 +114,7 @@ def run(job: Job) -> None:
             )
             trainer = stack.enter_context(standing)
         stack.enter_context(noting_faults(job.experiment, job.choices))
-        start = trainer.state.timestamp.batch  # after a checkpoint, so maybe some batches before the first
+        start = trainer.state.timestamp.batch  # of the checkpoint, perhaps before `first`
         trainer.fit()
         if is_rank_zero():
             kept = [line for line in _lines(source) if start < line["batch"] <= until]
@@ -125,9 +125,9 @@ def run(job: Job) -> None:
 def compare(
     kept: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], parts: Sequence[str], tolerance: float
 ) -> Finding:
-    """Return how far lines of digests agree.
+    """Compare lines of digests.
 
-    Losses and norms count as equal up to the relative difference `tolerance`; 0 compares all parts by their bits.
+    Losses and norms count as equal up to the relative difference `tolerance`; 0 compares all parts bit for bit.
     """
     now = {line["batch"]: line for line in again}
     agreed = count = 0
@@ -169,7 +169,7 @@ def _report(
             raise WrongConfig(
                 f"RUN={job.typed_run!r}: no batch with digests was reached: the run ended earlier", at="RUN"
             )
-    how = f"up to {options['tolerance']:g}" if options["tolerance"] else "to the bit"
+    how = f"up to {options['tolerance']:g}" if options["tolerance"] else "bit for bit"
     only = "" if len(parts) > 1 else f", in the order of samples only: the run had {ranks} ranks"
     result = {"equal": finding.batch is None, "batch": finding.batch, "parts": [*finding.parts]}
     give(result={**result, "agreed": finding.agreed, "compared": finding.count, "changed": [*changed]})
@@ -179,14 +179,14 @@ def _report(
             count = f"{finding.count} digests compared"
             rows.append(("ok verify", f"equal {how} up to batch {finding.agreed}; {count}{only}"))
         else:
-            rows.append(("warning verify", "the run has kept no digests: those of today are pinned"))
+            rows.append(("warning verify", "the run has kept no digests: the new ones are pinned"))
         if options["pin"]:
             _pin(job, kept or again)
             rows.append(("pinned", show_path(Path(options["pin"]))))
         print_block("", rows)
         return
     if not Record.of_batch(source, options["batch"]).is_own:
-        rows.append(("changed", "the record: you have not made it, or it was edited later"))
+        rows.append(("changed", "the record: you did not make it, or it was edited later"))
     known = f"equal {how} up to batch {finding.agreed}" if finding.agreed else "the first that was compared"
     rows.append(("different", f"at batch {finding.batch}, in {', '.join(finding.parts)}; {known}{only}"))
     rows.append(("first", f"{finding.parts[0]}: {MEANING[finding.parts[0]]}"))
@@ -203,7 +203,7 @@ def _lines(run: Path) -> list[dict[str, Any]]:
 
 
 def _make_digests(experiment: Experiment) -> tuple[str, Callback]:
-    """Return a callback that writes digests where the run did, and the key under which checkpoints hold its state."""
+    """Return a callback that writes digests of the same batches as the run, and its key in checkpoints."""
     section = next((callback for callback in experiment.callbacks.values() if callback.target == TARGET), None)
     if section is None:
         shipped = yaml.safe_load((CONF / "callbacks" / "state_digest.yaml").read_text())["state_digest"]

@@ -232,7 +232,7 @@ def test_what_a_stranger_wrote_is_shown_harmless(crashed: Path, tmp_path: Path, 
 
 def test_a_run_whose_bug_is_fixed_does_not_fail(crashed: Path, tmp_path: Path, run_here: Any):
     done = run_here("replay", "run", "~callbacks.own", code=0)  # the crash of a run is in its folder
-    assert "warning crash  it did not fail this time; then it was RuntimeError at own.py" in done.out
+    assert "warning crash  it did not fail this time; the recorded failure is RuntimeError at own.py" in done.out
     with zipfile.ZipFile(crashed) as file:
         names = file.namelist()
         secrets = [name for name in names if name.startswith("/") or ".." in name]

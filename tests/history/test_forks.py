@@ -70,7 +70,7 @@ def test_a_fork_between_checkpoints_trains_the_parent_again(batch: int, tmp_path
     assert tree(tmp_path / "parent") == before
     again = "batch 1 is" if batch == 1 else f"batches 1 to {batch} are"
     assert f"its {again} retrained" in done.out  # as it keeps only the last two checkpoints
-    assert f"ok digests  equal to the bit up to batch {batch}" in done.out
+    assert f"ok digests  equal bit for bit up to batch {batch}" in done.out
     whole, same, child = (lines(tmp_path / one) for one in ("parent", "same", "child"))
     assert [*same] == [*child] == [*range(batch + 1, 19)]
     assert all(same[one] == whole[one] for one in same)
@@ -85,7 +85,7 @@ def test_a_fork_between_checkpoints_trains_the_parent_again(batch: int, tmp_path
 def test_a_fork_is_no_run_from_the_start(parent: Path, tmp_path: Path, run_here: Any):
     run_here("fork", "parent", "ba7", "optimizer.lr=0.01", "hydra.run.dir=child", code=0)
     done = run_here("verify", "child", code=0).out  # from its own first batch on
-    assert "equal to the bit up to batch 18; 11 digests compared" in done
+    assert "equal bit for bit up to batch 18; 11 digests compared" in done
     begins = "this run is a fork that begins after batch 7 of its parent; name the parent"
     assert f"BATCH=7: {begins}" in run_here("replay", "child", "7", code=2).err
     assert f"BATCH=5: {begins}" in run_here("fork", "child", "ba5", code=2).err

@@ -103,7 +103,7 @@ def test_a_rerun_and_a_resumed_run_train_the_same_batches(tmp_path: Path, run_ap
     rerun = run_app("rerun", "run", "hydra.run.dir=again")
     assert "conf/" not in rerun.stderr and "measured" not in rerun.stderr
     assert yaml.safe_load((tmp_path / "again" / "config.yaml").read_text())["budget"] == recorded
-    assert "ok: equal to the bit" in run_app("compare", "run", "again").stdout
+    assert "ok: equal bit for bit" in run_app("compare", "run", "again").stdout
     # For longer: measured again, and gone on from where it was.
     said = run_app("resume", "run", "budget=3s").stderr if ranks == 1 else ""
     assert (f"budget: {recorded} -> 3s" in said and "measured in" in said) or ranks == 2

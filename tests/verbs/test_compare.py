@@ -45,7 +45,7 @@ status  -         -
 time    -         -
 
 Digests
-  a -> b  ok: equal to the bit up to batch 8
+  a -> b  ok: equal bit for bit up to batch 8
 False
 """
 DIFFERENT = """\
@@ -65,7 +65,7 @@ packages.torch  2.13         2.14         -
 git.patch       none         1 lines      none
 
 Digests
-  a -> b  different: at batch 6, in weights, optimizer; equal to the bit up to
+  a -> b  different: at batch 6, in weights, optimizer; equal bit for bit up to
           batch 5
 """
 
@@ -125,7 +125,7 @@ def test_final_metrics_are_compared_of_runs_that_end_together(tmp_path: Path):
     write_run(tmp_path / "d", range(1, 5), metrics={"eval/loss": 0.25}, status="KILLED")
     assert difference(tmp_path / "a", tmp_path / "b").is_none
     found = difference(tmp_path / "a", tmp_path / "c")
-    assert not found.agree and str(found) == "equal to the bit up to batch 4; eval/loss is 0.5 and 0.25"
+    assert not found.agree and str(found) == "equal bit for bit up to batch 4; eval/loss is 0.5 and 0.25"
     assert difference(tmp_path / "a", tmp_path / "d").is_none
 
 

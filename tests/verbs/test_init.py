@@ -80,7 +80,7 @@ def test_nothing_is_overwritten(tmp_path: Path, run_here: Any):
     (tmp_path / "file").touch()
     for name in ("mine", "file", "."):
         said = run_here("init", name, code=2).err
-        assert said == f"error: FOLDER={name!r}: is there already, and nothing is overwritten; give a new folder\n"
+        assert said == f"error: FOLDER={name!r}: exists already, and nothing is overwritten; give a new folder\n"
     assert (tmp_path / "mine" / "models.py").read_text() == "mine"
 
 

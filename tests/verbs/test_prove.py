@@ -80,7 +80,7 @@ def test_an_experiment_that_resumes_to_the_bit_is_found_equal(tmp_path: Path, ru
     run_app(*SMALL, "model.module.dropout=0.3", "+algorithms=[mixup,ema]", "--kills=3", "--keep")
     proof, found = tmp_path / "proof", verdict_of(tmp_path)
     assert found["outcome"] == "equal"
-    assert found["reason"] == f"equal to the bit: {BATCHES} batches, 3 final metrics, 3 kills"
+    assert found["reason"] == f"equal bit for bit: {BATCHES} batches, 3 final metrics, 3 kills"
 
     kills = found["kills"]
     assert len(kills) == 3 and {one["moment"] for one in kills} >= {IN_SAVE, START}
@@ -106,7 +106,7 @@ def test_an_experiment_that_resumes_to_the_bit_is_found_equal(tmp_path: Path, ru
             *(
                 "forgetful",
                 "different",
-                ("in gradients, weights, optimizer; equal to the bit up to batch", "after kill 1"),
+                ("in gradients, weights, optimizer; equal bit for bit up to batch", "after kill 1"),
             ),
             marks=pytest.mark.slow,
         ),

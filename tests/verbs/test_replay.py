@@ -1,4 +1,4 @@
-"""A batch of a run is trained again: equal to the bit, from wherever the run has a checkpoint, and the run stays."""
+"""A batch of a run is trained again: equal bit for bit, from wherever the run has a checkpoint, and the run stays."""
 
 from __future__ import annotations
 
@@ -224,9 +224,9 @@ def test_the_debugger_stands_before_the_forward_pass(tmp_path: Path, finished: P
 def test_two_ranks_are_replayed_on_two_and_their_samples_on_one(tmp_path: Path, run_app: Any):
     run_app(*SMALL, *QUIET, SAVES, RUN, "launch.nproc_per_node=2", "+algorithms=[mixup,ema]")
     whole = run_app("replay", "run", "11", "--picture=").stdout
-    assert "ok digests   equal to the bit up to batch 11" in whole
+    assert "ok digests   equal bit for bit up to batch 11" in whole
     alone = run_app("replay", "run", "11", "--picture=", "launch.nproc_per_node=1").stdout
-    assert "ok digests   samples, on 1 of the 2 ranks that the run had, equal to the bit up to batch 11" in alone
+    assert "ok digests   samples, on 1 of the 2 ranks that the run had, equal bit for bit up to batch 11" in alone
     assert "after batch 8" in alone
     refused = run_app("replay", "run", "11", "--debug", exit_code=2).stderr
     assert "--debug: stops one process; add launch.nproc_per_node=1" in refused

@@ -114,7 +114,7 @@ def test_a_change_of_the_code_is_found_and_its_part_named(part: str, own_run: Pa
     old, new = MUTATIONS[part]
     assert OWN.count(old) == 1
     equal = run_app("verify", "run", "--batches=5").stdout
-    assert "ok verify  equal to the bit up to batch 5; 5 digests compared" in equal
+    assert "ok verify  equal bit for bit up to batch 5; 5 digests compared" in equal
     (own_run.parent / "own.py").write_text(OWN.replace(old, new))
     os.utime(own_run.parent / "own.py", (1, 1))  # within a second and of the same size, Python would take its bytecode
     done = run_app("verify", "run", "--batches=5", exit_code=1)
@@ -170,7 +170,7 @@ def test_a_folder_that_was_edited_is_told_from_code_that_changed(tmp_path: Path,
     assert verified(run_here, "run", "--batches=8")["compared"] == 8  # in whatever order they are
     record.write_text(record.read_text().replace("  lr: 0.1\n", "  lr: 0.2\n"))
     done = run_here("verify", "run", "--batches=2", code=1).out
-    assert "changed    the record: you have not made it, or it was edited later" in done
+    assert "changed    the record: you did not make it, or it was edited later" in done
     record.write_text("vars: &v\n  me: *v\n")
     assert (
         "RUN='run': its config.yaml cannot be read: more than 100,000 values" in run_here("verify", "run", code=125).err
@@ -194,7 +194,7 @@ def test_a_pin_is_a_small_file_that_anyone_can_verify(tmp_path: Path, run_here: 
     pin = tmp_path / "kept" / "pin.yaml"
     assert pin.stat().st_size < 20_000
     done = run_here("verify", "kept/pin.yaml", code=0)
-    assert "ok verify  equal to the bit up to batch 9; 9 digests compared" in done.out and "INFO" not in done.err
+    assert "ok verify  equal bit for bit up to batch 9; 9 digests compared" in done.out and "INFO" not in done.err
     content = yaml.safe_load(pin.read_text())
     assert content["environment"]["packages"]["torch"] and content["config"]["callbacks"] == {}
     content["environment"]["packages"]["torch"] = "1.0"
@@ -209,7 +209,7 @@ def test_a_pin_is_a_small_file_that_anyone_can_verify(tmp_path: Path, run_here: 
 
 def test_a_run_without_digests_is_pinned_with_those_of_today(run_here: Any):
     run_here(*SMALL, "callbacks=[checkpoint_saver]", "hydra.run.dir=run", code=0)
-    assert "those of today are pinned" in run_here("verify", "run", "--batches=3", "--pin=pin.yaml", code=0).out
+    assert "the new ones are pinned" in run_here("verify", "run", "--batches=3", "--pin=pin.yaml", code=0).out
     assert verified(run_here, "pin.yaml")["compared"] == 3
 
 
@@ -223,7 +223,7 @@ def test_a_file_that_holds_no_run_is_refused(tmp_path: Path, content: bytes):
 def test_two_ranks_are_verified_on_two_and_their_samples_on_one(run_app: Any):
     run_app(*SMALL, *KEPT, "hydra.run.dir=run", "launch.nproc_per_node=2")
     whole = run_app("verify", "run", "--batches=8").stdout
-    assert "ok verify  equal to the bit up to batch 8; 8 digests compared" in whole
+    assert "ok verify  equal bit for bit up to batch 8; 8 digests compared" in whole
     alone = run_app("verify", "run", "--batches=8", "launch.nproc_per_node=1").stdout
     assert "in the order of samples only: the run had 2 ranks" in " ".join(alone.split())
     assert run_app("verify", "run", "--batches=8", "optimizer.lr=0.3", exit_code=1).stderr.count("Traceback") == 0

@@ -928,8 +928,8 @@ FAULTS = (
     Fault(
         "learning rates: a fall after the minimum is suggested",
         "runner/trials/rising_rate.py",
-        "for place in range(1, lowest)",
-        "for place in range(1, len(values) - 1)",
+        "for index in range(1, lowest)",
+        "for index in range(1, len(values) - 1)",
         "trials/test_rising_rate.py",
     ),
     # what a step asks of the device

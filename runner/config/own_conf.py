@@ -2,8 +2,8 @@
 
 The runner's files come first: a user's file of the same name is not read, and a message says so.
 
-Nothing may be executed while a config is composed. A file can set keys of Hydra itself, though, by which Hydra imports
-and calls anything; a folder with such a file is read only if the user types `--config-dir`.
+Composing a config must not execute anything. But a file can set keys of Hydra itself that make it import and call
+anything, so a folder with such a file is read only if the user types `--config-dir`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Facts about failures, checks of arguments, readable tracebacks, and exit codes."""
+"""Describe failures, check arguments, shorten tracebacks, and choose exit codes."""

@@ -16,7 +16,7 @@ from runner.timing.time import Interval, Time, TimeUnit
 
 log = logging.getLogger("runner")
 
-MANY = 10_000  # batches of an evaluation or prediction after which a loader without a length may have no end
+MANY = 10_000  # batches of an evaluation or prediction after which a loader without a length may be endless
 
 
 def refuse_if(wrong: Any, name: str, value: Any, reason: str, kind: type[Exception] = ValueError) -> None:
@@ -79,13 +79,13 @@ def _or_none(meaning: str) -> str:
 
 
 def check_one_of(name: str, value: Any, allowed: Collection[str | None]) -> None:
-    """Check that an argument is one of several names, or None where that is among them."""
+    """Check that an argument is one of the allowed names, which may include None."""
     if value not in allowed:
         names = [other for other in allowed if other is not None]
         typed = str(value).lower()
         longer = [other for other in names if typed and typed in other.lower()]
         ratios = {other: difflib.SequenceMatcher(None, other, typed).ratio() for other in names}
-        nearest = max(names, key=ratios.__getitem__)  # of several that are equally near, the first
+        nearest = max(names, key=ratios.__getitem__)  # the first of equally near names
         near = longer or ([nearest] if ratios[nearest] >= 0.5 else [])
         question = f"; did you mean {near[0]!r}?" if near else ""
         reason = f"must be one of {', '.join(map(repr, allowed))}{question}"
@@ -101,7 +101,7 @@ def check_flag(name: str, value: Any, none: str) -> None:
 
 
 def check_list(name: str, value: Any, what: str = "names") -> None:
-    """Check that an argument is not a single text, where several may be given."""
+    """Check that an argument that takes a list is not a single string."""
     refuse_if(isinstance(value, str), name, value, f"must be a list of {what}, [{value!r}]")
 
 
@@ -136,7 +136,7 @@ def check_session(value: str | Time | None, callbacks: Sequence[Any] = (), train
     try:
         limit = Time.parse(value)
     except (TypeError, ValueError) as error:
-        raise wrong_argument("session", value, reason, type(error)) from None  # it would suggest epochs
+        raise wrong_argument("session", value, reason, type(error)) from None  # the original message suggests epochs
     if limit.unit is not TimeUnit.SECOND or limit.value <= 0:
         raise wrong_argument("session", str(value), reason)
     savers = [saver for saver in callbacks if hasattr(saver, "latest") and not getattr(saver, "weights_only", False)]
@@ -155,12 +155,12 @@ def check_function(name: str, value: Callable[..., Any], allowed: str) -> None:
     else:
         fits = not isinstance(value, type)
     if not fits:
-        function = getattr(value, "func", value)  # of a partial, as a config makes it
+        function = getattr(value, "func", value)  # configs make partials
         raise wrong_argument(name, getattr(function, "__qualname__", function), f"must be {allowed}", TypeError)
 
 
 def name_of_loader(label: str) -> str:
-    """Return what users call the loader with a label: 'train', an evaluator's label, or 'predict'."""
+    """Return the name that users know for the loader of a label: 'train', an evaluator's label, or 'predict'."""
     names = {"train": "train_dataloader", "predict": "dataloader"}
     return names.get(label, f"dataloader of evaluator {label!r}")
 
@@ -168,7 +168,7 @@ def name_of_loader(label: str) -> str:
 def refuse_one_shot(state: Any) -> None:
     """Refuse a generator, or an iterator of Python's own, that training would read from its beginning more than once.
 
-    Those with a limit of batches are fine: each pass takes the next ones.
+    With a limit of batches it is fine: each pass takes the next ones.
 
     Args:
         state: the State before training.
@@ -192,7 +192,7 @@ def refuse_one_shot(state: Any) -> None:
 
 
 def warn_if_endless(batches: Iterable[Any], name: str) -> Iterator[Any]:
-    """Yield batches, and warn once if there are so many that the loader may be endless."""
+    """Yield batches, and warn once when their number suggests that the loader is endless."""
     for number, batch in enumerate(batches, start=1):
         if number == MANY:
             log.warning("%s: %d batches so far; subset_num_batches limits an endless loader", name, MANY)

@@ -11,24 +11,24 @@ from runner.failures.facts import facts_of
 from runner.files.addresses import without_credentials
 
 BUNDLE = "crash.zip"
-"""In a run's folder: all that is needed to let it fail again."""
+"""In a run's folder: everything needed to reproduce its failure."""
 FACTS = "crash.json"
-"""In the bundle: what `describe_crash` returned, and the batch."""
+"""In the bundle: the result of `describe_crash`, and the number of the batch."""
 BATCH = "batch.safetensors"
-"""In the bundle: the tensors of the batch, as they were when it failed."""
+"""In the bundle: the tensors of the batch at the failure."""
 _LONGEST = 500  # characters of a message
 
 
 def describe_crash(error: BaseException) -> dict[str, Any]:
     """Return the type and message of an exception, the file, line and function that raised it, and the hook if any.
 
-    Folders are left out, so that the same failure has the same description on another machine. For a failure on another
-    rank, the rank replaces the line.
+    Folders are left out, so that a failure has the same description on every machine. For a failure on another rank,
+    the rank replaces the line.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} ({frames[-1].name})" if frames else ""
+    location = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} ({frames[-1].name})" if frames else ""
     if isinstance(error, RankFailed):
-        place = f"rank {error.rank}"
+        location = f"rank {error.rank}"
     message = without_credentials(str(error)).strip().rpartition("\n")[2]
     by = facts_of(error).raised_by
-    return {"type": type(error).__name__, "at": place, "by": by, "message": message[:_LONGEST]}
+    return {"type": type(error).__name__, "at": location, "by": by, "message": message[:_LONGEST]}

@@ -1,4 +1,4 @@
-"""All exceptions of this project. What is known of a failure beside its message is in its facts: `facts_of(error)`.
+"""All exceptions of this project. `facts_of(error)` returns further facts about a failure.
 
 ValueError
 ├─ WrongArgument           an argument has a wrong value
@@ -9,7 +9,7 @@ ValueError
 ├─ UnreadableCheckpoint    a checkpoint is damaged, or has another form
 └─ NoRoom                  the cache of shards is full, and nothing in it can be evicted
 TypeError
-└─ UnsupportedType         a value has a type that cannot be used in its place
+└─ UnsupportedType         a value has a type that is not supported here
 RuntimeError
 ├─ RankFailed              another rank failed first
 └─ UnaskedExit             code of users or libraries tried to end the process
@@ -78,19 +78,19 @@ def wrong_argument(
 
 
 class WrongKey(WrongArgument):
-    """A key of a config, or an option or a word of a command, is wrong; whoever raises it knows the full key.
+    """A key of a config, or an option or a word of a command, is wrong, and the full key is known.
 
     Args:
         key: the full key.
         reason: what is allowed, and what to do.
-        value: the value as it was typed, in quotes if it is text; None: the message does not show the value.
+        value: the typed value, in quotes if it is text; None: the message does not show the value.
     """
 
     value: str | None
 
     def __init__(self, key: str, reason: str, value: str | None = None) -> None:
         super().__init__("", key, value, reason)
-        self.args = (key, reason, value)  # with which pickle calls the constructor
+        self.args = (key, reason, value)  # pickle calls the constructor with these arguments
         self.key = key
         annotate(self, key=key)
 
@@ -111,7 +111,7 @@ class NoSuchArgument(WrongKey):
 
 
 class ConstructorFailed(ValueError):
-    """A constructor raised an exception that a wrong value rarely causes, so the constructor itself may be wrong."""
+    """A constructor raised an exception that rarely comes from a wrong value, so it may be faulty itself."""
 
 
 class UnreadableCheckpoint(ValueError):
@@ -119,11 +119,11 @@ class UnreadableCheckpoint(ValueError):
 
 
 class NoRoom(ValueError):
-    """There is no room for a shard, as long as others stay."""
+    """There is no room for a shard while others stay."""
 
 
 class UnsupportedType(TypeError):
-    """A value has a type that cannot be used in its place."""
+    """A value has a type that is not supported here."""
 
     def __init__(self, message: str, type_name: str = "") -> None:
         super().__init__(message)  # message only: a DataLoader rebuilds a worker's exception from it
@@ -135,12 +135,12 @@ class RankFailed(RuntimeError):
 
     Args:
         rank: the rank that failed.
-        trace: the traceback as that rank would print it, or how the process ended if it left none.
+        trace: the traceback as that rank would print it, or else how its process ended.
         facts: the facts about the failure on that rank.
     """
 
     are_facts_final = True
-    """This rank did not cause the failure, and has nothing to add to its facts."""
+    """Final: this rank did not cause the failure, and has no facts to add."""
 
     def __init__(self, rank: int, trace: str, facts: Facts = UNKNOWN) -> None:
         super().__init__(rank, trace, facts)  # pickle calls the constructor with these arguments
@@ -158,11 +158,11 @@ class UnaskedExit(RuntimeError):
 
 
 class WrongConfig(Exception):
-    """A configuration cannot be run; the message is all that a user needs to see.
+    """A configuration cannot be run; the user needs to see nothing but the message.
 
     Args:
-        message: message that says what is wrong and what to do.
-        key: the config key with which the message begins, if the message also shows the key's value.
+        message: the fault, and what to do about it.
+        key: the config key that the message begins with, if the message also shows the key's value.
         at: the config key at fault, however the message begins; empty if no single key is.
         allowed: the allowed values or names; empty if they cannot be listed.
         fix: an argument to type instead of the wrong one; empty if unknown.
@@ -189,7 +189,7 @@ class Diverged(Exception):
 
 
 def divergence(message: str) -> FloatingPointError:
-    """Return the exception with which a callback or an algorithm ends a run that has diverged."""
+    """Return the exception for a callback or an algorithm to end a diverged run with."""
     error = FloatingPointError(message)
     annotate(error, divergence=f"the run has diverged: {message}")
     return error
@@ -211,7 +211,7 @@ class SessionFailed(Exception):
 class Deleted(Exception):
     """A run or experiment was deleted in MLflow, and accepts no data until it is restored.
 
-    Its data stay in the register of unsent runs until then.
+    Until then, its data stay in the register of unsent runs.
     """
 
 
@@ -229,20 +229,20 @@ class Pruned(SessionOver):
 
 
 class Requeued(SessionOver):
-    """A scheduler wants the machine back: its job is to go back into the queue, and be resumed when it runs again."""
+    """A scheduler wants the machine back: the job returns to the queue, and resumes when it runs again."""
 
     status = "QUEUED"
 
 
 class Restarted(SessionOver):
-    """The machine has failed, and the command, or the job of the sweep, begins again from the newest checkpoint."""
+    """The machine has failed, and the command, or the job of the sweep, restarts from the newest checkpoint."""
 
     status = "QUEUED"
 
     def __init__(self, reason: str) -> None:
         super().__init__(ENVIRONMENT)
         self.reason = reason
-        """What has failed, and from where the run goes on."""
+        """The failure, and the batch that the run continues from."""
 
 
 class SweepRefused(BaseException):

@@ -1,4 +1,4 @@
-"""Exit codes, which tell a caller what to do next; `docs/programs.md` lists them for users. Standard library only."""
+"""Exit codes, which tell a caller what to do next; `docs/programs.md` lists them. Standard library only."""
 
 from __future__ import annotations
 

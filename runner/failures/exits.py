@@ -1,4 +1,4 @@
-"""Exits that nobody asked this program for: they are failures of the code that raised them."""
+"""Turns exits that this program did not raise into failures of the code that raised them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OURS = Path(__file__).absolute().parents[1]  # not resolved: modules are import
 
 @contextmanager
 def exits_as_failures() -> Iterator[None]:
-    """Raise `UnaskedExit` in place of an exit that comes from the code of others.
+    """Raise `UnaskedExit` instead of an exit that comes from other code.
 
     Raises:
         UnaskedExit: a `SystemExit`, a `GeneratorExit` or a `KeyboardInterrupt` was raised outside of this package.
@@ -35,9 +35,9 @@ def is_asked_for(error: BaseException | None) -> bool:
 
 
 def as_failure(error: BaseException) -> BaseException:
-    """Return an exception itself, or an `UnaskedExit` with its place if it is an exit that this program did not raise.
+    """Return an exception itself, or for an exit that this program did not raise, an `UnaskedExit` with its line.
 
-    This program raises exits from its own files: its handlers of signals do, and the ends of a session. An exit with
+    This program raises exits from its own files: in handlers of signals, and at the end of a session. An exit with
     another origin, such as `sys.exit(0)` in a data set, must not look like success.
     """
     frames = traceback.extract_tb(error.__traceback__)
@@ -45,9 +45,9 @@ def as_failure(error: BaseException) -> BaseException:
         return error
     if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         return error  # Python's own handler raises it wherever the program is
-    place = f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}"
+    line = f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}"
     failure = UnaskedExit(
-        f"{type(error).__name__}({', '.join(map(repr, error.args))}) raised at {place}: would end the process without "
+        f"{type(error).__name__}({', '.join(map(repr, error.args))}) raised at {line}: would end the process without "
         "a failure. Raise another exception to fail; in a callback, state.stop_training() ends training"
     )
     failure.__cause__ = error

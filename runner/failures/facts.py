@@ -1,4 +1,4 @@
-"""Facts about a failure: the hook that raised it, the event and the batch, and the config key that it is about.
+"""Facts about a failure: the hook that raised it, the event and the batch, and the config key at fault.
 
 These facts are data on the exception. Messages and notes tell people the same things, and no code parses them:
 
@@ -9,8 +9,8 @@ These facts are data on the exception. Messages and notes tell people the same t
         print(facts.raised_by, facts.event, facts.timestamp)
 
 Exceptions from other libraries and from users' code carry facts too, so the facts do not depend on a base class. They
-are an attribute, `error.facts`, which is set where something is known and read through `facts_of`. Facts are pickled
-with the exception; `to_data` and `from_data` convert them where pickle is not used.
+are an attribute, `error.facts`, set by whoever knows something and read through `facts_of`. Facts are pickled with the
+exception; `to_data` and `from_data` convert them for messages without pickle.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Facts:
         key: the full config key at fault; empty if the argument is not set in the config.
         target: the `_target_` that raised the exception when it was called with its section.
         works_without: the config group without which the failure does not occur.
-        refusal: the message for people, if the failure shows that the config is wrong although it could be built.
-        allowed: what may stand in place of the refused value; empty if that cannot be listed.
+        refusal: the message for people, if the failure shows that a config is wrong although it could be built.
+        allowed: the allowed values instead of the refused one; empty if they cannot be listed.
         meant: the value that was probably meant.
-        of_environment: whether the machine failed and not the program: a process was killed, or a disk is full.
-        divergence: the message for people, if the run has ended because its loss, or a gradient, is not finite.
+        of_environment: whether the machine failed rather than the program: a process was killed, or a disk is full.
+        divergence: the message for people, if the run ended because its loss, or a gradient, is not finite.
     """
 
     raisers: tuple[Raiser, ...] = ()
@@ -73,16 +73,16 @@ class Facts:
 
     @property
     def event(self) -> Event | None:
-        """The event at which the hook in `raised_by` raised the exception; None if there was no event."""
+        """The event at which the hook in `raised_by` raised the exception; None without an event."""
         return self.raisers[0].event if self.raisers else None
 
     @property
     def timestamp(self) -> Timestamp | None:
-        """The position in training at `event`; None if there was no event."""
+        """The position in training at `event`; None without an event."""
         return self.raisers[0].timestamp if self.raisers else None
 
     def to_data(self) -> dict[str, Any]:
-        """Return the facts as plain containers that can be stored as JSON."""
+        """Return the facts as plain containers, ready for JSON."""
         raisers = [
             {"config_key": key, "event": event, "timestamp": None if now is None else now.state_dict()}
             for key, event, now in self.raisers
@@ -91,7 +91,7 @@ class Facts:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Facts:
-        """Return the facts from the plain containers that `to_data` returned."""
+        """Return the facts from the result of `to_data`."""
         raisers = tuple(
             Raiser(
                 raiser["config_key"],
@@ -104,20 +104,20 @@ class Facts:
 
 
 UNKNOWN = Facts()
-"""The facts of a failure about which nothing is known."""
+"""Facts of which none is known."""
 
 
 def facts_of(error: BaseException) -> Facts:
-    """Return the facts about a failure; all fields are empty if nothing is known."""
+    """Return the facts about a failure; unknown ones are empty."""
     facts = getattr(error, "facts", None)
     return facts if isinstance(facts, Facts) else UNKNOWN
 
 
 def annotate(error: BaseException, **facts: Any) -> None:
-    """Add facts to an exception, and keep the other facts that it has.
+    """Add facts to an exception; its other facts stay.
 
     Args:
-        error: any exception. A `RankFailed`, whose facts are final, is left as it is.
+        error: any exception. The facts of a `RankFailed` are final and stay unchanged.
         facts: values for fields of `Facts`.
     """
     if not getattr(error, "are_facts_final", False):
@@ -127,7 +127,7 @@ def annotate(error: BaseException, **facts: Any) -> None:
 def add_raiser(
     error: BaseException, config_key: str, event: Event | None = None, timestamp: Timestamp | None = None
 ) -> None:
-    """Add to the facts of an exception the hook that raised it or let it through."""
+    """Add the hook that raised an exception, or let it through, to its facts."""
     annotate(error, raisers=(*facts_of(error).raisers, Raiser(config_key, event, timestamp)))
 
 
@@ -144,7 +144,7 @@ def argument_of(error: BaseException) -> str:
     return name if equals and all(part.isidentifier() for part in name.split(".")) else ""
 
 
-# Torch raises a RuntimeError where a CPU or /dev/shm is full, the system killed a process that reads data, or NCCL
+# Torch raises a RuntimeError if memory or /dev/shm is full, if the system killed a process that reads data, or if NCCL
 # lost a connection or a device.
 _OF_TORCH = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory|DataLoader worker .* signal: Killed"
@@ -170,5 +170,5 @@ def is_of_environment(error: BaseException) -> bool:
 
 
 def facts_to_report(error: BaseException) -> Facts:
-    """Return the facts about a failure that another rank needs, with whether the machine caused it."""
+    """Return the facts that another rank needs about a failure, including whether the machine caused it."""
     return replace(facts_of(error), of_environment=is_of_environment(error))

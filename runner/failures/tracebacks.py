@@ -1,4 +1,4 @@
-"""Tracebacks for people: the user's own lines stay, and the calls of libraries in between are counted."""
+"""Shortens tracebacks: the user's own lines stay, and the calls of libraries in between are only counted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 VARIABLE = "HYDRA_FULL_ERROR"
-"""The environment variable with which a user asks for whole tracebacks."""
+"""The environment variable that asks for whole tracebacks."""
 
 _are_whole = False
 
@@ -21,7 +21,7 @@ _are_whole = False
 def raised_by_hydra() -> Iterator[None]:
     """Let Hydra raise its errors within the `with` block, so that they can be shown as one message.
 
-    Hydra looks at the same variable as our users, so what they have set is remembered first.
+    Users set the variable that Hydra reads, so their value is saved first.
     """
     global _are_whole
     _are_whole = VARIABLE in os.environ
@@ -40,7 +40,7 @@ def are_whole() -> bool:
 
 
 def environment_of_user() -> dict[str, str]:
-    """Return the environment as the user has set it, for a process that runs the command line again."""
+    """Return the environment as the user has set it, to run the command line in another process."""
     return {name: value for name, value in os.environ.items() if name != VARIABLE or _are_whole}
 
 
@@ -58,9 +58,9 @@ def _libraries() -> tuple[Path, ...]:
 
 
 def format_failure(error: BaseException) -> str:
-    """Return the traceback of an exception, in which only the user's own calls are shown one by one.
+    """Return the traceback of an exception with only the user's own calls in full.
 
-    Everything is shown if the user asked for it, or if no call is the user's own.
+    All calls are shown if the user asked for it, or if none is the user's own.
     """
     formatted = traceback.TracebackException.from_exception(error)
     chain = list(_chain(formatted))
@@ -71,7 +71,7 @@ def format_failure(error: BaseException) -> str:
 
 
 def _chain(formatted: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
-    """Yield an exception, and those it came from or was raised while handling."""
+    """Yield an exception with its causes and contexts."""
     yield formatted
     for linked in (formatted.__cause__, formatted.__context__):
         if linked is not None:
@@ -79,7 +79,7 @@ def _chain(formatted: traceback.TracebackException) -> Iterator[traceback.Traceb
 
 
 class _Shortened(traceback.StackSummary):
-    """Calls of a traceback, in which one without a file stands for several."""
+    """The calls of a traceback; a call without a file represents several."""
 
     def format_frame_summary(self, frame_summary: traceback.FrameSummary) -> str:
         if frame_summary.filename:
@@ -96,7 +96,7 @@ def _shortened(stack: traceback.StackSummary) -> traceback.StackSummary:
         else:
             packages = dict.fromkeys(_package(call.filename) for call in calls)
             if len(packages) > 1:
-                packages.pop("contextlib", None)  # of whoever uses it
+                packages.pop("contextlib", None)  # its calls belong to its users
             frames.append(traceback.FrameSummary("", 0, f"{len(calls)} calls in {', '.join(packages)}", line=""))
     if any(not frame.filename for frame in frames):
         first = next(frame for frame in frames if not frame.filename)
@@ -105,7 +105,7 @@ def _shortened(stack: traceback.StackSummary) -> traceback.StackSummary:
 
 
 def _package(file: str) -> str:
-    """Return the name of the package, or of the module of Python's library, that a source file belongs to."""
+    """Return the name of the package, or of the standard library's module, that a source file belongs to."""
     path = Path(file)
     own, *libraries = _libraries()
     if path.is_relative_to(own):

@@ -1,4 +1,4 @@
-"""Removes credentials from texts before they are recorded or printed: those of addresses, and declared secrets."""
+"""Removes credentials in addresses and declared secrets from text before it is recorded or printed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 HIDDEN = "***"
-_SHORTEST = 4  # characters of a secret that is looked for: anything shorter occurs in ordinary words
+_SHORTEST = 4  # characters of a secret to search for: anything shorter occurs in ordinary words
 _secrets: set[str] = set()
 """The secrets among the arguments of this process."""
 
@@ -17,10 +17,10 @@ _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*\\?://)(\S*)")  # Hydra escapes 
 
 
 def without_credentials(text: str) -> str:
-    """Return a text with secrets, and the user, the password and the query's values of each address hidden.
+    """Hide secrets in a text, and the user, the password and the query's values in each address.
 
-    Everything between `://` and the last `@` is hidden: a password that was typed without escapes may contain `/`, `?`
-    or `@`, and parsers disagree about where it ends. Hiding too much only makes an address harder to read.
+    Everything between `://` and the last `@` is hidden: a password typed without escapes may contain `/`, `?` or `@`,
+    and parsers disagree about its end. Hiding too much only makes an address harder to read.
     """
     for secret in _secrets:
         text = text.replace(secret, HIDDEN)
@@ -28,13 +28,13 @@ def without_credentials(text: str) -> str:
 
 
 def keep_secret(text: str) -> None:
-    """Hide a text from now on wherever credentials are hidden: it is an argument that is declared as a `Secret`."""
+    """Hide a text, an argument declared as a `Secret`, from now on wherever credentials are hidden."""
     if len(text) >= _SHORTEST:
         _secrets.add(text)
 
 
 def without_those_of(address: str, text: str) -> str:
-    """Return a text without credentials, also where those of a known address occur without that address."""
+    """Return a text without credentials, including those of a known address outside of that address."""
     remaining = address.partition("://")[2]
     user, at, host = remaining.rpartition("@")
     query = (host if at else remaining).partition("?")[2]

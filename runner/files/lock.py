@@ -1,4 +1,4 @@
-"""Locks of files: for a process that needs a file to itself, and for work that one does while others wait."""
+"""Locks files, for a process that needs a file to itself, and for work that others wait for."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ log = logging.getLogger("runner")
 
 PATIENCE = 120.0  # seconds to wait for another process that makes no progress
 
-_threads: dict[str, threading.Lock] = {}  # by path, because POSIX locks do not keep threads of one process apart
+_threads: dict[str, threading.Lock] = {}  # by path, because POSIX locks do not exclude threads of the same process
 # A thread that was holding a lock does not exist in a forked child, so the child would wait for it forever.
 os.register_at_fork(after_in_child=_threads.clear)
 
 
 def take_lock(file: IO[Any]) -> bool | None:
-    """Lock a file that is open for writing until it is closed or this process ends, and return whether that succeeded.
+    """Lock a file, open for writing, until it is closed or this process ends; return whether that succeeded.
 
     This is a POSIX lock, which forked data loader workers do not inherit.
 
@@ -42,7 +42,7 @@ def take_lock(file: IO[Any]) -> bool | None:
 def lock_file(path: Path, patience: float = 0.0, mode: int = 0o644) -> IO[str] | None:
     """Return a file that stays locked until it is closed or this process ends; None when another process has the lock.
 
-    On a file system without locks the file is returned all the same, and nothing keeps two processes apart. It waits
+    On a file system without locks the file is returned too, and nothing keeps two processes apart. It waits
     `patience` seconds for another process; `mode` is that of a new file, less the umask.
     """
     file = _open(path, mode)
@@ -57,7 +57,7 @@ def lock_file(path: Path, patience: float = 0.0, mode: int = 0o644) -> IO[str] |
 
 @contextmanager
 def alone(path: Path, doing: str, progress: Callable[[], int], patience: float = PATIENCE) -> Iterator[bool]:
-    """Within the context, keep other processes and threads out of a folder; a process that is killed gives up its lock.
+    """Keep other processes and threads out of a folder within the context; a killed process gives up its lock.
 
     Yields:
         Whether the lock was taken: on a file system without locks, other processes may be working there too.

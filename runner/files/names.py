@@ -1,13 +1,13 @@
-"""Names of the files that a run or a sweep leaves in its folder, as far as several places read them."""
+"""Names of files in the folder of a run or a sweep that several modules read."""
 
 from __future__ import annotations
 
 CONFIG = "config.yaml"
 """Every value of a run's config, resolved."""
 OVERRIDES = "overrides.yaml"
-"""The overrides that were typed for a run."""
+"""The typed overrides of a run."""
 ENVIRONMENT = "environment.json"
-"""The command of a run, where it began, and versions, hardware and commit."""
+"""The command of a run, its starting point, and versions, hardware and commit."""
 PATCH = "git.patch"
 """The uncommitted changes to the code of a run."""
 SIGNATURE = "signature"
@@ -15,7 +15,7 @@ SIGNATURE = "signature"
 CODE = "code"
 """The folder of the uncommitted modules of a run, laid out like an entry of `sys.path`."""
 RECORD = (CONFIG, OVERRIDES, ENVIRONMENT, PATCH, SIGNATURE)
-"""The files of a run's record, which is described in `runner.records.record`."""
+"""The files of a run's record, see `runner.records.record`."""
 SESSIONS = "sessions"
 """The folder of the records of earlier sessions of a resumed run."""
 RESULT = "result.json"

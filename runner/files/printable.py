@@ -1,4 +1,4 @@
-"""Text of others, made safe to be shown: on a terminal, in a log, or in a spreadsheet."""
+"""Makes other people's text safe for a terminal, a log or a spreadsheet."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import suppress
 def printable(text: object, *, lines: bool = False) -> str:
     r"""Return text with control characters and unprintable ones shown as escapes, such as `\x1b`.
 
-    What comes from files, names and errors goes through here before it is printed: someone else may have written it,
-    and it must not steer the terminal. `lines` keeps ends of lines and tabs.
+    Text from files, names and errors goes through here before it is printed: other people may have written it, and it
+    must not control the terminal. `lines` keeps ends of lines and tabs.
     """
     kept = "\n\t" if lines else ""
     return "".join(
@@ -18,7 +18,7 @@ def printable(text: object, *, lines: bool = False) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """Return a value for a CSV file: text without escapes, and without what a spreadsheet would run as a formula."""
+    """Return a value for a CSV file; text has no control characters and cannot run as a formula in a spreadsheet."""
     if not isinstance(value, str):
         return value
     text = printable(value)

@@ -1,4 +1,4 @@
-"""Tar files that someone else may have made: headers that would take much time or memory are refused."""
+"""Reads tar files by other people, and refuses headers that would take much time or memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXTENDED = (
 
 
 class PlainTarInfo(tarfile.TarInfo):
-    """A header that is checked before what it announces is read; for `tarfile.open(tarinfo=PlainTarInfo)`."""
+    """A header that is checked before its content is read; for `tarfile.open(tarinfo=PlainTarInfo)`."""
 
     @classmethod
     def frombuf(cls, buf: Any, encoding: str, errors: str) -> PlainTarInfo:

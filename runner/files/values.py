@@ -1,7 +1,7 @@
-"""What the text of an argument stands for, declared in its annotation: `mirror: Address | None = None`.
+"""Kinds of string arguments, declared in annotations: `mirror: Address | None = None`.
 
-A config that someone else wrote is checked by these declarations, however its keys are spelled, and whether an argument
-is given by name or by position. Text without a declaration is only text, such as the name of a metric.
+Other people's configs are checked by these declarations, whatever the names of keys, for arguments by name and by
+position. A string without a declaration is only text, such as the name of a metric.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args
 
 
 class Kind(Enum):
-    """What a text stands for."""
+    """The meaning of a string argument."""
 
     COMMAND = "command"
     CODE = "code, if it names an owner on the Hub"
@@ -24,27 +24,27 @@ class Kind(Enum):
 
 
 Command = Annotated[str, Kind.COMMAND]
-"""Run as a command."""
+"""A command to run."""
 Kernel = Annotated[str, Kind.CODE]
 """A way to compute. With an owner, as in `owner/kernel`, it is downloaded from the Hub and run."""
 KernelOptions = Annotated[Mapping[str, Any], Kind.CODE]
-"""Settings of another library, whose texts may name a `Kernel`."""
+"""Settings of another library, in which strings may name a `Kernel`."""
 Address = Annotated[str, Kind.ADDRESS]
-"""Where data is sent or fetched: a URL, a server, or an account, team or registered model there."""
+"""A destination or source of data: a URL, a server, or an account, team or registered model there."""
 LocalPath = Annotated[str, Kind.PATH]
-"""A file or folder that is read or written; relative to the working directory."""
+"""A file or folder to read or write, relative to the working directory."""
 LocalPaths = LocalPath | Sequence[LocalPath]
 """Files or folders, or patterns of them."""
 InnerPath = Annotated[str, Kind.INNER_PATH]
 """A file or folder inside another one, mostly the run's."""
 HubName = Annotated[str, Kind.HUB_NAME]
-"""What is downloaded from the Hub, or read from a folder."""
+"""A name on the Hub to download from, or a folder to read."""
 Secret = Annotated[str, Kind.SECRET]
-"""A password or a token: it is hidden in records, logs and messages, and typed again when a run is resumed."""
+"""A password or a token; it is hidden in records, logs and messages, and typed again to resume a run."""
 
 
 def kinds_in(hint: Any) -> Iterator[Kind]:
-    """Yield what a text stands for as an argument with an annotation."""
+    """Yield the kinds that an annotation declares for strings."""
     yield from (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Kind))
     for part in get_args(hint):
         yield from kinds_in(part)

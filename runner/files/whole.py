@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and reading files that may be torn."""
+"""Writes files whole or not at all, and reads files that may be torn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import IO, Any, BinaryIO
 
 
 def write_whole(path: Path, content: bytes | str, mode: int = 0o644) -> None:
-    """Write a file under a temporary name, sync it and rename it: a kill or a power cut leaves the old file or the new.
+    """Write a file under a temporary name, sync and rename it: a kill or power cut leaves the old or the new file.
 
     Text is encoded as UTF-8. The folder is made if it does not exist; `mode` is less the umask.
 
@@ -35,7 +35,7 @@ def write_whole(path: Path, content: bytes | str, mode: int = 0o644) -> None:
 
 
 def sync_file(file: IO[Any]) -> None:
-    """Make the content of a file that is open for writing survive a power cut."""
+    """Make the content of a file, open for writing, survive a power cut."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -50,7 +50,7 @@ def sync_folder(path: Path) -> None:
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """Return the content of a regular file of at most `most` bytes, refusing anything else in its place.
+    """Return the content of a regular file of at most `most` bytes, and refuse anything else.
 
     Raises:
         OSError: there is no such file, or it cannot be read.
@@ -63,7 +63,7 @@ def read_bounded(path: Path, most: int) -> bytes:
 
 
 def open_regular(path: str | Path) -> BinaryIO:
-    """Open a regular file for reading, refusing anything else in its place: reading a pipe might never end.
+    """Open a regular file for reading, and refuse anything else: reading a pipe might never end.
 
     Raises:
         OSError: there is no such file, or it cannot be read.
@@ -77,7 +77,7 @@ def open_regular(path: str | Path) -> BinaryIO:
 
 
 def read_object(path: Path, most: int = 100_000_000) -> dict[str, Any]:
-    """Return the JSON object in a file of at most `most` bytes; an empty one if there is none, or it is torn."""
+    """Return the JSON object in a file of at most `most` bytes; an empty one if it is missing or torn."""
     try:
         content = json.loads(read_bounded(path, most))
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
@@ -86,7 +86,7 @@ def read_object(path: Path, most: int = 100_000_000) -> dict[str, Any]:
 
 
 def link_or_copy(source: str, target: str) -> None:
-    """Make a file that shares its blocks on the disk with another, or a copy of it where that cannot be."""
+    """Make a file that shares disk blocks with another, or a copy if the file system cannot do that."""
     try:
         os.link(source, target)
     except OSError:  # on another file system, or on one without links

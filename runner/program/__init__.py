@@ -1,1 +1,1 @@
-"""A command from its first word to its exit code."""
+"""Run a command, from its first word to its exit code."""

@@ -1,4 +1,4 @@
-"""A command that composes a config with Hydra, runs one job or many, and returns an exit code."""
+"""Runs a command: composes configs with Hydra, runs one job or many, and returns an exit code."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def lead(command: Command) -> int:
     saved = None
     try:
         with config_errors():
-            sys.argv[1:] = command.overrides  # which Hydra reads
+            sys.argv[1:] = command.overrides  # Hydra reads them here
             check_options(command.overrides)
             command = with_latest(replace(command, overrides=tuple(with_quotes(merge_repeated(command.overrides)))))
             saved = find_saved_run(command)
@@ -75,7 +75,7 @@ def lead(command: Command) -> int:
         if isinstance(exit, restarts.Restarted):
             restarts.ask()
         code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
-        if isinstance(exit.code, str):  # from a user's code; Python would print it too
+        if isinstance(exit.code, str):  # raised by a user's code; Python would print it too
             print_to_stderr(exit.code)
     finally:
         ranks().dismiss(code)

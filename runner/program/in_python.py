@@ -1,4 +1,4 @@
-"""Configs and saved runs in Python: the Trainer that a command would train, and the model of a run."""
+"""Uses configs and saved runs from Python: makes the Trainer of a command, and loads the model of a run."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from runner.models.model import Model
     from runner.training.trainer import Trainer
 
-_loading = threading.RLock()  # torch's generator, which the making of a model seeds, is one for all threads
-_folders = 0  # the number of folders that the ranks of this process have agreed on
+_loading = threading.RLock()  # all threads share torch's generator, which is seeded to make a model
+_folders = 0  # the number of folders on which this process has agreed with other ranks
 
 
 def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Trainer:
-    """Return the Trainer of `Trainer.from_config`, and write the run's record; its outcome goes to `result.json`.
+    """Return the Trainer of `Trainer.from_config`, write the run's record, and later its result to `result.json`.
 
     Raises:
         WrongConfig: the config is wrong; the message names the key.
@@ -89,7 +89,7 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
 
 @contextmanager
 def _recorded(trainer: Trainer, job: Job) -> Iterator[None]:
-    """Write to `result.json` how `fit`, `eval` or `predict` ended, and add notes to errors. All ranks."""
+    """Write the result of `fit`, `eval` or `predict` to `result.json`, and add notes to errors. All ranks."""
     from runner.trials.diagnosis import noting_faults
 
     with recording(job) as result, timing(result, partial(noting_faults, job.experiment, job.choices)):
@@ -117,11 +117,11 @@ class SavedModel:
     """The model of a saved run, from `load`."""
 
     model: Model
-    """With the weights that evaluations measured, on the CPU, in evaluation mode."""
+    """The model on the CPU, in evaluation mode, with the weights that evaluations measured."""
     config: dict[str, Any]
     """The run's resolved config."""
     checkpoint: Path
-    """The folder that the weights come from."""
+    """The source folder of the weights."""
 
 
 def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
@@ -159,7 +159,7 @@ def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
     known = ("precision", "seed", "max_duration", "grad_accum", "microbatch_size")
     settings = {key: experiment.trainer.get(key) for key in known if key in experiment.trainer}
     cuda = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    # No Trainer, which other ranks would have to make too.
+    # A Trainer would have to be made on other ranks too.
     with _loading, torch.random.fork_rng(cuda):
         algorithms = {key: algorithm.make() for key, algorithm in experiment.algorithms.items()}
         model = build.make_model(experiment)
@@ -183,7 +183,7 @@ def replay(run: str | Path, batch: int, allow_targets: Sequence[str] = ()) -> Tr
 
     It begins at the run's last checkpoint before the batch, and trains the batches in between again. The run's own
     callbacks run, but destinations do not; they write into a temporary folder. On the same number of ranks as the run,
-    everything is equal to the bit; from now on, torch uses the same number of CPU threads as in the run. The run is
+    everything is equal bit for bit; from now on, torch uses the same number of CPU threads as in the run. The run is
     only read.
 
     Args:

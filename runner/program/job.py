@@ -1,4 +1,4 @@
-"""One job, from the config that Hydra composed to the objective of a sweep. Launchers import this module by name."""
+"""Runs a job, from its composed config to the objective of a sweep. Launchers import this module by name."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ sweep.register_resolver()
 class Task:
     """The function that Hydra calls for each job, in whichever process the launcher runs the job.
 
-    The error of a single run is stored in `error` instead of being raised, because Hydra would print it in its own way.
+    The error of a single run is stored in `error` rather than raised, because Hydra would print it in its own way.
     """
 
     def __init__(self, command: Command, saved: SavedRun | None = None) -> None:
@@ -116,7 +116,7 @@ def perform(config: DictConfig, hydra_config: Any, command: Command, saved: Save
             with ranks().sharing(asdict(job)):
                 return run(job)
     with placed(job, hydra_config) as (job, result):
-        if result is not None:  # this job is done already, or another process is running it
+        if result is not None:  # the job is done already, or another process is running it
             return result.answer
         with ranks().sharing(asdict(job)):
             return run(job)
@@ -124,13 +124,13 @@ def perform(config: DictConfig, hydra_config: Any, command: Command, saved: Save
 
 @dataclass(frozen=True)
 class _Start:
-    """Where a job begins.
+    """The start of a job.
 
     Attributes:
-        experiment: what is to be trained, with the weights to load.
-        continued: the run that is continued, in its own folder; None for a new run.
-        resume: the checkpoint, or the folder that holds it, whose state it begins with; None: the beginning.
-        tags: facts about the run that it begins from.
+        experiment: the experiment to train, with the weights to load.
+        continued: the run to continue in its own folder; None for a new run.
+        resume: the checkpoint to begin with, or its folder; None: start from the beginning.
+        tags: facts about the run that the job begins from.
     """
 
     experiment: Experiment
@@ -140,9 +140,9 @@ class _Start:
 
 
 def _find_start(command: Command, experiment: Experiment, saved: SavedRun | None) -> _Start:
-    """Return where the job of a command begins."""
+    """Return the start of the job of a command."""
     verb = command.row
-    run = command.run if saved is None else saved.path  # an id may have been typed
+    run = command.run if saved is None else saved.path  # the user may have typed an id
     if verb.uses_weights:
         experiment, tags = with_saved_weights(command, experiment, run, saved)
         return _Start(experiment, tags=tags)
@@ -152,7 +152,7 @@ def _find_start(command: Command, experiment: Experiment, saved: SavedRun | None
     if run is None or verb.uses_run != "resume":
         return _Start(experiment)
     if saved is not None and verb.needs_experiment and from_the_start(saved):
-        return _Start(experiment, continued=run)  # there is no checkpoint, but the run keeps its folder
+        return _Start(experiment, continued=run)  # without a checkpoint, the run still keeps its folder
     return _Start(experiment, continued=run, resume=run)
 
 
@@ -207,18 +207,18 @@ def prepare(config: DictConfig, hydra_config: Any, typed: Command, saved: SavedR
 
 
 def _parent_of(experiment: Experiment, saved: SavedRun | None) -> Experiment | None:
-    """Return the experiment of the run that a fork begins from, with what its record leaves out."""
+    """Return the experiment of the run that a fork begins from, completed where its record has gaps."""
     return None if saved is None else experiment.changed(**saved.config)
 
 
 def _experiment_of(
     config: DictConfig, hydra_config: Any, command: Command, saved: SavedRun | None
 ) -> tuple[Experiment, Command]:
-    """Return the experiment of a composed config: without what a typed choice replaces, and merged into a saved run's.
+    """Return the experiment of a composed config, without replaced keys, and merged into the config of a saved run.
 
-    In a sweep over the moments of a fork, the returned command has that of this job.
+    In a sweep over the batches of a fork, the returned command has the batch of this job.
     """
-    typed: Any = OmegaConf.to_container(hydra_config.overrides.task)  # a wrong interpolation is an error of its key
+    typed: Any = OmegaConf.to_container(hydra_config.overrides.task)  # a wrong interpolation is reported with its key
     config, dropped = without_replaced(config, typed, options_of(hydra_config))
     if dropped and hydra_config.mode is RunMode.RUN:
         print_to_stderr(about_dropped(dropped))
@@ -232,13 +232,13 @@ def _experiment_of(
 
 
 def output_dir(hydra_config: Any) -> Path:
-    """Return the folder that Hydra chose; a part of its name such as `${seed}` is no interpolation."""
+    """Return the folder that Hydra chose; `${seed}` in its name is not an interpolation."""
     runtime: Any = OmegaConf.to_container(hydra_config.runtime)
     return Path(runtime["output_dir"])
 
 
 def start_ranks(experiment: Experiment, hydra_config: Any) -> Threads:
-    """Start the other processes of a job, before this one imports torch, and return the CPU threads per rank."""
+    """Start the other processes of a job before this one imports torch, and return the CPU threads per rank."""
     launch = experiment.launch
     processes = launch.processes()
     jobs = parallel_jobs(hydra_config)
@@ -252,7 +252,7 @@ def start_ranks(experiment: Experiment, hydra_config: Any) -> Threads:
 
 
 def uses_workers(experiment: Experiment) -> bool:
-    """Return whether an experiment's data is read by workers, whose server should start early, beside this process."""
+    """Return whether workers read an experiment's data, so that their server should start early."""
     return bool(experiment.data.get("num_workers"))
 
 
@@ -271,7 +271,7 @@ def check_command(command: Command, experiment: Experiment) -> None:
 def find_differences(
     command: Command, config: Mapping[str, Any], resume: str | None, saved: SavedRun | None, overrides: Sequence[str]
 ) -> Iterable[object]:
-    """Return how the config of a run that is resumed, forked or rerun differs from its recorded config."""
+    """Return the differences of a resumed, forked or rerun run's config from the recorded config."""
     if saved is not None and command.row.uses_run == "fork":
         return changes_of_fork(command.words[1], resume or saved.given, saved.config, config)
     if saved is not None and command.row.uses_run in ("rerun", "retrain"):
@@ -298,7 +298,7 @@ def name_run(
 
 
 def chosen_names(choices: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, str]:
-    """Return the chosen names by group, for our groups that hold one choice, unless a target was typed in its place."""
+    """Return the chosen names by group, for the runner's groups with a single choice, unless a target was typed."""
     typed = {key_of(override) for override in overrides}
     single = (group for group in choices if group not in LISTS and not group.startswith("hydra/"))
     names = {group: choices[group] for group in single if f"{group}._target_" not in typed}
@@ -307,12 +307,12 @@ def chosen_names(choices: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
 
 @exits_as_failures()
 def run(job: Job) -> Objective:
-    """Do what a job's verb does, and return the objective of a sweep. Call it on all ranks that take part."""
+    """Run the verb of a job, and return the objective of a sweep. Call it on all ranks that take part."""
     import_from(job.code)
     verb = job.command.row
     if is_rank_zero():
         for difference in job.differences:
-            print_to_stderr(f"INFO: {difference}")  # into the log of a job of a sweep
+            print_to_stderr(f"INFO: {difference}")  # goes to the log of a job of a sweep
     threads = keep_threads(job) if verb.trains else job.threads
     with removed_when_refused(Path(job.run_dir)), with_threads(*threads), ExitStack() as stack:
         if verb.on_all_ranks:
@@ -323,13 +323,13 @@ def run(job: Job) -> Objective:
             stack.enter_context(ended_by_signals(launch.grace))
             device = str(job.experiment.trainer.get("device", "auto"))
             stack.enter_context(ended_when_stuck(launch.patience_seconds, Path(job.run_dir), device))
-        if verb.folder == "temporary" and job.resume is None:  # otherwise the folder is another run's
+        if verb.folder == "temporary" and job.resume is None:  # else the folder belongs to another run
             stack.callback(run_folder.remove_empty, Path(job.run_dir))
         return module_of(verb).run(job)
 
 
 def run_logged(job: Job) -> Objective:
-    """Run a job, and keep what all ranks print in its folder as well. Rank 0."""
+    """Run a job, and keep the output of all ranks in its folder as well. Rank 0."""
     job = replace(job, log=run_folder.begin_log(Path(job.run_dir)), is_logged_too=True)
     try:
         with output_to(job.log, job.is_logged_too), ranks().sharing(asdict(job)):
@@ -345,7 +345,7 @@ def run_logged(job: Job) -> Objective:
 def follow(ranks: Ranks) -> int:
     """Run the jobs that rank 0 sends, and return the exit code. All ranks but 0.
 
-    Errors that all ranks raise alike are printed by rank 0 only. A warning says which rank it comes from.
+    Only rank 0 prints errors that all ranks raise. A warning names its rank.
     """
     if logging.lastResort is not None:  # only rank 0 has Hydra's handlers
         logging.lastResort.setFormatter(PrintableFormatter(f"%(levelname)s: rank {ranks.rank}: %(message)s"))
@@ -367,7 +367,7 @@ def _follow(ranks: Ranks) -> int:
                     print_to_stderr(f"error on rank {ranks.rank}: {error}")
                     return WRONG_CONFIG
             except (Diverged, SessionOver):
-                continue  # rank 0 found the same, and decides whether there is another job
+                continue  # rank 0 has the same error, and decides whether another job follows
             except KeyboardInterrupt:
                 return INTERRUPTED
             except Exception as error:

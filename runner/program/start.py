@@ -1,4 +1,4 @@
-"""From what was typed to what runs: verbs that compose nothing are answered at once, all others with Hydra."""
+"""Starts the typed command: verbs that compose no config run at once, all others with Hydra."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runner.verbs import module_of
 
 
 def run_typed(arguments: Sequence[str]) -> int:
-    """Run the command that was typed, and return its exit code. Any rank; rank 0 prints."""
+    """Run the typed command, and return its exit code. Any rank; rank 0 prints."""
     use_tasks_as_ranks()
     if _asks_for("--version", arguments):
         return _print_version()
@@ -49,7 +49,7 @@ def _text_of(error: Exception) -> str:
 
 
 def describe_error(error: Exception, verb: Verb | None) -> dict[str, Any]:
-    """Return the JSON form of an error in what was typed; one that names no key is about the verb's words."""
+    """Return the JSON form of an error in the command line; without a key, it is about the verb's words."""
     advice = advice_in(error)
     key = error.key.partition("=")[0] if isinstance(error, WrongKey) else advice.key or argument_of(error)
     if not key and verb is not None:
@@ -60,7 +60,7 @@ def describe_error(error: Exception, verb: Verb | None) -> dict[str, Any]:
 
 
 def _asks_for(option: str, arguments: Sequence[str]) -> bool:
-    """Return whether an option is among the arguments, in full or cut short."""
+    """Return whether the arguments have an option, in full or abbreviated."""
     return any(option.startswith(argument) and len(argument) > 3 for argument in arguments)
 
 

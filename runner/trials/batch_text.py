@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 
 MAX_TENSORS = 16
-"""Tensors that are described; the rest is only counted."""
+"""Tensors to describe; the others are only counted."""
 
 
 def describe_batch(batch: Any, with_ranges: bool = False) -> str:
-    """Return the keys, types and shapes of a batch's tensors, and if asked the ranges of integer ones."""
+    """Return the keys, types and shapes of a batch's tensors, and with `with_ranges` the ranges of integers."""
     named = _with_keys(batch)
     parts = [f"{name}{_describe(value, with_ranges)}" for name, value in islice(named, MAX_TENSORS)]
     if remaining := sum(1 for _ in named):
@@ -30,7 +30,7 @@ def _describe(part: Any, with_range: bool) -> str:
 
 
 def _with_keys(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the tensors, lists and objects of a batch in order, each with the keys around it: 'inputs.image '."""
+    """Yield the tensors, lists and objects of a batch in order, each with its keys, such as 'inputs.image '."""
     is_object = hasattr(batch, "to") and not isinstance(batch, Mapping | tuple | list)
     if is_object or isinstance(batch, Tensor):
         yield name and f"{name} ", batch

@@ -31,7 +31,7 @@ Choices = Mapping[str, str]
 NO_CHOICES: Choices = MappingProxyType({})
 
 OF_THE_ENVIRONMENT = (OSError, MemoryError, RankFailed)
-"""The exceptions of a first batch that may not occur again, unlike those of a batch that does not fit the model."""
+"""Exceptions of a first batch that may not recur, unlike those of a batch that does not fit the model."""
 
 MAX_MESSAGE = 300  # characters shown of an error's own message
 
@@ -47,7 +47,7 @@ STEPS = {
     "loss_weight": "its loss_weight()",
     "backward": "its backward pass",
 }
-"""The steps of a batch, by what the loops call."""
+"""The steps of a batch, by the function that the loops call."""
 AFTER_FORWARD = ("loss", "update_metric", "compute", "backward")
 """The steps at which the outputs for the current batch exist."""
 CALL = re.compile(rf"(?:(?<![\w.])|\._?)({'|'.join(STEPS)})\(")
@@ -62,7 +62,7 @@ _WITH_OUTPUTS = _OF_BATCH[_OF_BATCH.index(Event.AFTER_FORWARD) :]
 
 
 class HookAtFault(NamedTuple):
-    """The callback or algorithm that raised an exception, given by its group and key in the config."""
+    """The callback or algorithm that raised an exception, by its group and key in the config."""
 
     group: str
     """'callbacks' or 'algorithms'; empty for an algorithm that is the scheduler."""
@@ -89,7 +89,7 @@ def hook_at_fault(error: BaseException, experiment: Experiment) -> HookAtFault |
 
 @contextmanager
 def naming_fault(experiment: Experiment, choices: Choices = NO_CHOICES) -> Iterator[None]:
-    """Turn exceptions into a WrongConfig that names the cause and the line of the user's code."""
+    """Turn exceptions into a WrongConfig that names the cause and the user's line of code."""
     try:
         yield
     except WrongConfig:
@@ -107,9 +107,9 @@ def noting_faults(experiment: Experiment, choices: Choices) -> Iterator[None]:
 
 @contextmanager
 def noting_first_batch(job: Job, state: State) -> Iterator[None]:
-    """Add the notes of `noting_faults`, and to failures of a new run's first batch a refusal of the config.
+    """Add the notes of `noting_faults`, and a refusal of the config if a new run fails in its first batch.
 
-    The refusal is one of the facts of the exception, which reach all ranks.
+    The refusal is a fact of the exception, and so reaches all ranks.
     """
     try:
         with noting_faults(job.experiment, job.choices):
@@ -123,7 +123,7 @@ def noting_first_batch(job: Job, state: State) -> Iterator[None]:
 
 @contextmanager
 def refusing_first_batch() -> Iterator[None]:
-    """Turn exceptions in which `noting_first_batch` saw a refusal into a WrongConfig. All ranks."""
+    """Turn exceptions with a refusal by `noting_first_batch` into a WrongConfig. All ranks."""
     try:
         yield
     except Exception as error:
@@ -138,7 +138,7 @@ def _refused(text: str, error: Exception) -> WrongConfig:
 
 
 def _section(error: Exception) -> str:
-    """Return the section at fault; if a model does not fit its data, whichever of the two was typed."""
+    """Return the section at fault; if a model does not fit its data, the one of the two that was typed."""
     return facts_of(error).section or (only_typed(sys.argv[1:], "model", "data") if _step(error) is not None else "")
 
 
@@ -147,7 +147,7 @@ def noting_batch(experiment: Experiment, choices: Choices = NO_CHOICES) -> Itera
     """Add a note with the current batch to errors raised by the model, or by a hook between loading and backward."""
     try:
         yield
-    except RankFailed:  # unrelated to what this rank was doing
+    except RankFailed:  # unrelated to the batch of this rank
         raise
     except Exception as error:
         with suppress(Exception):  # a batch that cannot be described must not hide the error itself
@@ -161,8 +161,8 @@ def _note_batch(error: Exception, experiment: Experiment, choices: Choices) -> N
     if hook is not None and hook.event in _OF_BATCH:
         error.add_note(f"with {_batch(error, hook.event in _WITH_OUTPUTS)}")
     elif hook is None and step is not None:
-        place = f"in {_where(step, error)}, with {_batch(error, step in AFTER_FORWARD)}"
-        error.add_note(f"{place}: {_chosen(experiment.model, choices)}, {_chosen(experiment.data, choices)}")
+        context = f"in {_where(step, error)}, with {_batch(error, step in AFTER_FORWARD)}"
+        error.add_note(f"{context}: {_chosen(experiment.model, choices)}, {_chosen(experiment.data, choices)}")
     if _is_device_assert(error):
         error.add_note(DEVICE_ASSERT)
 
@@ -201,7 +201,7 @@ def _in_section(section: Section, error: Exception) -> str:
 
 
 def _chosen(section: Section, choices: Choices) -> str:
-    """Return the choice for a group as it would be typed: 'model=mlp', or 'model._target_=...'."""
+    """Return the choice for a group as an override: 'model=mlp', or 'model._target_=...'."""
     group = section.path
     return f"{group}={choices[group]}" if group in choices else f"{group}._target_={section.target}"
 
@@ -209,7 +209,7 @@ def _chosen(section: Section, choices: Choices) -> str:
 def _step(error: Exception) -> str | None:
     """Return the step of the model in which an error was raised, a key of `STEPS`; None while reading a batch.
 
-    It is what the innermost line of the loops calls, whatever functions of others are called within that.
+    The innermost line of the loops decides, whatever other code it calls.
     """
     step = None
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -233,7 +233,7 @@ def _batch(error: Exception, with_outputs: bool) -> str:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         state: Any = frame.f_locals.get("state")
         if frame.f_globals.get("__name__") == "runner.training.evaluation" and "batch" in frame.f_locals:
-            batch = frame.f_locals["batch"]  # by now the state has been restored to that of training
+            batch = frame.f_locals["batch"]  # the state is that of training again
             outputs = ""
         elif batch is None and getattr(state, "batch", None) is not None:
             batch = state.batch
@@ -245,7 +245,7 @@ def _batch(error: Exception, with_outputs: bool) -> str:
 
 
 def _embedding(error: Exception) -> str:
-    """Return a phrase with the number of rows of the embedding in which a lookup failed; empty if none did."""
+    """Return a phrase with the number of rows of the embedding whose lookup failed, or ''."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code is torch.nn.functional.embedding.__code__:
             return f" and an embedding of {len(frame.f_locals['weight'])} rows"

@@ -1,6 +1,6 @@
 """A dry run: the real Trainer, engine, algorithms and callbacks, with one batch of each data set. Nothing is kept.
 
-The model is made on the meta device first, where it takes no memory. If its weights are small, it is made again on the
+The model is made on the meta device first, to take no memory. If its weights are small, it is made again on the
 CPU and a few samples go through it; that finds labels out of range and metrics that fail as well as shapes that do not
 match. If they are large, the batch stays on the meta device, and only shapes and types are checked.
 """
@@ -44,25 +44,25 @@ from runner.trials.one_batch import OneBatch, TrialData
 from runner.trials.sizes import Sizes, at_peak, describe_groups, measure, size_of
 
 MAX_WEIGHTS = 128 * 2**20
-"""Bytes up to which a model is tried on the CPU; with gradients and moments it takes four times as much memory."""
+"""Bytes of the largest model to try on the CPU; with gradients and moments it takes four times as much memory."""
 
 
 @dataclass
 class Findings:
-    """What a dry run found out.
+    """The findings of a dry run.
 
     Attributes:
         model: the class of the model, and that of the module in it.
         sizes: memory and sizes of checkpoints.
-        groups: the parameter groups of the optimizers, a line each.
+        groups: a line for each parameter group of the optimizers.
         data: samples and batches of each data set.
         batch: types and shapes of the batch that went through the run.
         device: 'cpu', or 'meta' if the model is too large to be tried with values.
         events: the number of events that fired.
-        destinations: keys of callbacks that would write, print or connect: they are made, and not called.
+        destinations: keys of callbacks that would write, print or connect; they are made but not called.
         refused: keys of callbacks and algorithms that read values, which tensors on the meta device do not have.
-        unpredicted: why it cannot be told how much memory training takes at its peak; empty if it can.
-        warnings: what would train, but is most likely a mistake, a sentence each.
+        unpredicted: why the peak memory of training cannot be predicted; empty if it can.
+        warnings: a sentence for each probable mistake that would train.
     """
 
     model: str = ""
@@ -91,7 +91,7 @@ class EventRecorder(Callback):
 
 
 def try_out(experiment: Experiment, choices: Choices = NO_CHOICES, resume: str | None = None) -> Findings:
-    """Send one batch through all events of a run, and return what that found out. Without other ranks.
+    """Send one batch through all events of a run, and return the findings. Without other ranks.
 
     `resume` is the checkpoint that the run would continue from; on the meta device it is not read.
     Destinations are made but not called: they would write, print or connect.
@@ -117,7 +117,7 @@ def try_out(experiment: Experiment, choices: Choices = NO_CHOICES, resume: str |
 
 
 def _predict_peak(experiment: Experiment, data: TrialData, findings: Findings) -> None:
-    """Add to the findings what training takes at its peak with the batches of a rank, or why this cannot be told."""
+    """Add to the findings the peak memory of training with the batches of a rank, or why it cannot be predicted."""
     from runner.trials.peak_memory import predict_peak  # which imports much of torch
 
     shards, split = layout_of(experiment)
@@ -134,7 +134,7 @@ def _predict_peak(experiment: Experiment, data: TrialData, findings: Findings) -
                 batch = data.train.take(samples)
                 loader = partial(data.train.yielding, samples=samples)
                 peak = predict_peak(experiment, model, batch, loader, parts, ranks)
-        except Exception as error:  # whether training works has been tried before
+        except Exception as error:  # training itself works, as tried before
             hook = hook_at_fault(error, experiment)
             if hook is None or hook.key in reading:
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -171,7 +171,7 @@ def make_idle_trainer(experiment: Experiment, logs: bool) -> Iterator[Trainer]:
 def _try_with_and_without_algorithms(
     experiment: Experiment, data: TrialData, findings: Findings, resume: str | None
 ) -> None:
-    """Try the batch; if it fails without algorithms too, raise that error, which is simpler."""
+    """Try the batch; if it fails without algorithms too, raise that simpler error."""
     try:
         _try_batch(experiment, data, findings, resume)
     except Exception as error:
@@ -192,7 +192,7 @@ def make_model_on_meta(experiment: Experiment) -> Any:
 
 
 def _find_refused_on_meta(experiment: Experiment, data: TrialData, findings: Findings) -> str | None:
-    """Try the batch on the meta device; return the key of a callback or algorithm that fails as it reads values."""
+    """Try the batch on the meta device; return the key of a callback or algorithm that fails to read values."""
     try:
         _try_batch(experiment, data, findings)
     except RuntimeError as error:
@@ -204,13 +204,13 @@ def _find_refused_on_meta(experiment: Experiment, data: TrialData, findings: Fin
 
 
 def _try_batch(experiment: Experiment, data: TrialData, findings: Findings, resume: str | None = None) -> None:
-    """Send one batch through a run on the device that the findings name, and add to the findings."""
+    """Send one batch through a run on the device in `findings`, and add to them."""
     section = experiment.trainer
     on_meta = findings.device == "meta"
     device = pick_device(section.get("device", "auto"))
     changed = {"device": findings.device, "compile": False, "iteration_length": None}
     if device.type != findings.device and section.get("precision") != "bf16":
-        changed["precision"] = "fp32"  # only bf16 changes the weights; autocast leaves them as they are
+        changed["precision"] = "fp32"  # only bf16 changes the weights; autocast does not
     if on_meta:
         changed["load_path"] = None
     parts = _make_parts(experiment, findings)
@@ -237,7 +237,7 @@ def _try_batch(experiment: Experiment, data: TrialData, findings: Findings, resu
             trainer.fit()
             if data.evaluators:
                 trainer.eval()
-            if not on_meta:  # where predictions could not be copied to the CPU
+            if not on_meta:  # predictions on the meta device cannot be copied to the CPU
                 trainer.predict(data.evaluators[0].dataloader if data.evaluators else data.train)
             findings.model = _name_of(trainer.state)
             findings.batch = data.train.describe()
@@ -250,7 +250,7 @@ def _try_batch(experiment: Experiment, data: TrialData, findings: Findings, resu
 
 
 def _load_what_was_saved(state: State, only_weights: bool) -> None:
-    """Load the checkpoint that a saver has written, if there is one, as a resumed run would."""
+    """Load the checkpoint that a saver has written, if any, as a resumed run would."""
     try:
         checkpoint = find_checkpoint(state.run_dir)
     except FileNotFoundError:
@@ -266,7 +266,7 @@ def _load_what_was_saved(state: State, only_weights: bool) -> None:
 
 
 def _make_parts(experiment: Experiment, findings: Findings) -> dict[str, Any]:
-    """Return the objects of an experiment without its destinations, and without those that were refused before."""
+    """Return the objects of an experiment, except its destinations and those refused before."""
     parts = build.make_parts(experiment, uploads=False)
     findings.destinations = [key for key, part in parts["callbacks"].items() if isinstance(part, LoggerDestination)]
     for group in ("callbacks", "algorithms"):
@@ -278,7 +278,7 @@ def _make_parts(experiment: Experiment, findings: Findings) -> dict[str, Any]:
 
 
 def layout_of(experiment: Experiment) -> tuple[int, int]:
-    """Return how many ranks will share one copy of the weights, or of their part of it, and how many split layers."""
+    """Return how many ranks share one copy of the weights, or of their part of it, and how many split layers."""
     section = experiment.trainer
     ranks = max(experiment.launch.processes(), get_world_size())
     split = section.get("tensor_parallel", 1) if ranks > 1 else 1
@@ -294,7 +294,7 @@ def _make_data(experiment: Experiment, findings: Findings) -> TrialData:
     evaluators = ensure_evaluators(evaluation)
     group = layout_of(experiment)[1]
     loaders = [("train", train), *((evaluator.label, evaluator.dataloader) for evaluator in evaluators)]
-    for label, loader in () if fake else loaders:  # made-up batches do not show how the real ones are divided
+    for label, loader in () if fake else loaders:  # made-up batches say nothing about real ones
         refuse_unsharded(loader, label, experiment.launch.processes() // group, group)
     findings.data = "; ".join(f"{label} {_describe(loader)}" for label, loader in loaders)
     findings.data += f"; {'made up, not read' if fake else f'one batch read: {target} has no `fake`'}"
@@ -330,7 +330,7 @@ def _describe(loader: Any) -> str:
 
 @contextmanager
 def collecting_warnings(messages: list[str]) -> Iterator[None]:
-    """Collect each warning that is given inside this context once in a list, instead of printing it."""
+    """Collect each different warning within the context in `messages` instead of printing it."""
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: messages.append(record.getMessage())
     log = logging.getLogger("runner")

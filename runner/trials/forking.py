@@ -1,4 +1,4 @@
-"""Begins a fork: with a copy of its parent's checkpoint, or by training the parent's batches after it again."""
+"""Begins a fork with a copy of its parent's checkpoint, or by retraining the parent's batches after an earlier one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from runner.core.state import State
 
 FOLDER = "fork"
-"""The subfolder of a fork's folder that holds the checkpoint it began with, whatever becomes of the parent's."""
+"""The subfolder of a fork for the checkpoint that it began with, which stays even if the parent's is removed."""
 CURVES = "runner.callbacks.LearningCurves"
 
 
@@ -39,15 +39,15 @@ class _SaveAt(Callback):
             save_checkpoint(state, self.path)
             state.stop_training()
             for evaluator in state.evaluators:
-                evaluator.evaluated_at = self.batch  # the fork evaluates what is due here
+                evaluator.evaluated_at = self.batch  # the fork runs evaluations that are due here
 
 
 def begin_fork(job: Job) -> str:
     """Return the checkpoint that a fork begins with, in the fork's own folder. All ranks.
 
-    Where the parent has a checkpoint of that batch, it is a copy, which shares its blocks on the disk with the original
-    where the file system can do that. Otherwise the batches after the parent's last checkpoint are retrained. It stays
-    when the parent deletes old checkpoints, or is deleted itself.
+    If the parent has a checkpoint of that batch, it is copied; the copy shares disk blocks with the original if the
+    file system can do that. Otherwise the batches after the parent's last checkpoint are retrained. The fork's
+    checkpoint stays when the parent deletes old checkpoints, or is deleted itself.
 
     Raises:
         WrongKey: the parent has no such batch.
@@ -71,15 +71,15 @@ def begin_fork(job: Job) -> str:
 def _train_trunk(job: Job, parent: Path, batch: int, path: Path) -> Path:
     """Train a parent from its last checkpoint up to a batch, save it at `path`, and return `path`. All ranks.
 
-    It is trained as the parent was, on the fork's ranks and device. Of the parent's callbacks, those run that a
-    replay runs, and its learning curves, which the fork continues.
+    Training repeats that of the parent, on the fork's ranks and device. Of the parent's callbacks, only those of a
+    replay run, and its learning curves, which the fork continues.
     """
     assert job.parent is not None
     watchers: dict[str, Callback] = {
         key: callback.make() for key, callback in job.parent.callbacks.items() if callback.target == CURVES
     }
     experiment = job.parent.without_callbacks(WATCHING).on_devices_of(job.experiment)
-    # It ends itself, a batch earlier, so that its checkpoint does not ask the fork to end.
+    # `_SaveAt` ends training itself, a batch before `until`, so that its checkpoint does not tell the fork to end.
     with standing_before(
         experiment, parent, batch, {**watchers, "fork": _SaveAt(batch, path)}, key="BATCH", until=batch + 1
     ) as trainer:

@@ -40,12 +40,12 @@ TAIL = 4096  # bytes at the end of the file of digests that surely hold one whol
 
 @dataclass(frozen=True)
 class PlannedKill:
-    """When a run is to be killed.
+    """A planned kill of a run.
 
     Attributes:
         moment: one of `MOMENTS`.
         batch: the batch that must have been trained before the kill, except in start-up.
-        fraction: how much of the moment's duration passes before the kill, in [0, 1).
+        fraction: the part of the moment's duration that passes before the kill, in [0, 1).
         rank: the rank whose process is killed; rank 0 if that process has not been started yet.
     """
 
@@ -57,13 +57,13 @@ class PlannedKill:
 
 @dataclass(frozen=True)
 class CompletedKill:
-    """When a run was killed.
+    """A kill of a run that took place.
 
     Attributes:
         moment: one of `MOMENTS`, not always the planned one.
         batch: the last batch trained before the kill.
         rank: the rank whose process was killed.
-        resumed_from: the batch of the checkpoint that the run is resumed from; 0 if it begins again.
+        resumed_from: the batch of the checkpoint that the run resumes from; 0 if it starts over.
     """
 
     moment: str
@@ -74,12 +74,12 @@ class CompletedKill:
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a run trained that was not killed.
+    """The pace of a run that was not killed.
 
     Attributes:
-        batches: the number of batches that it trained.
+        batches: the number of trained batches.
         epoch_ends: the last batch of every epoch but the last.
-        seconds: how long its process ran.
+        seconds: the lifetime of its process.
         seen: number of each new batch that was observed, with the seconds since the process started.
     """
 
@@ -94,7 +94,7 @@ class Pace:
         return self.seen[0][1] if self.seen else self.seconds
 
     def pause_after(self, batch: int) -> float:
-        """Return the seconds from the end of a batch to the next one that was seen."""
+        """Return the seconds from the end of a batch to the next observed batch."""
         begins = [second for seen_batch, second in self.seen if seen_batch <= batch]
         ends = [second for seen_batch, second in self.seen if seen_batch > batch]
         return ends[0] - begins[-1] if begins and ends else 0.0
@@ -103,7 +103,7 @@ class Pace:
 def plan_kills(number: int, seed: int, pace: Pace, ranks: int) -> list[PlannedKill]:
     """Return kills at random moments of a run, in the order of their batches.
 
-    The moments are of all kinds if there are at least four kills; the first kind is inside a save.
+    Four or more kills cover all kinds of moments; the first kind is inside a save.
     """
     draw = random.Random(seed)
     moments = [MOMENTS[index % len(MOMENTS)] for index in range(number)]
@@ -181,7 +181,7 @@ class Session:
         return Pace(len(digests), ends, time.monotonic() - self.started, seen)
 
     def kill_at(self, kill: PlannedKill, pace: Pace, resumed_from: int) -> CompletedKill | None:
-        """Kill a process of the run at a planned moment; return when it was killed, None if the run ended before.
+        """Kill a process of the run at a planned moment; return the completed kill, or None if the run ended first.
 
         Raises:
             TimeoutError: the run has hung, or has not ended after one of its ranks was killed.
@@ -213,7 +213,7 @@ class Session:
         return CompletedKill(moment, last, rank)
 
     def _stop_in_save(self, files: int) -> bool:
-        """Stop rank 0 with SIGSTOP once a checkpoint has `files` files; return False if it writes none any more."""
+        """Stop rank 0 with SIGSTOP once a checkpoint has `files` files; return False if it no longer writes any."""
         for _ in self.progress(pause=0.0):
             for partial in self._find_partial():
                 with suppress(FileNotFoundError):
@@ -223,16 +223,16 @@ class Session:
                     time.sleep(POLL)  # time for it to stop
                     if partial.exists():
                         return True
-                self.process.send_signal(signal.SIGCONT)  # it was just too late: try the beginning of the next one
+                self.process.send_signal(signal.SIGCONT)  # the save just ended: try the start of the next one
                 files = 0
         return False
 
     def _find_partial(self) -> Iterator[Path]:
-        """Yield the hidden folder into which rank 0 writes a checkpoint, or did when it was killed."""
+        """Yield the hidden folder that rank 0 writes a checkpoint to, or wrote to when it was killed."""
         return self.run_dir.glob(f"*/.*.partial-{self.process.pid}")
 
     def _kill(self, rank: int) -> int:
-        """Kill a rank, or rank 0 if that rank has not been started; wait until all have ended, and return its number.
+        """Kill a rank, or rank 0 if that rank has not started; wait until all have ended, and return the number.
 
         Raises:
             TimeoutError: the run has not ended `GRACE` seconds after the kill.
@@ -240,7 +240,7 @@ class Session:
         import psutil
 
         processes: dict[int, Any] = {0: self.process}
-        with suppress(psutil.Error):  # a process may end while we look at it
+        with suppress(psutil.Error):  # a process may end meanwhile
             for child in psutil.Process(self.process.pid).children():
                 if child.cmdline()[-2:] == ["-m", "runner"]:
                     processes[int(child.environ()["RANK"])] = child
@@ -254,7 +254,7 @@ class Session:
         return rank
 
     def _end(self, seconds: float) -> None:
-        """Kill every process that this session has started and that has not exited after some seconds."""
+        """Kill every process of this session that has not exited after some seconds."""
         deadline = time.monotonic() + seconds
         while (members := self._members()) and time.monotonic() < deadline + GRACE:
             for pid in members if time.monotonic() >= deadline else ():
@@ -264,7 +264,7 @@ class Session:
             time.sleep(POLL)
 
     def _members(self) -> list[int]:
-        """Return the ids of the processes of this session that still run."""
+        """Return the ids of this session's processes that still run."""
         import psutil
 
         pids = []
@@ -276,7 +276,7 @@ class Session:
 
 
 def last_batch(run_dir: Path) -> int:
-    """Return the last batch for which a run has a digest, 0 if there is none."""
+    """Return the last batch with a digest in a run; 0 without digests."""
     try:
         with (run_dir / FILE).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))

@@ -1,8 +1,8 @@
-"""Finds probable mistakes in an experiment that would train.
+"""Finds probable mistakes in an experiment that can be trained.
 
-What cannot be trained at all is an error, which the part concerned raises in training too: a warm-up longer than the
-schedule, a `max_duration` in tokens with a model that does not count them, a monitored metric that is not computed,
-algorithms that cannot be combined, a precision that the device does not support. These are warnings:
+Faults that prevent training are errors, raised by the same parts as in training: a warm-up longer than the schedule, a
+`max_duration` in tokens with a model that does not count them, a monitored metric that is not computed, algorithms that
+cannot be combined, a precision that the device does not support. These are warnings:
 
 - an interval or a patience that is longer than the run;
 - a monitored metric of an evaluator while `trainer.eval_interval=0`;

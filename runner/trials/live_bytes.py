@@ -1,4 +1,4 @@
-"""Counts the bytes of tensors that live at once, on the CPU too."""
+"""Counts the bytes of all live tensors, on the CPU too."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.utils._pytree import tree_leaves
 class LiveBytes(TorchDispatchMode):
     """Follows the memory of all tensors that operations of this thread return, until the last reference is gone.
 
-    What an operation takes for itself while it runs is not seen.
+    Memory that an operation uses internally while it runs is not counted.
 
     Args:
         fake: mode of the fake tensors that count as if they had memory; no others do.
 
     Attributes:
-        live: bytes that live now, of what was made within the `with` block.
-        peak: the most that lived at once; whoever reads it may set it back to `live`.
+        live: bytes of live tensors that were made within the `with` block.
+        peak: the largest value of `live`; a reader may reset it to `live`.
     """
 
     def __init__(self, fake: Any = None) -> None:
@@ -30,7 +30,7 @@ class LiveBytes(TorchDispatchMode):
         self._known: dict[int, int] = {}
 
     def __enter__(self) -> LiveBytes:
-        resize = self._resize = UntypedStorage.resize_  # by which FSDP frees gathered weights; no operation tells of it
+        resize = self._resize = UntypedStorage.resize_  # FSDP frees gathered weights with it, without any operation
 
         def resize_(storage: Any, size: int) -> Any:
             resize(storage, size)
@@ -46,7 +46,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "full_tensor") for kind in types):
-            return NotImplemented  # a sharded tensor has no memory itself: what follows is done with its parts
+            return NotImplemented  # a sharded tensor has no memory of its own; its parts are counted
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves(result):
             is_held = isinstance(value, Tensor) and value.device.type != "meta"
@@ -57,7 +57,7 @@ class LiveBytes(TorchDispatchMode):
     def _follow(self, storage: Any) -> None:
         if storage._cdata not in self._known:
             self._known[storage._cdata] = 0
-            # Torch keeps the object of a memory as long as the memory, so its end is that of the memory.
+            # Torch keeps the storage object as long as its memory, so both end together.
             weakref.finalize(storage, self._end, storage._cdata)
         self._size(storage._cdata, storage.nbytes())
 

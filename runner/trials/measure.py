@@ -32,8 +32,8 @@ from runner.trials.trial import trial
 
 log = logging.getLogger("runner")
 
-SHARE = 0.1  # of the budget that the trial trains
-LEAST = 2.0  # seconds that it trains
+SHARE = 0.1  # of the budget that the trial uses
+LEAST = 2.0  # seconds of the trial
 MOST = 60.0
 WARM_UP = 0.25  # of the trial
 WARM_BATCHES = 3
@@ -43,7 +43,7 @@ BRIEF = 1.0  # seconds of an evaluation that is repeated, because its first time
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a run trains and evaluates.
+    """The time that a run takes for training and evaluation.
 
     Attributes:
         batch: seconds of a batch.
@@ -55,7 +55,7 @@ class Pace:
     evaluations: Sequence[tuple[float, Callable[[int], float]]]
 
     def seconds(self, of: str, batches: int) -> float:
-        """Return how long `batches` batches take in 'training', in 'evaluation', or in 'all'."""
+        """Return the seconds that `batches` batches take in 'training', in 'evaluation', or in 'all'."""
         training = self.batch * batches if of != "evaluation" else 0.0
         evaluation = sum(seconds * count(batches) for seconds, count in self.evaluations) if of != "training" else 0.0
         return training + evaluation
@@ -95,12 +95,12 @@ class Stopwatch(Callback):
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._marks: list[tuple[int, float]] = [(0, 0.0)]  # batches and seconds; first those after the warm-up
+        self._marks: list[tuple[int, float]] = [(0, 0.0)]  # batches and seconds, from the end of the warm-up
         self._last = (0, 0.0)
 
     @property
     def seconds_per_batch(self) -> float:
-        """The mean over the batches after the warm-up; over all of them where the run ended within it."""
+        """The mean over the batches after the warm-up, or over all batches if the run ended within it."""
         batches, end = self._last
         start, begin = self._marks[-1]
         if batches == start:
@@ -130,7 +130,7 @@ def end_trial(state: State) -> None:
 def operations_of(state: State) -> float:
     """Return the floating-point operations of a training step on the current batch of this rank.
 
-    The model says how many these are. Otherwise there are six for each weight and each token, or sample of data without
+    The model knows their number. Otherwise there are six for each weight and each token, or sample of data without
     tokens: two in the forward pass, four in the backward pass. Kaplan et al., Scaling laws for neural language models,
     2020 (arXiv:2001.08361). That holds for weights that are used once, not for convolutions.
     """
@@ -143,7 +143,7 @@ def operations_of(state: State) -> float:
 
 
 def settle_budget(experiment: Experiment, resume: str | None) -> Experiment:
-    """Return an experiment whose budget has a number of batches, and whose schedule is scaled to it. All ranks.
+    """Return an experiment with the number of batches of its budget, and a schedule scaled to it. All ranks.
 
     Without a budget, or if it has one already, it is returned as it is. A run that is resumed keeps the number
     that its checkpoint has for the same budget; otherwise it is measured.
@@ -160,7 +160,7 @@ def settle_budget(experiment: Experiment, resume: str | None) -> Experiment:
 
 
 def count(experiment: Experiment, budget: Budget) -> Experiment:
-    """Return an experiment that trains as many batches as a budget of operations has room for. All ranks."""
+    """Return an experiment that trains the batches that fit into a budget of operations. All ranks."""
     counter = OperationCounter()
     tried = experiment.changed(budget=None)
     with trial(tried, {"trial": counter}, scale_schedule_ratio=1.0, resume_path=None) as trainer:
@@ -177,7 +177,7 @@ def count(experiment: Experiment, budget: Budget) -> Experiment:
 
 
 def measure(experiment: Experiment, budget: Budget) -> Experiment:
-    """Return an experiment that trains as many batches as the budget has room for, measured on a trial. All ranks."""
+    """Return an experiment that trains the batches that fit into the budget, measured in a trial. All ranks."""
     began = time.monotonic()
     watch = Stopwatch(min(MOST, max(LEAST, SHARE * budget.seconds)))
     tried = experiment.changed(budget=None)
@@ -202,7 +202,7 @@ def measure(experiment: Experiment, budget: Budget) -> Experiment:
 
 
 def _time(run: Callable[[], Any], device: torch.device) -> float:
-    """Return the seconds that a function takes; if it is brief, those of its second call."""
+    """Return the seconds of a call; for a brief function, those of its second call."""
     seconds = math.inf
     for _ in range(2):
         began = time.perf_counter()
@@ -216,7 +216,7 @@ def _time(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def _counter(evaluator: Evaluator, state: State) -> Callable[[int], float]:
-    """Return a function from the batches of a run to the number of times that an evaluator runs, the end included."""
+    """Return a function from the batches of a run to the number of times that an evaluator runs, end included."""
     interval: Any = evaluator.eval_interval
     if callable(interval):
         reason = "a function decides when to evaluate, so that the time it takes is not known; give a time string"

@@ -1,4 +1,4 @@
-"""What a dry run has in place of a run's data: one batch of each data set."""
+"""Stand-ins for a run's data in a dry run: one batch of each data set."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class OneBatch:
     """Stands in for a loader, and yields one batch an epoch: the first samples of the loader's own first batch.
 
     The loader is read when the run reads it, after callbacks and algorithms have prepared it, for example with the
-    policy that makes its batches. What they read from this object or set on it is the loader's own.
+    policy that makes its batches. Attributes are read from and set on the real loader.
 
     Args:
         loader: the loader to read, once.
         label: 'train', or the label of an evaluator.
-        batch: a batch to yield in place of those samples.
-        samples: how many samples a batch has.
+        batch: a batch to yield instead of those samples.
+        samples: the number of samples in a batch.
     """
 
-    stands_in = True  # its order of samples is not the one that a checkpoint records
+    stands_in = True  # a checkpoint records another order of samples
     _loader: Any
     _label: str
     _model: Any
@@ -37,7 +37,7 @@ class OneBatch:
     _batches: list[Any]
 
     def __init__(self, loader: Any, label: str, batch: Any = None, samples: int = SAMPLES) -> None:
-        # Not by assignment, which would set attributes of the loader.
+        # An assignment would set attributes of the loader.
         batches = [] if batch is None else [batch]
         vars(self).update(_loader=loader, _label=label, _model=None, _whole=[], _batches=batches)
         order = getattr(loader, "order", None)
@@ -47,7 +47,7 @@ class OneBatch:
             vars(self)["order"] = SampleOrder(order.num_samples, size, shuffle=False, rank=0, world_size=ranks)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "to":  # batches are moved one by one, to a device that may be another at the next try
+        if name == "to":  # batches are moved one by one, because a retry may use another device
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -58,18 +58,18 @@ class OneBatch:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batch; it is kept, so that a second try has the same one."""
+        """Yield the batch, and keep it for a second try."""
         if not self._batches:
             self._batches.append(self.take(SAMPLES))
         yield from self._batches
 
     def take(self, samples: int | None) -> Any:
-        """Return that many samples of the loader's first batch; all of it if None, or if the model cannot split it."""
+        """Return samples of the loader's first batch; all of them for None, or if the model cannot split it."""
         loader = self._loader
         if isinstance(loader, FakeLoader):
             size = loader.order.batch_size
             return loader.make(size if samples is None else min(samples, size))
-        if not self._whole:  # it is read once
+        if not self._whole:  # read the loader only once
             self._whole.extend(islice(loader, 1))
         if not self._whole:
             raise ValueError(f"the {self._label} data of {loader!r} has no batch")
@@ -92,14 +92,14 @@ class OneBatch:
         vars(self)["_model"] = model
 
     def describe(self) -> str:
-        """Return the types and shapes of the batch, which has been read."""
+        """Return the types and shapes of the batch, which must have been read."""
         return describe_batch(self._batches[0])
 
 
 class TrialData(NamedTuple):
-    """What a dry run has in place of a run's data, with one batch in each loader.
+    """Stand-ins for a run's data, with one batch in each loader.
 
-    The order is that of the real training samples, None if it is not known. The evaluators have a `OneBatch` each.
+    `order` is the order of the real training samples, or None if unknown. Each evaluator has a `OneBatch`.
     """
 
     order: SampleOrder | None

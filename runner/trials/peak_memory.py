@@ -1,9 +1,9 @@
-"""The most memory that training takes, predicted: batches go through the real Trainer as tensors that have none.
+"""Predicts the peak memory of training: batches go through the real Trainer as tensors without memory.
 
-Weights and batches are torch's fake tensors. They have a shape, a type and a device, by which torch chooses its
-kernels, and so has all that is computed from them; but they have neither values nor memory. Sharded models are sharded
-by torch, over ranks that do not exist. Of replicas one is trained, and what DDP keeps is added. What an operation takes
-for itself while it runs is seen only where it is large.
+Weights, batches and all results are torch's fake tensors: they have a shape, a type and a device, which determine the
+kernels, but neither values nor memory. Torch shards sharded models over ranks that do not exist. Of replicas only one
+is trained, and the memory of DDP is added. Memory that an operation uses internally while it runs is counted only if it
+is large.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from runner.trials.sizes import Peak, size_of
 def predict_peak(
     experiment: Experiment, model: Any, batch: Any, loader: Any, parts: Mapping[str, Any], ranks: int
 ) -> Peak:
-    """Train two batches without values, and return the memory that they would have taken. No values are computed.
+    """Train two batches without values, and return the memory that they would take.
 
     The model loses its values; the batch has the size that a rank gets, and `loader` yields a batch once an epoch.
 
@@ -48,10 +48,10 @@ def predict_peak(
     """
     section = experiment.trainer
     precision = {"tf32": "fp32", "amp_fp16": "amp_bf16"}.get(section.get("precision"), section.get("precision", "fp32"))
-    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # what fails is an exception, too
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # failures raise exceptions anyway
     changed = {"device": "cpu", "precision": precision, "compile": False, "load_path": None, "iteration_length": None}
     model.metrics = lambda train: {}
-    model.to = lambda *_, **__: model  # it is where it should be, and fake tensors cannot be exchanged in place
+    model.to = lambda *_, **__: model  # it is on its device, and fake tensors cannot be swapped in place
     is_sharded = ranks > 1 and section.get("parallel") == "fsdp"
     is_replica = ranks > 1 and not is_sharded and section.get("tensor_parallel", 1) == 1
     gathered = _gathered(model, section) if is_sharded else 0
@@ -80,7 +80,7 @@ def predict_peak(
 
 @contextmanager
 def _pretended(ranks: int) -> Iterator[None]:
-    """Make this process rank 0 of a group whose other ranks do not exist: what they send has only a size, no values."""
+    """Make this process rank 0 of a group whose other ranks do not exist; data from them has a size but no values."""
     if ranks == 1:
         yield
         return
@@ -92,7 +92,7 @@ def _pretended(ranks: int) -> Iterator[None]:
 
 
 class _OnCPU(LiveBytes):
-    """Counts what oneDNN and gloo need, too.
+    """Counts the memory of oneDNN and gloo, too.
 
     The first computes the gradients of a convolution in a layout of its own. The second gathers into memory of its own,
     and sums in a copy.
@@ -100,7 +100,7 @@ class _OnCPU(LiveBytes):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.empty.memory_format and prod(args[0]) >= 1 << 20:
-            with self.fake:  # what FSDP gathers into; its values are undefined anyway
+            with self.fake:  # FSDP gathers into it, so its values are undefined anyway
                 return super().__torch_dispatch__(func, types, args, kwargs)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if result is NotImplemented:
@@ -114,7 +114,7 @@ class _OnCPU(LiveBytes):
 
 
 class _Watch(Callback):
-    """Reads the memory that lives, and ends training after two batches: in the second, optimizers have their state."""
+    """Reads the live memory, and ends training after two batches; in the second, optimizers have their state."""
 
     def __init__(self, live: LiveBytes, keeps_gradients: bool, begins_sharded: bool) -> None:
         self.live = live
@@ -124,7 +124,7 @@ class _Watch(Callback):
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         if event is Event.FIT_START and self.begins_sharded:
-            self.live.peak = self.live.live  # no rank ever has whole weights, which there are here
+            self.live.peak = self.live.live  # only here, and on no real rank, are the weights whole
         elif event is Event.BATCH_START:
             self.microbatches = 0
         elif event is Event.BEFORE_FORWARD:
@@ -137,7 +137,7 @@ class _Watch(Callback):
             self.live.peak = self.live.live
             self._start = self.live.live - size_of(state.microbatch)
         elif event in (Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD) and self._start:
-            # The second of these is the only one that a model with its own training_step has.
+            # A model with its own training_step has only the second of these events.
             self.activations = max(self.activations, self.live.peak - self._start)
             self._start = 0
         elif event is Event.BATCH_END and state.timestamp.batch > 1:
@@ -145,7 +145,7 @@ class _Watch(Callback):
 
 
 def _drop_values(model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Make the tensors of a model fake, in place, within the mode; those in several places stay one."""
+    """Replace the tensors of a model by fake ones, within the mode; shared tensors stay shared."""
     replaced: dict[int, tuple[Any, Any]] = {}
     for module in model.modules():
         parameters = module.named_parameters(recurse=False, remove_duplicate=False)
@@ -159,7 +159,7 @@ def _drop_values(model: nn.Module, dtype: torch.dtype | None) -> None:
 
 
 def _gathered(model: nn.Module, section: Section) -> int:
-    """Return the bytes of a sharded model that a rank gathers at once: two blocks, and all that is in no block."""
+    """Return the bytes of a sharded model that a rank gathers at once: two blocks, and everything outside of blocks."""
     blocks = sorted(size_of([*unit.parameters()]) for unit in find_units(model).values())
     root = size_of([*model.parameters()]) - sum(blocks)
     size = root + sum(blocks[-2:])

@@ -1,4 +1,4 @@
-"""Records of one batch: the loss of each sample, norms, and what each algorithm changed at which event."""
+"""Records one batch: the loss of each sample, norms, and the changes of each algorithm by event."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class Act(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A sample of the batch as the loss saw it."""
+    """A sample of the batch in the form that the loss saw."""
 
     index: int | None
-    """Its number in the data set; None if it is not known."""
+    """Its number in the data set; None if unknown."""
     loss: float
     place: int
-    """Its place in the batch."""
+    """Its position in the batch."""
 
 
 class ReplayedBatch(Callback):
-    """Records what happens in one batch on rank 0, or on all ranks if weights are sharded; changes nothing else.
+    """Records one batch on rank 0, or on all ranks if weights are sharded, and changes nothing.
 
     With `debug`, it stops in the debugger before the first forward pass.
     """
@@ -63,7 +63,7 @@ class ReplayedBatch(Callback):
         self.acts: list[Act] = []
         self.indices: list[int | None] = []
         self.losses: list[float] = []
-        self.no_losses = ""  # why there are none
+        self.no_losses = ""  # the reason if there are no losses
         self.gradients: dict[str, float] = {}
         self.activations: dict[str, float] = {}
         self.rates: list[float] = []
@@ -74,7 +74,7 @@ class ReplayedBatch(Callback):
 
     @property
     def samples(self) -> list[Sample]:
-        """The samples of rank 0's share whose loss is known, in the order of the batch."""
+        """The samples of rank 0's share with a known loss, in the order of the batch."""
         indices = self.indices if len(self.indices) == len(self.losses) else [None] * len(self.losses)
         return [Sample(*fields) for fields in zip(indices, self.losses, range(len(indices)), strict=True)]
 
@@ -148,7 +148,7 @@ class ReplayedBatch(Callback):
         ended = event is Event.BATCH_END
         if state.timestamp.batch + (not ended) != self.batch:
             return False
-        return get_global_rank() == 0 or is_sharded(state.unwrapped_model)  # whose parts all ranks gather
+        return get_global_rank() == 0 or is_sharded(state.unwrapped_model)  # all ranks gather sharded weights
 
     def _watch_modules(self, model: nn.Module) -> None:
         if any(type(module).__name__ == "OptimizedModule" for module in model.modules()):
@@ -168,12 +168,12 @@ class ReplayedBatch(Callback):
 
     def _follow(self, before: list[str], after: list[str]) -> None:
         """Identify the samples that an algorithm has kept, by their content."""
-        places: dict[str, list[int]] = {}
-        for place, row in enumerate(before):
-            places.setdefault(row, []).append(place)
-        kept = [places[row].pop(0) if places.get(row) else None for row in after]
+        positions: dict[str, list[int]] = {}
+        for position, row in enumerate(before):
+            positions.setdefault(row, []).append(position)
+        kept = [positions[row].pop(0) if positions.get(row) else None for row in after]
         is_known = len(self.indices) == len(before)
-        self.indices = [self.indices[place] if is_known and place is not None else None for place in kept]
+        self.indices = [self.indices[position] if is_known and position is not None else None for position in kept]
 
 
 def _describe(state: State, owner: Algorithm) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _describe(state: State, owner: Algorithm) -> dict[str, Any]:
     values = {name: getattr(state, name, None) for name in ("batch", "microbatch", "outputs", "loss")}
     for name, value in values.items():
         if value is not None:
-            with suppress(TypeError):  # an object that has no digest
+            with suppress(TypeError):  # some objects have no digest
                 descriptions[name] = digest(value), _shape(value)
     named = dict(state.unwrapped_model.named_parameters())
     gradients = {name: parameter.grad for name, parameter in named.items() if parameter.grad is not None}
@@ -229,7 +229,7 @@ def _one_by_one(state: State, batch: Any) -> list[Any]:
 
 @torch.no_grad()
 def _losses(state: State) -> list[float]:
-    """Return the loss of each sample of the microbatch, as the loss is about to see it."""
+    """Return the loss of each sample of the microbatch in the form that the loss will see."""
     model = state.unwrapped_model
 
     def measure() -> list[float]:
@@ -237,8 +237,8 @@ def _losses(state: State) -> list[float]:
             return sample_losses(model, state.outputs, state.microbatch).tolist()
         except Exception:  # a loss that reads values, or a batch of lists: one sample at a time
             losses = []
-            for place, sample in enumerate(_one_by_one(state, state.microbatch)):
-                output = map_tensors(state.outputs, lambda tensor, place=place: tensor[place : place + 1])
+            for row, sample in enumerate(_one_by_one(state, state.microbatch)):
+                output = map_tensors(state.outputs, lambda tensor, row=row: tensor[row : row + 1])
                 losses.append(float(total_of(model.loss(output, sample))))
             return losses
 

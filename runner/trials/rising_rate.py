@@ -1,10 +1,10 @@
-"""A learning rate that grows after each batch until the loss diverges, and the rule that suggests one of these rates.
+"""Lets the learning rate grow after each batch until the loss diverges, and suggests one of these rates.
 
 The losses are smoothed by a moving average over a tenth of the batches, half of them before and half after a batch: an
 average of earlier batches alone would lag, and suggest rates that are several times too large. Suggested is the rate at
 which the smoothed loss falls most steeply over the logarithm of the rate, before its minimum.
 
-The loss has diverged where it is not finite, or where its exponential moving average (weight 0.9 for the past) is four
+The loss has diverged if it is not finite, or if its exponential moving average (weight 0.9 for the past) is four
 times the smallest.
 
 Source: Smith, Cyclical Learning Rates for Training Neural Networks, 2017 (arXiv:1506.01186). The automatic choice is
@@ -23,13 +23,13 @@ from runner.distributed.collectives import all_reduce_sum
 from runner.distributed.ranks import get_data_parallel_size
 from runner.timing.time import Interval, Timestamp
 
-PAST = 0.9  # weight in the average that tells divergence
+PAST = 0.9  # weight in the average that detects divergence
 DIVERGED = 4.0  # times its smallest value
 SMOOTHED = 0.1  # of the batches
 
 
 class RisingRate(Callback):
-    """Records the loss of each batch over all ranks while the rate grows, and ends training where it diverges.
+    """Records the loss of each batch over all ranks while the rate grows, and ends training when it diverges.
 
     `base` is the configured rate, which the schedule multiplies.
     """
@@ -56,7 +56,7 @@ class RisingRate(Callback):
             evaluator.eval_interval = Interval(0)  # only the loss of training counts
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        # The intended sync: training ends where the loss diverges.
+        # The intended sync: training ends when the loss diverges.
         loss = float(all_reduce_sum(state.total_loss.detach().double().cpu())) / get_data_parallel_size()
         rate = self._rate(state.timestamp.batch - 1)
         if math.isfinite(loss):
@@ -73,7 +73,7 @@ class RisingRate(Callback):
     def smoothed(self) -> list[float]:
         """The smoothed loss at each of the rates."""
         reach = self._reach
-        windows = [self.losses[max(0, place - reach) : place + reach + 1] for place in range(len(self.losses))]
+        windows = [self.losses[max(0, batch - reach) : batch + reach + 1] for batch in range(len(self.losses))]
         return [math.fsum(window) / len(window) for window in windows]
 
     def suggest(self) -> float | None:
@@ -85,11 +85,11 @@ class RisingRate(Callback):
 
 
 def find_steepest(rates: Sequence[float], values: Sequence[float]) -> float | None:
-    """Return the rate at which values fall most steeply over its logarithm, before their minimum; None if nowhere."""
+    """Return the rate where values fall most steeply over its logarithm before their minimum, or None."""
     lowest = min(range(len(values)), key=values.__getitem__)
     slopes = {
-        place: (values[place + 1] - values[place - 1]) / math.log(rates[place + 1] / rates[place - 1])
-        for place in range(1, lowest)
+        index: (values[index + 1] - values[index - 1]) / math.log(rates[index + 1] / rates[index - 1])
+        for index in range(1, lowest)
     }
     steepest = min(slopes, key=slopes.__getitem__, default=None)
     return rates[steepest] if steepest is not None and slopes[steepest] < 0 else None

@@ -1,4 +1,4 @@
-"""How much memory a run takes, and how large its checkpoints are. The model may be on the meta device."""
+"""Measures the memory of a run and the size of its checkpoints. The model may be on the meta device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Peak(NamedTuple):
     """Memory of a process that trains a model with batches of some size; in bytes.
 
     Attributes:
-        total: the most that lives at once, of everything.
-        activations: what a microbatch needs until its backward pass begins: what the forward pass leaves, and itself.
-        gathered: the most of the whole weights that a rank has at once if it holds a part of them only.
-        microbatches: how many there are in a batch.
+        total: the largest sum of everything that lives at once.
+        activations: memory of a microbatch until its backward pass begins: results of the forward pass, and itself.
+        gathered: the most whole weights at once on a rank that holds only a part of them.
+        microbatches: their number in a batch.
     """
 
     total: int
@@ -32,12 +32,12 @@ class Peak(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of what a rank holds, and of checkpoints. All but the first two are in bytes."""
+    """Sizes of a rank's tensors and of checkpoints. All but the first two are in bytes."""
 
     parameters: int = 0
     """Number of elements of all parameters."""
     trainable: int = 0
-    """Number of elements of the parameters that are trained."""
+    """Number of elements of the trained parameters."""
     weights: int = 0
     """Parameters and buffers."""
     gradients: int = 0
@@ -46,15 +46,15 @@ class Sizes:
     algorithms: int = 0
     """State of the algorithms, such as an average of the weights."""
     activations: int = 0
-    """What a microbatch needs until its backward pass begins, itself included; 0 if it is not known."""
+    """Memory of a microbatch until its backward pass begins, itself included; 0 if unknown."""
     gathered: int = 0
     """Weights of other ranks that a rank has at once."""
     peak: int = 0
-    """The most that a training step takes of all this: activations go as gradients come. 0 if it is not known."""
+    """The most of all this at once in a training step: activations go as gradients come. 0 if unknown."""
     checkpoint: int = 0
     """All files of a checkpoint."""
     checkpoint_weights: int = 0
-    """The file of weights in it."""
+    """The file of weights in a checkpoint."""
 
 
 def measure(state: State, shards: int = 1, tensor_parallel: int = 1) -> Sizes:
@@ -70,7 +70,7 @@ def measure(state: State, shards: int = 1, tensor_parallel: int = 1) -> Sizes:
         split = {parameter.shape for parameter in split_parameters(model, tensor_parallel)}
 
     def held_elsewhere(content: Any) -> int:
-        """Return the bytes of tensors that a rank does not hold; a tensor with a parameter's shape is split like it."""
+        """Return the bytes of tensors on other ranks; a tensor with a parameter's shape is split like it."""
         held = 0
         for tensor in tensors(content):
             if tensor.ndim and (rows := len(tensor)):
@@ -97,17 +97,17 @@ def measure(state: State, shards: int = 1, tensor_parallel: int = 1) -> Sizes:
 
 
 def at_peak(sizes: Sizes, peak: Peak, replicas: bool) -> Sizes:
-    """Return sizes with what training takes at its peak.
+    """Return sizes with the peak memory of training.
 
     `replicas` tells whether other ranks have the same whole model.
     """
-    # Gradients that are summed lie beside those that DDP averages.
+    # DDP keeps averaged gradients in addition to the sums.
     total = peak.total + (sizes.gradients if replicas and peak.microbatches > 1 else 0)
     return replace(sizes, activations=peak.activations, gathered=peak.gathered, peak=total)
 
 
 def describe_groups(optimizers: Sequence[Optimizer]) -> list[str]:
-    """Return a line for each parameter group: its name, its size, its base rate and decay, and what else is special."""
+    """Return a line for each parameter group: name, size, base rate, decay, and other special settings."""
     lines = []
     for optimizer in optimizers:
         groups = optimizer.param_groups
@@ -144,7 +144,7 @@ def saved_size(content: Any) -> int:
 
 
 class _ByteCounter:
-    """A file that counts the bytes that are written to it, and drops them."""
+    """A file that counts the bytes written to it, and drops them."""
 
     def __init__(self) -> None:
         self.size = 0

@@ -1,4 +1,4 @@
-"""A Trainer positioned right before a batch of an earlier run: loads a checkpoint, and retrains the batches in between.
+"""Positions a Trainer right before a batch of an earlier run: loads a checkpoint, and retrains the batches in between.
 
 Everything in training is a function of the seed and the batch, so training from a checkpoint to that batch gives the
 run's own weights, samples and random numbers, bit for bit. The run's folder is only read.
@@ -30,7 +30,7 @@ from runner.trials.trial import make_trial, trial
 
 
 class Stop(Callback):
-    """Ends training after a given batch, or after the next one if that is already trained."""
+    """Ends training after a given batch, or after the next one if that batch is already trained."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
@@ -42,7 +42,7 @@ class Stop(Callback):
         if state.timestamp.batch >= self.batch:
             state.stop_training()
             for evaluator in state.evaluators:
-                evaluator.evaluated_at = state.timestamp.batch  # none is owed at the end
+                evaluator.evaluated_at = state.timestamp.batch  # the end needs no evaluation
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def standing_before(
     until: int,
     watched: bool = True,
 ) -> Iterator[Trainer]:
-    """Yield a Trainer at the last checkpoint before a batch, whose `fit` trains from there on. All ranks.
+    """Yield a Trainer at the last checkpoint before a batch; its `fit` continues from there. All ranks.
 
     `fit` ends after the batch `until`. `key` names the batch in errors; without it, the batch may come after the end of
     the run. `watchers` are callbacks to add, by key; its own run too if `watched`.
@@ -73,14 +73,14 @@ def standing_before(
 
 
 def stand_before(experiment: Experiment, run: Path, batch: int) -> Trainer:
-    """Return a Trainer positioned before a batch; each call of its `fit()` trains one more. All ranks.
+    """Return a Trainer positioned before a batch; each call of its `fit()` trains one more batch. All ranks.
 
     From now on, torch uses the same number of CPU threads as in the run.
     """
     if (threads := Record.of_batch(run, batch).threads) is not None:
         use_threads(threads)
     folder = tempfile.TemporaryDirectory(prefix="runner-replay-")
-    with collecting_warnings([]):  # the run itself gave them
+    with collecting_warnings([]):  # the run itself has printed them
         stop = {"stop": Stop(batch - 1)}
         trainer = make_trial(experiment, Path(folder.name, "run"), stop, **_start(run, batch, "batch"))
     weakref.finalize(trainer, folder.cleanup)
@@ -97,7 +97,11 @@ def stand_before(experiment: Experiment, run: Path, batch: int) -> Trainer:
 
 
 def check_batch(state: State, run: Path, batch: int, key: str) -> None:
-    """Raise WrongKey if a run is known to end before a batch."""
+    """Check that a run does not end before a batch, as far as its end is known.
+
+    Raises:
+        WrongKey: it does.
+    """
     last = _planned_end(state)
     result = read_result(run)
     if result is not None and result.status in ("FINISHED", "DIVERGED"):
@@ -113,12 +117,12 @@ def check_reached(state: State, batch: int, key: str) -> None:
 
 
 def ranks_of(run: Path, batch: int) -> int:
-    """Return how many ranks trained a batch of a run; 1 if that is not known."""
+    """Return the number of ranks that trained a batch of a run; 1 if unknown."""
     return Record.of_batch(run, batch).ranks or 1
 
 
 def _start(run: Path, batch: int, key: str) -> dict[str, Any]:
-    """Return the arguments of a Trainer that begins at the last checkpoint before a batch, or with the run."""
+    """Return the arguments of a Trainer that begins at the last checkpoint before a batch, or at the run's start."""
     checkpoint = checkpoint_before(run, batch)
     if checkpoint is None and (start := forked_after(run)):
         reason = f"this run is a fork that begins after batch {start} of its parent; name the parent"
@@ -127,7 +131,7 @@ def _start(run: Path, batch: int, key: str) -> dict[str, Any]:
 
 
 def _planned_end(state: State) -> int | None:
-    """Return the batches of the whole run; None if they are unknown, as where a loader's epochs may differ."""
+    """Return the batches of the whole run; None if unknown, for example because epochs may differ in length."""
     if state.max_duration.unit is TimeUnit.EPOCH and not hasattr(state.train_dataloader, "order"):
         return None
     try:
@@ -137,7 +141,7 @@ def _planned_end(state: State) -> int | None:
 
 
 def compare_digests(run: Path, again: Path, start: int, batch: int) -> tuple[bool | None, tuple[str, str]]:
-    """Return whether the digests of a run are equal to those of the batches trained again, None if it kept none.
+    """Compare the digests of a run with those of the retrained batches.
 
     Returns:
         The answer, and a label and a text for people.
@@ -152,7 +156,7 @@ def compare_digests(run: Path, again: Path, start: int, batch: int) -> tuple[boo
     except (FileNotFoundError, ValueError):
         text = f"the run kept none of batches {start + 1} to {batch}; +callbacks=state_digest keeps them"
         return None, ("digests", text)
-    what = "" if alike else f"samples, on {get_world_size()} of the {ranks} ranks that the run had, "
+    scope = "" if alike else f"samples, on {get_world_size()} of the {ranks} ranks that the run had, "
     if first.batch is None:
-        return True, ("ok digests", f"{what}equal bit for bit up to batch {first.agreed}")
-    return False, ("warning digests", f"{what}different at batch {first.batch}, in {', '.join(first.parts)}")
+        return True, ("ok digests", f"{scope}equal bit for bit up to batch {first.agreed}")
+    return False, ("warning digests", f"{scope}different at batch {first.batch}, in {', '.join(first.parts)}")

@@ -1,4 +1,4 @@
-"""A trial: the Trainer of an experiment, trained briefly to measure something; nothing is kept.
+"""Trials: briefly trains the Trainer of an experiment to measure something; nothing is kept.
 
 Its model, data, optimizers, algorithms and callbacks are made for it alone, and its folder is temporary. The streams of
 random numbers are functions of the seed, so a run that is made after a trial in the same process has the same numbers.
@@ -34,7 +34,7 @@ def trial(
     """
     with (
         torch.random.fork_rng(),
-        collecting_warnings([]),  # the run itself gives them
+        collecting_warnings([]),  # the run itself prints them
         tempfile.TemporaryDirectory(prefix="runner-trial-") as folder,
     ):
         with make_trial(experiment, Path(folder, "run"), watchers, watched=watched, **changed) as trainer:
@@ -42,7 +42,7 @@ def trial(
         del trainer
         gc.collect()
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # for the run that follows
+            torch.cuda.empty_cache()  # for the next run
 
 
 def make_trial(
@@ -53,10 +53,10 @@ def make_trial(
     Destinations are made but not called: they would write, print or connect.
 
     Args:
-        experiment: one that `build.check` has accepted.
+        experiment: an experiment that has passed `build.check`.
         folder: folder that callbacks may write to.
-        watchers: callbacks that are added, by key; they take the place of its own of that key.
-        watched: whether its own callbacks run too, except destinations; otherwise only the ones that load
+        watchers: callbacks to add, by key; they replace the experiment's callback of the same key.
+        watched: whether its own callbacks run too, except destinations; otherwise only those that load
             weights.
         changed: arguments of the Trainer in place of those of the experiment.
     """

@@ -95,21 +95,21 @@ def parse(arguments: Sequence[str]) -> Command:
     words: list[str] = []
     overrides: list[str] = []
     hydra: list[str] = []
-    place = 0
-    while place < len(remaining):
-        argument = remaining[place]
+    index = 0
+    while index < len(remaining):
+        argument = remaining[index]
         name, equals, value = argument.partition("=")
-        place += 1
+        index += 1
         if (option := names.get(name)) is not None:
             if option.kind is not bool and not equals:
-                value = _next(remaining, place, option)
-                place += 1
+                value = _next(remaining, index, option)
+                index += 1
             options[option.key] = _parsed(option, value, equals, options[option.key])
         elif argument.startswith("-") and not verb.composes and name != CONFIG_DIR:
-            raise _no_such_option(verb, remaining, place - 1)
+            raise _no_such_option(verb, remaining, index - 1)
         elif name in TAKE_VALUES and not equals:
-            hydra += remaining[place - 1 : place + 1]
-            place += 1
+            hydra += remaining[index - 1 : index + 1]
+            index += 1
         elif argument.startswith("-"):
             hydra.append(argument)
         elif not verb.composes or (verb.words and is_word(argument)):
@@ -154,32 +154,32 @@ def batch_of(text: str | None) -> int | None:
     return int(match[1]) if match else None
 
 
-def place_of_verb(arguments: Sequence[str]) -> int:
+def index_of_verb(arguments: Sequence[str]) -> int:
     """Return the index of the first argument that is neither an option nor an option's value, perhaps a verb."""
-    place = 0
-    while place < len(arguments) and arguments[place].startswith("-"):
-        place += 2 if arguments[place] in (*TAKE_VALUES, *DASHES) else 1
-    return min(place, len(arguments))
+    index = 0
+    while index < len(arguments) and arguments[index].startswith("-"):
+        index += 2 if arguments[index] in (*TAKE_VALUES, *DASHES) else 1
+    return min(index, len(arguments))
 
 
 def typed_verb(arguments: Sequence[str]) -> Verb | None:
     """Return the typed verb; None if it was left out."""
-    place = place_of_verb(arguments)
-    return VERBS.get(arguments[place]) if place < len(arguments) else None
+    index = index_of_verb(arguments)
+    return VERBS.get(arguments[index]) if index < len(arguments) else None
 
 
 def split_verb(arguments: Sequence[str]) -> tuple[Verb, list[str]]:
     """Return the verb and the other arguments."""
     if (verb := typed_verb(arguments)) is None:
         return VERBS["train"], list(arguments)
-    place = place_of_verb(arguments)
-    return verb, [*arguments[:place], *arguments[place + 1 :]]
+    index = index_of_verb(arguments)
+    return verb, [*arguments[:index], *arguments[index + 1 :]]
 
 
-def _next(arguments: Sequence[str], place: int, option: Option) -> str:
-    if place >= len(arguments) or arguments[place].startswith("--"):
+def _next(arguments: Sequence[str], index: int, option: Option) -> str:
+    if index >= len(arguments) or arguments[index].startswith("--"):
         raise WrongKey(f"--{option.name}", f"needs a value ({option.says})")
-    return arguments[place]
+    return arguments[index]
 
 
 def _parsed(option: Option, value: str, equals: str, before: Any) -> Any:
@@ -213,9 +213,9 @@ def _check_words(verb: Verb, words: Sequence[str]) -> None:
 
 def _check_options(verb: Verb, arguments: Sequence[str], hydra: Sequence[str]) -> None:
     """Refuse options that neither the verb nor Hydra has, and Hydra's `-m` for a verb that cannot be swept."""
-    for place, argument in enumerate(arguments):
+    for index, argument in enumerate(arguments):
         if argument in hydra and argument.startswith("-") and not is_one_of_hydras(argument):
-            raise _no_such_option(verb, arguments, place)
+            raise _no_such_option(verb, arguments, index)
     if not verb.can_be_swept and _is_sweep(hydra):
         raise ValueError(Advice(f"-m: {verb.name} takes one experiment at a time; leave out -m").knowing(key="-m"))
 
@@ -225,8 +225,8 @@ def _is_sweep(hydra: Sequence[str]) -> bool:
     return bool({"-m", "--multirun"} & {*hydra})
 
 
-def _no_such_option(verb: Verb, arguments: Sequence[str], place: int) -> ValueError:
-    name, _, value = arguments[place].partition("=")
+def _no_such_option(verb: Verb, arguments: Sequence[str], index: int) -> ValueError:
+    name, _, value = arguments[index].partition("=")
     if name == "--json":
         return WrongKey(name, "takes no value", repr(value))
     own = [f"--{option.name}" for option in verb.options]
@@ -245,4 +245,4 @@ def _no_such_option(verb: Verb, arguments: Sequence[str], place: int) -> ValueEr
         start = f"did you mean --{meant}? Allowed" if meant else "allowed"
         advice = Advice(f"{verb.name} has no such option; {start}: {', '.join(own) or 'none'}")
         return WrongKey(name, advice.knowing(allowed=tuple(own), meant=f"--{meant}" if meant else ""))
-    return ValueError(f"{arguments[place]}: no such option. " + about_option(name, value_of_option(place, arguments)))
+    return ValueError(f"{arguments[index]}: no such option. " + about_option(name, value_of_option(index, arguments)))

@@ -27,16 +27,16 @@ def merge_repeated(arguments: Sequence[str]) -> list[str]:
     merged = list(arguments)
     for group in LISTS:
         matches = [
-            (place, match) for place, word in enumerate(merged) if (match := _CHOICE.match(word)) and match[2] == group
+            (index, match) for index, word in enumerate(merged) if (match := _CHOICE.match(word)) and match[2] == group
         ]
         appended = [_names(match[3]) for _, match in matches if match[1]]
         replaced = [_names(match[3]) for _, match in matches if not match[1]][-1:]
         if len(matches) < 2 or not appended or None in (*appended, *replaced):
             continue
         names = dict.fromkeys(name for names in (*replaced, *appended) for name in names or () if name != "none")
-        first, *later = (place for place, _ in matches)
+        first, *later = (index for index, _ in matches)
         merged[first] = f"{'' if replaced else '+'}{group}=[{','.join(names)}]"
-        merged = [word for place, word in enumerate(merged) if place not in later]
+        merged = [word for index, word in enumerate(merged) if index not in later]
     return merged
 
 
@@ -133,20 +133,20 @@ def about_option(name: str, value: str | None) -> Advice:
     return Advice(f"{guess}Keys are written without dashes: {key}={value or '...'}").knowing(fix=fix)
 
 
-def value_of_option(place: int, arguments: Sequence[str]) -> str | None:
+def value_of_option(index: int, arguments: Sequence[str]) -> str | None:
     """Return the value of the option at an index, typed as `--lr=0.1` or as `--lr 0.1`."""
-    following = arguments[place + 1 : place + 2]
-    values = [arguments[place].partition("=")[2], *(item for item in following if not re.search(r"^[-+~]|=", item))]
+    following = arguments[index + 1 : index + 2]
+    values = [arguments[index].partition("=")[2], *(item for item in following if not re.search(r"^[-+~]|=", item))]
     return next(filter(None, values), None)
 
 
 def check_spaces(arguments: Sequence[str]) -> None:
     """Refuse overrides with spaces around their `=`, which a shell splits. An option may end with `=`."""
-    for place, argument in enumerate(arguments):
+    for index, argument in enumerate(arguments):
         if argument.startswith("-"):
             continue
-        before = arguments[max(place - 1, 0) : place]
-        after = arguments[place + 1 : place + 2]
+        before = arguments[max(index - 1, 0) : index]
+        after = arguments[index + 1 : index + 2]
         if argument.startswith("=") and before and "=" not in before[0]:
             key = before[0]
             value = argument[1:] or "".join(after)

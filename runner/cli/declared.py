@@ -66,9 +66,9 @@ def with_quotes(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     known = chosen(arguments, choices(config_dir(arguments)))
     quoted = list(arguments)
-    for place, match in enumerate(unreadable):
+    for index, match in enumerate(unreadable):
         if match is not None and _QUOTED & kinds_at(key_of(match[1]), arguments, known):
-            quoted[place] = f"{match[1]}={in_quotes(match[2])}"
+            quoted[index] = f"{match[1]}={in_quotes(match[2])}"
     return quoted
 
 

@@ -1,4 +1,4 @@
-"""Corrects commands spelled as elsewhere, with keys in place of this project's verbs, words and options."""
+"""Corrects commands spelled as elsewhere, with keys instead of this project's verbs, words and options."""
 
 from __future__ import annotations
 
@@ -78,22 +78,22 @@ def _parts(verb: Verb, arguments: Sequence[str]) -> list[_Argument]:
     """Return the arguments, each option together with its value; `--resume RUN` counts as the key `resume`."""
     take_values = {*TAKE_VALUES, *(f"--{option.name}" for option in verb.options if option.kind is not bool)}
     parts = []
-    place = 0
-    while place < len(arguments):
-        name, equals, value = arguments[place].partition("=")
+    index = 0
+    while index < len(arguments):
+        name, equals, value = arguments[index].partition("=")
         length = 1
-        is_key = bool(equals) and not name.startswith("-") and not is_word(arguments[place])
+        is_key = bool(equals) and not name.startswith("-") and not is_word(arguments[index])
         is_condition = not verb.composes and key_of(name).partition(".")[0] not in (verb.name, "output")
         key = key_of(name) if is_key and not is_condition else ""
         if name in DASHES:
             key = name[2:]
-            value = value_of_option(place, arguments) or ""
+            value = value_of_option(index, arguments) or ""
             length = 1 if equals or not value else 2
             value = value or ("" if key == "mode" else "latest")
         elif name in take_values and not equals:
             length = 2
-        parts.append(_Argument(tuple(arguments[place : place + length]), key, unquoted(value) if key else ""))
-        place += length
+        parts.append(_Argument(tuple(arguments[index : index + length]), key, unquoted(value) if key else ""))
+        index += length
     return parts
 
 

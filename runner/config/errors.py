@@ -175,13 +175,13 @@ def _with_place(error: Exception, text: str, overrides: Sequence[str], conf: Pat
     else:
         argument = argument_of(error)
         key = next((key for key in map(key_of, overrides) if key == f"trainer.{argument}"), argument)
-    place = line_of_user(error)
-    if place is None and isinstance(error, TypeError):  # Python's message alone rarely explains the error
+    line = line_of_user(error)
+    if line is None and isinstance(error, TypeError):  # Python's message alone rarely explains the error
         last = traceback.extract_tb(error.__traceback__)[-1:]
         raised = (frame for frame in last if not (frame.line or "").startswith("raise "))
-        place = next((f"{frame.filename}:{frame.lineno}" for frame in raised), None)
+        line = next((f"{frame.filename}:{frame.lineno}" for frame in raised), None)
     trace = f"; {VARIABLE}=1 shows the trace" if isinstance(error, ConstructorFailed) else ""
-    return Explanation(text, key, place, trace, at=key or facts.section or _key_of_file(error, overrides))
+    return Explanation(text, key, line, trace, at=key or facts.section or _key_of_file(error, overrides))
 
 
 def _override_in(section: str, text: str, overrides: Sequence[str]) -> str:

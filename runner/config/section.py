@@ -144,9 +144,9 @@ def _note_section(error: BaseException, section: Section, among: Sequence[Sectio
     """
     argument = argument_of(error)
     inside = {nested.path: nested for nested in section.nested()}
-    place = failed if failed in inside else section.path
+    fallback = failed if failed in inside else section.path
     owners = [owner.path for owner in [*inside.values(), *among] if argument.partition(".")[0] in owner]
-    annotate(error, argument=argument, section=owners[0] if owners else place, target=inside[place].target)
+    annotate(error, argument=argument, section=owners[0] if owners else fallback, target=inside[fallback].target)
     if owners:
         annotate(error, key=f"{owners[0]}.{argument}")
-    error.add_note(f"in {facts_of(error).key or place} ({inside[place].target})")
+    error.add_note(f"in {facts_of(error).key or fallback} ({inside[fallback].target})")

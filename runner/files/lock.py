@@ -42,8 +42,8 @@ def take_lock(file: IO[Any]) -> bool | None:
 def lock_file(path: Path, patience: float = 0.0, mode: int = 0o644) -> IO[str] | None:
     """Return a file that stays locked until it is closed or this process ends; None when another process has the lock.
 
-    On a file system without locks the file is returned too, and nothing keeps two processes apart. It waits
-    `patience` seconds for another process; `mode` is that of a new file, less the umask.
+    It waits `patience` seconds for another process; `mode` is that of a new file, less the umask. On a file system
+    without locks the file is returned unlocked, and nothing keeps two processes apart.
     """
     file = _open(path, mode)
     deadline = time.monotonic() + patience
@@ -64,9 +64,9 @@ def alone(path: Path, doing: str, progress: Callable[[], int], patience: float =
 
     Args:
         path: the lock file in that folder; it is made if it does not exist, and stays.
-        doing: the work that is done there, for messages, such as 'downloads'.
+        doing: the work in that folder, for messages, such as 'downloads'.
         progress: returns a number that changes while another process makes progress.
-        patience: seconds to wait for a process that makes none.
+        patience: seconds to wait for a process without progress.
 
     Raises:
         OSError: the lock file cannot be made.

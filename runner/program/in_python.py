@@ -129,8 +129,8 @@ def load(run: str | Path, allow_targets: Sequence[str] = ()) -> SavedModel:
 
         model = runner.load("latest").model
 
-    Algorithms that change the model at INIT change this one too. Nothing is trained or written. A run may load another
-    one at any time, such as the teacher of its model, in any thread and on any rank.
+    Algorithms that change the model at INIT change this model too. Nothing is trained or written. A run may load
+    another run at any time, such as the teacher of its model, in any thread and on any rank.
 
     Args:
         run: 'latest', a run's folder, one of its checkpoints (such as its `checkpoints/best`), or its MLflow id.

@@ -86,7 +86,8 @@ def _unpack_bundle(path: Path, folder: Path) -> None:
         for entry in entries:
             is_plain = stat.S_IFMT(entry.external_attr >> 16) in (0, stat.S_IFREG) and not entry.flag_bits & 1
             if not is_plain or not _NAMES.fullmatch(entry.filename) or names.count(entry.filename) > 1:
-                raise wrong_argument("RUN", str(path), f"holds {entry.filename!r}, which is not part of a crash.zip")
+                reason = f"holds {entry.filename!r}, which does not belong in a crash.zip"
+                raise wrong_argument("RUN", str(path), reason)
         refuse_if(CONFIG not in names, "RUN", str(path), f"contains no run; a run that fails leaves a {BUNDLE}")
         for entry in entries:
             target = folder / entry.filename

@@ -170,7 +170,7 @@ def _note_batch(error: Exception, experiment: Experiment, choices: Choices) -> N
 def _describe(error: Exception, experiment: Experiment, choices: Choices) -> str:
     hook = hook_at_fault(error, experiment)
     step = _step(error)
-    place = line_of_user(error)
+    line = line_of_user(error)
     model = _chosen(experiment.model, choices)
     data = _chosen(experiment.data, choices)
     if hook is not None:
@@ -185,14 +185,14 @@ def _describe(error: Exception, experiment: Experiment, choices: Choices) -> str
     elif isinstance(error, CONFIG_ERRORS):
         explanation = explain(error, sys.argv[1:], CONF)
         text = explanation.message
-        place = None if place == explanation.place else place  # the message has it already
+        line = None if line == explanation.place else line  # the message has it already
     else:
         text = _what(error)
     if group := facts_of(error).works_without:
         text += f"\n  without {group} it works"
     if _is_device_assert(error):
         text += f"\n  {DEVICE_ASSERT}"
-    text += f"\n  raised in {place}" if place is not None else ""
+    text += f"\n  raised in {line}" if line is not None else ""
     return text
 
 

@@ -1,8 +1,8 @@
 """A dry run: the real Trainer, engine, algorithms and callbacks, with one batch of each data set. Nothing is kept.
 
-The model is made on the meta device first, to take no memory. If its weights are small, it is made again on the
-CPU and a few samples go through it; that finds labels out of range and metrics that fail as well as shapes that do not
-match. If they are large, the batch stays on the meta device, and only shapes and types are checked.
+The model is made on the meta device first, to take no memory. If its weights are small, it is made again on the CPU and
+a few samples go through it, which also finds labels out of range and failing metrics. If they are large, the batch
+stays on the meta device, and only shapes and types are checked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kills a run in a separate process with SIGKILL, at chosen moments.
 
-The run is observed from outside, through its folder: there is a new line of digests after every batch, and a hidden
-folder while a checkpoint is being written.
+The run is observed from outside, through its folder: it has a new line of digests after every batch, and a hidden
+folder during the writing of a checkpoint.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PlannedKill:
 
 @dataclass(frozen=True)
 class CompletedKill:
-    """A kill of a run that took place.
+    """A completed kill of a run.
 
     Attributes:
         moment: one of `MOMENTS`, not always the planned one.
@@ -95,9 +95,9 @@ class Pace:
 
     def pause_after(self, batch: int) -> float:
         """Return the seconds from the end of a batch to the next observed batch."""
-        begins = [second for seen_batch, second in self.seen if seen_batch <= batch]
-        ends = [second for seen_batch, second in self.seen if seen_batch > batch]
-        return ends[0] - begins[-1] if begins and ends else 0.0
+        earlier = [seconds for seen, seconds in self.seen if seen <= batch]
+        later = [seconds for seen, seconds in self.seen if seen > batch]
+        return later[0] - earlier[-1] if earlier and later else 0.0
 
 
 def plan_kills(number: int, seed: int, pace: Pace, ranks: int) -> list[PlannedKill]:
@@ -109,11 +109,11 @@ def plan_kills(number: int, seed: int, pace: Pace, ranks: int) -> list[PlannedKi
     moments = [MOMENTS[index % len(MOMENTS)] for index in range(number)]
     draw.shuffle(moments)
     last = max(1, pace.batches - 1 - pace.batches // 8)  # later than that, a run may end before it is killed
-    places = [1 + int((index + draw.random()) / number * last) for index in range(number)]  # spread over the run
+    batches = [1 + int((index + draw.random()) / number * last) for index in range(number)]  # spread over the run
     # Rank 0 writes the checkpoints, and is the only rank during start-up.
     ranks_drawn = [0 if moment in (IN_SAVE, START) else draw.randrange(ranks) for moment in moments]
     fractions = [draw.random() for _ in moments]
-    return [PlannedKill(*fields) for fields in zip(moments, places, fractions, ranks_drawn, strict=True)]
+    return [PlannedKill(*fields) for fields in zip(moments, batches, fractions, ranks_drawn, strict=True)]
 
 
 class Session:

@@ -1,8 +1,8 @@
 """Converts a budget into a number of batches, measured in a trial before a run begins.
 
 The seconds of a batch are the mean over the part of the trial after its warm-up, with everything that the run does in
-training but logging; those of an evaluation are measured after training. Floating-point operations are counted on one
-batch. The run then trains the largest number of batches that are within the budget.
+training except logging; those of an evaluation are measured after training. Floating-point operations are counted on
+one batch. The run then trains the largest number of batches within the budget.
 """
 
 from __future__ import annotations

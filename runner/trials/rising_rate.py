@@ -1,8 +1,8 @@
 """Lets the learning rate grow after each batch until the loss diverges, and suggests one of these rates.
 
 The losses are smoothed by a moving average over a tenth of the batches, half of them before and half after a batch: an
-average of earlier batches alone would lag, and suggest rates that are several times too large. Suggested is the rate at
-which the smoothed loss falls most steeply over the logarithm of the rate, before its minimum.
+average of earlier batches alone would lag, and suggest rates that are several times too large. The suggestion is the
+rate at which the smoothed loss falls most steeply over the logarithm of the rate, before its minimum.
 
 The loss has diverged if it is not finite, or if its exponential moving average (weight 0.9 for the past) is four
 times the smallest.

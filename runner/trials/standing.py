@@ -111,7 +111,7 @@ def check_batch(state: State, run: Path, batch: int, key: str) -> None:
 
 
 def check_reached(state: State, batch: int, key: str) -> None:
-    """Raise WrongKey if training ended before a batch was trained."""
+    """Check that training did not end before a batch was trained; raises as `check_batch` does."""
     if state.timestamp.batch < batch:
         raise WrongKey(key, f"the last batch of this run is {state.timestamp.batch}", str(batch))
 
@@ -144,19 +144,19 @@ def compare_digests(run: Path, again: Path, start: int, batch: int) -> tuple[boo
     """Compare the digests of a run with those of the retrained batches.
 
     Returns:
-        The answer, and a label and a text for people.
+        Whether they are equal, or None if the run kept none; and a label and a text for people.
     """
     from runner.checkpoints.digest import PARTS, first_difference
     from runner.distributed.ranks import get_world_size
 
     ranks = ranks_of(run, batch)
-    alike = ranks == get_world_size()
+    has_same_ranks = ranks == get_world_size()
     try:
-        first = first_difference(again, run, PARTS if alike else ["samples"])
+        first = first_difference(again, run, PARTS if has_same_ranks else ["samples"])
     except (FileNotFoundError, ValueError):
         text = f"the run kept none of batches {start + 1} to {batch}; +callbacks=state_digest keeps them"
         return None, ("digests", text)
-    scope = "" if alike else f"samples, on {get_world_size()} of the {ranks} ranks that the run had, "
+    scope = "" if has_same_ranks else f"samples, on {get_world_size()} of the {ranks} ranks that the run had, "
     if first.batch is None:
         return True, ("ok digests", f"{scope}equal bit for bit up to batch {first.agreed}")
     return False, ("warning digests", f"{scope}different at batch {first.batch}, in {', '.join(first.parts)}")

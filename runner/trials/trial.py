@@ -1,7 +1,7 @@
 """Trials: briefly trains the Trainer of an experiment to measure something; nothing is kept.
 
 Its model, data, optimizers, algorithms and callbacks are made for it alone, and its folder is temporary. The streams of
-random numbers are functions of the seed, so a run that is made after a trial in the same process has the same numbers.
+random numbers are functions of the seed, so a trial does not change the numbers of a later run in the same process.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ def make_trial(
         experiment: an experiment that has passed `build.check`.
         folder: folder that callbacks may write to.
         watchers: callbacks to add, by key; they replace the experiment's callback of the same key.
-        watched: whether its own callbacks run too, except destinations; otherwise only those that load
-            weights.
-        changed: arguments of the Trainer in place of those of the experiment.
+        watched: whether its own callbacks run too, except destinations; otherwise only those that load weights.
+        changed: arguments of the Trainer that replace those of the experiment.
     """
     section = experiment.trainer.without(*changed).changed(session=None)
     parts = build.make_parts(experiment, uploads=False)

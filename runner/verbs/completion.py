@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from runner.cli.catalogue import GROUPS, Choice, Key, choices, top_keys
-from runner.cli.command import Command, place_of_verb, split_verb
+from runner.cli.command import Command, index_of_verb, split_verb
 from runner.cli.command_line import LISTS, TAKE_VALUES, is_word
 from runner.cli.declared import chosen, kinds_at
 from runner.cli.nearest import nearest
@@ -101,7 +101,7 @@ def _candidates(arguments: Sequence[str], current: str) -> Candidates:
     of_run = chosen(arguments, known)
     if equals:
         return ((f"{key}={name}", text) for name, text in _values(key.lstrip("+~"), value, arguments, known))
-    verbs = [(row.name, row.says) for row in VERBS.values()] if place_of_verb(arguments) == len(arguments) else []
+    verbs = [(row.name, row.says) for row in VERBS.values()] if index_of_verb(arguments) == len(arguments) else []
     words = [*_words_of(verb, remaining, known)]
     return words if not verb.composes else [*verbs, *words, *_names(current, known, of_run)]
 

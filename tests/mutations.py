@@ -288,7 +288,7 @@ FAULTS = (
     Fault(
         "launch: rank 0 ends before the others have heard that it does",
         "runner/distributed/launch.py",
-        "while others and not",
+        "while keys and not",
         "while False and not",
         "distributed/test_launch.py",
     ),
@@ -815,8 +815,8 @@ FAULTS = (
     Fault(
         "shards: what one rank cannot write is no failure of the others",
         "runner/distributed/together.py",
-        'raise OSError(*one["error"])',
-        'one["result"] = {}',
+        'raise OSError(*outcome["error"])',
+        'outcome["result"] = {}',
         "checkpoints/test_shards.py",
     ),
     Fault(
@@ -885,7 +885,7 @@ FAULTS = (
     Fault(
         "weights by name: surgery before they have values is lost",
         "runner/distributed/deferred.py",
-        "(draw is None or one._version)",
+        "(draw is None or parameter._version)",
         "draw is None",
         "models/test_by_name.py",
     ),
@@ -1042,7 +1042,7 @@ FAULTS = (
     Fault(
         "DDP weights: targets that an algorithm leaves out count",
         "runner/distributed/shares.py",
-        "return is_declared and acting.isdisjoint(map(id, state.algorithms))",
+        "return is_declared and active.isdisjoint(map(id, state.algorithms))",
         "return is_declared",
         "distributed/test_collectives.py",
     ),
@@ -1384,8 +1384,8 @@ FAULTS = (
     Fault(
         "Slurm: submitit requeues a job before its checkpoint is written",
         "runner/distributed/session.py",
-        "before = {number: signal.signal(number, signal.SIG_DFL) for number in OF_SCHEDULERS}",
-        "before = {number: signal.getsignal(number) for number in OF_SCHEDULERS}",
+        "handlers = {number: signal.signal(number, signal.SIG_DFL) for number in OF_SCHEDULERS}",
+        "handlers = {number: signal.getsignal(number) for number in OF_SCHEDULERS}",
         "distributed/test_slurm.py",
     ),
     Fault(
@@ -1574,7 +1574,7 @@ FAULTS = (
     Fault(
         "GPUs: a job takes what another has",
         "runner/distributed/gpus.py",
-        'lock_file(folder / one.replace("/", "-"), mode=0o600)',
+        'lock_file(folder / gpu.replace("/", "-"), mode=0o600)',
         '(folder / one.replace("/", "-")).open("a")',
         "distributed/test_gpus.py",
     ),

@@ -1,1 +1,1 @@
-"""Ranks: how they start, find each other, agree and end. Code elsewhere does not depend on how many there are."""
+"""Ranks: how they start, find each other, agree and end. Other code does not depend on the number of ranks."""

@@ -1,4 +1,4 @@
-"""The clock of a training run: time and signals, on which all ranks agree from time to time."""
+"""The clock of a training run: elapsed time and signals, on which all ranks agree at regular intervals."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from runner.distributed.session import SESSION_OVER
 from runner.distributed.signals import Interrupt
 from runner.distributed.store import agreed_to_end
 
-PERIOD = 1.0  # seconds from one agreement of the ranks on time and signals to the next
-MOST_BATCHES = 1000  # from one agreement to the next, however short they are
+PERIOD = 1.0  # seconds between two agreements of the ranks on time and signals
+MOST_BATCHES = 1000  # between two agreements, however short the batches are
 
 
 class Clock:
-    """Measures training time and notices signals, so that all ranks see the same at the same batch.
+    """Measures training time and notices signals; all ranks see the same values at the same batch.
 
-    A single process measures at every `beat`. Several ranks agree about every `PERIOD`, by one small all-reduce on the
-    host: it shares rank 0's elapsed time, a signal that any rank received, and the number of batches until the next
-    agreement, which rank 0 chooses. Beats in between report no time and no signal. So wall-clock durations, intervals
-    and schedules take effect at the same batch on all ranks, and nothing is exchanged per batch.
+    A single process measures at every `beat`. Several ranks agree about once per `PERIOD`, by one small all-reduce on
+    the host: it shares rank 0's elapsed time, a signal that any rank received, and the number of batches until the next
+    agreement, which rank 0 chooses. Beats in between report no time and no signal. Wall-clock durations, intervals and
+    schedules therefore take effect at the same batch on all ranks, without communication in every batch.
 
     Args:
         interrupt: remembers the signal that this process received.
@@ -33,7 +33,7 @@ class Clock:
 
     def __init__(self, interrupt: Interrupt, session: float = math.inf) -> None:
         self.signal = 0
-        """Number of a signal that asks for the end, or `SESSION_OVER`; 0 if there is none."""
+        """Number of the signal that asks the run to end, or `SESSION_OVER`; 0 for no signal."""
         self._session = session
         self._end = math.inf
         self._interrupt = interrupt
@@ -43,9 +43,9 @@ class Clock:
         self._elapsed = 0.0
         self._batches = 1
         self._remaining = 1
-        self._alone = get_world_size() == 1
-        self.beat: Callable[[], float] = self._beat_alone if self._alone else self._beat_together
-        """Returns the seconds to add to the timestamp after a batch, equal on all ranks, and refreshes `signal`."""
+        self._is_alone = get_world_size() == 1
+        self.beat: Callable[[], float] = self._beat_alone if self._is_alone else self._beat_together
+        """Updates `signal` and returns the seconds to add to the timestamp after a batch; the same on all ranks."""
 
     def start(self) -> None:
         """Start the clock; time that passed before does not count."""
@@ -64,9 +64,9 @@ class Clock:
         self._elapsed = time.perf_counter() - self._last
 
     def resume(self) -> None:
-        """Let the clock run again. A single process also notices a signal that arrived meanwhile."""
+        """Restart the clock. A single process also notices a signal that arrived during the pause."""
         self._last = time.perf_counter() - self._elapsed
-        if self._alone:
+        if self._is_alone:
             self.signal = self._interrupt.signal
 
     def _beat_alone(self) -> float:
@@ -81,13 +81,13 @@ class Clock:
         if self._remaining:
             return 0.0
         elapsed = self._beat_alone()
-        rank_zero = get_global_rank() == 0
+        is_rank_zero = get_global_rank() == 0
         now = time.perf_counter()
-        since = now - self._agreed  # evaluations count here
+        since = now - self._agreed  # includes evaluations
         self._agreed = now
         batches = min(MOST_BATCHES, max(1, round(self._batches * PERIOD / max(since, 1e-9))))
-        mine = [float(self.signal), elapsed, float(batches)] if rank_zero else [float(self.signal), 0.0, 0.0]
-        votes = torch.tensor(mine, dtype=torch.float64)
+        vote = [float(self.signal), elapsed, float(batches)] if is_rank_zero else [float(self.signal), 0.0, 0.0]
+        votes = torch.tensor(vote, dtype=torch.float64)
         dist.all_reduce(votes, dist.ReduceOp.MAX)  # on the CPU: nothing waits for a device
         signal, elapsed, batches = votes.tolist()
         self.signal = int(signal)

@@ -1,4 +1,4 @@
-"""Operations on all ranks: the process group, replicas of a model, and collectives."""
+"""The process group, this rank's device, replicas of a model, and collectives."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ T = TypeVar("T")
 def init_process_group(device: torch.device) -> bool:
     """Make a process group with the other ranks, if there are any: gloo on the CPU, plus NCCL on CUDA. All ranks.
 
-    A single process makes no group, and an existing group is used as it is. A GPU becomes the current device in any
-    case, so that no rank allocates memory on another rank's GPU.
+    A single process makes no group, and an existing group is kept. A GPU always becomes the current device, so that no
+    rank allocates memory on another rank's GPU.
 
     Returns:
-        Whether a group was made; if so, `destroy_process_group` has to end it.
+        True if a group was made; then call `destroy_process_group` at the end.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -43,17 +43,17 @@ def init_process_group(device: torch.device) -> bool:
     rank = get_global_rank()
     size = get_world_size()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    # The others may wait while rank 0 writes a large checkpoint, and NCCL's own timeout is ten minutes.
+    # Other ranks may wait while rank 0 writes a large checkpoint, longer than NCCL's default timeout of ten minutes.
     dist.init_process_group(backend, store=group_store(), rank=rank, world_size=size, timeout=TIMEOUT)
     return True
 
 
 def destroy_process_group(error: BaseException | None = None) -> None:
-    """Destroy the process group, after DDP's leftovers are collected, because its threads must not outlive the group.
+    """Collect what is left of DDP, whose threads must not outlive the process group, and destroy the group.
 
     Args:
-        error: the error that ends the run. After a failure of the device the group is left alone: NCCL would wait for
-            the device while destroying it.
+        error: the error that ends the run. If the device failed, the group is not destroyed, because NCCL would wait
+            for the device.
     """
     gc.collect()
     share_samples(1)
@@ -62,7 +62,7 @@ def destroy_process_group(error: BaseException | None = None) -> None:
 
 
 def pick_device(device: str | torch.device) -> torch.device:
-    """Return the device for a name; 'auto' means this rank's GPU if there is one, else Apple's, else the CPU."""
+    """Return the device of a name; 'auto' is this rank's GPU if there is one, else Apple's GPU, else the CPU."""
     if str(device) == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -73,12 +73,12 @@ def pick_device(device: str | torch.device) -> torch.device:
         count = torch.cuda.device_count()
         index = get_local_rank() if picked.index is None else picked.index
         if index >= count:
-            wants = f"this rank would use GPU {index}, but torch finds {count or 'none'} here"
-            raise wrong_argument("device", str(device), f"{wants}; give auto or cpu, or start fewer ranks")
+            reason = f"this rank would use GPU {index}, but torch finds {count or 'none'} here"
+            raise wrong_argument("device", str(device), f"{reason}; give auto or cpu, or start fewer ranks")
         return torch.device("cuda", index)
     try:
         torch.empty(0, device=picked)
-    except (RuntimeError, AssertionError, ImportError):  # its backends raise one of them
+    except (RuntimeError, AssertionError, ImportError):  # depends on the backend
         raise wrong_argument("device", str(device), "torch finds none here; give auto or cpu") from None
     return picked
 
@@ -86,14 +86,14 @@ def pick_device(device: str | torch.device) -> torch.device:
 def replicate(model: nn.Module, device: torch.device, options: Mapping[str, Any]) -> nn.Module:
     """Return the model wrapped for data-parallel training, or the model itself in a single process.
 
-    Buffers are not broadcast in each forward pass; `broadcast_buffers` copies rank 0's to all ranks before they are
-    read. `options` are further arguments of `DistributedDataParallel`.
+    Buffers are not broadcast in each forward pass: `broadcast_buffers` copies those of rank 0 to all ranks before they
+    are read. `options` are further arguments of `DistributedDataParallel`.
     """
     if get_world_size() == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
         return model
     ids = [device.index] if device.type == "cuda" else None
-    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # since torch 2.13
-    options = {**options, "forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    is_renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # since torch 2.13
+    options = {**options, "forward_sync_buffers" if is_renamed else "broadcast_buffers": False}
     return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **options)
 
 
@@ -105,7 +105,7 @@ def broadcast_buffers(model: nn.Module) -> None:
 
 
 def broadcast_object(value: T) -> T:
-    """Return rank 0's value on all ranks. All ranks; the value travels as JSON, so nothing is unpickled."""
+    """Return rank 0's value on all ranks, sent as JSON, so that nothing is unpickled. All ranks."""
     if get_world_size() == 1:
         return value
     content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -124,14 +124,14 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
 
 
 def any_rank(condition: bool) -> bool:
-    """Return whether a condition holds on at least one rank. All ranks, on the host: waits for no device."""
+    """Return whether a condition holds on at least one rank. All ranks, on the host, without waiting for a device."""
     return bool(largest(int(condition)))
 
 
 def largest(number: int) -> int:
-    """Return the largest of the ranks' numbers. All ranks, on the host: waits for no device."""
+    """Return the largest of the ranks' numbers. All ranks, on the host, without waiting for a device."""
     if get_world_size() == 1:
         return number
-    found = torch.tensor(number)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return int(found)
+    maximum = torch.tensor(number)
+    dist.all_reduce(maximum, dist.ReduceOp.MAX)
+    return int(maximum)

@@ -1,4 +1,4 @@
-"""Facts about a process and its launch from the environment: its rank, launcher and restarts."""
+"""Facts about a process and its launch from environment variables: rank, launcher, restarts."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from runner.distributed.launch_secret import signed, verified
 from runner.distributed.slurm import kept_over_requeues
 
 PARENT = "RUNNER_PARENT"
-"""Environment variable of a rank or a run that this program started itself: the process id of its parent."""
+"""Environment variable of a rank or run that this program started: the process id of its parent."""
 
 from_attempts: dict[str, str] = {}
-"""What attempts of this command before this one have found out; see `runner.distributed.restarts`."""
+"""Facts from earlier attempts of this command; see `runner.distributed.restarts`."""
 for_attempts: dict[str, str] = {}
-"""What attempts after this one are to know."""
+"""Facts for later attempts of this command."""
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-"""Environment variables by which a process knows that it is one of several ranks."""
+"""Environment variables that make a process one of several ranks."""
 
 
 def is_rank_zero() -> bool:
-    """Return whether this process composes jobs: it is the only one, or rank 0."""
+    """Return whether this process is the only one, or rank 0, and so composes the jobs."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 @contextmanager
 def environment(changes: Mapping[str, str] | Mapping[str, str | None]) -> Iterator[None]:
-    """Set environment variables inside this context, or remove those that are None, and restore them when it ends."""
-    before = {name: os.environ.get(name) for name in changes}
+    """Within the context, set environment variables, or remove those whose value is None; restore them on exit."""
+    previous = {name: os.environ.get(name) for name in changes}
     _set_environment(changes)
     try:
         yield
     finally:
-        _set_environment(before)
+        _set_environment(previous)
 
 
 def without_ranks() -> AbstractContextManager[None]:
-    """Return a context in which this process counts as the only one, even if torchrun started several."""
+    """Return a context in which this process acts as a single one, even if torchrun started several."""
     return environment(dict.fromkeys(RANK_VARIABLES))
 
 
 def kept_over_restarts(key: str, make: Callable[[], str]) -> str:
-    """Return the result of `make`; after a restart, here or by torchrun or Slurm, its first result. Rank 0."""
+    """Return the result of `make`, or its first result after a restart, by this program, torchrun or Slurm. Rank 0."""
     if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
         for_attempts[key] = from_attempts[key] if key in from_attempts else kept_over_requeues(key, make)
         return for_attempts[key]

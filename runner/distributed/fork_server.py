@@ -1,4 +1,4 @@
-"""The process from which data workers are forked: it has imported torch, runs one thread, and reads no data itself."""
+"""The process from which data workers are forked: it has imported torch, has one thread, and reads no data."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def start_fork_server() -> None:
-    """Start the server, unless it is running or has no place here, and do not wait for it.
+    """Start the server, unless it is running, without waiting for it.
 
-    Its imports take about as long as those of this process, so start it before torch is imported. It ends when this
-    process and all workers have ended. Workers get this process's environment and path when they are started.
+    Its imports take about as long as those of this process, so start it before importing torch. It ends after this
+    process and all workers. A worker gets this process's environment and path when it starts.
     """
     forkserver.set_forkserver_preload(_PRELOAD)
-    quiet = "ignore:resource_tracker:UserWarning"  # it cleans up after killed processes, and warns
+    quiet = "ignore:resource_tracker:UserWarning"  # the tracker warns when it cleans up after killed processes
     with environment({"PYTHONWARNINGS": ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), quiet)))}):
         resource_tracker.ensure_running()
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    # Not the working directory first, where a user's file may be called runner.py.
+    # With a safe path the working directory does not come first: a user's file there may be called runner.py.
     with environment({"PYTHONSAFEPATH": "1", "PYTHONPATH": path, **dict.fromkeys(_ONE_THREAD, "1")}):
         forkserver.ensure_running()

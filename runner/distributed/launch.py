@@ -1,4 +1,4 @@
-"""Starts ranks and gives them work: rank 0 composes the jobs and sends them, and is the only one that runs Hydra."""
+"""Start ranks and give them work: rank 0 alone runs Hydra, composes the jobs and sends them to the others."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from runner.timing.time import Time, TimeUnit
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-PARTING = 5.0  # maximum seconds that rank 0 waits for others to learn that there are no more jobs
-MOST_PER_CORE = 16  # processes; more is most likely a typing error, and would bring the machine to a halt
+PARTING = 5.0  # seconds that rank 0 waits at most for other ranks to learn that there are no more jobs
+MOST_PER_CORE = 16  # processes; more is most likely a typo, and would bring the machine to a halt
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Launch:
         threads: CPU threads of each process; None divides the cores among processes and parallel jobs.
         grace: seconds that a process has after a SIGTERM to finish its batch, save and close before it is ended.
         patience: how long all ranks may stand still before the run ends with exit code 75, as a time string such as
-            '10m', or in seconds; None: for ever.
-        requeue: whether a job of Slurm goes back into the queue after SIGUSR1 or SIGUSR2, once its checkpoint is
-            written, or after the machine failed, and is resumed when it runs again; None: whether submitit started it.
-            Elsewhere it has no effect; a run that asks for it warns.
-        restarts: how often in a row, without a newer checkpoint in between, a run begins again from its newest
-            checkpoint after the machine failed; 0: never. Torchrun and Slurm have their own restarts, so there it has
-            no effect.
+            '10m', or in seconds; None: forever.
+        requeue: whether a Slurm job goes back into the queue after SIGUSR1 or SIGUSR2, once its checkpoint is written,
+            or after the machine failed, and is resumed when it runs again; None: only if submitit started it. Outside
+            Slurm it has no effect, and a run that sets it warns.
+        restarts: how often in a row, without a newer checkpoint in between, a run restarts from its newest checkpoint
+            after the machine failed; 0: never. It has no effect under torchrun and Slurm, which have restarts of their
+            own.
 
     Raises:
         ValueError: a number is out of range, or of the wrong type.
@@ -84,25 +84,25 @@ class Launch:
 
     def processes(self) -> int:
         """Return the number of ranks on this machine."""
-        asked = self.nproc_per_node
+        requested = self.nproc_per_node
         if "RANK" in os.environ:
             started = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
             reason = f"torchrun or srun has started {started} on this machine; leave this key out, or run without them"
-            refuse_if(asked not in (1, "auto", started), "launch.nproc_per_node", asked, reason)
+            refuse_if(requested not in (1, "auto", started), "launch.nproc_per_node", requested, reason)
             return started
-        if asked == "auto":
+        if requested == "auto":
             import torch
 
             return max(1, torch.cuda.device_count())
         most = MOST_PER_CORE * (os.cpu_count() or 1)
-        if int(asked) > most:
+        if int(requested) > most:
             raise wrong_argument(
                 "launch.nproc_per_node",
-                asked,
+                requested,
                 f"at most {most} here, {MOST_PER_CORE} for each CPU core; the usual choice is one per GPU, or two "
                 "or four in total",
             )
-        return int(asked)
+        return int(requested)
 
 
 def check_launcher(name: str) -> None:
@@ -115,7 +115,7 @@ def check_launcher(name: str) -> None:
 
 
 def check_gpus(processes: int, device: str) -> None:
-    """Raise an error if processes would share a GPU: each needs one of its own."""
+    """Raise an error if processes would share a GPU."""
     reason = f"each of {processes} processes needs its own GPU; give 'auto' or 'cuda'"
     refuse_if(processes > 1 and str(device).startswith("cuda:"), "trainer.device", device, reason)
     if processes > 1 and device in ("auto", "cuda"):
@@ -132,7 +132,7 @@ def check_gpus(processes: int, device: str) -> None:
 
 
 class Ranks:
-    """The other ranks of a launch by torchrun, which exchange messages through a store that all of them can reach."""
+    """The ranks of a launch by torchrun, which exchange messages through a store that all of them can reach."""
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -142,33 +142,33 @@ class Ranks:
         use_secret(os.environ.pop(VARIABLE, ""))  # processes that a rank starts must not inherit it
 
     def start(self, processes: int, threads: int | None) -> None:
-        """Start the ranks that a job needs, if they do not run yet. Rank 0.
+        """Start the ranks that a job needs, unless they are running. Rank 0.
 
-        This is called early, so that the ranks import their libraries while rank 0 still checks the job. `processes`
-        counts this one; `threads=None` leaves the CPU threads of each rank as they are.
+        Call it early, so that the ranks import their libraries while rank 0 still checks the job. `processes` includes
+        this one; `threads=None` does not change the CPU threads of the ranks.
         """
 
     @contextmanager
     def sharing(self, job: Mapping[str, Any]) -> Iterator[None]:
-        """Send a job to all other ranks, which work on it while rank 0 works on it inside this context. Rank 0."""
+        """Send a job to all other ranks, which work on it while rank 0 does so within this context. Rank 0."""
         self._send({"job": job})
         yield
 
     def dismiss(self, exit_code: int) -> None:
         """Tell all other ranks that there are no more jobs, and wait until they know. Rank 0, which may host the store.
 
-        The wait for a rank that was killed ends after `PARTING` seconds.
+        The wait ends after `PARTING` seconds, because a rank may have been killed.
         """
         self._send({"exit": exit_code})
-        others = [f"left/{rank}" for rank in range(1, self.size)]
+        keys = [f"left/{rank}" for rank in range(1, self.size)]
         deadline = time.monotonic() + PARTING
-        with suppress(RuntimeError):  # the store is elsewhere, and has gone
-            while others and not self._connect().check(others) and time.monotonic() < deadline:
+        with suppress(RuntimeError):  # another process hosts the store, and has ended
+            while keys and not self._connect().check(keys) and time.monotonic() < deadline:
                 time.sleep(0.02)
 
     def leave(self) -> None:
-        """Tell rank 0 that this rank needs the store no more. All ranks but 0."""
-        if self._store is not None:  # otherwise connecting could take long, and rank 0 may be no more
+        """Tell rank 0 that this rank no longer needs the store. All ranks but 0."""
+        if self._store is not None:  # otherwise connecting could take long, and rank 0 may have ended
             with suppress(RuntimeError):  # rank 0 hosts the store and may have stopped waiting
                 self._store.set(f"left/{self.rank}", "")
 
@@ -177,7 +177,7 @@ class Ranks:
 
         Raises:
             PermissionError: a message was not sent by this launch.
-            SystemExit: rank 0 has no more jobs; with the exit code that it sent.
+            SystemExit: rank 0 has no more jobs; the exit code is the one that it sent.
         """
         while True:
             name = f"message/{self._messages}"
@@ -188,9 +188,9 @@ class Ranks:
             yield message["job"]
 
     def report(self, error: Exception) -> bool:
-        """Tell the other ranks that this one has failed; return whether this one should print it. All ranks but 0.
+        """Tell the other ranks that this one failed, and return whether it should print the error. All ranks but 0.
 
-        It should if it was the first to fail, unless rank 0 started it: then rank 0 prints the trace before it ends.
+        The first rank that fails should, unless rank 0 started it: then rank 0 prints the trace before it ends.
         """
         from runner.distributed.store import first_failure
 
@@ -198,12 +198,12 @@ class Ranks:
         return is_first and PARENT not in os.environ
 
     def has_next_message(self, seconds: float = 5.0) -> bool:
-        """Wait for the next message of rank 0; return whether one came in time, so that rank 0 has ended this job."""
+        """Wait for the next message of rank 0, and return whether it came: if so, rank 0 has ended this job."""
         store = self._connect()
         deadline = time.monotonic() + seconds
-        while not (has_come := store.check([f"message/{self._messages}"])) and time.monotonic() < deadline:
+        while not (has_arrived := store.check([f"message/{self._messages}"])) and time.monotonic() < deadline:
             time.sleep(0.05)
-        return has_come
+        return has_arrived
 
     def _send(self, message: dict[str, Any]) -> None:
         if self.size > 1:
@@ -212,7 +212,7 @@ class Ranks:
             self._begin_next()
 
     def _begin_next(self) -> None:
-        """Count a message; from now on this process uses the keys of the store that belong to the next job."""
+        """Count a message, and use the next job's keys in the store from now on."""
         from runner.distributed.store import begin_job
 
         self._messages += 1

@@ -1,4 +1,4 @@
-"""The secret of a launch: ranks accept only those messages in their store that were signed with it."""
+"""The secret of a launch: ranks accept only messages that were signed with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import hmac
 
 VARIABLE = "RUNNER_SECRET"
-"""Environment variable that passes the secret to a rank; with torchrun, users may set it, alike on each machine."""
+"""Environment variable that passes the secret to a rank; under torchrun, users may set it, equal on all machines."""
 
 _DIGITS = 2 * hashlib.sha256().digest_size
 _secret = b""
@@ -19,12 +19,12 @@ def use_secret(secret: str) -> None:
 
 
 def signed(name: str, text: str) -> str:
-    """Return a text with its signature in front, valid only under a key of the store, for `verified` to check."""
+    """Return a text with a signature in front that `verified` accepts only under this key of the store."""
     return hmac.digest(_secret, f"{name}\n{text}".encode(), "sha256").hex() + text
 
 
 def verified(name: str, stored: bytes) -> str:
-    """Return a text that a process of this launch has stored.
+    """Return the text that a process of this launch stored under a key, without its signature.
 
     Raises:
         PermissionError: the signature is missing or wrong.

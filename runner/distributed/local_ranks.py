@@ -24,14 +24,14 @@ from runner.distributed.threads import VARIABLES
 from runner.failures.tracebacks import environment_of_user
 
 PR_SET_PDEATHSIG = 1
-GRACE = 4.0  # seconds that ranks have to leave a failed job, or to exit, on their own
+GRACE = 4.0  # seconds that ranks have to leave a failed job or to exit before they are killed
 
 
 class LocalRanks(Ranks):
-    """Child processes that serve as ranks 1 and up while this process is rank 0. They are reused from job to job.
+    """Child processes that serve as ranks 1 and up while this process is rank 0. Later jobs reuse them.
 
-    New ones are started if the number of ranks changes, a child has died, or the previous job failed. With a single
-    process, none of these methods does anything.
+    New children are started if the number of ranks changes, a child has died, or the previous job failed. With a single
+    process, these methods do nothing.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class LocalRanks(Ranks):
         self.size = processes
         if processes == 1:
             return
-        # The children connect to a socket that is already listening, so no other process can take its port.
+        # The socket listens before the children connect, so no other process can take its port.
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=processes)
         secret = secrets.token_hex()  # because any process on this machine can connect to that socket
         use_secret(secret)
@@ -57,7 +57,7 @@ class LocalRanks(Ranks):
             **({} if threads is None else dict.fromkeys(VARIABLES, str(threads))),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._listener.getsockname()[1]),
-            # So that the children import the same modules as this process.
+            # The children import the same modules as this process.
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             PARENT: str(os.getpid()),
             VARIABLE: secret,
@@ -67,7 +67,7 @@ class LocalRanks(Ranks):
                 [sys.executable, "-P", "-m", "runner"],
                 env=shared | self._environment(rank),
                 stdin=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C reaches only rank 0, which agrees with the others on what to do
+                process_group=0,  # Ctrl-C reaches rank 0 alone, which tells the others
             )
             for rank in range(1, processes)
         ]
@@ -92,7 +92,7 @@ class LocalRanks(Ranks):
         self.end()
 
     def end(self) -> None:
-        """Wait for the children to exit, and kill any that take longer than `GRACE`."""
+        """Wait for the children to exit, and kill those that take longer than `GRACE`."""
         if self._store is not None:
             self._send({"exit": 0})
         deadline = time.monotonic() + (0.0 if self._store is None else GRACE)
@@ -135,7 +135,7 @@ _ranks: Ranks | None = None
 
 
 def ranks() -> Ranks:
-    """Return the ranks of this process, the same object at every call."""
+    """Return the ranks of this process; every call returns the same object."""
     global _ranks
     if _ranks is None:
         _ranks = Ranks() if "RANK" in os.environ else LocalRanks()
@@ -143,7 +143,7 @@ def ranks() -> Ranks:
 
 
 def end_with_parent() -> None:
-    """Have this process killed when its parent, rank 0, ends for whatever reason."""
+    """Have this process killed when its parent, rank 0, ends for any reason."""
     if PARENT not in os.environ:
         return  # torchrun looks after its workers
     parent = int(os.environ[PARENT])
@@ -163,14 +163,14 @@ def _end_when_orphaned(parent: int) -> None:
 
 @functools.cache
 def end_with(process: int) -> None:
-    """End this process, which a launcher started for a sweep here, soon after the sweep's: by SIGTERM if possible."""
+    """End this process, which a launcher started for a sweep, soon after the sweep ends: by SIGTERM if possible."""
     threading.Thread(target=_end_after, args=(process,), name="sweep", daemon=True).start()
 
 
 def _end_after(process: int) -> None:
     while is_alive(process):
         time.sleep(1.0)
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # it is ignored between two jobs
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # ignored between two jobs
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE)
     os._exit(128 + signal.SIGTERM)

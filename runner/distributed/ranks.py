@@ -1,4 +1,4 @@
-"""Which of the ranks this process is, and which ranks see the same samples."""
+"""The rank of this process, the number of ranks, and the ranks that see the same samples."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch.distributed as dist
 from runner.distributed.store import TIMEOUT
 
 _group_size = 1  # ranks in a row that see the same samples
-_data_group: dist.ProcessGroup | None = None  # one rank of each such row; None: all ranks
+_data_group: dist.ProcessGroup | None = None  # one rank of each row; None: all ranks
 
 
 def get_global_rank() -> int:
-    """Return this process's rank among all, from the process group or else the environment; 0 for a single process."""
+    """Return this process's rank, from the process group or else the environment; 0 for a single process."""
     return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
 
 
@@ -29,22 +29,22 @@ def get_local_rank() -> int:
 
 
 def get_data_parallel_rank() -> int:
-    """Return this rank's number among ranks that see different samples; those with equal numbers see the same ones."""
+    """Return this rank's index among ranks with different samples; ranks with the same index see the same samples."""
     return get_global_rank() // _group_size
 
 
 def get_data_parallel_size() -> int:
-    """Return the number of ranks that see different samples: all, but for tensor parallelism."""
+    """Return the number of ranks that see different samples: all, unless tensor parallelism is used."""
     return get_world_size() // _group_size
 
 
 def get_data_parallel_group() -> dist.ProcessGroup | None:
-    """Return the group of ranks, one for each share of the samples, that this rank adds up with; None: all ranks."""
+    """Return the group in which this rank reduces, with one rank for each share of the samples; None: all ranks."""
     return _data_group
 
 
 def share_samples(ranks: int) -> None:
-    """Say how many ranks in a row, a divisor of all, see the same samples; 1: each sees its own. All ranks."""
+    """Set the number of ranks in a row that see the same samples, a divisor of all; 1: each sees its own. All ranks."""
     global _group_size, _data_group
     _group_size = ranks
     _data_group = None

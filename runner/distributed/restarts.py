@@ -1,7 +1,7 @@
-"""Restarts on this machine: after a failure of the machine, the same command begins again in the same process.
+"""Restarts on this machine: after the machine failed, the same command begins again in the same process.
 
-`os.execve` replaces the program, which gets rid of all of its state: memory, threads, connections, open files. What the
-next attempt has to know travels in an environment variable, and nothing that an attempt starts sees it.
+`os.execve` replaces the program, and with it all state: memory, threads, connections, open files. An environment
+variable passes facts to the next attempt; processes that an attempt starts do not see it.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from runner.failures.errors import Restarted
 from runner.failures.exit_codes import ENVIRONMENT
 
 VARIABLE = "RUNNER_ATTEMPTS"
-"""The environment variable: what attempts before this one knew, as JSON."""
+"""Environment variable with the facts from earlier attempts, as JSON."""
 
 before_restart: list[Callable[[], object]] = []
-"""Functions that are called right before the command begins again."""
+"""Functions to call right before the command begins again."""
 
-_begun: tuple[str, dict[str, str]] | None = None  # the working directory and environment of the command
+_start: tuple[str, dict[str, str]] | None = None  # the working directory and environment of the command
 _offers = 0
 _is_asked_for = False
 
 
 def begin() -> None:
-    """Note how this command was started, before it changes its environment."""
-    global _begun
+    """Note the working directory and environment of this command, before it changes them."""
+    global _start
     from_attempts.update(json.loads(os.environ.pop(VARIABLE, "{}")))
     for_attempts.update(from_attempts)
-    _begun = os.getcwd(), dict(os.environ)
+    _start = os.getcwd(), dict(os.environ)
 
 
 @contextmanager
 def offered() -> Iterator[None]:
-    """Within the context, `Restarted` may be raised, because whoever enters it begins again."""
+    """Within the context, allow `Restarted` to be raised, because the caller begins again when it is."""
     global _offers
     _offers += 1
     try:
@@ -50,21 +50,21 @@ def offered() -> Iterator[None]:
 
 
 def may_restart() -> bool:
-    """Return whether a failure of the machine may end in a restart here, unless a signal has asked to end the run.
+    """Return whether a failure of the machine may end in a restart here; not after a signal asked the run to end.
 
-    Slurm, torchrun, and whoever started this process have their own.
+    Slurm, torchrun, or another run that started this process have restarts of their own.
     """
-    is_ours = not is_job() and PARENT not in os.environ and isinstance(ranks(), LocalRanks)
-    return _offers > 0 and is_ours and not was_asked_to_end()
+    is_outermost = not is_job() and PARENT not in os.environ and isinstance(ranks(), LocalRanks)
+    return _offers > 0 and is_outermost and not was_asked_to_end()
 
 
 def count(run_dir: str, most: int, batch: int) -> int:
-    """Count a failure of a run, and return the number of the restart that follows, or 0 if all are used up.
+    """Count a failure of a run, and return the number of the next restart, or 0 if all are used up.
 
     Args:
         run_dir: the run's folder.
-        most: restarts in a row that may train no batch more than the one before.
-        batch: batches trained according to the newest checkpoint; -1 without one.
+        most: maximum number of restarts in a row without progress in between.
+        batch: batches trained at the newest checkpoint; -1 without a checkpoint.
     """
     key = f"restarts/{run_dir}"
     used, trained = json.loads(for_attempts.get(key, "[0, -1]"))
@@ -82,24 +82,24 @@ def ask() -> None:
 
 
 def is_asked_for() -> bool:
-    """Return whether the command is to begin again."""
+    """Return whether the command will begin again."""
     return _is_asked_for
 
 
 def restart_if_asked() -> None:
-    """Begin the command again if something asked for it: with its arguments, environment and working directory."""
-    if not _is_asked_for or _begun is None:
+    """Begin the command again, if asked for, with its arguments, environment and working directory."""
+    if not _is_asked_for or _start is None:
         return
-    folder, environment = _begun
-    for call in before_restart:
-        call()
+    folder, environment = _start
+    for function in before_restart:
+        function()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
     for name in os.listdir("/dev/fd"):
         if int(name) > 2:
             with suppress(OSError):
-                os.set_inheritable(int(name), False)  # those of drivers too, which would keep a GPU's memory
+                os.set_inheritable(int(name), False)  # also those of drivers, which would keep the memory of a GPU
     os.chdir(folder)
     arguments = [sys.executable, *sys.orig_argv[1:]]
     os.execve(sys.executable, arguments, {**environment, VARIABLE: json.dumps(for_attempts)})
@@ -107,21 +107,21 @@ def restart_if_asked() -> None:
 
 @contextmanager
 def restarted_when_ended(decide: Callable[[str], object]) -> Iterator[None]:
-    """Within the context, begin the command again where `end_abruptly` would end it because the machine failed.
+    """Within the context, begin the command again if `end_abruptly` would end it after the machine failed.
 
     Args:
-        decide: a function of the reason that raises `Restarted` if it is to begin again.
+        decide: a function of the reason that raises `Restarted` if the command should begin again.
     """
 
     def restart(code: int, reason: str) -> None:
-        if code == ENVIRONMENT and _begun is not None:
+        if code == ENVIRONMENT and _start is not None:
             try:
                 decide(reason)
             except Restarted:
                 ask()
                 restart_if_asked()
 
-    last_words.insert(0, restart)  # before others say that the command has ended
+    last_words.insert(0, restart)  # before other functions report that the command has ended
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""Imported by the server of data workers alone: signals to a whole group of processes leave it and new workers alive.
+"""Imported only by the server of data workers: makes it and its workers ignore signals to the whole process group.
 
 Slurm, for example, sends SIGTERM to all processes of a job, but the process that trains needs its workers until the
-batch under way is trained. The server ends when the last process that uses it has ended.
+current batch is trained. The server ends after the last process that uses it.
 """
 
 import signal

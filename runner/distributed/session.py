@@ -1,4 +1,4 @@
-"""Ends of a session that are no failure: a run stops between two batches, by a signal say, and can be resumed."""
+"""Ends of a session without failure: a run stops between two batches, after a signal for example, and can resume."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from runner.distributed.signals import OF_SCHEDULERS
 from runner.failures.errors import Requeued, SessionOver
 
 SESSION_OVER = 1000
-"""Stands where the number of a signal would, when the time of a session is over; no signal has this number."""
+"""Takes the place of a signal number when the time of a session is over; no signal has this number."""
 
 _requeues = False
 
 
 def ending(number: int) -> BaseException:
-    """Return the exception to end this process with, for the number of a signal or `SESSION_OVER`.
+    """Return the exception that ends this process, given the number of a signal or `SESSION_OVER`.
 
-    That is KeyboardInterrupt for SIGINT, and SystemExit with 128 plus the number for other signals.
+    It is KeyboardInterrupt for SIGINT, and SystemExit with 128 plus the number for other signals.
     """
     if number == SESSION_OVER:
         return SessionOver(0)
@@ -31,28 +31,28 @@ def ending(number: int) -> BaseException:
 
 @contextmanager
 def requeued_by_signals(asked: bool) -> Iterator[None]:
-    """Within the context, if asked, let the signals of schedulers end this process by `Requeued`. All ranks."""
+    """Within the context, let signals of schedulers end this process by `Requeued`, if it asked for that. All ranks."""
     global _requeues
     if not asked or threading.current_thread() is not threading.main_thread():
         yield
         return
     # Submitit requeues a job at its own signal without waiting for a checkpoint.
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in OF_SCHEDULERS}
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in OF_SCHEDULERS}
     _requeues = True
     try:
         yield
     finally:
         _requeues = False
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
 def end(number: int, frame: FrameType | None) -> None:
-    """End the process as a signal asks, closing everything first; a repeat of the signal does not interrupt that."""
+    """End the process after a signal, closing everything first; a repeated signal does not interrupt this."""
     if number != signal.SIGINT:
-        signal.signal(number, _go_on)
+        signal.signal(number, _ignore_repeat)
     raise ending(number)
 
 
-def _go_on(number: int, frame: FrameType | None) -> None:
-    """Ignore a signal that is being acted on already."""
+def _ignore_repeat(number: int, frame: FrameType | None) -> None:
+    """Ignore a signal that this process already handles."""

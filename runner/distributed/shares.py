@@ -1,4 +1,4 @@
-"""The shares of ranks: which loaders give each its own, how ranks read them, and whether all samples weigh alike."""
+"""How ranks share the batches of a loader, and whether all samples have the same weight in the loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner.failures.checks import name_of_loader
 _REMEDY = "use runner.data.DatasetLoader(dataset, batch_size=<samples over all ranks>), which shards exactly"
 
 Reading = Literal["shares", "everything"]
-"""What a loader yields on each rank: 'shares' are only that rank's samples, 'everything' is the same on all ranks."""
+"""The batches of a loader on each rank: 'shares' are that rank's samples, 'everything' is the same on all ranks."""
 
 
 class Share(NamedTuple):
@@ -31,9 +31,9 @@ class Share(NamedTuple):
 def refuse_unsharded(loader: Any, label: str, world_size: int, tensor_parallel: int = 1) -> None:
     """Refuse a loader that may give all ranks the same samples, or pads an evaluation with copies.
 
-    What a loader reads on each rank must be declared: by this project's `order`, by an attribute `ranks_read`, or by a
-    sampler with torch's `num_replicas`. `world_size` ranks see different samples, and `tensor_parallel` ranks the same
-    ones. Call it on all ranks, or in a single process on behalf of `world_size` ranks.
+    A loader must declare what it reads on each rank: by the attribute `order` of this project's loaders, by its
+    `ranks_read`, or by a sampler with torch's `num_replicas`. `world_size` ranks see different samples, and
+    `tensor_parallel` ranks the same ones. Call it on all ranks, or in a single process on behalf of `world_size` ranks.
     """
     name = name_of_loader(label)
     reading = getattr(loader, "ranks_read", None)
@@ -45,13 +45,13 @@ def refuse_unsharded(loader: Any, label: str, world_size: int, tensor_parallel: 
         raise ValueError(f"{name}: {tensor_parallel} ranks must see the same samples (tensor_parallel); {_REMEDY}")
     if hasattr(loader, "order") or world_size == 1:
         return
-    dividing = next((one for one in _samplers(loader) if hasattr(one, "num_replicas")), None)
+    dividing = next((sampler for sampler in _samplers(loader) if hasattr(sampler, "num_replicas")), None)
     if dividing is None and reading is None:
-        others = "runner.data.Sharded(loader) if each rank reads its own samples"
-        others += "" if label == "train" else ", or runner.data.Replicated(loader) if each may read all of them"
+        wrappers = "runner.data.Sharded(loader) if each rank reads its own samples"
+        wrappers += "" if label == "train" else ", or runner.data.Replicated(loader) if each may read all of them"
         raise ValueError(
             f"{name}: nothing says how {world_size} ranks divide this {type(loader).__name__}, and each may read the "
-            f"same samples; {_REMEDY}; or {others}"
+            f"same samples; {_REMEDY}; or {wrappers}"
         )
     if dividing is not None:
         if reading == "everything":
@@ -60,7 +60,7 @@ def refuse_unsharded(loader: Any, label: str, world_size: int, tensor_parallel: 
 
 
 def _check_division(sampler: Any, name: str, label: str, world_size: int) -> None:
-    """Raise ValueError unless a sampler that divides its samples gives each to one of `world_size` ranks."""
+    """Raise ValueError unless a sampler gives each sample to exactly one of `world_size` ranks."""
     kind = type(sampler).__name__
     if torch.distributed.is_initialized():  # otherwise a single process checks on behalf of the ranks
         ranks = _gather(getattr(sampler, "rank", get_data_parallel_rank()))
@@ -85,8 +85,8 @@ def find_sampler(loader: Any) -> Any:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader, or the sampler in it that decides its order, the epoch, if it has a method `set_epoch`."""
-    shuffling = next((one for one in (*_samplers(loader), loader) if hasattr(one, "set_epoch")), None)
+    """Set the epoch of the sampler that decides a loader's order, or of the loader, if it has a method `set_epoch`."""
+    shuffling = next((source for source in (*_samplers(loader), loader) if hasattr(source, "set_epoch")), None)
     if shuffling is not None:
         shuffling.set_epoch(epoch)
 
@@ -98,9 +98,9 @@ def _samplers(loader: Any) -> tuple[Any, Any]:
 def read_shares(
     reading: Reading, batches: Iterator[Any], num_samples: Callable[[Any], int], name: str
 ) -> Iterator[Share]:
-    """Return an iterator over this rank's batches, as many as on every other rank. All ranks.
+    """Return an iterator over this rank's batches, the same number on every rank. All ranks.
 
-    `name` is what users call the loader.
+    `name` is the loader's name for users.
     """
     if reading == "everything":
         return _in_turn(batches, num_samples, get_data_parallel_rank(), get_data_parallel_size())
@@ -108,7 +108,7 @@ def read_shares(
 
 
 def length_of(loader: Any) -> int | None:
-    """Return how many batches a loader has; None if it does not know."""
+    """Return the number of batches of a loader; None if it has no length."""
     try:
         return len(loader)
     except TypeError:
@@ -116,7 +116,7 @@ def length_of(loader: Any) -> int | None:
 
 
 def length_of_shares(reading: Reading, length: int | None, name: str) -> int | None:
-    """Return how many batches each rank has, given the length of its own loader; None if any is unknown. All ranks."""
+    """Return the number of batches of each rank, given its loader's length; None if one is unknown. All ranks."""
     lengths = _gather(-1 if length is None else length)
     if reading == "shares" and any(lengths):
         _refuse_empty(lengths, 0, name)
@@ -126,7 +126,7 @@ def length_of_shares(reading: Reading, length: int | None, name: str) -> int | N
 
 
 def is_empty(loader: Any) -> bool:
-    """Return whether a loader without a length yields no batch; False for an iterator, which would lose its first."""
+    """Return whether a loader without a length is empty; False for an iterator, which would lose its first batch."""
     if length_of(loader) is not None or hasattr(loader, "__next__"):
         return False
     with torch.random.fork_rng(devices=()):  # reading may draw random numbers
@@ -134,45 +134,46 @@ def is_empty(loader: Any) -> bool:
 
 
 def _refuse_empty(numbers: list[int], empty: int, name: str) -> None:
-    """Raise ValueError if the number of a rank says that it has no batch."""
+    """Raise ValueError if a rank has no batch: its number equals `empty`."""
     if empty in numbers:
         rank = numbers.index(empty)
         raise ValueError(f"{name}: the share of rank {rank} has no batch: each rank needs at least one")
 
 
-_CHANGE_BATCHES = "after_dataloader", "batch_start", "before_train_batch"  # the events at which algorithms may
+_CHANGE_BATCHES = "after_dataloader", "batch_start", "before_train_batch"  # events at which algorithms may do that
 
 
 def weigh_alike(state: Any, listeners: Callable[[str], list[Any]]) -> bool:
-    """Return whether all training samples have the same weight in the loss: ranks then know each other's weights.
+    """Return whether all training samples have the same weight in the loss, so that ranks know each other's weights.
 
-    So it is unless the model counts something else, see `Model.loss_averages`. It is also so if the loader declares
-    `equal_targets`: each sample has the same number of targets, and none is left out. This holds for a `loss_weight`
-    marked as `counts_targets`, of batches that no algorithm may change. The answer is the same on all ranks.
+    They do unless the model counts something else than samples, see `Model.loss_averages`. They also do if the loader
+    declares `equal_targets` (each sample has the same number of targets, and none is left out), the model's
+    `loss_weight` is marked as `counts_targets`, and no algorithm may change batches. The result is the same on all
+    ranks.
     """
     if state.unwrapped_model.loss_averages != "weights":
         return True
     weight = type(state.unwrapped_model).loss_weight
-    acting = {id(one) for event in _CHANGE_BATCHES for one in listeners(event)}
+    active = {id(listener) for event in _CHANGE_BATCHES for listener in listeners(event)}
     is_declared = getattr(state.train_dataloader, "equal_targets", False) and getattr(weight, "counts_targets", False)
-    return is_declared and acting.isdisjoint(map(id, state.algorithms))
+    return is_declared and active.isdisjoint(map(id, state.algorithms))
 
 
 def _in_turn(batches: Iterator[Any], num_samples: Callable[[Any], int], rank: int, ranks: int) -> Iterator[Share]:
-    """Yield every batch on one rank only; all ranks read all batches, so no rank has to ask another."""
-    while several := [*islice(batches, ranks)]:
-        counts = [num_samples(one) for one in several]
-        has_one = rank < len(several)
-        yield Share(several[rank if has_one else 0], counts[rank] if has_one else 0, sum(counts))
+    """Yield each batch on one rank only. All ranks read all batches, so they need not communicate."""
+    while group := [*islice(batches, ranks)]:
+        counts = [num_samples(batch) for batch in group]
+        has_batch = rank < len(group)
+        yield Share(group[rank if has_batch else 0], counts[rank] if has_batch else 0, sum(counts))
 
 
 _END = object()
 
 
 def _in_step(batches: Iterator[Any], num_samples: Callable[[Any], int], name: str) -> Iterator[Share]:
-    """Yield this rank's batches until no rank has any left; a rank that has run out sees its last one again.
+    """Yield this rank's batches until no rank has any left; a rank without more batches repeats its last one.
 
-    Ranks agree on each batch with one sum, on the host, because only they know how many samples they have.
+    For each batch, ranks exchange their numbers of samples with one sum on the host.
     """
     last: Any = _END
     for batch in chain(batches, repeat(_END)):
@@ -182,7 +183,7 @@ def _in_step(batches: Iterator[Any], num_samples: Callable[[Any], int], name: st
         if last is _END:
             _refuse_empty(counts, -1, name)
         last = last if batch is _END else batch
-        yield Share(last, max(0, counts[get_data_parallel_rank()]), sum(one for one in counts if one > 0))
+        yield Share(last, max(0, counts[get_data_parallel_rank()]), sum(count for count in counts if count > 0))
 
 
 def _gather(number: int) -> list[int]:

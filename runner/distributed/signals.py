@@ -1,6 +1,6 @@
-"""Signals, which end training from outside.
+"""Signals that end training from outside.
 
-After a signal, the current batch is finished and a checkpoint is written before the process ends.
+After a signal, the run finishes the current batch and writes a checkpoint before the process ends.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 ALWAYS = (signal.SIGTERM, signal.SIGINT)
 OF_SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)
 HANDLED = (*ALWAYS, signal.SIGHUP, *OF_SCHEDULERS)
-"""Signals that ask a run to end. Users and schedulers send them; SIGHUP arrives when a terminal is closed."""
+"""Signals that ask a run to end. Users and schedulers send them; closing a terminal sends SIGHUP."""
 
 
 def asking_to_end() -> list[int]:
     """Return the signals of `HANDLED` that ask this process to end.
 
-    Signals that are ignored, such as SIGHUP under nohup, are left out, and so are those that another library handles,
-    such as SIGUSR2 under submitit.
+    Signals that are ignored, such as SIGHUP under nohup, or handled by another library, such as SIGUSR2 under submitit,
+    are left out.
     """
     return [number for number in HANDLED if number in ALWAYS or _is_free(signal.getsignal(number))]
 
@@ -35,37 +35,37 @@ class Interrupt:
     """Remembers a signal that asks the run to end; a second Ctrl-C interrupts at once.
 
     Args:
-        stop: called at the first Ctrl-C instead, where the process is to live on, as in a notebook.
+        stop: called at the first Ctrl-C instead of remembering it, if the process should live on, as in a notebook.
     """
 
     def __init__(self, stop: Callable[[], None] | None = None) -> None:
         self.signal = 0
-        """Number of the last signal received; 0 if there was none."""
+        """Number of the last signal received; 0 for no signal."""
         self._stop = stop
-        self._interrupted = False
+        self._had_ctrl_c = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Remember signals within the context; on exit, the previous handlers are restored.
+        """Remember signals within the context, and restore the previous handlers on exit.
 
-        Outside the main thread no handler can be installed, so signals keep the handling that they had.
+        No handler can be installed outside the main thread: there, signals keep their handlers.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        self._interrupted = False
-        before = {number: signal.signal(number, self._receive) for number in asking_to_end()}
+        self._had_ctrl_c = False
+        handlers = {number: signal.signal(number, self._receive) for number in asking_to_end()}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
-            if self._interrupted:
+            if self._had_ctrl_c:
                 raise KeyboardInterrupt
-            self._interrupted = True
+            self._had_ctrl_c = True
             if self._stop is not None:
                 self._stop()
                 return

@@ -16,10 +16,10 @@ from pathlib import Path
 from runner.files.whole import read_object, write_whole
 
 FOLDER = Path("outputs", ".slurm")
-"""The folder for the memory of jobs, relative to the working directory, which all attempts of a job share."""
+"""Folder with the memory of jobs, relative to the working directory, shared by all attempts of a job."""
 PATIENCE = 60.0  # seconds
 IDLE_ATTEMPTS = 3
-"""Attempts in a row that may train no further before a job is no longer requeued."""
+"""Number of attempts in a row without progress after which a job is not requeued."""
 
 
 def is_job() -> bool:
@@ -33,10 +33,10 @@ def was_started_by_submitit() -> bool:
 
 
 def use_tasks_as_ranks() -> bool:
-    """Make this process a rank if it is one of several tasks that srun started, and return whether it is.
+    """Make this process a rank if srun started it as one of several tasks, and return whether it did.
 
-    `MASTER_ADDR` and `MASTER_PORT` are those of the environment, or else the step's first host and a port worked out
-    from the number of the job.
+    `MASTER_ADDR` and `MASTER_PORT` are taken from the environment, or else are the step's first host and a port derived
+    from the numbers of the job, the step and the restart.
 
     Raises:
         OSError: `scontrol`, which knows the hosts, cannot be run.
@@ -46,14 +46,14 @@ def use_tasks_as_ranks() -> bool:
         return False
     node = int(os.environ["SLURM_NODEID"])
     job = os.environ["SLURM_JOB_ID"]
-    count = f"{job}.{os.environ['SLURM_STEP_ID']}.{restarts()}"
+    attempt = f"{job}.{os.environ['SLURM_STEP_ID']}.{restarts()}"
     os.environ |= {
         "RANK": os.environ["SLURM_PROCID"],
         "WORLD_SIZE": tasks,
         "LOCAL_RANK": os.environ["SLURM_LOCALID"],
         "LOCAL_WORLD_SIZE": str(tasks_per_node(os.environ["SLURM_STEP_TASKS_PER_NODE"])[node]),
         "MASTER_ADDR": os.environ.get("MASTER_ADDR") or _first_host(os.environ["SLURM_STEP_NODELIST"]),
-        "MASTER_PORT": os.environ.get("MASTER_PORT") or str(20_000 + int(_digest(count), 16) % 10_000),
+        "MASTER_PORT": os.environ.get("MASTER_PORT") or str(20_000 + int(_digest(attempt), 16) % 10_000),
     }
     return True
 
@@ -80,27 +80,27 @@ _memory: dict[str, str] | None = None
 
 
 def kept_over_requeues(key: str, make: Callable[[], str]) -> str:
-    """Return the result of `make`; after Slurm has requeued the job, its first result. Rank 0.
+    """Return the result of `make`, or its first result if Slurm has requeued the job. Rank 0.
 
-    A job remembers by its command: one that trains several runs in a row gives each its own.
+    Each command of a job has its own memory, so a job may train several runs in a row.
     """
     if not is_job():
         return make()
-    memory = _remembered()
+    memory = _read_memory()
     if key not in memory:
         memory[key] = make()
-        _remember()
+        _write_memory()
     return memory[key]
 
 
-def _remembered() -> dict[str, str]:
+def _read_memory() -> dict[str, str]:
     global _memory
     if _memory is None:
         _memory = {name: str(value) for name, value in read_object(_file()).items()} if restarts() else {}
     return _memory
 
 
-def _remember() -> None:
+def _write_memory() -> None:
     write_whole(_file(), json.dumps(_memory, indent=1))
 
 
@@ -113,17 +113,17 @@ def _digest(text: str) -> str:
 
 
 def check_progress(trained: bool) -> None:
-    """Note at the end of an attempt whether it has trained further than the one before. Rank 0.
+    """Note at the end of an attempt whether it trained further than the one before. Rank 0.
 
     Raises:
         RuntimeError: several attempts in a row trained no further, so the job must not be requeued again.
     """
     if not is_job():
         return
-    memory = _remembered()
+    memory = _read_memory()
     idle = 0 if trained else int(memory.get("idle", "0")) + 1
     memory["idle"] = str(idle)
-    _remember()
+    _write_memory()
     if idle >= IDLE_ATTEMPTS:
         raise RuntimeError(
             f"{idle} attempts in a row trained no further, so the job is not requeued: its time limit may be too "
@@ -141,7 +141,7 @@ def ask_for_requeue() -> None:
 
 
 def requeue_if_asked() -> None:
-    """Requeue this process's job if something asked for it, see `requeue`."""
+    """Requeue this process's job if `ask_for_requeue` was called."""
     if _is_asked_for:
         requeue()
 
@@ -149,15 +149,15 @@ def requeue_if_asked() -> None:
 def requeue() -> None:
     """Put this process's job back into the queue, and wait for Slurm to end this process. Rank 0.
 
-    Slurm lets it start again when its credentials have expired, after two minutes unless `AuthInfo` says otherwise.
+    Slurm starts it again once its credentials have expired, after two minutes unless `AuthInfo` sets another time.
 
     Raises:
         OSError: Slurm did not requeue the job.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Slurm's way to end what is left of this attempt
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Slurm ends what is left of this attempt by SIGTERM
     job = os.environ["SLURM_JOB_ID"]
     print(f"requeued: Slurm job {job} resumes from its checkpoint when it starts again", flush=True)
-    done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=PATIENCE)
-    if done.returncode > 0:  # below 0, Slurm has ended it already
-        raise OSError(f"Slurm did not requeue job {job}: {done.stderr.strip()}")
+    result = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=PATIENCE)
+    if result.returncode > 0:  # below 0, Slurm has already ended scontrol
+        raise OSError(f"Slurm did not requeue job {job}: {result.stderr.strip()}")
     time.sleep(PATIENCE)

@@ -1,4 +1,4 @@
-"""A watch over this rank's progress: a run in which all ranks stand still says where, and ends."""
+"""A watch over progress: if all ranks stand still, the run reports where, and ends."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ from runner.failures.exit_codes import ENVIRONMENT
 from runner.failures.tracebacks import is_of_user
 
 STACKS = "stacks"
-"""The subfolder of a run's folder for the stacks of its ranks."""
-MOST_POLL = 5.0  # seconds from one look to the next
-BUSY = 0.01  # share of the time for which a thread that works has a core, even on a crowded machine
+"""Subfolder of a run's folder for the stacks of its ranks."""
+MOST_POLL = 5.0  # seconds between two looks, at most
+BUSY = 0.01  # share of time that a working thread has a core, even on a crowded machine
 PARTING = 10.0  # seconds that rank 0 waits until all ranks have written their stacks
 
 _run: weakref.ref[Any] | None = None
 
 
 def follow(run: Any) -> None:
-    """Look for progress in the times of a run's state from now on, which change with each batch."""
+    """From now on, measure progress by the timestamps of this run's state, which change with each batch."""
     global _run
     _run = weakref.ref(run)
 
 
 @contextmanager
 def ended_when_stuck(patience: float, folder: Path, device: str) -> Iterator[None]:
-    """Within the context, end this process with exit code 75 where nothing has moved for `patience` seconds.
+    """Within the context, end this process with exit code 75 after `patience` seconds without progress on any rank.
 
-    That is so if on every rank no batch has ended, the main thread has been at the same place, and has not used its
-    core; a single process must also be waiting for data workers. A message then names the place of each rank, and the
-    stacks of all threads go to the folder `stacks` in `folder`. A wait for anything else that takes this long on all
-    ranks, such as for a program that a callback runs, needs more patience. All ranks.
+    A rank makes no progress if no batch ends, its main thread stays at the same place and does not use its core, and,
+    in a single process, it waits for data workers. A message then names the place of each rank, and the stacks of all
+    threads go to the folder `stacks` in `folder`. If all ranks wait as long for something else, such as a program that
+    a callback runs, increase the patience. All ranks.
 
     Args:
         patience: seconds; infinity for no watch.
         folder: the run's folder.
-        device: the device trained on: a thread that waits for a GPU keeps its core busy.
+        device: the training device; CPU time is ignored on a GPU, because a thread that waits for one keeps its core
+            busy.
     """
     if patience == float("inf") or threading.current_thread() is not threading.main_thread():
         yield
@@ -81,40 +82,40 @@ class _Watch(threading.Thread):
 
     def run(self) -> None:
         poll = min(MOST_POLL, self._patience / 10)
-        seen: Any = None
-        since = cpu = 0.0
+        last_place: Any = None
+        since = last_cpu = 0.0
         is_reported = False
         while not self.over.wait(poll):
             now = time.monotonic()
             frames = _frames_of(self._main)
-            used = _cpu_time(self._main) if self._counts_cpu else 0.0
-            place = _times(), [(frame.f_code, frame.f_lasti) for frame in frames[: _waits_at(frames) + 1]]
-            if place != seen or used - cpu > BUSY * poll:
-                seen = place
+            cpu = _cpu_time(self._main) if self._counts_cpu else 0.0
+            place = _times(), [(frame.f_code, frame.f_lasti) for frame in frames[: _index_of_wait(frames) + 1]]
+            if place != last_place or cpu - last_cpu > BUSY * poll:
+                last_place = place
                 since = now
                 if is_reported:
                     self._report("")
                 is_reported = False
             elif now - since >= self._patience:
-                what = describe(frames)
+                description = describe(frames)
                 if self._store is None:
-                    if "data worker" in what:
-                        self._end({0: what}, now - since)
+                    if "data worker" in description:
+                        self._end({0: description}, now - since)
                     continue
                 if not is_reported:
-                    self._report(what)
+                    self._report(description)
                     is_reported = True
-                with suppress(RuntimeError):  # the host of the store has ended, which others see too
+                with suppress(RuntimeError):  # the host of the store has ended, and other ranks notice it too
                     self._end_together(now - since)
-            cpu = used
+            last_cpu = cpu
             del frames
 
-    def _report(self, what: str) -> None:
+    def _report(self, description: str) -> None:
         with suppress(RuntimeError):
-            self._store.set(f"{self._name}/{self._rank}", what)
+            self._store.set(f"{self._name}/{self._rank}", description)
 
     def _end_together(self, seconds: float) -> None:
-        """End this rank if all ranks stand still; rank 0 decides that, and speaks for all."""
+        """End this rank if all ranks stand still; rank 0 decides, and prints the message."""
         over = f"{self._name}/over"
         if self._rank == 0:
             keys = [f"{self._name}/{rank}" for rank in range(self._ranks)]
@@ -125,16 +126,16 @@ class _Watch(threading.Thread):
         elif self._store.check([over]):
             self._write_stacks()
             self._store.set(f"{over}/{self._rank}", "written")
-            time.sleep(PARTING)  # rank 0 ends this process, or whatever started both
+            time.sleep(PARTING)  # rank 0 ends this process, or its launcher does
             os._exit(ENVIRONMENT)
 
     def _end(self, places: dict[int, str], seconds: float) -> None:
         self._write_stacks()
-        others = [f"{self._name}/over/{rank}" for rank in places if rank]
+        keys = [f"{self._name}/over/{rank}" for rank in places if rank]
         deadline = time.monotonic() + PARTING
-        while others and not self._store.check(others) and time.monotonic() < deadline:
+        while keys and not self._store.check(keys) and time.monotonic() < deadline:
             time.sleep(0.1)
-        where = "; ".join(f"rank {rank} {what}" for rank, what in places.items())
+        where = "; ".join(f"rank {rank} {description}" for rank, description in places.items())
         end_abruptly(
             ENVIRONMENT,
             f"ERROR: nothing has moved for {seconds:.0f} s (launch.patience): {where}. Stacks of all ranks are in "
@@ -169,8 +170,8 @@ def _cpu_time(thread: int) -> float:
     return time.clock_gettime(clock(thread)) if clock is not None else 0.0
 
 
-def _waits_for(code: CodeType) -> str:
-    """Return what a function of torch or of the loaders waits for; empty for any other function."""
+def _describe_wait(code: CodeType) -> str:
+    """Return what a function of torch waits for; an empty string for other functions."""
     file = code.co_filename.replace(os.sep, "/")
     if file.endswith("/torch/distributed/distributed_c10d.py"):
         return f"waits for other ranks in {code.co_name}"
@@ -181,26 +182,26 @@ def _waits_for(code: CodeType) -> str:
     return ""
 
 
-def _waits_at(frames: list[FrameType]) -> int:
-    """Return the index of the outermost frame of a wait, inside which polling is no progress; or that of the last."""
-    return next((index for index, frame in enumerate(frames) if _waits_for(frame.f_code)), len(frames) - 1)
+def _index_of_wait(frames: list[FrameType]) -> int:
+    """Return the index of the outermost waiting frame, in which polling is no progress, or of the last frame."""
+    return next((index for index, frame in enumerate(frames) if _describe_wait(frame.f_code)), len(frames) - 1)
 
 
 def describe(frames: list[FrameType]) -> str:
-    """Return where a rank is: in which event, and what it waits for.
+    """Return a rank's current event and place in the code, and what it waits for.
 
     Args:
-        frames: of its main thread, the outermost first.
+        frames: frames of its main thread, the outermost first.
     """
     if not frames:
         return "has ended"
     firing = [frame for frame in frames if frame.f_code.co_name == "fire" and "event" in frame.f_locals]
     event = f" at {firing[-1].f_locals['event'].name}" if firing else ""
-    last = frames[_waits_at(frames)]
-    what = _waits_for(last.f_code)
+    last = frames[_index_of_wait(frames)]
+    wait = _describe_wait(last.f_code)
     readers = [frame.f_locals["self"] for frame in frames if frame.f_code.co_qualname == "BatchReader._read"]
     if readers:
-        what = readers[-1].describe_wait()
-    own = next((frame for frame in reversed(frames) if is_of_user(frame.f_code.co_filename)), last)
-    place = f"{own.f_code.co_filename}:{own.f_lineno}, {own.f_code.co_name}"
-    return f"{what or 'is'}{event} ({place})" if what else f"is{event} at {place}"
+        wait = readers[-1].describe_wait()
+    frame = next((frame for frame in reversed(frames) if is_of_user(frame.f_code.co_filename)), last)
+    place = f"{frame.f_code.co_filename}:{frame.f_lineno}, {frame.f_code.co_name}"
+    return f"{wait}{event} ({place})" if wait else f"is{event} at {place}"

@@ -1,4 +1,4 @@
-"""CPU threads: how many each process uses, so that processes on one machine do not slow each other down."""
+"""Choose how many CPU threads each process uses, so that processes on one machine do not slow each other down."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-SPINS = "50000"  # an idle thread looks for work this often; the default is 300,000, and far fewer slow a single run
+SPINS = "50000"  # of an idle thread that looks for work; the default is 300,000, and far fewer slow down a single run
 
 
 def cores() -> int:
@@ -18,10 +18,10 @@ def cores() -> int:
 
 
 def wait_briefly() -> None:
-    """Make torch's idle threads go to sleep soon, unless the environment sets a policy. Before torch is imported.
+    """Make torch's idle threads sleep soon, unless the environment sets a policy. Before torch is imported.
 
     By default they spin for milliseconds on cores that another process may need. Two runs on one machine then slow each
-    other down by far more than what they compute, see `benchmarks/together.py`.
+    other down far more than by their computation, see `benchmarks/together.py`.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
@@ -31,8 +31,8 @@ class Threads(NamedTuple):
     """How many CPU threads each process of a job uses.
 
     Attributes:
-        number: the number; None leaves it as it is.
-        is_asked: whether a user asked for this number. Otherwise a job with short steps uses one thread.
+        number: number of threads; None does not change it.
+        is_asked: whether a user asked for this number; otherwise a job with short steps uses one thread.
     """
 
     number: int | None = None
@@ -42,30 +42,30 @@ class Threads(NamedTuple):
 LEFT_TO_US = Threads()
 
 
-def choose_threads(asked: int | None, processes: int, jobs: int) -> Threads:
+def choose_threads(threads: int | None, processes: int, jobs: int) -> Threads:
     """Return the number of CPU threads for each process.
 
     Args:
-        asked: `launch.threads`, which takes precedence over the user's own OMP_NUM_THREADS.
+        threads: `launch.threads`, which takes precedence over the OMP_NUM_THREADS of the user.
         processes: processes of the job on this machine.
         jobs: jobs that run at the same time on this machine.
     """
-    if asked is not None:
-        return Threads(asked, is_asked=True)
+    if threads is not None:
+        return Threads(threads, is_asked=True)
     if os.environ.get("OMP_NUM_THREADS") not in (None, *_defaults_of_others(jobs)):
         return Threads(None, is_asked=True)
     return Threads(None if processes * jobs == 1 else max(1, cores() // (processes * jobs)))
 
 
 def threads_now(number: int | None) -> int:
-    """Return how many threads torch computes with if `number` is set; None leaves its own number."""
+    """Return how many threads torch computes with if `number` is set; None: its current number."""
     import torch
 
     return torch.get_num_threads() if number is None else number
 
 
 def _defaults_of_others(jobs: int) -> list[str]:
-    """Return the values that torchrun and joblib give OMP_NUM_THREADS if the user has not set it."""
+    """Return the values to which torchrun and joblib set OMP_NUM_THREADS if the user has not set it."""
     torchrun = ["1"] if "TORCHELASTIC_RUN_ID" in os.environ else []
     joblib = [str(max(1, cores() // jobs))] if jobs > 1 else []
     return torchrun + joblib
@@ -75,23 +75,23 @@ def parallel_jobs(hydra_config: Any) -> int:
     """Return how many jobs of a sweep run at the same time on this machine.
 
     Args:
-        hydra_config: Hydra's config of one job.
+        hydra_config: Hydra's config of a job.
     """
     launcher = hydra_config.launcher
     name = launcher.get("_target_", "").rpartition(".")[2]
     if name == "JoblibLauncher":
         return launcher.n_jobs if launcher.n_jobs > 0 else max(1, cores() + 1 + launcher.n_jobs)
-    if name == "LocalLauncher":  # submitit starts all jobs at once: count those without a result
+    if name == "LocalLauncher":  # submitit starts all jobs at once; count those without a result
         folders = [folder for folder in Path(launcher.submitit_folder).parent.iterdir() if folder.is_dir()]
         return max(1, sum(not any(folder.glob("*_result.pkl")) for folder in folders))
     return 1
 
 
 class _Scope:
-    """The context of a `with_threads`: it remembers the number of threads to restore.
+    """The state of a `with_threads` context: remembers the number of threads to restore.
 
     Args:
-        may_lower: whether no user asked for a number of threads.
+        may_lower: whether `use_one_thread` has an effect, because no user asked for a number of threads.
     """
 
     def __init__(self, may_lower: bool) -> None:
@@ -115,7 +115,7 @@ _scope = _Scope(may_lower=False)
 
 @contextmanager
 def with_threads(number: int | None, is_asked: bool) -> Iterator[None]:
-    """Set the number of threads that torch computes with, see `Threads`, and restore it after the context."""
+    """Set the number of threads that torch computes with, see `Threads`, and restore it on exit."""
     global _scope
     outer = _scope
     _scope = _Scope(may_lower=not is_asked)
@@ -129,7 +129,7 @@ def with_threads(number: int | None, is_asked: bool) -> Iterator[None]:
 
 
 def use_threads(number: int) -> None:
-    """Set the number of threads that torch computes with from now on, as if a user had asked for it."""
+    """Set the number of threads that torch computes with from now on, as if the user had asked for it."""
     _scope.may_lower = False
     _scope.set(number)
 

@@ -1,4 +1,4 @@
-"""Work on files that ranks do together: all ranks get the result, or all get the error of one. Not for each batch."""
+"""Work on files by all ranks: all get the results, or all get the error of one rank. Too slow for every batch."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ T = TypeVar("T")
 
 
 def make_group() -> Any:
-    """Return a group of all ranks for another thread, so that its messages do not mix with training's. All ranks."""
+    """Return a group of all ranks for another thread, which keeps its messages apart from training's. All ranks."""
     return dist.new_group(backend="gloo", timeout=TIMEOUT)
 
 
 def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Return the values of all ranks, on all ranks. All ranks; the values travel as JSON, so nothing is unpickled."""
+    """Return the values of all ranks, sent as JSON, so that nothing is unpickled. All ranks."""
     if get_world_size() == 1:
         return [value]
-    mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(mine)]), group=group)
+    dist.all_gather(sizes, torch.tensor([len(content)]), group=group)
     longest = int(max(sizes))
     texts = [torch.empty(longest, dtype=torch.uint8) for _ in sizes]
-    dist.all_gather(texts, pad(mine, (0, longest - len(mine))), group=group)
+    dist.all_gather(texts, pad(content, (0, longest - len(content))), group=group)
     return [json.loads(text[: int(size)].numpy().tobytes()) for text, size in zip(texts, sizes, strict=True)]
 
 
@@ -39,19 +39,19 @@ def do_together(function: Callable[[], T], group: dist.ProcessGroup | None = Non
     """Call a function on each rank, and return the results of all ranks. All ranks.
 
     Raises:
-        OSError: it raised one on this rank or, where it did not, on another, which the message names.
+        OSError: the function raised one on this rank, or else on another rank, which the message names.
     """
     failure: OSError | None = None
-    mine: dict[str, Any] = {}
+    own: dict[str, Any] = {}
     try:
-        mine["result"] = function()
+        own["result"] = function()
     except OSError as error:
         failure = error
-        mine["error"] = [error.errno or errno.EIO, f"{error.strerror or error} (rank {get_global_rank()})"]
-    found = gather_objects(mine, group)
+        own["error"] = [error.errno or errno.EIO, f"{error.strerror or error} (rank {get_global_rank()})"]
+    outcomes = gather_objects(own, group)
     if failure is not None:
         raise failure
-    for one in found:
-        if "error" in one:
-            raise OSError(*one["error"])
-    return [one["result"] for one in found]
+    for outcome in outcomes:
+        if "error" in outcome:
+            raise OSError(*outcome["error"])
+    return [outcome["result"] for outcome in outcomes]

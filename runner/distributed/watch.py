@@ -1,4 +1,4 @@
-"""A watch over the child processes that work on a job as its other ranks."""
+"""A watch over the child processes that are the other ranks of a job."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from runner.failures.exit_codes import FAILED, code_of_failure
 from runner.failures.facts import Facts
 
 STOPPED = {128 + number: signal.Signals(number).name for number in HANDLED}
-"""Exit codes of a child that a signal stopped, usually because all ranks agreed to, and the signal's name."""
+"""Exit codes of a child that a signal stopped, usually because all ranks agreed on it, and the signal's name."""
 
-CLOSING = 60.0  # seconds that rank 0 has to close what the job has open, once it knows of the failure
-AGREED = 0.5  # seconds after which this process, too, knows that the ranks have agreed to end
-POLL = 0.25  # seconds from one look at the children to the next
+CLOSING = 60.0  # seconds that rank 0 has to close what the job opened, once it knows of a failure
+AGREED = 0.5  # seconds within which this process also learns that the ranks agreed to end
+POLL = 0.25  # seconds between two looks at the children
 
 
 class Watch:
     """Watches the child processes while this process works on a job with them.
 
-    When one fails, this process usually notices, because whatever it was waiting for fails. If it does not, a signal
-    interrupts its work, and if that does not help either, the process is ended. This process has `grace` seconds to
-    leave a failed job on its own.
+    When a child fails, this process usually notices, because its own collective operation fails. If it does not leave
+    the job within `grace` seconds, the other children are killed, then a signal interrupts its work, and finally the
+    process is ended.
     """
 
     def __init__(self, children: list[subprocess.Popen[bytes]], grace: float) -> None:
@@ -41,7 +41,7 @@ class Watch:
         self._handler_before: Any = None
 
     def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():  # no other thread can set a signal's handler
+        if threading.current_thread() is threading.main_thread():  # only there can a signal handler be set
             self._handler_before = signal.signal(signal.SIGURG, self._interrupt)
         self._thread.start()
 
@@ -53,20 +53,20 @@ class Watch:
 
     def _run(self) -> None:
         while not self._over.wait(POLL):
-            self._failure = self._look()
+            self._failure = self._find_failure()
             if self._failure is not None:
                 break
         if self._over.wait(self._grace):
             return
         for child in self._children:
-            child.kill()  # anything in this process that waits for them now fails
+            child.kill()  # operations that wait for them now fail
         if not stopping.wait(1.0) and self._handler_before is not None:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
-        # Reading back from a GPU may wait for an all-reduce, which in turn waits for the failed rank.
+        # Reading from a GPU may wait for an all-reduce, which waits for the failed rank.
         if not self._over.wait(CLOSING if stopping.wait(2.0) else 0.0):
             end_abruptly(FAILED if self._failure is None else code_of_failure(self._failure), str(self._failure))
 
-    def _look(self) -> RankFailed | None:
+    def _find_failure(self) -> RankFailed | None:
         """Return the first failure, or None."""
         for rank, child in enumerate(self._children, 1):
             code = child.poll()

@@ -17,7 +17,7 @@ from runner.distributed.launch import Launch
 @pytest.fixture(autouse=True)
 def first_attempt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process has been a command for the first time."""
-    monkeypatch.setattr(restarts, "_begun", None)
+    monkeypatch.setattr(restarts, "_start", None)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.delenv(PARENT, raising=False)
     for known in (environment.from_attempts, environment.for_attempts):

@@ -409,7 +409,7 @@ FAULTS = (
     Fault(
         "tf32: the setting stays after the run",
         "runner/device/numerics.py",
-        "        undo.append(lambda: torch.set_float32_matmul_precision(before))\n",
+        "        undo.append(lambda: torch.set_float32_matmul_precision(precision))\n",
         "        undo.append(lambda: None)\n",
         "device/test_numerics.py",
     ),
@@ -950,8 +950,8 @@ FAULTS = (
     Fault(
         "moves: a batch counts as moved wherever it is",
         "runner/device/batch.py",
-        "type(one) is not Tensor or one.device != device",
-        "type(one) is not Tensor",
+        "type(item) is not Tensor or item.device != device",
+        "type(item) is not Tensor",
         "device/test_batch.py",
     ),
     Fault(

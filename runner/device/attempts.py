@@ -1,4 +1,4 @@
-"""Attempts that may run out of memory: when to expect it, how to tell, and how to take back what they have counted."""
+"""Attempts that may run out of memory: when to expect it, how to recognize it, and how to undo the failed attempt."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ NOT_AGAIN = (
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether an error says that the device has no memory left: torch's allocator, cuBLAS or cuDNN."""
+    """Return whether an error of torch's allocator, cuBLAS or cuDNN says that the device has no memory left."""
     return isinstance(error, torch.OutOfMemoryError) or NO_MEMORY.search(str(error)) is not None
 
 
 def shapes_of(batch: Any) -> tuple[Any, ...] | None:
-    """Return the shapes of a batch's tensors, nested as it is; None where equal shapes may be of different sizes.
+    """Return the shapes of a batch's tensors, nested like the batch; None if equal shapes may have different sizes.
 
-    That is so where a tensor is nested, or an object with a method `to` is no mapping, tuple or list of tensors.
+    They may if a tensor is nested, or if an object with a method `to` is not a mapping, tuple or list of tensors.
     """
     if isinstance(batch, Tensor):
         return None if batch.is_nested else (batch.shape,)
     if isinstance(batch, Mapping | tuple | list):
-        parts = [shapes_of(one) for one in (batch.values() if isinstance(batch, Mapping) else batch)]
+        parts = [shapes_of(item) for item in (batch.values() if isinstance(batch, Mapping) else batch)]
         return None if None in parts else tuple(parts)
     return None if hasattr(batch, "to") else ()
 
 
 def remember(model: nn.Module, metrics: Mapping[str, Any]) -> Callable[[], None]:
-    """Return a function that puts back, as often as needed, a model's buffers and what metrics have accumulated.
+    """Return a function that restores, as often as needed, a model's buffers and the states of metrics.
 
-    Running statistics must not see the microbatches of an attempt that failed, nor metrics count them. A deep copy of
-    metrics would take 50 times as long.
+    Microbatches of a failed attempt must not enter running statistics or metrics. A deep copy of the metrics would take
+    50 times as long.
     """
     buffers = [*model.buffers()]
     values = torch._foreach_clone(buffers) if buffers else ()  # pyright: ignore[reportPrivateImportUsage]
     parts = [part for metric in metrics.values() for part in metric.modules() if hasattr(part, "metric_state")]
-    states = [_copied(part.metric_state) | {"_update_count": part._update_count} for part in parts]
+    states = [_copy_states(part.metric_state) | {"_update_count": part._update_count} for part in parts]
 
     def restore() -> None:
         for buffer, value in zip(buffers, values, strict=True):
             buffer.copy_(value)
         for part, state in zip(parts, states, strict=True):
-            for name, value in _copied(state).items():
+            for name, value in _copy_states(state).items():
                 setattr(part, name, value)
 
     return restore
 
 
-def _copied(states: Mapping[str, Any]) -> dict[str, Any]:
-    # Metrics append to the lists among their states, and add to the tensors in place; those in lists never change.
-    return {name: one.clone() if isinstance(one, Tensor) else copy.copy(one) for name, one in states.items()}
+def _copy_states(states: Mapping[str, Any]) -> dict[str, Any]:
+    # Metrics append to their lists and add to their tensors in place; tensors within lists never change.
+    return {name: state.clone() if isinstance(state, Tensor) else copy.copy(state) for name, state in states.items()}

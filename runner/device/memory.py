@@ -14,23 +14,23 @@ SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_
 
 
 def grow_segments() -> None:
-    """Let torch's cache of GPU memory grow its segments, unless the environment has settings. Before torch is imported.
+    """Let torch's cache of GPU memory grow its segments, unless the environment sets options. Before torch is imported.
 
-    With segments of fixed size, batches of varying shapes leave holes in them, and memory runs out while much is free.
+    In segments of fixed size, batches of varying shapes leave holes, and memory runs out although much of it is free.
     """
     if sys.platform == "linux" and not any(name in os.environ for name in SETTINGS):
         os.environ[SETTINGS[0]] = "expandable_segments:True"
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return how many bytes are free on a GPU; None of other devices, which do not tell."""
+    """Return the number of free bytes on a GPU; None for other devices, which do not report it."""
     import torch
 
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
 def bytes_in_use(device: torch.device) -> int:
-    """Return how many bytes the tensors of this process take on a GPU, without waiting for it; 0 on other devices."""
+    """Return the bytes that tensors of this process take on a GPU, without waiting for it; 0 on other devices."""
     import torch
 
     if device.type != "cuda":
@@ -39,9 +39,9 @@ def bytes_in_use(device: torch.device) -> int:
 
 
 def collect_garbage(device: torch.device) -> None:
-    """Free GPU memory of earlier Trainers in this process, whose reference cycles keep it until garbage collection.
+    """Free the GPU memory of earlier Trainers in this process, which their reference cycles keep alive.
 
-    Without it, the second job of a sweep would hold the first one's weights and data beside its own.
+    Otherwise the second job of a sweep would hold the weights and data of the first beside its own.
     """
     import torch
 

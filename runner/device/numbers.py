@@ -1,4 +1,4 @@
-"""The numbers that a tensor holds, for norms, checks and clipping that work on plain tensors of real numbers only."""
+"""The numbers that a tensor stores, for norms, checks and clipping that need plain tensors of real numbers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def numbers_of(tensor: Tensor) -> Tensor:
-    """Return the real numbers that a tensor stores: real and imaginary parts, and of a sparse one only what it holds.
+    """Return the real numbers that a tensor stores: real and imaginary parts, and only the stored values if sparse.
 
-    The 2-norm is that of the tensor. A plain tensor is returned itself. A view shares memory with the tensor if that is
-    coalesced and not lazily conjugated: see `make_plain`.
+    Their 2-norm equals that of the tensor. A plain tensor is returned unchanged. Otherwise the result is a view if the
+    tensor is coalesced and not lazily conjugated, see `make_plain`.
     """
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
@@ -18,5 +18,5 @@ def numbers_of(tensor: Tensor) -> Tensor:
 
 
 def make_plain(gradient: Tensor) -> Tensor:
-    """Return a gradient whose `numbers_of` share its memory, so that they can be changed in place."""
+    """Return a gradient that shares memory with its `numbers_of`, so that these can be changed in place."""
     return gradient.coalesce() if gradient.is_sparse else gradient.resolve_conj()

@@ -1,4 +1,4 @@
-"""Settings of torch for the whole process that decide the last bits of results: set for a run, and put back after."""
+"""Process-wide settings of torch that decide the last bits of results, set for a run and restored afterwards."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def set_numerics(deterministic: bool, tf32: bool = False) -> Callable[[], None]:
         deterministic: whether torch refuses operations that may differ between identical runs.
         tf32: whether matrix products of float32 on CUDA are computed in TF32.
     """
-    # torch reads the variable once per process, before its first matrix product. It is set in every case, because a
-    # later run in this process may be deterministic.
+    # torch reads the variable once per process, before its first matrix product. It is always set, because a later
+    # run in this process may be deterministic.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     undo: list[Callable[[], None]] = []
     if deterministic:
         undo.append(_set_determinism())
     if tf32:
-        before = torch.get_float32_matmul_precision()
+        precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")
-        undo.append(lambda: torch.set_float32_matmul_precision(before))
+        undo.append(lambda: torch.set_float32_matmul_precision(precision))
 
     def restore() -> None:
         while undo:
@@ -35,13 +35,13 @@ def set_numerics(deterministic: bool, tf32: bool = False) -> Callable[[], None]:
 
 def _set_determinism() -> Callable[[], None]:
     enabled = torch.are_deterministic_algorithms_enabled()
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark = torch.backends.cudnn.benchmark
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
 
     def restore() -> None:
-        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        torch.use_deterministic_algorithms(enabled, warn_only=warns_only)
         torch.backends.cudnn.benchmark = benchmark
 
     return restore

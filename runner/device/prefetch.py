@@ -1,4 +1,4 @@
-"""Copy batches to a GPU beside the steps that run there, so that neither the host nor the GPU waits for a copy."""
+"""Copy batches to a GPU while it runs steps, so that neither the host nor the GPU waits for a copy."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from runner.device.batch import map_tensors, to_device
 class Prefetch:
     """Copies batches to a GPU on a separate stream.
 
-    Nothing on the path of a batch waits for the GPU, so the host asks for a batch while the GPU still has steps before
-    it to do. On the stream of these steps, the copy would come after them. Here it runs beside them, and only the steps
-    that use the batch wait for it. No batch is read before it is asked for, so nothing else about reading changes.
+    The host never waits for the GPU, so it requests a batch while earlier steps are still queued on the GPU. On their
+    stream, the copy would run after them. On a stream of its own it runs beside them, and only the steps that use the
+    batch wait for it. No batch is read before it is requested, so nothing else about reading changes.
 
     Tensors that are not in pinned memory are first copied to it: otherwise, above 64 KB, the host would wait for the
-    stream. Torch's own cache of pinned memory is the ring of buffers: it gives a buffer out again once its copy to the
-    GPU has ended. Objects, and tensors that are not plain, are moved by their own method `to`. Only of a `UserDict`,
-    such as the `BatchEncoding` of transformers, the tensors in it are copied. `backend` makes streams, as `torch.cuda`
-    does.
+    stream. Torch's cache of pinned memory serves as a ring of buffers: it reuses a buffer once its copy to the GPU has
+    ended. Objects, and tensors that are not plain, are moved by their method `to`, except for a `UserDict` such as the
+    `BatchEncoding` of transformers, whose tensors are copied. `backend` makes streams, like `torch.cuda`.
     """
 
     def __init__(self, device: torch.device, backend: Any = torch.cuda) -> None:
@@ -42,14 +41,14 @@ class Prefetch:
                 return tensor.to(self._device, non_blocking=True)
             with self._backend.stream(self._stream):
                 moved = pinned(tensor).to(self._device, non_blocking=True)
-            moved.record_stream(steps)  # its memory is given out again only after the steps queued there
+            moved.record_stream(steps)  # its memory is reused only after the steps queued there
             return moved
 
-        def move_object(one: Any) -> Any:
-            if not isinstance(one, UserDict):
-                return to_device(one, self._device)
-            moved = copy(one)
-            moved.update({key: map_tensors(value, move, objects=move_object) for key, value in one.items()})
+        def move_object(item: Any) -> Any:
+            if not isinstance(item, UserDict):
+                return to_device(item, self._device)
+            moved = copy(item)
+            moved.update({key: map_tensors(value, move, objects=move_object) for key, value in item.items()})
             return moved
 
         batch = map_tensors(batch, move, objects=move_object)
@@ -64,8 +63,8 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def pinned(tensor: Tensor) -> Tensor:
-    """Return a tensor of the host in pinned memory, from which the host does not wait for a copy to a GPU."""
-    # Tensor.pin_memory() would refuse windows that overlap.
+    """Return a tensor of the host in pinned memory, which can be copied to a GPU without waiting."""
+    # Tensor.pin_memory() refuses tensors whose memory overlaps, such as windows.
     return tensor if tensor.is_pinned() else torch.empty_like(tensor, pin_memory=True).copy_(tensor)
 
 
@@ -75,20 +74,20 @@ def mover(device: torch.device) -> Callable[[Any], Any]:
 
 
 def open_loader(loader: Any, device: torch.device) -> tuple[Callable[[], Iterator[Any]], Callable[[Any], Any] | None]:
-    """Move a loader's data to a device, where it can; return how to iterate over it, and how to move its batches.
+    """Move a loader's data to a device, if possible; return how to iterate over it, and how to move its batches.
 
-    Where its batches are moved to an accelerator, a loader with a method `untransformed`, which iterates without its
-    `transform`, lets them travel as they are stored, and the transform comes after the move: images are then a quarter
-    as many bytes, and tokens an eighth.
+    A loader with a method `untransformed`, which iterates without its `transform`, sends batches to an accelerator as
+    they are stored, and the transform follows on the device: images then take a quarter of the bytes, and tokens an
+    eighth.
 
     Args:
-        loader: any iterable of batches. With a method `to`, it moves its data itself; an attribute `resident` says
+        loader: any iterable of batches. If it has a method `to`, it moves its data itself; an attribute `resident` says
             whether it did.
         device: the device for the batches.
 
     Returns:
-        A function that returns an iterator, and one from a batch to the batch on the device; None for batches that are
-        there already.
+        A function that returns an iterator, and a function that moves a batch to the device; None if the batches are
+        on it already.
     """
     if hasattr(loader, "to"):
         loader.to(device)

@@ -1,4 +1,4 @@
-"""Copy tensors from a GPU to ordinary memory of the host, through one pinned buffer that is used again and again."""
+"""Copy tensors from a GPU to ordinary memory of the host, through one pinned buffer that is reused."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import torch
 from torch import Tensor
 
 STAGING_BYTES = 1 << 26
-"""Size of the buffer: memory of the host that stays locked once something was copied."""
+"""Size of the buffer, memory of the host that stays locked after the first copy."""
 
 
 class Staging:
-    """Copies tensors through the two halves of a pinned buffer: one is filled while the host empties the other.
+    """Copies tensors through the two halves of a pinned buffer: the GPU fills one while the host empties the other.
 
-    A copy to ordinary memory would wait for the GPU each time and run at a fraction of the speed, and a pinned copy of
-    all would lock as much memory as a model with its optimizer takes. The size of the buffer is in bytes; `backend`
-    makes events, as `torch.cuda` does.
+    A direct copy to ordinary memory would wait for the GPU each time and run at a fraction of the speed. A pinned copy
+    of everything would lock as much memory as a model and its optimizer take. `size` is the size of the buffer in
+    bytes; `backend` makes events, like `torch.cuda`.
     """
 
     def __init__(self, device: torch.device, size: int = STAGING_BYTES, backend: Any = torch.cuda) -> None:
         self._device = device
         self._backend = backend
-        self._filling, self._other = (_Half(size // 2, backend.Event()) for _ in range(2))
+        self._filling, self._emptying = (_Half(size // 2, backend.Event()) for _ in range(2))
 
     def copy(self, tensor: Tensor, into: Tensor | None = None) -> Tensor:
-        """Return a tensor of the host for the values that a tensor of the GPU has now; `finish` fills it.
+        """Return a tensor on the host that `finish` fills with the current values of a tensor on the GPU.
 
-        It is `into`, of the same shape, type and strides, or a new one.
+        It is `into`, which has the same shape, type and strides, or a new tensor.
         """
         copied = torch.empty_like(tensor, device="cpu") if into is None else into
-        order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)  # in which its memory lies
+        order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)  # of the dimensions in memory
         packed = tensor.permute(order)
         if copied.stride() != tensor.stride() or not packed.is_contiguous():
             return tensor.cpu()
@@ -52,7 +52,7 @@ class Staging:
 
     def _turn(self) -> None:
         self._filling.event.record(self._backend.current_stream(self._device))
-        self._filling, self._other = self._other, self._filling
+        self._filling, self._emptying = self._emptying, self._filling
         self._filling.empty()
 
 
@@ -66,7 +66,7 @@ class _Half:
         self.used = 0
 
     def add(self, source: Tensor, target: Tensor) -> int:
-        """Queue a copy of as many bytes as there is room for, and return their number."""
+        """Queue a copy of the bytes that fit into the half, and return their number."""
         count = min(len(source), len(self.buffer) - self.used)
         part = self.buffer[self.used : self.used + count]
         part.copy_(source[:count], non_blocking=True)
@@ -75,7 +75,7 @@ class _Half:
         return count
 
     def empty(self) -> None:
-        """Wait until the copies have arrived, and pass them on."""
+        """Wait for the copies from the GPU, and copy them to their targets."""
         if self.parts:
             self.event.synchronize()
         for target, part in self.parts:
@@ -86,5 +86,5 @@ class _Half:
 
 @functools.cache
 def staging(device: torch.device) -> Staging:
-    """Return the staging buffer of a GPU, which is made when first used."""
+    """Return the staging buffer of a GPU, made at its first use."""
     return Staging(device)

@@ -1,1 +1,1 @@
-"""Other libraries: those whose import needs care, each imported in one place, and the names of their hooks."""
+"""Code for other libraries: imports that need care, shortcuts around slow calls, and the names of hooks."""

@@ -1,7 +1,7 @@
-"""Start a backward pass from a gradient that is there, without torch's checks of it.
+"""Start a backward pass from a given gradient, without torch's checks of it.
 
-They compare its shape with that of the loss, and import SymPy for that in the first batch, which takes 0.2 s. In each
-later batch the checks take 10 us of host time.
+These compare its shape with that of the loss. In the first batch they import SymPy, which takes 0.2 s; in each later
+batch they take 10 us of host time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runner.libraries.shortcuts import is_taken
 
 
 def backward(loss: Tensor, gradient: Tensor) -> None:
-    """Do what `loss.backward(gradient)` does, given a gradient of the shape and dtype of the loss."""
+    """Call `loss.backward(gradient)`, with a gradient of the shape and dtype of the loss."""
     if type(loss) is Tensor and _runs_as_expected():
         _run(loss, gradient)
     else:
@@ -25,14 +25,14 @@ def backward(loss: Tensor, gradient: Tensor) -> None:
 
 
 def _run(loss: Tensor, gradient: Tensor) -> None:
-    # Neither retain nor create a graph, and add to `.grad` of all leaves.
+    # Neither retains nor creates a graph, and adds to `.grad` of all leaves.
     run: Any = graph._engine_run_backward
     run((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 @cache
 def _runs_as_expected() -> bool:
-    """Return whether the shortcut is taken: this torch has the private function, and it takes these arguments."""
+    """Return whether to take the shortcut: this torch has the private function, and it takes these arguments."""
     if not is_taken("backward"):
         return False
     weight = torch.ones((), requires_grad=True)

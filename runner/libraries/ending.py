@@ -13,12 +13,12 @@ from runner.libraries.shortcuts import is_taken
 
 
 def end_process(code: int, begin_again: Callable[[], object] | None = None) -> NoReturn:
-    """End the process with an exit code, or at its end replace it by `begin_again`.
+    """End the process with an exit code, or finally replace it by calling `begin_again`.
 
-    Threads are joined, exit handlers run and output is flushed, as when Python exits. The teardown of the interpreter
-    is skipped: with torch loaded it takes half a second, and threads of torch's process groups can abort the process.
+    Joins threads, runs exit handlers and flushes output, as Python does when it exits, but skips the teardown of the
+    interpreter: with torch loaded it takes half a second, and threads of torch's process groups can abort the process.
     """
-    if begin_again is None and not is_taken("exit"):  # there is no public way to run exit handlers before the end
+    if begin_again is None and not is_taken("exit"):  # there is no public way to run exit handlers early
         sys.exit(code)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -18,10 +18,10 @@ def require(user: str, extra: str | None, *packages: str) -> None:
 
 
 def how_to_install(extra: str | None) -> str:
-    """Return the command that installs an extra of this project, from the checkout if it is used from one."""
-    what = f"[{extra}]" if extra else ""
+    """Return the command that installs an extra of this project, from its checkout if there is one."""
+    suffix = f"[{extra}]" if extra else ""
     checkout = Path(__file__).resolve().parents[2]
     if not (checkout / "pyproject.toml").is_file():
-        return f"pip install {shlex.quote(f'exactrun{what}')}"
-    where = "." if checkout == Path.cwd().resolve() else checkout
-    return f"pip install -e {shlex.quote(f'{where}{what}')}"
+        return f"pip install {shlex.quote(f'exactrun{suffix}')}"
+    source = "." if checkout == Path.cwd().resolve() else checkout
+    return f"pip install -e {shlex.quote(f'{source}{suffix}')}"

@@ -1,8 +1,8 @@
-"""Names of hooks in other libraries, and their names here."""
+"""Hook names of other libraries, and the names of these hooks here."""
 
 from __future__ import annotations
 
-_THEIRS = {
+_FOREIGN_NAMES = {
     "fit_start": "on_train_start on_train_begin before_fit before_run before_train",
     "fit_end": "on_train_end after_fit after_run after_train",
     "epoch_start": "on_train_epoch_start on_epoch_begin before_epoch before_train_epoch",
@@ -31,6 +31,6 @@ _THEIRS = {
     "close": "on_exception",
 }
 
-HOOKS_HERE = {theirs: ours for ours, names in _THEIRS.items() for theirs in names.split()}
-"""The names of hooks in Lightning, Keras, transformers, fastai, MMEngine and torchtnt, and of those that come next to
-them here; what is called `on_` and the name of an event is left out."""
+HOOKS_HERE = {foreign: name for name, names in _FOREIGN_NAMES.items() for foreign in names.split()}
+"""The closest hook here for each hook of Lightning, Keras, transformers, fastai, MMEngine and torchtnt; those named
+`on_` plus the name of an event are left out."""

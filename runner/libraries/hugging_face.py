@@ -1,4 +1,4 @@
-"""The one place that imports Hugging Face's libraries, which are optional, and keeps their progress bars in bounds."""
+"""Import Hugging Face's libraries, which are optional, and limit their progress bars. No other module does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runner.libraries.extras import how_to_install
 
 
 def import_hf(name: str) -> ModuleType:
-    """Return `transformers`, `datasets`, a library that comes with them or one of its modules, by its full name.
+    """Return `transformers`, `datasets`, or a library that comes with them, or one of their modules, by its full name.
 
     Raises:
         ModuleNotFoundError: the library is not installed.
@@ -30,14 +30,14 @@ def import_hf(name: str) -> ModuleType:
 
 @contextmanager
 def bars_on_terminals(*packages: str) -> Iterator[None]:
-    """Inside the context, these libraries draw progress bars only on a terminal, and only on one rank.
+    """Within the context, let these libraries draw progress bars only on a terminal, and only on rank 0.
 
     Args:
-        packages: libraries whose `utils` has the switch, `datasets` and `huggingface_hub`.
+        packages: libraries whose `utils` can switch off the bars: `datasets`, `huggingface_hub`.
     """
     with ExitStack() as stack:
         for utils in (import_hf(f"{package}.utils") for package in packages if not draws_bars()):
-            # If this variable turns the bars on, the switch only warns.
+            # If this variable turns the bars on, switching them off only warns.
             if not utils.are_progress_bars_disabled() and "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
                 utils.disable_progress_bars()
                 stack.callback(utils.enable_progress_bars)
@@ -45,5 +45,5 @@ def bars_on_terminals(*packages: str) -> Iterator[None]:
 
 
 def draws_bars() -> bool:
-    """Return whether this process is the one to draw progress bars, and has a terminal for them."""
+    """Return whether this process may draw progress bars: it is rank 0 and has a terminal."""
     return get_global_rank() == 0 and sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""Imports of large libraries, whose objects no search for garbage needs to go through."""
+"""Import large libraries, and exclude their objects from garbage collection."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from runner.libraries.shortcuts import is_taken
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Keep the garbage collector from searching what is imported in the `with` block, now and later.
+    """Keep the garbage collector from searching the objects that imports in the `with` block make, now and later.
 
     Torch and MLflow make hundreds of thousands of objects that live until the process ends, and each search through all
-    of them takes up to a tenth of a second. Only the first block of a process spares objects for good, or it would keep
-    the garbage of the jobs before it.
+    of them takes up to 0.1 s. Only the first block of a process excludes objects for good: later ones would also keep
+    the garbage of earlier jobs.
     """
     if not is_taken("collector"):
         yield
         return
-    enabled = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         _freeze()
-        if enabled:
+        if was_enabled:
             gc.enable()
 
 
-@cache  # once in a process; gc.get_freeze_count() counts for 30 ms
+@cache  # once in a process; gc.get_freeze_count() takes 30 ms
 def _freeze() -> None:
     gc.freeze()

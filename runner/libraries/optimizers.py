@@ -1,8 +1,8 @@
-"""Make, step and save optimizers without what torch wraps around them for profilers, hooks and its compiler.
+"""Make, step and save optimizers without torch's wrappers for profilers, hooks and its compiler.
 
 The wrappers for the compiler import `torch._dynamo`, which takes as long as torch itself, two thirds of a second. Torch
-has no public way around them. The names used here are its own: where another version lacks one, its optimizers are
-called as they are.
+has no public way around them. The names used here are private: if another version of torch lacks one, its optimizers
+are called in the ordinary way.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ _NOT_COMPILED = ("add_param_group", "load_state_dict", "state_dict")
 
 
 def step(optimizer: Optimizer) -> None:
-    """Do what `optimizer.step()` does.
+    """Call `optimizer.step()`, without torch's wrappers if nothing needs them.
 
-    Torch wraps the step of every optimizer class for profilers and hooks. This takes 15 us of host time per step, even
-    without a profiler or hooks. A `step` set on the object itself, for example by torch's schedulers, is called
-    unchanged.
+    Torch wraps the step of every optimizer class for profilers and hooks, which takes 15 us of host time per step even
+    without any. A `step` set on the object itself, for example by torch's schedulers, is called unchanged.
     """
-    of_class = type(optimizer).step
+    class_step = type(optimizer).step
     if (
         _WRAPPER is None
-        or getattr(of_class, "__code__", None) is not _WRAPPER
+        or getattr(class_step, "__code__", None) is not _WRAPPER
         or "step" in vars(optimizer)
         or getattr(optimizer, "_optimizer_step_pre_hooks", True)
         or getattr(optimizer, "_optimizer_step_post_hooks", True)
@@ -52,7 +51,7 @@ def step(optimizer: Optimizer) -> None:
     ):
         optimizer.step()
         return
-    inner = of_class.__wrapped__  # type: ignore[attr-defined]
+    inner = class_step.__wrapped__  # type: ignore[attr-defined]
     if getattr(inner, "__code__", None) is _GRAD_MODE:
         with torch.set_grad_enabled(optimizer.defaults["differentiable"]):
             inner.__wrapped__(optimizer)
@@ -63,9 +62,9 @@ def step(optimizer: Optimizer) -> None:
 def spare_compiler() -> None:
     """Let optimizers be made, saved and loaded without `torch._dynamo`.
 
-    Torch keeps its compiler out of these methods, and imports it for that where they are called first. It looks whether
-    that is done at an attribute of each function, which is set here for the whole process: a compiled function
-    that calls one of these methods then compiles it too. If torch looks elsewhere, it imports the compiler as usual.
+    Torch excludes these methods from compilation, and imports its compiler to do so at their first call. It marks
+    excluded functions with an attribute, which is set here for the whole process: a compiled function that calls one of
+    these methods then compiles it too. If another version uses another mark, it imports the compiler as usual.
     """
     if not is_taken("compiler"):
         return

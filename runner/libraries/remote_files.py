@@ -1,4 +1,4 @@
-"""Files at an address such as `s3://bucket/folder`, through `fsspec` and the package that knows the protocol."""
+"""Files at an address such as `s3://bucket/folder`, through `fsspec` and the package for its protocol."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGEST_LISTING = 50_000_000  # bytes
 
 
 def check_address(name: str, address: str) -> None:
-    """Check that files at an address can be opened. Nothing is connected to."""
+    """Check that the protocol of an address is supported, without connecting."""
     import fsspec  # 0.1 s
 
     shown = without_credentials(address)
@@ -23,15 +23,15 @@ def check_address(name: str, address: str) -> None:
     try:
         fsspec.get_filesystem_class(protocol)
     except ImportError as error:
-        what = f"{error}; {how_to_install('remote')} installs it for s3 and https"
-        raise wrong_argument(name, shown, what, ImportError) from error
+        reason = f"{error}; {how_to_install('remote')} installs it for s3 and https"
+        raise wrong_argument(name, shown, reason, ImportError) from error
     except ValueError as error:
-        known = ", ".join(("s3", "gs", "abfs", "sftp", "file"))
-        raise wrong_argument(name, shown, f"no such protocol; use {known}, or another one of fsspec") from error
+        protocols = ", ".join(("s3", "gs", "abfs", "sftp", "file"))
+        raise wrong_argument(name, shown, f"no such protocol; use {protocols}, or another one of fsspec") from error
 
 
 def open_address(address: str) -> tuple[Any, str]:
-    """Return the file system of an address, an `fsspec.AbstractFileSystem`, and the path on it, without a final slash.
+    """Return the `fsspec.AbstractFileSystem` of an address, and the path on it without a final slash.
 
     Raises:
         Exception: the file system cannot be reached, or refuses the credentials.
@@ -44,7 +44,7 @@ def open_address(address: str) -> tuple[Any, str]:
 
 
 def http_options(**client: Any) -> dict[str, Any]:
-    """Return options of fsspec's file system for HTTP with which it reads listings of bounded size.
+    """Return options that make fsspec's file system for HTTP read listings of bounded size.
 
     `client` are further arguments of `aiohttp.ClientSession`.
     """
@@ -57,7 +57,7 @@ def _bounded_response() -> type[Any]:
 
     class BoundedResponse(aiohttp.ClientResponse):
         async def text(self, encoding: str | None = None, errors: str = "strict") -> str:
-            """Return the whole answer, as fsspec reads a listing."""
+            """Return the whole response, as fsspec expects of a listing."""
             content = bytearray()
             async for part in self.content.iter_chunked(1 << 16):
                 content += part

@@ -1,8 +1,8 @@
-"""Shortcuts around other libraries: faster than their public ways, by private names or by what they do not promise.
+"""Shortcuts around other libraries: faster than their public API, but based on private names or undocumented behavior.
 
-Each is a function in this folder, beside the public way. `RUNNER_PUBLIC_ONLY=1` takes the public way everywhere, with
-the same numbers: to find out whether a shortcut is at fault after an upgrade. A list of names, such as
-`RUNNER_PUBLIC_ONLY=backward,exit`, does so for these alone. docs/private_names.md says what each saves.
+Each is a function in this folder, next to the public way. `RUNNER_PUBLIC_ONLY=1` takes the public way everywhere, with
+the same numbers, to find out whether a shortcut is at fault after an upgrade. A list of names, such as
+`RUNNER_PUBLIC_ONLY=backward,exit`, turns off only these shortcuts. docs/private_names.md says how much each saves.
 """
 
 from __future__ import annotations
@@ -14,6 +14,6 @@ NAMES = ("backward", "collector", "composing", "exit", "optimizer", "compiler", 
 
 def is_taken(name: str) -> bool:
     """Return whether a shortcut of `NAMES` is taken."""
-    given = os.environ.get("RUNNER_PUBLIC_ONLY", "")
-    public = given.split(",")
-    return name not in public if {*public} <= {*NAMES} else given in ("", "0")
+    setting = os.environ.get("RUNNER_PUBLIC_ONLY", "")
+    public = setting.split(",")
+    return name not in public if {*public} <= {*NAMES} else setting in ("", "0")

@@ -1,4 +1,4 @@
-"""Import libraries with care that a config names, before anyone imports them in the ordinary way."""
+"""Prepare imports of the packages that a config names, before they are imported in the ordinary way."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ IMPORT_TORCHVISION = ("peft", "timm", "torchvision", "transformers")
 
 
 def prepare_import(target: str) -> None:
-    """Make the package of a dotted name importable if its ordinary import is slow, or fails without CUDA."""
+    """Import the package of a dotted name with care if its ordinary import is slow, or fails without CUDA."""
     package = target.partition(".")[0]
-    # Imported here, because they import torch, and most configs are checked without it.
+    # These modules import torch, and most configs are checked without it.
     if package == "torchmetrics":
         from runner.libraries.torchmetrics import import_torchmetrics
 
@@ -28,24 +28,28 @@ def prepare_import(target: str) -> None:
 
 
 def find_in_working_directory(config: Any) -> None:
-    """Put the working directory at the end of `sys.path` if a config names a module that is only there.
+    """Add the working directory to the end of `sys.path` if only that has a module that a config names.
 
-    It is not there before: files in it, such as those of a run that someone else made, would run as soon as a library
-    tries to import a package of that name.
+    It is not on the path otherwise: a file in it, such as one of a run that someone else made, would run as soon as a
+    library tries to import a package of the same name.
     """
-    here = os.getcwd()
-    if here in sys.path:
+    folder = os.getcwd()
+    if folder in sys.path:
         return
-    tops = {text.partition(".")[0] for text in _texts(config) if "." in text}
-    local = (top for top in sorted(tops) if top.isidentifier() and (Path(f"{top}.py").is_file() or Path(top).is_dir()))
-    if any(top not in sys.modules and find_spec(top) is None for top in local):
-        sys.path.append(here)
+    names = {text.partition(".")[0] for text in _strings(config) if "." in text}
+    local = (name for name in sorted(names) if name.isidentifier() and _is_module(name))
+    if any(name not in sys.modules and find_spec(name) is None for name in local):
+        sys.path.append(folder)
         importlib.invalidate_caches()
 
 
-def _texts(config: Any) -> Iterator[str]:
+def _is_module(name: str) -> bool:
+    return Path(f"{name}.py").is_file() or Path(name).is_dir()
+
+
+def _strings(config: Any) -> Iterator[str]:
     if isinstance(config, Mapping | list | tuple):
         for value in config.values() if isinstance(config, Mapping) else config:
-            yield from _texts(value)
+            yield from _strings(value)
     elif isinstance(config, str):
         yield config

@@ -1,4 +1,4 @@
-"""The one place that imports torchmetrics, three times faster than a plain `import torchmetrics`."""
+"""Import torchmetrics, three times faster than `import torchmetrics`. No other module imports it."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from runner.libraries.torchvision import import_torchvision
 def import_torchmetrics() -> ModuleType:
     """Return the `torchmetrics` module, imported without loading `scipy.signal` and `transformers`.
 
-    torchmetrics imports `scipy.signal` only to restore an attribute that newer versions lack, which takes 0.7 of the
-    1.1 seconds. It also imports `transformers`, if installed, for two classes that its text metrics may need, which
-    takes another second. Unless they are loaded already, stand-ins with no more than these names take their places
-    during the import and are removed afterwards, so that a later import gets the real modules.
+    torchmetrics imports `scipy.signal`, which takes 0.7 of the 1.1 seconds, only to restore an attribute that newer
+    versions lack. It also imports `transformers`, if installed, for two classes that its text metrics may need, which
+    takes another second. Unless these modules are loaded already, stand-ins with only these names replace them during
+    the import and are removed afterwards, so that a later import gets the real modules.
 
-    It imports torchvision too, if installed, even if nothing needs it; that is done first, by the function that copes
-    with operators that do not load.
+    torchmetrics always imports torchvision too, if installed; `import_torchvision` does so first, because it copes with
+    operators that do not load.
     """
     package = sys.modules.get("torchmetrics")
     if isinstance(package, _Package):
         package.load()
     if package is not None:
         return package
-    with _lean():
+    with _lean_imports():
         return importlib.import_module("torchmetrics")
 
 
 def import_metric() -> Any:
-    """Return `torchmetrics.Metric`, in a tenth of the time; the rest of torchmetrics is loaded when first asked for.
+    """Return `torchmetrics.Metric` in a tenth of the time; the rest of torchmetrics is loaded when first used.
 
-    Until then, the package in `sys.modules` has not executed its own code. Matplotlib, which the class imports for
-    plots of itself, waits as well.
+    Until then, the package in `sys.modules` has not executed its code. Matplotlib, which the class needs for plots, is
+    also imported later.
     """
     if not is_taken("torchmetrics"):
         return import_torchmetrics().Metric
@@ -48,23 +48,23 @@ def import_metric() -> Any:
     if spec is not None:
         package = module_from_spec(spec)
         package.__class__ = _Package
-        vars(package)["_logger"] = logging.getLogger("torchmetrics")  # which its warnings take from the package
+        vars(package)["_logger"] = logging.getLogger("torchmetrics")  # used by its warnings
         sys.modules["torchmetrics"] = package
         plot = "torchmetrics.utilities.plot"
 
-        def draw(*arguments: Any, **named: Any) -> Any:
-            return importlib.import_module(plot).plot_single_or_multi_val(*arguments, **named)
+        def draw(*arguments: Any, **options: Any) -> Any:
+            return importlib.import_module(plot).plot_single_or_multi_val(*arguments, **options)
 
         names = {"plot_single_or_multi_val": draw, "_AX_TYPE": Any, "_PLOT_OUT_TYPE": Any}
-        with _standing_in({plot: names}):
+        with _replacing_modules({plot: names}):
             importlib.import_module("torchmetrics.utilities")  # first, as the two import each other
             importlib.import_module("torchmetrics.metric")
-        del vars(package)["__path__"]  # so that an import of a module in it asks for this, and loads the package first
+        del vars(package)["__path__"]  # an import of a module in it needs `__path__`, and so loads the package first
     return importlib.import_module("torchmetrics.metric").Metric
 
 
 def empty(metric: Any) -> None:
-    """Empty a metric's states but keep their types and dimensions, which must agree when ranks gather the states."""
+    """Empty a metric's states, but keep their types and dimensions, which must agree when ranks gather them."""
     import torch
 
     for part in metric.modules():
@@ -76,14 +76,14 @@ def empty(metric: Any) -> None:
 
 
 class _Package(ModuleType):
-    """The package before its own code has run, which it does when something is asked for that is not there."""
+    """The package before its code has run; a missing attribute makes it run."""
 
     def load(self) -> None:
-        """Run the code, and be a usual module from then on."""
+        """Run the code, and become an ordinary module."""
         spec: Any = self.__spec__
         self.__class__ = ModuleType  # pyright: ignore[reportAttributeAccessIssue]
         self.__path__ = spec.submodule_search_locations
-        with _lean():
+        with _lean_imports():
             spec.loader.exec_module(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -92,37 +92,37 @@ class _Package(ModuleType):
 
 
 @contextmanager
-def _lean() -> Iterator[None]:
-    """Let modules that torchmetrics imports and seldom needs wait, while it is imported in the body."""
+def _lean_imports() -> Iterator[None]:
+    """Within the context, replace modules that torchmetrics imports but seldom needs. For its import."""
     if find_spec("torchvision") is not None:
         import_torchvision()
     if not is_taken("torchmetrics"):
         yield
         return
-    # torchmetrics patches the module only where this name is missing.
+    # torchmetrics patches the module only if this name is missing.
     stand_ins: dict[str, dict[str, Any]] = {"scipy.signal": {"hamming": None}}
     if (spec := find_spec("transformers")) is not None:
-        stand_ins["transformers"] = {"__getattr__": _later, "__spec__": spec}
-    with _standing_in(stand_ins):
+        stand_ins["transformers"] = {"__getattr__": _lazy_class, "__spec__": spec}
+    with _replacing_modules(stand_ins):
         yield
 
 
 @contextmanager
-def _standing_in(stand_ins: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
-    """Put stand-ins for modules that are not loaded yet into `sys.modules`, while the body runs."""
-    placed = [name for name in stand_ins if name not in sys.modules]
-    for name in placed:
+def _replacing_modules(stand_ins: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+    """Within the context, put stand-ins for modules that are not loaded yet into `sys.modules`."""
+    missing = [name for name in stand_ins if name not in sys.modules]
+    for name in missing:
         sys.modules[name] = ModuleType(name)
         vars(sys.modules[name]).update(stand_ins[name])
     try:
         yield
     finally:
-        for name in placed:
+        for name in missing:
             del sys.modules[name]
 
 
-class _Later:
-    """A class of transformers that is imported when one of its attributes is used."""
+class _LazyClass:
+    """A class of transformers, imported when one of its attributes is used."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -131,7 +131,7 @@ class _Later:
         return getattr(getattr(importlib.import_module("transformers"), self._name), attribute)
 
 
-def _later(name: str) -> _Later:
+def _lazy_class(name: str) -> _LazyClass:
     if name.startswith("__"):
         raise AttributeError(name)
-    return _Later(name)
+    return _LazyClass(name)

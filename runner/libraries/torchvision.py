@@ -1,4 +1,4 @@
-"""The one place that imports torchvision, even if its compiled operators do not load."""
+"""Import torchvision even if its compiled operators do not load. No other module imports it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from runner.libraries.extras import how_to_install
 def import_torchvision(name: str = "torchvision") -> ModuleType:
     """Return `torchvision`, or one of its modules by its full name.
 
-    The usual wheel needs CUDA libraries for its operators and cannot be imported with a torch that lacks them. Then the
-    two operators that it looks for are declared, not defined: all works but `ops.nms` and `io.decode_image`.
+    The usual wheel needs CUDA libraries for its operators and cannot be imported with a torch that lacks them. In that
+    case, two operators that it looks up are declared without a definition: only `ops.nms` and `io.decode_image` fail.
 
     Raises:
         ModuleNotFoundError: torchvision is not installed.
@@ -30,21 +30,21 @@ def import_torchvision(name: str = "torchvision") -> ModuleType:
     except RuntimeError as error:
         if "operator torchvision::" not in str(error):
             raise
-    for half_loaded in [one for one in sys.modules if one.partition(".")[0] == "torchvision"]:
-        del sys.modules[half_loaded]
+    for module in [module for module in sys.modules if module.partition(".")[0] == "torchvision"]:
+        del sys.modules[module]  # half loaded
     declare_operators()
     return importlib.import_module(name)
 
 
 def declare_operators() -> None:
-    """Declare the operators that torchvision looks for, in a process in which its own do not load."""
+    """Declare the operators that torchvision looks up, if its own do not load in this process."""
     for operator in {"nms", "qnms"} - _DECLARED:
         _LIBRARY.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _DECLARED.add(operator)
 
 
 def operators_are_declared() -> bool:
-    """Return whether torchvision's operators do not load, and stand-ins for them were declared in this process."""
+    """Return whether this process declared stand-ins for torchvision's operators, because those do not load."""
     return bool(_DECLARED)
 
 

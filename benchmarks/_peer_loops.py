@@ -1,7 +1,7 @@
 """One training run with one library, for `benchmarks/peers.py`, which starts this file in the library's environment.
 
-Whatever the library, the same clock is read at the same place: where it asks for the batch that begins a window of
-steps. There the run waits, so that those of other libraries can take their turns.
+With every library, the same clock is read at the same place: when the library requests the first batch of a window of
+steps. There the run waits, so that other libraries can take their turns.
 """
 
 # pyright: reportMissingImports=false
@@ -34,18 +34,18 @@ NAMES: dict[str, tuple[str, str]] = {
     "transformers": ("HF Trainer", "transformers"),
     "composer": ("Composer", "mosaicml"),
 }
-"""Of each function below: the title of its row, and the package whose version is measured."""
+"""For each function below: the title of its row, and the package whose version is printed."""
 TASKS = {"tiny": 300, "resnet18": 8}
 """Steps in a window, by task."""
 SETTINGS = ("bare", "callbacks", "logged")
 
 
 class Ready(Dataset):
-    """Batches that are there already; a window's first one is handed out when the parent process says so.
+    """Ready-made batches; the first of each window is handed out when the parent process says so.
 
     Args:
         task: a key of `TASKS`.
-        windows: how many.
+        windows: number of windows.
         turn: called at the start of each window.
     """
 
@@ -68,7 +68,7 @@ class Ready(Dataset):
 
 
 def make_network(task: str) -> nn.Module:
-    """Return the network, the same weights each time."""
+    """Return the network, with the same weights each time."""
     torch.manual_seed(0)
     if task == "tiny":
         return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
@@ -83,16 +83,16 @@ def make_optimizer(network: nn.Module) -> torch.optim.Optimizer:
 
 
 def ten(start: Callable[[int], Any], end: Callable[[int], Any]) -> list[Any]:
-    """Return five callbacks for the start of a step and five for its end, made by these functions."""
+    """Return five callbacks for the start of a step and five for its end, made by two functions."""
     return [*map(start, range(5)), *map(end, range(5))]
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Do what a callback does here."""
+    """Do nothing, as each callback here does."""
 
 
 def run_torch(network: nn.Module, loader: DataLoader, setting: str) -> None:
-    """Run the loop that a careful person would write."""
+    """Run a carefully hand-written loop."""
     optimizer = make_optimizer(network)
     writer: Any = None
     if setting == "logged":
@@ -111,7 +111,7 @@ def run_torch(network: nn.Module, loader: DataLoader, setting: str) -> None:
 
 
 def run_ours(network: nn.Module, loader: DataLoader, setting: str) -> None:
-    """Train with this project's Trainer, without training metrics, which the others do not have either."""
+    """Train with this project's Trainer, without training metrics, which other libraries do not compute either."""
     from runner import Callback, ClassificationModel, Trainer
     from runner.callbacks import TensorBoardLogger
 
@@ -137,7 +137,7 @@ def run_ours(network: nn.Module, loader: DataLoader, setting: str) -> None:
 
 
 def run_ignite(network: nn.Module, loader: DataLoader, setting: str) -> None:
-    """Train with an Engine and an update function, as its documentation begins."""
+    """Train with an Engine and an update function, as at the beginning of its documentation."""
     from ignite.engine import Engine, Events
     from ignite.handlers import TensorboardLogger
 
@@ -185,7 +185,7 @@ def run_accelerate(network: nn.Module, loader: DataLoader, setting: str) -> None
 
 
 def run_mmengine(network: nn.Module, loader: DataLoader, setting: str) -> None:
-    """Train with its Runner, without those of its default hooks that are not needed."""
+    """Train with its Runner, without default hooks that are not needed."""
     import mmengine.hooks
     from mmengine.model import BaseModel
     from mmengine.runner import Runner
@@ -223,7 +223,7 @@ def run_mmengine(network: nn.Module, loader: DataLoader, setting: str) -> None:
 
 
 def run_lightning(network: nn.Module, loader: DataLoader, setting: str) -> None:
-    """Train with its Trainer, and where nothing is logged with `barebones`, which it has for measuring overhead."""
+    """Train with its Trainer, using its option for measuring overhead, `barebones`, unless the loss is logged."""
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.loggers import TensorBoardLogger
 
@@ -256,7 +256,7 @@ def run_lightning(network: nn.Module, loader: DataLoader, setting: str) -> None:
 
 
 def run_transformers(network: nn.Module, loader: DataLoader, setting: str) -> None:
-    """Train with the Trainer of Hugging Face, with a loader of one's own, and without what can be switched off."""
+    """Train with the Trainer of Hugging Face and our own loader, with everything optional switched off."""
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
     class Wrapped(nn.Module):
@@ -277,7 +277,7 @@ def run_transformers(network: nn.Module, loader: DataLoader, setting: str) -> No
 
     logged = setting == "logged"
     os.environ["TENSORBOARD_LOGGING_DIR"] = "logs"
-    loader.dataset.batches = [{"inputs": one, "labels": other} for one, other in loader.dataset.batches]  # type: ignore[attr-defined]
+    loader.dataset.batches = [{"inputs": inputs, "labels": labels} for inputs, labels in loader.dataset.batches]  # type: ignore[attr-defined]
     model, steps = Wrapped(), len(loader)
     optimizer = make_optimizer(model)
     trainer = Own(
@@ -335,37 +335,37 @@ def run_composer(network: nn.Module, loader: DataLoader, setting: str) -> None:
 
 
 def count_logged() -> int:
-    """Return how many losses are in the event files: of the tag that has the most of those named so."""
+    """Return the number of losses in the event files, of the tag with the most among those named after a loss."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     most = 0
-    for folder in {where for where, _, files in os.walk("logs") if any("tfevents" in one for one in files)}:
+    for folder in {path for path, _, files in os.walk("logs") if any("tfevents" in name for name in files)}:
         events = EventAccumulator(folder, size_guidance={"scalars": 0}).Reload()
         most = max([most, *(len(events.Scalars(tag)) for tag in events.Tags()["scalars"] if "loss" in tag)])
     return most
 
 
 def main(name: str, task: str, setting: str, windows: str) -> None:
-    """Train, in the working directory; read a line before each window, and write one with CPU seconds before that."""
+    """Train in the working directory; before each window, write a line with the CPU seconds and wait for one."""
     channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not for the parent
+    os.dup2(2, 1)  # keep output of the libraries away from the parent
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
 
-    def say(**fields: Any) -> None:
+    def report(**fields: Any) -> None:
         print(json.dumps(fields), file=channel, flush=True)
 
     def turn() -> None:
-        say(seconds=time.process_time())
+        report(seconds=time.process_time())
         if not sys.stdin.readline():
-            os._exit(1)  # the parent is gone
+            os._exit(1)  # the parent has ended
 
     with contextlib.suppress(ModuleNotFoundError):
-        import_torchvision()  # so that libraries which want it find it beside a torch for CPUs too
-    say(version=importlib.metadata.version(NAMES[name][1]))
+        import_torchvision()  # so that libraries that need it can import it with a CPU version of torch
+    report(version=importlib.metadata.version(NAMES[name][1]))
     ready = Ready(task, int(windows), turn)
     globals()[f"run_{name}"](make_network(task), DataLoader(ready, batch_size=None), setting)
-    say(seconds=time.process_time(), logged=count_logged() if setting == "logged" else len(ready))
+    report(seconds=time.process_time(), logged=count_logged() if setting == "logged" else len(ready))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Training runs composed from conf/ for the benchmarks, in several processes, each result kept as a line of a file."""
+"""Train runs composed from conf/ for the benchmarks, in several processes, and keep each result as a line of a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONF = ROOT / "conf"
 
 @dataclass(frozen=True)
 class Run:
-    """What to train: a command line without its seed, and the seed."""
+    """A run to train: a command line without its seed, and the seed."""
 
     arguments: tuple[str, ...]
     seed: int
@@ -29,13 +29,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
-        error: what the evaluation says at the end, lower is better: the share of images that are classified wrongly,
-            or bits per byte.
-        seconds: of CPU time for training, and for making the weights ready that are evaluated. What comes before
-            (imports, data, the model) and evaluations are not in it.
+        error: value of the evaluation at the end, lower is better: the share of images that are classified wrongly, or
+            bits per byte.
+        seconds: CPU time of training, and of preparing the weights that are evaluated. It does not include the start
+            (imports, data, the model) or evaluations.
     """
 
     error: float
@@ -43,7 +43,7 @@ class Result:
 
 
 def compose(arguments: Iterable[str]) -> dict[str, Any]:
-    """Return the config of a command line, resolved, without callbacks and evaluations in between."""
+    """Return the resolved config of a command line, without callbacks and without evaluations during training."""
     import hydra
     from omegaconf import OmegaConf
 
@@ -58,7 +58,7 @@ def compose(arguments: Iterable[str]) -> dict[str, Any]:
 
 
 def train(run: Run) -> Result:
-    """Train a run in this process and evaluate it once, at the end."""
+    """Train a run in this process, and evaluate it once at the end."""
     from runner import evaluation_weights
     from runner.config import build
     from runner.config.experiment import Experiment
@@ -68,7 +68,7 @@ def train(run: Run) -> Result:
     with tempfile.TemporaryDirectory() as folder, build.build(experiment, Path(folder), "run") as trainer:
         began = time.process_time()
         trainer.fit()
-        with evaluation_weights(trainer.state):  # an average's batch norm is estimated here, and remembered
+        with evaluation_weights(trainer.state):  # this estimates the batch norm of averaged weights, and keeps it
             seconds = time.process_time() - began
         values = trainer.eval()["eval"]
     if "MulticlassAccuracy" in values:
@@ -80,14 +80,14 @@ def results(runs: Iterable[Run], jobs: int, path: Path | None = None) -> dict[Ru
     """Return the result of each run, trained in processes of one thread each.
 
     Args:
-        runs: what to train, in this order.
-        jobs: processes at a time.
-        path: a file of JSON lines. Runs that are in it are not trained again, others are added when they are done.
-            It knows runs by their arguments alone: delete it when the code has changed.
+        runs: the runs to train, in this order.
+        jobs: number of processes at a time.
+        path: a file of JSON lines. Runs in it are not trained again; others are added when they finish. It identifies
+            runs by their arguments only, so delete it after changing the code.
     """
     runs = list(dict.fromkeys(runs))
-    done = _read(path) if path else {}
-    missing = [run for run in runs if run not in done]
+    results_by_run = _read(path) if path else {}
+    missing = [run for run in runs if run not in results_by_run]
     if missing:
         os.environ.update(dict.fromkeys(["OMP_NUM_THREADS", "MKL_NUM_THREADS"], "1"))  # read when the processes start
         began = time.monotonic()
@@ -96,34 +96,34 @@ def results(runs: Iterable[Run], jobs: int, path: Path | None = None) -> dict[Ru
             futures = {pool.submit(train, run): run for run in missing}
             for count, future in enumerate(as_completed(futures), start=1):
                 run = futures[future]
-                done[run] = _result_of(future, run)
+                results_by_run[run] = _result_of(future, run)
                 if path:
-                    _append(path, run, done[run])
-                left = (time.monotonic() - began) / count * (len(missing) - count)
-                _show(f"{count} of {len(missing)} runs, {left / 60:.0f} min left")
+                    _append(path, run, results_by_run[run])
+                remaining = (time.monotonic() - began) / count * (len(missing) - count)
+                _show(f"{count} of {len(missing)} runs, {remaining / 60:.0f} min left")
         finally:
             pool.shutdown(cancel_futures=True)
         _show("")
-    return {run: done[run] for run in runs}
+    return {run: results_by_run[run] for run in runs}
 
 
 def seeds_from(first: int, count: int) -> range:
-    """Return `count` seeds."""
+    """Return `count` seeds, beginning with `first`."""
     return range(first, first + count)
 
 
 def _start_process() -> None:
-    """Do before the first run what is done once in a process, so that no run's time holds it."""
+    """Do the one-time work of a process before its first run, so that it does not count in the time of a run."""
     import torch
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.path.insert(0, str(ROOT))  # in front of this folder, whose algorithms.py is another
+    sys.path.insert(0, str(ROOT))  # before this folder, whose algorithms.py would hide the package
     torch.set_num_threads(1)
     train(Run(("experiment=digits_plain", "trainer.max_duration=2ba"), 0))
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it has ended, however it did: nobody would wait for a result."""
+    """End this process when its parent ends, for whatever reason: nobody would wait for a result."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -140,7 +140,7 @@ def _result_of(future: Any, run: Run) -> Result:
 
 def _read(path: Path) -> dict[Run, Result]:
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return {Run(tuple(one["arguments"]), one["seed"]): Result(one["error"], one["seconds"]) for one in lines}
+    return {Run(tuple(line["arguments"]), line["seed"]): Result(line["error"], line["seconds"]) for line in lines}
 
 
 def _append(path: Path, run: Run, result: Result) -> None:

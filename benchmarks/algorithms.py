@@ -1,23 +1,23 @@
-"""What each algorithm alone is worth: its cost to a fixed target as a ratio to the plain recipe's, losers included.
+"""Measure each algorithm alone: its cost to reach a fixed target, relative to a plain recipe, losers included.
 
-    python benchmarks/algorithms.py                          # both tasks; long, and goes on where it was stopped
+    python benchmarks/algorithms.py                          # both tasks; takes long, resumes if interrupted
     python benchmarks/algorithms.py --task digits --only cutmix --seeds 3
     python benchmarks/algorithms.py --write                  # puts the tables into docs/algorithms.md
 
-A row is one change to a plain recipe, `digits_plain` or `stdlib_lm_plain`. Recipe and change are trained with the same
-seeds for half of a budget B, for B, and for 2 B, each time with the whole schedule. Near B the logarithm of the error
-(wrong images, or bits per byte; mean of the seeds) falls about linearly with the logarithm of the budget. So, as in a
-parallel-line assay, the ratio is the horizontal distance of two parallel lines: the difference of their mean log errors
-over the three budgets, divided by the slope of the plain recipe's line. 0.5 means: the error that the plain recipe
-reaches with B is reached with half of it. The ratio of CPU time is that ratio times the one of CPU seconds for the same
-budget: the median of runs, so leave the machine alone meanwhile. Ratios beyond 4 either way are outside of what was
-trained, and shown as such.
+Each row is one change to a plain recipe, `digits_plain` or `stdlib_lm_plain`. Recipe and change are trained with the
+same seeds for half of a budget B, for B, and for 2 B, each time with the whole schedule. Near B, the logarithm of the
+error (wrong images, or bits per byte; mean of the seeds) falls about linearly with the logarithm of the budget. So, as
+in a parallel-line assay, the ratio is the horizontal distance of two parallel lines: the difference of their mean log
+errors over the three budgets, divided by the slope of the plain recipe's line. A ratio of 0.5 means that the change
+reaches with half of B the error that the plain recipe reaches with B. The ratio of CPU time is that ratio times the
+ratio of CPU seconds for the same budget, a median of runs, so keep the machine idle. Ratios above 4 or below 1/4 are
+outside the range of the trained budgets, and shown as such.
 
-Each seed is a pair of runs, and the rest is what `runner verdict` does with pairs: brackets hold the 95 % interval of
-the difference at the slope that was found, and a ratio is bold where the sign-flip test tells it from 1, corrected by
+Each seed makes a pair of runs, and pairs are compared as by `runner verdict`: brackets hold the 95 % interval of the
+difference at the estimated slope, and a ratio is bold if the sign-flip test finds that it differs from 1, corrected by
 Holm's method for all changes at that budget.
 
-What a ratio is not: settings other than those shown were not tried, and both networks are small.
+Limits: no settings other than those shown were tried, and both networks are small.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from _runs import ROOT, Result, Run, results, seeds_from
 
 from runner.comparing.decision import LEVEL, Samples, count_needed, decide
 
-RANGE = 4.0  # ratios that half to twice a budget can show, either way
+RANGE = 4.0  # largest ratio, and inverse of the smallest, that half to twice a budget can show
 FACTORS = (0.5, 1.0, 2.0)
-FIRST_SEED = 1000  # settings were chosen with others
+FIRST_SEED = 1000  # settings were chosen with other seeds
 
 # Algorithms that have no row, and why.
 NOT_MEASURED = {
@@ -47,12 +47,12 @@ NOT_MEASURED = {
     "cudnn_benchmark": "needs a GPU",
     "ddp": "does nothing in a single process",
     "float8": "needs a GPU",
-    "gyro_dropout": "takes the place of dropout, which neither recipe has",
+    "gyro_dropout": "replaces dropout, which neither recipe has",
     "low_precision_group_norm": "does nothing in 32 bits",
     "low_precision_layer_norm": "does nothing in 32 bits",
     "no_op_model": "trains nothing",
-    "spike_guard": "does nothing in runs without spikes, as these are",
-    "reduce_on_plateau": "takes the place of the schedule, which both recipes have",
+    "spike_guard": "does nothing in runs without spikes, such as these",
+    "reduce_on_plateau": "replaces the schedule, which both recipes have",
 }
 
 DIGITS = """
@@ -120,12 +120,12 @@ optimizer=schedule_free optimizer.betas=[0.0,0.95] scheduler=none ~scheduler.t_w
 
 @dataclass(frozen=True)
 class Task:
-    """A plain recipe, the budgets B, and the changes to it, as arguments of a command line.
+    """A plain recipe, its budgets B, and changes to it as arguments of a command line.
 
     Attributes:
-        unit: of budgets, as in a time string.
-        label: what a budget is called in the table, of a number.
-        seeds: how many, unless the command line says otherwise.
+        unit: unit of budgets, as in a time string.
+        label: format of a budget in the table.
+        seeds: default number of seeds.
     """
 
     recipe: str
@@ -140,7 +140,7 @@ class Task:
         return Run((f"experiment={self.recipe}", *change.split(), duration), seed)
 
     def trained(self) -> list[float]:
-        """Return all budgets that are trained, those of both B."""
+        """Return all budgets to train, for both values of B."""
         return sorted({budget * factor for budget in self.budgets for factor in FACTORS})
 
 
@@ -154,7 +154,7 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of cost to the target, the bounds of its 95 % interval, and whether it is known not to be 1."""
+    """A ratio of costs to reach the target, its 95 % interval, and whether it differs significantly from 1."""
 
     value: float
     low: float
@@ -162,7 +162,7 @@ class Ratio:
     is_decided: bool = False
 
     def times(self, factor: float) -> Ratio:
-        """Return the ratio of a cost that is `factor` times this one; its noise is unknown."""
+        """Return the ratio of a cost that is `factor` times this one; the noise of `factor` is unknown."""
         return Ratio(self.value * factor, self.low * factor, self.high * factor)
 
     def __str__(self) -> str:
@@ -174,72 +174,80 @@ class Ratio:
 
 
 Errors = Sequence[Sequence[float]]
-"""One list for each of `FACTORS`, with an error for each seed."""
+"""A list for each of `FACTORS`, with an error for each seed."""
 
 
 def ratios(plain: Errors, changed: Sequence[Errors]) -> list[Ratio]:
-    """Return the cost of each of several changes, as a ratio to the plain recipe's for the same error.
+    """Return the cost of each change, relative to the plain recipe's cost of the same error.
 
     Args:
-        plain: errors of the plain recipe, of at least two seeds.
-        changed: those with each change.
+        plain: errors of the plain recipe, with at least two seeds.
+        changed: errors with each change.
 
     Raises:
-        ValueError: the plain recipe is no better with a larger budget, so that there is no cost of an error.
+        ValueError: the plain recipe is no better with a larger budget, so an error has no cost.
     """
-    usual = [math.log(statistics.fmean(one)) for one in plain]
-    slope = statistics.linear_regression([math.log(factor) for factor in FACTORS], usual).slope
+    log_errors = [math.log(statistics.fmean(errors)) for errors in plain]
+    slope = statistics.linear_regression([math.log(factor) for factor in FACTORS], log_errors).slope
     if slope >= 0:
         raise ValueError("the plain recipe is no better with a larger budget: train more seeds")
     seeds = [str(seed) for seed in range(len(plain[0]))]
-    found = decide([Samples(_by_seed(plain), _by_seed(one), seeds) for one in changed])
-    costs = [[math.exp(one / -slope) for one in (each.difference, *(each.interval or ()))] for each in found]
-    return [Ratio(*cost, is_decided=each.is_decided) for cost, each in zip(costs, found, strict=True)]
+    verdicts = decide([Samples(_by_seed(plain), _by_seed(errors), seeds) for errors in changed])
+    return [
+        Ratio(
+            *(math.exp(difference / -slope) for difference in (verdict.difference, *(verdict.interval or ()))),
+            is_decided=verdict.is_decided,
+        )
+        for verdict in verdicts
+    ]
 
 
 def _by_seed(errors: Errors) -> list[float]:
-    """Return the mean log error over the budgets, of each seed."""
-    return [statistics.fmean(map(math.log, same)) for same in zip(*errors, strict=True)]
+    """Return each seed's mean log error over the budgets."""
+    return [statistics.fmean(map(math.log, of_seed)) for of_seed in zip(*errors, strict=True)]
 
 
 def rows(
     task: Task, changes: Sequence[str], done: Mapping[Run, Result], seeds: Sequence[int]
 ) -> dict[str, list[Ratio]]:
-    """Return the cells of each change: the ratio of budgets and of CPU time, at each B."""
+    """Return the cells of each change: the ratios of budgets and of CPU time, for each B."""
     cells: dict[str, list[Ratio]] = {change: [] for change in changes}
     for budget in task.budgets:
         trained = {
             change: [[done[task.run(change, budget * factor, seed)] for seed in seeds] for factor in FACTORS]
             for change in ("", *changes)
         }
-        errors = {change: [[one.error for one in each] for each in found] for change, found in trained.items()}
+        errors = {
+            change: [[result.error for result in results_] for results_ in by_factor]
+            for change, by_factor in trained.items()
+        }
         costs = ratios(errors[""], [errors[change] for change in changes])
         for change, cost in zip(changes, costs, strict=True):
             pairs = zip(chain(*trained[""]), chain(*trained[change]), strict=True)
-            # The median, because now and then a run shares its core.
+            # The median, because a run sometimes shares its core.
             time = statistics.median(after.seconds / before.seconds for before, after in pairs)
             cells[change] += [cost, cost.times(time)]
     return cells
 
 
 def table(task: Task, changes: Sequence[str], done: Mapping[Run, Result], seeds: Sequence[int]) -> str:
-    """Return the table in Markdown, the cheapest at the larger budget first."""
+    """Return the table in Markdown, with the cheapest change at the larger budget first."""
     labels = [task.label.format(budget) for budget in task.budgets]
-    what = "epochs" if task.unit == "ep" else "bytes"
+    unit = "epochs" if task.unit == "ep" else "bytes"
     lines = [
         f"| change to `{task.recipe}`, n={len(seeds)} | "
-        + " | ".join(f"{label}: {what} | CPU time" for label in labels)
+        + " | ".join(f"{label}: {unit} | CPU time" for label in labels)
         + " |",
         "|---|" + "---|---|" * len(labels),
     ]
-    for change, cells in sorted(rows(task, changes, done, seeds).items(), key=lambda one: one[1][2].value):
-        shown = [f"**{cell}**" if cell.is_decided else f"{cell}" for cell in cells]
-        lines.append(f"| `{change}` | " + " | ".join(shown) + " |")
+    for change, cells in sorted(rows(task, changes, done, seeds).items(), key=lambda row: row[1][2].value):
+        texts = [f"**{cell}**" if cell.is_decided else f"{cell}" for cell in cells]
+        lines.append(f"| `{change}` | " + " | ".join(texts) + " |")
     return "\n".join(lines)
 
 
 def write(name: str, text: str, path: Path) -> None:
-    """Put a table between its two marks in a file."""
+    """Replace the table between its two marks in a file."""
     begin, end = f"<!-- {name}: benchmarks/algorithms.py -->", "<!-- end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     path.write_text(pattern.sub(lambda _: f"{begin}\n{text}\n{end}", path.read_text(), count=1))
@@ -248,11 +256,11 @@ def write(name: str, text: str, path: Path) -> None:
 def main() -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=TASKS, help="one of them; default: both")
-    parser.add_argument("--only", help="changes that contain this word; default: all")
-    parser.add_argument("--seeds", type=int, help="for each budget, at least 2; default: 11")
+    parser.add_argument("--task", choices=TASKS, help="the task; default: both")
+    parser.add_argument("--only", help="only changes that contain this word; default: all")
+    parser.add_argument("--seeds", type=int, help="number of seeds, at least 2; default: 11")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time, one thread each (default 2)")
-    parser.add_argument("--results", type=Path, default=ROOT / "outputs" / "algorithms.jsonl", help="what was trained")
+    parser.add_argument("--results", type=Path, default=ROOT / "outputs" / "algorithms.jsonl", help="file of results")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/algorithms.md")
     arguments = parser.parse_args()
     for name, task in TASKS.items():
@@ -263,7 +271,7 @@ def main() -> int:
         least = count_needed(math.inf, LEVEL / max(len(changes), 1))
         if least is not None and len(seeds) < least:
             print(f"{len(seeds)} seeds cannot tell any of {len(changes)} changes from the recipe; {least} can")
-        # Seed by seed, so that plain and changed runs meet the same moments of a busy machine.
+        # Seed by seed, so that a busy machine affects plain and changed runs alike.
         runs = [
             task.run(change, budget, seed) for seed in seeds for change in ("", *changes) for budget in task.trained()
         ]

@@ -1,10 +1,10 @@
-"""The trainer on a GPU against loops written by hand, in about ten minutes; exit code 1 over a limit.
+"""Compare the trainer on a GPU with hand-written loops, in about ten minutes; exit code 1 if a limit is exceeded.
 
     python benchmarks/gpu.py            # everything
-    python benchmarks/gpu.py loops      # what has this word in its name
+    python benchmarks/gpu.py loops      # sections with this word in their names
 
-Times are medians of rounds that take turns, over steps with the device synchronized at both ends. Without a GPU it runs
-at tiny sizes, which tests this file and measures nothing: what needs a GPU then says so, and no limit is checked.
+Times are medians of rounds that take turns, over steps with the device synchronized at both ends. Without a GPU, it
+runs at tiny sizes, which tests this file but measures nothing: rows that need a GPU say so, and no limit is checked.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WARM_UP, STEPS = (10, 40) if ON_GPU else (1, 2)
 LIMIT = 1.01  # times the hand-written loop, in time and in peak memory
 NEEDS_GPU = "needs a GPU"
 NETWORKS = ("gpt", "resnet18")
-# Sizes of vocabularies, and tokens of a sequence.
+# Size of the vocabulary, and tokens of a sequence.
 TEXTS: dict[str, tuple[int, int]] = {"gpt": (50304, 512), "llama": (128256, 1024)}
 if not ON_GPU:
     TEXTS = dict.fromkeys(TEXTS, (64, 8))
@@ -59,11 +59,11 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
 }
-"""A Llama of 1.2 billion weights, with hidden layers four times as wide as the others."""
+"""A Llama of 1.2 billion weights, whose MLPs are four times as wide as its other layers."""
 WRONG_LABELS = (
     "runner",
     "model=mlp",
-    "model.num_classes=5",  # the digits are ten
+    "model.num_classes=5",  # there are ten digits
     "model.module.num_classes=5",
     "algorithms=none",
     f"trainer.device={DEVICE}",
@@ -73,7 +73,7 @@ WRONG_LABELS = (
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table; a value above its limit fails."""
+    """A row of the table; a value above its limit fails."""
 
     title: str
     value: float | str
@@ -82,7 +82,7 @@ class Row:
 
 
 def make_model(name: str) -> Model:
-    """Return a network with its loss, the same each time."""
+    """Return a network with its loss, with the same weights each time."""
     return copy.deepcopy(_first_model(name))
 
 
@@ -99,7 +99,7 @@ def _first_model(name: str) -> Model:
 
 
 def make_llama() -> nn.Module:
-    """Return a network of transformers with new weights."""
+    """Return a Llama of transformers with new weights."""
     from runner.models.hf.causal_lm import HFCausalLM
 
     vocab, context = TEXTS["llama"]
@@ -112,7 +112,7 @@ def make_llama() -> nn.Module:
 
 @cache
 def make_data(name: str, batches: int = 8) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets of some batches, on the host."""
+    """Return the inputs and targets of several batches, on the host."""
     samples = batches * batch_size(name)
     generator = torch.Generator().manual_seed(1)
     if name in TEXTS:
@@ -124,12 +124,12 @@ def make_data(name: str, batches: int = 8) -> tuple[Tensor, Tensor]:
 
 
 def batch_size(name: str) -> int:
-    """Return the samples of a batch."""
+    """Return the number of samples in a batch."""
     return {"gpt": 16, "llama": 8, "resnet18": 512}[name] if ON_GPU else 2
 
 
 def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
-    """Return the optimizer of both sides, as fast as torch has it."""
+    """Return the optimizer of both sides, the fastest version that torch has."""
     return torch.optim.AdamW(parameters, lr=1e-4, fused=True if ON_GPU else None)
 
 
@@ -140,31 +140,31 @@ def wait() -> None:
 
 
 class Stopwatch(Callback):
-    """Takes the time of the steps after the warm-up, and does something around them."""
+    """Measures the time of the steps after the warm-up, within the context that `around` returns."""
 
     def __init__(self, around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext) -> None:
-        self._around = contextlib.ExitStack()
-        self._make = around
+        self._stack = contextlib.ExitStack()
+        self._around = around
         self.seconds = 0.0
 
     def batch_start(self, state: Any, logger: Any) -> None:
         if state.timestamp.batch == WARM_UP:
             wait()
-            self._around.enter_context(self._make())
+            self._stack.enter_context(self._around())
             self.seconds = -time.perf_counter()
 
     def batch_end(self, state: Any, logger: Any) -> None:
         if state.timestamp.batch == WARM_UP + STEPS:
-            self._around.close()
+            self._stack.close()
             wait()
             self.seconds += time.perf_counter()
 
 
 def by_hand(name: str) -> float:
-    """Return the seconds of the steps of a plain loop."""
+    """Return the seconds of the steps in a hand-written loop."""
     model = make_model(name).to(DEVICE)
     optimizer = make_optimizer(model.parameters())
-    inputs, targets = (one.to(DEVICE).split(batch_size(name)) for one in make_data(name))
+    inputs, targets = (tensor.to(DEVICE).split(batch_size(name)) for tensor in make_data(name))
     began = 0.0
     for step in range(WARM_UP + STEPS):
         if step == WARM_UP:
@@ -187,11 +187,11 @@ def by_trainer(
     prepare: Callable[[Trainer], None] = lambda trainer: None,
     **arguments: Any,
 ) -> float:
-    """Return the seconds of the same steps in the Trainer, to which something may be done before."""
+    """Return the seconds of the same steps in the Trainer, after `prepare` has changed it."""
     model = make_model(name)
-    vars(model)["metrics"] = lambda train: {}  # the plain loop has none
+    vars(model)["metrics"] = lambda train: {}  # the hand-written loop has none
     watch = Stopwatch(around)
-    given = arguments.pop("callbacks", [])
+    own_callbacks = arguments.pop("callbacks", [])
     with (
         tempfile.TemporaryDirectory() as folder,
         Trainer(
@@ -201,7 +201,7 @@ def by_trainer(
             max_duration=f"{WARM_UP + STEPS}ba",
             precision=PRECISION,
             device=DEVICE,
-            callbacks=[*given, watch],
+            callbacks=[*own_callbacks, watch],
             progress_bar=False,
             run_dir=folder,
             **arguments,
@@ -212,14 +212,14 @@ def by_trainer(
     return watch.seconds
 
 
-def compare(one: Callable[[], float], other: Callable[[], float]) -> float:
-    """Return how many times as long the first takes: the median of rounds that take turns."""
-    return statistics.median(one() / other() for _ in range(ROUNDS))
+def compare(first: Callable[[], float], second: Callable[[], float]) -> float:
+    """Return the time of the first function relative to the second: the median of rounds that take turns."""
+    return statistics.median(first() / second() for _ in range(ROUNDS))
 
 
 def peak(run: Callable[[], float]) -> float:
-    """Return the peak GPU memory of a run in bytes, not counting what was allocated before."""
-    gc.collect()  # the parts of a Trainer refer to each other
+    """Return the peak GPU memory of a run in bytes, without memory allocated before."""
+    gc.collect()  # a Trainer has reference cycles
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -237,8 +237,8 @@ def loops() -> Iterator[Row]:
 
 
 def syncs() -> Iterator[Row]:
-    """Where the host waits for the GPU within steps, by file and line."""
-    found: Counter[str] = Counter()
+    """Waits of the host for the GPU within steps, by file and line."""
+    waits: Counter[str] = Counter()
 
     @contextlib.contextmanager
     def watched() -> Iterator[None]:
@@ -249,16 +249,17 @@ def syncs() -> Iterator[Row]:
                 yield
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        found.update(f"{one.filename}:{one.lineno}" for one in caught if "called a synchronizing" in str(one.message))
+        synchronizing = (warning for warning in caught if "called a synchronizing" in str(warning.message))
+        waits.update(f"{warning.filename}:{warning.lineno}" for warning in synchronizing)
 
     for name in NETWORKS:
         if not ON_GPU:
             yield Row(f"{name}, waits in a step", NEEDS_GPU)
             continue
         by_trainer(name, around=watched)
-        yield Row(f"{name}, waits in {STEPS} steps", float(found.total()), 0, "waits")
-        yield from (Row(f"  {place}", float(count), unit="waits") for place, count in found.items())
-        found.clear()
+        yield Row(f"{name}, waits in {STEPS} steps", float(waits.total()), 0, "waits")
+        yield from (Row(f"  {place}", float(count), unit="waits") for place, count in waits.items())
+        waits.clear()
 
 
 def throughput() -> Iterator[Row]:
@@ -266,35 +267,35 @@ def throughput() -> Iterator[Row]:
     seconds = statistics.median(
         by_trainer("llama", algorithms=[algorithms.Compile()] if ON_GPU else []) for _ in range(ROUNDS)
     )
-    batch = tuple(one[: batch_size("llama")] for one in make_data("llama", 1))
+    batch = tuple(tensor[: batch_size("llama")] for tensor in make_data("llama", 1))
     yield Row("llama", STEPS * batch[0].numel() / seconds, unit="tokens/s")
     peak = find_peak(torch.cuda.get_device_name(), PRECISION) if ON_GPU else None
     flops = make_model("llama").flops_per_batch(batch)
-    share = STEPS * flops / seconds / peak if peak and flops else "no peak is known of this device"
+    share = STEPS * flops / seconds / peak if peak and flops else "the peak of this device is unknown"
     yield Row("of the peak", share)
 
 
 def plug_ins() -> Iterator[Row]:
-    """What each algorithm and callback adds to a step of the GPT, or of ResNet-18 if it does not work with the GPT."""
+    """Time with each algorithm and callback, on the GPT, or on ResNet-18 if it does not work with the GPT."""
     operations = importlib.import_module("operations")
     plain = {name: statistics.median(by_trainer(name) for _ in range(ROUNDS)) for name in NETWORKS}
     for module in (algorithms, callbacks):
-        for name in (one for one in module.__all__ if one not in operations.LEFT_OUT):
+        for name in (name for name in module.__all__ if name not in operations.LEFT_OUT):
             for network, seconds in plain.items():
                 try:
                     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                        chosen: Any = [getattr(module, name)(**operations.GIVEN.get(name, {}))]
-                        taken = by_trainer(network, **{module.__name__.rpartition(".")[2]: chosen})
+                        plug_in: Any = [getattr(module, name)(**operations.GIVEN.get(name, {}))]
+                        seconds_with = by_trainer(network, **{module.__name__.rpartition(".")[2]: plug_in})
                 except (TypeError, ValueError):
-                    continue  # it is for other networks, and says so
-                yield Row(f"{name}, {network}", taken / seconds)
+                    continue  # it does not support this network
+                yield Row(f"{name}, {network}", seconds_with / seconds)
                 break
             else:
                 yield Row(name, "does not fit these runs")
 
 
 def compiling() -> Iterator[Row]:
-    """Steps of a compiled model, and recorded steps of a small one, for which the host is too slow."""
+    """Steps of a compiled model, and recorded steps of a small one, whose speed the host limits."""
     if not ON_GPU:
         yield Row("compiled and recorded steps", NEEDS_GPU)
         return
@@ -309,55 +310,55 @@ def compiling() -> Iterator[Row]:
         def batch_end(self, state: Any, logger: Any) -> None:
             losses.append(state.total_loss)
 
-    for chosen in ([algorithms.CUDAGraph()], []):
-        by_trainer("resnet18", algorithms=chosen, callbacks=[Losses()])
-    own, plain = torch.stack(losses).chunk(2)
-    yield Row("largest difference of a loss, recorded", float((own - plain).abs().max()), 0.05, "")
+    for graphs in ([algorithms.CUDAGraph()], []):
+        by_trainer("resnet18", algorithms=graphs, callbacks=[Losses()])
+    with_graphs, plain = torch.stack(losses).chunk(2)
+    yield Row("largest difference of a loss, recorded", float((with_graphs - plain).abs().max()), 0.05, "")
 
 
 def prefetch() -> Iterator[Row]:
-    """Batches that come from the host, against data that is on the GPU."""
-    inputs, targets = (one.split(batch_size("resnet18")) for one in make_data("resnet18"))
+    """Batches from the host, compared with data on the GPU."""
+    inputs, targets = (tensor.split(batch_size("resnet18")) for tensor in make_data("resnet18"))
     pageable = [*zip(inputs, targets, strict=True)] * ((WARM_UP + STEPS) // len(inputs) + 1)
     kinds: dict[str, Iterable[Any]] = {"pageable": pageable}
     if ON_GPU:
-        pinned = {id(one): one.pin_memory() for batch in pageable for one in batch}
-        kinds["pinned"] = [tuple(pinned[id(one)] for one in batch) for batch in pageable]
+        pinned = {id(tensor): tensor.pin_memory() for batch in pageable for tensor in batch}
+        kinds["pinned"] = [tuple(pinned[id(tensor)] for tensor in batch) for batch in pageable]
     for kind, batches in kinds.items():
         yield Row(kind, compare(lambda: by_trainer("resnet18", batches), lambda: by_hand("resnet18")), LIMIT)  # noqa: B023
 
 
 def out_of_memory() -> Iterator[Row]:
-    """Microbatches that are found where memory is capped."""
+    """Size of microbatches under a cap of the memory."""
     if not ON_GPU:
         yield Row("samples that fit under a cap", NEEDS_GPU)
         return
     needed = peak(lambda: by_trainer("gpt"))
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(0.6 * needed / torch.cuda.get_device_properties(DEVICE).total_memory)
-    found: list[int] = []
+    sizes: list[int] = []
 
     class Size(Callback):
         def batch_end(self, state: Any, logger: Any) -> None:
-            found.append(state.samples_per_microbatch)
+            sizes.append(state.samples_per_microbatch)
 
     try:
         by_trainer("gpt", microbatch_size="auto", callbacks=[Size()])
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    yield Row("samples that fit under a cap", float(found[-1]), batch_size("gpt") - 1, "samples")
+    yield Row("samples that fit under a cap", float(sizes[-1]), batch_size("gpt") - 1, "samples")
 
 
 def resumed() -> Iterator[Row]:
-    """A run that was saved and resumed, against one that was not."""
+    """A resumed run, compared with an uninterrupted one."""
     for name in NETWORKS:
         with tempfile.TemporaryDirectory() as folder:
 
             def trainer(**arguments: Any) -> Trainer:
                 loader = TensorLoader(*make_data(name), batch_size=batch_size(name), shuffle=True)  # noqa: B023
-                own = {"model": make_model(name), "train_dataloader": loader, "optimizers": make_optimizer}  # noqa: B023
-                own |= {"max_duration": "6ba", "precision": PRECISION, "device": DEVICE, "progress_bar": False}
-                return Trainer(**own, run_dir=f"{folder}/run", deterministic=True, **arguments)
+                required = {"model": make_model(name), "train_dataloader": loader, "optimizers": make_optimizer}  # noqa: B023
+                required |= {"max_duration": "6ba", "precision": PRECISION, "device": DEVICE, "progress_bar": False}
+                return Trainer(**required, run_dir=f"{folder}/run", deterministic=True, **arguments)
 
             with trainer() as whole:
                 whole.fit("3ba")
@@ -365,13 +366,13 @@ def resumed() -> Iterator[Row]:
                 whole.fit("3ba")
             with trainer(resume_path=f"{folder}/saved") as second:
                 second.fit()
-            states = [one.state.unwrapped_model.state_dict() for one in (whole, second)]
-            differ = sum(not torch.equal(states[0][key], states[1][key]) for key in states[0])
-            yield Row(f"{name}, tensors that differ", float(differ), 0, "tensors")
+            states = [side.state.unwrapped_model.state_dict() for side in (whole, second)]
+            different = sum(not torch.equal(states[0][key], states[1][key]) for key in states[0])
+            yield Row(f"{name}, tensors that differ", float(different), 0, "tensors")
 
 
 def saves() -> Iterator[Row]:
-    """Steps with a checkpoint among every ten, written beside training or not."""
+    """Steps with a checkpoint after every tenth, written in the background or not."""
     for asynchronous in (False, True):
 
         def run() -> float:
@@ -382,25 +383,26 @@ def saves() -> Iterator[Row]:
 
 
 def wrong_labels() -> Iterator[Row]:
-    """Yield what a run with labels outside the classes prints: an assertion on the GPU, after which it is unusable."""
+    """Message of a run with invalid labels: an assertion fails on the GPU, which is unusable afterwards."""
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", *WRONG_LABELS], cwd=folder, capture_output=True, text=True, timeout=300
         )
-    if done.returncode == 0:
+    if result.returncode == 0:
         raise RuntimeError("labels that have no class were trained")
-    said = re.findall(r"device-side assert triggered|out of bounds|runner check", done.stderr) or [done.stderr[-200:]]
-    yield Row(f"exit code {done.returncode}, which names", ", ".join(dict.fromkeys(said)))
+    phrases = re.findall(r"device-side assert triggered|out of bounds|runner check", result.stderr)
+    phrases = phrases or [result.stderr[-200:]]
+    yield Row(f"exit code {result.returncode}, which names", ", ".join(dict.fromkeys(phrases)))
 
 
 def one_rank() -> Iterator[Row]:
-    """DDP of a single rank, over NCCL on a GPU: the time of a step, and whether weights stay the same to the bit."""
+    """DDP with a single rank, over NCCL on a GPU: time of a step, and whether weights are bit-identical."""
     weights: dict[bool, Tensor] = {}
 
     class Keep(Callback):
         def fit_end(self, state: Any, logger: Any) -> None:
-            held = nn.utils.parameters_to_vector(state.unwrapped_model.parameters()).detach().cpu()
-            weights[isinstance(state.model, DistributedDataParallel)] = held
+            vector = nn.utils.parameters_to_vector(state.unwrapped_model.parameters()).detach().cpu()
+            weights[isinstance(state.model, DistributedDataParallel)] = vector
 
     def wrap(trainer: Trainer) -> None:
         model = trainer.state.unwrapped_model
@@ -432,13 +434,13 @@ SECTIONS = (
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table, and return whether a limit was passed or a section failed."""
+    """Print the table; return 1 if a limit was exceeded or a section failed, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="parts of names of sections (default: all)")
     words = parser.parse_args(arguments).words
     names = [section.__name__ for section in SECTIONS]
     for word in words:
-        if not any(word in one for one in names):
+        if not any(word in name for name in names):
             parser.error(f"{word!r} is in no section's name: {', '.join(names)}")
     name = torch.cuda.get_device_name() if ON_GPU else "no GPU: tiny sizes, which measure nothing"
     print(f"{name}, torch {torch.__version__}, {PRECISION}")
@@ -449,11 +451,11 @@ def main(arguments: list[str]) -> int:
         print(f"\n{section.__name__}: {section.__doc__}")
         try:
             for row in section():
-                over = ON_GPU and row.limit is not None and not isinstance(row.value, str) and row.value > row.limit
-                failed |= over
-                shown = row.value if isinstance(row.value, str) else f"{row.value:.3f} {row.unit}"
+                is_over = ON_GPU and row.limit is not None and not isinstance(row.value, str) and row.value > row.limit
+                failed |= is_over
+                value = row.value if isinstance(row.value, str) else f"{row.value:.3f} {row.unit}"
                 limit = "" if row.limit is None else f"  (limit {row.limit:g})"
-                print(f"{row.title:>36}: {shown}{limit}{'  OVER' * over}", flush=True)
+                print(f"{row.title:>36}: {value}{limit}{'  OVER' * is_over}", flush=True)
         except Exception as error:
             failed = True
             print(f"  FAILED: {type(error).__name__}: {error}", flush=True)

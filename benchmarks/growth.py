@@ -1,4 +1,4 @@
-"""How costs grow with size. Exits with code 1 if a cost grows faster than its limit.
+"""Measure how costs grow with size. Exits with code 1 if a cost grows faster than its limit.
 
     python benchmarks/growth.py            # all costs
     python benchmarks/growth.py cache      # costs with this word in their name
@@ -40,14 +40,14 @@ from runner.data import TensorLoader
 from runner.data.shards.cache import ShardCache
 from runner.records.patch import patch
 
-# Large networks do not fit into the processor's caches, so the exponent of a bare step is up to 1.07.
+# Large networks do not fit into the caches of the processor, so the exponent of a bare step is up to 1.07.
 TENSORS = (100, 500, 2_000)
 STEPS = 20  # training steps that are timed, after two warm-up steps
 CHECKPOINTS = 5  # checkpoints that are saved and timed
 FILES = (1_000, 4_000, 16_000, 40_000)
 SHARD_SIZE = 1000  # bytes
 FETCHED = 200  # shards that are fetched into the cache and timed
-RETRAINED = 1000  # batches in a spool after the checkpoint from which the run is resumed
+RETRAINED = 1000  # batches in a spool after the checkpoint from which a run is resumed
 WATCH = """
 import os, time
 from runner import Callback
@@ -62,7 +62,7 @@ class Watch(Callback):
         if self.stop:
             os._exit(0)
 """
-"""A callback that writes down the CPU time at the start of each job."""
+"""A callback that records the CPU time at the start of each job."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Cost:
 
     name: str
     unit: str
-    """What the sizes count."""
+    """Unit of the sizes."""
     sizes: tuple[int, ...]
     measure: Callable[[int], float]
     """Returns the CPU seconds at a size."""
@@ -85,7 +85,7 @@ def cpu_seconds() -> float:
 
 
 def shard_in_cache(files: int, full: bool) -> float:
-    """Return the mean CPU seconds to fetch a shard into a cache of `files` shards that is full, or a tenth full."""
+    """Return the mean CPU seconds to fetch a shard into a cache with `files` shards that is full, or a tenth full."""
     with tempfile.TemporaryDirectory() as folder:
         for number in range(files):
             Path(folder, f"{number:032x}.shard").write_bytes(bytes(SHARD_SIZE))
@@ -103,13 +103,13 @@ def shard_in_cache(files: int, full: bool) -> float:
 
 
 def changed_file(megabytes: int) -> float:
-    """Return the CPU seconds to record the changes in a repository where one file of this size has changed."""
+    """Return the CPU seconds to record the changes in a repository in which one file of this size has changed."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         file = Path("weights.bin")
         file.write_bytes(os.urandom(megabytes * 1_000_000))
-        who = ("-c", "user.name=n", "-c", "user.email=n@example.org")
+        author = ("-c", "user.name=n", "-c", "user.email=n@example.org")
         for command in (("init", "-q"), ("add", "."), ("commit", "-qm", "first")):
-            subprocess.run(["git", *who, *command], check=True)
+            subprocess.run(["git", *author, *command], check=True)
         file.write_bytes(os.urandom(megabytes * 1_000_000))
         began = cpu_seconds()
         patch()
@@ -117,7 +117,7 @@ def changed_file(megabytes: int) -> float:
 
 
 def table_of_runs(runs: int) -> float:
-    """Return the CPU seconds of the command that prints a table of this many runs."""
+    """Return the CPU seconds to print a table of this many runs."""
     with tempfile.TemporaryDirectory() as folder:
         write_many(Path(folder, "outputs"), runs)
         began = cpu_seconds()
@@ -127,7 +127,7 @@ def table_of_runs(runs: int) -> float:
 
 
 class ManyTensors(nn.Module):
-    """A network with many parameters, each a tensor of a few numbers."""
+    """A network with many parameters, each of a few numbers."""
 
     def __init__(self, tensors: int, numbers: int = 8) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ def job_of_sweep(jobs: int) -> float:
 
 
 def sweep(jobs: int, stop: bool) -> list[float]:
-    """Return the CPU seconds of a sweep at the start of each job; with `stop`, it exits when the first job starts."""
+    """Return the CPU seconds of a sweep at the start of each job; with `stop`, the sweep exits at the first one."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "own.py").write_text(WATCH)
         training = ("model=mlp", "trainer.max_duration=1ba", "~callbacks.mlflow_logger")
@@ -227,7 +227,7 @@ def write_spool(folder: Path, batches: int, keys: int) -> Spool:
 
 
 def resumed_spool(batches: int) -> float:
-    """Return the CPU seconds to log the first batch of a run that was resumed from a checkpoint after `batches`."""
+    """Return the CPU seconds to log the first batch of a run resumed from a checkpoint after this many batches."""
     with tempfile.TemporaryDirectory() as folder:
         spool = write_spool(Path(folder), batches, keys=2)
         position = spool.position(batches)
@@ -290,7 +290,7 @@ def exponent(sizes: tuple[int, ...], seconds: list[float]) -> float:
 def main(arguments: list[str]) -> int:
     """Print all costs, and return exit code 1 if one grows too fast, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help="words in the names of the costs to measure (default: all)")
+    parser.add_argument("words", nargs="*", help="only costs with these words in their names (default: all)")
     parser.add_argument("--rounds", type=int, default=3, help="measurements at each size, of which the median is taken")
     options = parser.parse_args(arguments)
     failed = False
@@ -298,10 +298,10 @@ def main(arguments: list[str]) -> int:
         if options.words and not any(word in cost.name for word in options.words):
             continue
         seconds = [statistics.median(cost.measure(size) for _ in range(options.rounds)) for size in cost.sizes]
-        grows = exponent(cost.sizes, seconds)
-        too_fast = grows > cost.limit
+        slope = exponent(cost.sizes, seconds)
+        too_fast = slope > cost.limit
         failed |= too_fast
-        print(f"{cost.name}: exponent {grows:.2f} (limit {cost.limit:g}){'  TOO FAST' * too_fast}")
+        print(f"{cost.name}: exponent {slope:.2f} (limit {cost.limit:g}){'  TOO FAST' * too_fast}")
         for size, value in zip(cost.sizes, seconds, strict=True):
             print(f"{size:>12,} {cost.unit}: {1e3 * value:10.3f} ms", flush=True)
     return int(failed)

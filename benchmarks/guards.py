@@ -1,13 +1,13 @@
-"""Whether SpikeGuard and SampleLedger find what is planted in the data, and nothing else.
+"""Check that SpikeGuard and SampleLedger find faults planted in the data, and nothing else.
 
     python benchmarks/guards.py [--seeds 5]
 
 - SpikeGuard: the final loss of a small GPT on clean text, and with 8 of 700 batches replaced by nonsense, without and
   with the guard; and how often it acts in 20 runs on clean text.
-- SampleLedger: how many of the digits whose labels were changed, 5 % of all, are among the 8 % that it names.
+- SampleLedger: how many of the digits with wrong labels, 5 % of all, are among the 8 % that it lists.
 
-The exit code is 1 where, in the mean over seeds, a run with the guard ends more than 1 % above the clean one or a run
-without it does not, where the guard acts on clean text, or where the ledger names less than 80 %.
+The exit code is 1 if, in the mean over seeds, a run with the guard ends more than 1 % above the clean run, or a run
+without it does not; if the guard acts on clean text; or if the ledger lists less than 80 % of the wrong labels.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ CLEAN = 20
 
 
 def measure_guard(seeds: int) -> bool:
-    """Print losses with and without the guard; return whether it saves what nonsense costs and leaves clean text."""
+    """Print losses with and without the guard; return whether it prevents the damage and ignores clean text."""
     above: dict[str, list[float]] = {"nonsense": [], "guard": []}
     print("SpikeGuard: final loss    clean   nonsense   with the guard   went back")
     for seed in range(seeds):
         clean, _ = train_language(700, seed, range(0))
-        spoilt, _ = train_language(700, seed, NONSENSE)
+        damaged, _ = train_language(700, seed, NONSENSE)
         guarded, spikes = train_language(700, seed, NONSENSE, SpikeGuard())
-        above["nonsense"].append(spoilt / clean - 1)
+        above["nonsense"].append(damaged / clean - 1)
         above["guard"].append(guarded / clean - 1)
-        print(f"{f'seed {seed}':>22} {clean:8.4f} {spoilt:10.4f} {guarded:16.4f} {spikes:11}", flush=True)
+        print(f"{f'seed {seed}':>22} {clean:8.4f} {damaged:10.4f} {guarded:16.4f} {spikes:11}", flush=True)
     acted = sum(train_language(250, seed, range(0), SpikeGuard())[1] > 0 for seed in range(CLEAN))
-    means = {name: statistics.fmean(one) for name, one in above.items()}
+    means = {name: statistics.fmean(values) for name, values in above.items()}
     print(
         f"above the clean run: {means['nonsense']:.2%} with nonsense, {means['guard']:.2%} with the guard, in the mean"
     )
@@ -49,20 +49,20 @@ def measure_guard(seeds: int) -> bool:
 
 
 def measure_ledger(seeds: int) -> bool:
-    """Print the shares of wrong labels that are named; return whether they are 80 % on average."""
+    """Print the shares of wrong labels that are listed; return whether they are at least 80 % on average."""
     shares = []
     for seed in range(seeds):
         train, wrong = flip_labels(seed)
         with tempfile.TemporaryDirectory() as folder:
             rows = keep_ledger(train, seed, run_dir=folder).tables["sample_ledger"]["rows"]
         shares.append(len({row[0] for row in rows} & {*wrong.tolist()}) / len(wrong))
-    shown = ", ".join(f"{one:.0%}" for one in shares)
-    print(f"SampleLedger: of 5 % wrong labels, among the 8 % named: {shown}; mean {statistics.fmean(shares):.0%}")
+    texts = ", ".join(f"{share:.0%}" for share in shares)
+    print(f"SampleLedger: of 5 % wrong labels, among the 8 % named: {texts}; mean {statistics.fmean(shares):.0%}")
     return statistics.fmean(shares) >= 0.8
 
 
 def main() -> int:
-    """Print all figures; exit code 1 where one misses what is promised."""
+    """Print all figures; exit code 1 if one misses its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="runs of each kind")
     seeds = parser.parse_args().seeds

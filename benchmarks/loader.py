@@ -1,15 +1,15 @@
-"""What our loaders take to read batches, against torch's DataLoader on the same data in the same run.
+"""Compare the CPU time of our loaders with that of torch's DataLoader, on the same data in the same run.
 
     python benchmarks/loader.py
 
 2,000 JPEG files, made on the fly, are read with random crops and flips by the main process and by two workers. Token
-windows come from one long tensor in memory, of which torch's loader indexes each sample. Printed is our CPU time over
-theirs, that of workers included: the median of rounds in which they take turns, and its quartiles. Each case has a
-process of its own, as a run has: what an earlier case left in the heap would change the figures.
+windows come from one long tensor in memory, which torch's loader indexes for each sample. The output is the ratio of
+our CPU time to torch's, including workers: the median of rounds that take turns, and the quartiles. Each case has a
+process of its own, like a run: the heap of an earlier case would change the figures.
 
-Ours reads each sample with three generators seeded for it, so that augmentation is the same for any number of workers
-and after a resume: 9 us a sample, half of them for Python's own `random`, however long the sample itself takes. In
-workers it saves as much: images are copied into their batch once they are read, and labels are sent by value.
+Our loader seeds three generators for each sample, so that augmentation is the same for any number of workers and after
+a resume. This takes 9 us a sample, half of it for Python's `random`, however long the sample itself takes. With workers
+it saves as much: images are copied into their batch as soon as they are read, and labels are sent by value.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
 
 def make_images(folder: Path) -> None:
-    """Write the files: smooth noise, which takes about as many bytes as a photograph."""
+    """Write the files: smooth noise, which takes about as much space as a photograph."""
     from PIL import Image
 
     generator = numpy.random.default_rng(0)
@@ -71,7 +71,7 @@ def make_images(folder: Path) -> None:
 
 
 class Windows(Dataset[tuple[Tensor, Tensor]]):
-    """Windows of a long tensor of tokens, with the tokens that follow them."""
+    """Windows of a long tensor of tokens, each with the window one token later."""
 
     def __init__(self, tokens: Tensor) -> None:
         self.tokens = tokens
@@ -85,14 +85,14 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time of this process and of all below it: workers, and the server from which ours are forked."""
-    below = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
+    """Return the CPU time of this process and its descendants: workers, and the server from which ours are forked."""
+    descendants = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + ended.ru_utime + ended.ru_stime + sum(sum(times[:4]) for times in below)
+    return time.process_time() + ended.ru_utime + ended.ru_stime + sum(sum(times[:4]) for times in descendants)
 
 
 def measure(case: str, folder: Path, rounds: int) -> dict[str, list[float]]:
-    """Return the CPU seconds of an epoch in each round, after one that is not counted."""
+    """Return the CPU seconds of an epoch in each round, after an uncounted one."""
     torch.set_num_threads(1)
     variants = cases(folder)[case]()
     times: dict[str, list[float]] = {key: [] for key in variants}
@@ -128,24 +128,24 @@ def cases(folder: Path) -> dict[str, Callable[[], dict[str, Iterable[Any]]]]:
 
 
 def main() -> int:
-    """Print what was measured; exit code 1 when a ratio is over its limit."""
+    """Print the ratios; exit code 1 if one is over its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="epochs of each loader that count (default 7)")
+    parser.add_argument("--rounds", type=int, default=7, help="counted epochs of each loader (default 7)")
     arguments = parser.parse_args()
     failed = False
     with tempfile.TemporaryDirectory() as name:
         make_images(Path(name))
         for key in LIMITS:
-            with ProcessPoolExecutor(1, mp_context=get_context("fork")) as fresh:
-                times = fresh.submit(measure, key, Path(name), arguments.rounds).result()
+            with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+                times = pool.submit(measure, key, Path(name), arguments.rounds).result()
             ratios = sorted(ours / theirs for ours, theirs in zip(times["ours"], times["torch"], strict=True))
-            low, middle, high = statistics.quantiles(ratios, n=4)
+            low, median, high = statistics.quantiles(ratios, n=4)
             samples = WINDOWS if key == "token windows" else IMAGES
-            each = " and ".join(f"{1e6 * statistics.median(times[one]) / samples:.1f}" for one in times)
+            costs = " and ".join(f"{1e6 * statistics.median(seconds) / samples:.1f}" for seconds in times.values())
             print(
-                f"{key:>18}: {middle:.3f} times ({low:.3f} to {high:.3f}; limit {LIMITS[key]:.2f}), {each} us a sample"
+                f"{key:>18}: {median:.3f} times ({low:.3f} to {high:.3f}; limit {LIMITS[key]:.2f}), {costs} us a sample"
             )
-            failed |= middle > LIMITS[key]
+            failed |= median > LIMITS[key]
     return int(failed)
 
 

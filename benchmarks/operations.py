@@ -1,13 +1,13 @@
-"""What a training step asks of the device and of Python, by counting: the trainer against a loop written by hand.
+"""Count the operations and Python calls of a training step, in the trainer and in a hand-written loop.
 
     python benchmarks/operations.py             # an MLP, ResNet-18 and GPT: by hand, and with loss and metrics logged
-    python benchmarks/operations.py --each      # and what each callback and each algorithm adds to a step
+    python benchmarks/operations.py --each      # also what each callback and each algorithm adds to a step
 
-Counted are, as a mean over some steps: operations that work on tensors (each is at least one kernel on a GPU; views and
-allocations are none), tensors that cross from the host with their bytes, values read back, for which the host waits,
-and calls of Python functions. One of torch's dispatch modes sees the operations, those of the backward pass and of the
-optimizer too. What the logger's thread reads back is not of the step. On a CPU nothing crosses to a device; there, what
-counts as a copy is a tensor made from Python's numbers, which would have to cross, from memory that is not pinned.
+Counts are means over some steps, of: operations on tensors (each is at least one kernel on a GPU; views and allocations
+do not count); tensors copied from the host, and their bytes; values read back, for which the host waits; and calls of
+Python functions. A dispatch mode of torch sees the operations, including those of the backward pass and the optimizer.
+Values that the logger's thread reads back do not count. On a CPU nothing is copied to a device; instead, tensors made
+from Python's numbers count, which would be copied from memory that is not pinned.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -51,23 +52,23 @@ ALLOCATES = {"aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_em
 
 @dataclass
 class Counts:
-    """What was asked for in the steps watched; divided by their number where it is printed."""
+    """Counts over all watched steps; `row` divides them by the number of steps."""
 
     operations: Counter[str] = field(default_factory=Counter)
-    """Operations with work for a device, by name."""
+    """Operations that work on a device, by name."""
     reads: Counter[str] = field(default_factory=Counter)
     """Operations and methods whose result the host waits for, by name."""
     copies: Counter[str] = field(default_factory=Counter)
-    """Tensors that cross from the host, by the memory they come from: 'pinned' or 'pageable'."""
+    """Tensors copied from the host, by the kind of its memory: 'pinned' or 'pageable'."""
     copied: int = 0
-    """Their bytes."""
+    """Bytes of these tensors."""
     calls: int = 0
-    """Calls of Python functions, in as many steps."""
+    """Calls of Python functions."""
 
     def row(self) -> list[float]:
-        """Return what a step takes: operations, copies, their bytes, reads, calls."""
-        seen = (self.operations.total(), self.copies.total(), self.copied, self.reads.total())
-        return [*(one / len(WATCHED) for one in seen), self.calls / len(CALLED)]
+        """Return the numbers for a step: operations, copies, their bytes, reads, calls."""
+        totals = (self.operations.total(), self.copies.total(), self.copied, self.reads.total())
+        return [*(total / len(WATCHED) for total in totals), self.calls / len(CALLED)]
 
 
 class Operations(TorchDispatchMode):
@@ -78,7 +79,7 @@ class Operations(TorchDispatchMode):
         self.counts = counts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count one, and do it."""
+        """Count an operation, and run it."""
         name = str(func.overloadpacket)
         result = func(*args, **(kwargs or {}))
         source = args[1] if name == "aten.copy_" else args[0] if name in ("aten._to_copy", "aten.lift_fresh") else None
@@ -94,14 +95,14 @@ class Operations(TorchDispatchMode):
 
 
 class Methods(TorchFunctionMode):
-    """Counts methods that read values, some of which are no operations on the CPU."""
+    """Counts methods that read values, some of which are not operations on the CPU."""
 
     def __init__(self, counts: Counts):
         super().__init__()
         self.counts = counts
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count one, and call it."""
+        """Count a method, and call it."""
         name = getattr(func, "__name__", "")
         if name in METHODS and args and isinstance(args[0], Tensor):
             self.counts.reads[name] += 1
@@ -109,11 +110,11 @@ class Methods(TorchFunctionMode):
 
 
 class Watch:
-    """Counts what this thread does in some batches of an epoch.
+    """Counts operations and calls of this thread in some batches of an epoch.
 
     Args:
         watched: batches whose operations are counted.
-        called: batches whose calls of Python functions are counted; None: of none.
+        called: batches whose calls of Python functions are counted; None: no batches.
     """
 
     def __init__(self, watched: range = WATCHED, called: range | None = CALLED) -> None:
@@ -123,7 +124,7 @@ class Watch:
         self._modes = Operations(self.counts), Methods(self.counts)
 
     def before_batch(self, number: int) -> None:
-        """Start or stop; call it before each batch is read, with its number."""
+        """Start or stop counting; call it with the number of each batch, before the batch is read."""
         if number == self._watched.start:
             for mode in self._modes:
                 mode.__enter__()
@@ -131,9 +132,9 @@ class Watch:
             for mode in reversed(self._modes):
                 mode.__exit__(None, None, None)
         elif self._called is not None and number in (self._called.start, self._called.stop):
-            begins = number == self._called.start
-            (gc.disable if begins else gc.enable)()  # a collection would call finalizers of other objects
-            sys.setprofile(self._count_call if begins else None)
+            is_first = number == self._called.start
+            (gc.disable if is_first else gc.enable)()  # a collection would call finalizers of other objects
+            sys.setprofile(self._count_call if is_first else None)
 
     def _count_call(self, frame: Any, event: str, argument: Any) -> None:
         self.counts.calls += event == "call"
@@ -146,13 +147,13 @@ class Watching(Callback):
         self.watch = watch
 
     def before_dataloader(self, state: Any, logger: Any) -> None:
-        """Pass on the number of the batch that is about to be read."""
+        """Pass on the number of the next batch."""
         self.watch.before_batch(state.timestamp.batch)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A network with its data, and its loss as one would write it by hand."""
+    """A network with its data, and its loss for the hand-written loop."""
 
     module: Callable[[], nn.Module]
     wrap: Callable[[nn.Module], Model]
@@ -161,7 +162,7 @@ class Task:
 
 
 def make_images(*shape: int) -> tuple[Tensor, Tensor]:
-    """Return inputs of a shape, in [0, 1], with class numbers from 0 to 9: all batches of an epoch."""
+    """Return inputs in [0, 1] of a shape, and classes from 0 to 9, for all batches of an epoch."""
     samples = BATCHES * BATCH
     return torch.rand(samples, *shape, generator=torch.Generator().manual_seed(0)), torch.arange(samples) % 10
 
@@ -176,19 +177,26 @@ def loss_of_tokens(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+CLASSIFIER = partial(ClassificationModel, num_classes=10)
 TASKS = {
     "mlp": Task(
-        lambda: MLP(64, (32,), 10), lambda one: ClassificationModel(one, 10), lambda: make_images(64), F.cross_entropy
+        lambda: MLP(64, (32,), 10),
+        CLASSIFIER,
+        lambda: make_images(64),
+        F.cross_entropy,
     ),
     "resnet18": Task(
-        lambda: ResNet18(3, 10), lambda one: ClassificationModel(one, 10), lambda: make_images(3, 8, 8), F.cross_entropy
+        lambda: ResNet18(3, 10),
+        CLASSIFIER,
+        lambda: make_images(3, 8, 8),
+        F.cross_entropy,
     ),
     "gpt": Task(lambda: GPT(64, context=16, d_model=16, n_layers=6, n_heads=2), LanguageModel, _tokens, loss_of_tokens),
 }
 
 
 def make_module(task: Task) -> nn.Module:
-    """Return a task's network, the same weights each time."""
+    """Return the network of a task, with the same weights each time."""
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         return task.module()
@@ -200,10 +208,10 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def by_hand(task: Task, device: str = "cpu") -> Counts:
-    """Return what a loop by hand takes, which computes no metrics and logs nothing."""
+    """Return the counts of a hand-written loop, which computes no metrics and logs nothing."""
     module = make_module(task).to(device)
     optimizer = sgd(module.parameters())
-    inputs, targets = (one.to(device) for one in task.data())
+    inputs, targets = (tensor.to(device) for tensor in task.data())
     watch = Watch()
     order = torch.randperm(len(inputs), device=device)
     for number, index in enumerate(order.split(BATCH)):
@@ -223,14 +231,14 @@ def with_trainer(
     device: str = "cpu",
     **arguments: Any,
 ) -> Counts:
-    """Return what the Trainer takes, with all its own values logged."""
+    """Return the counts of the Trainer, which logs all its values."""
     watch = Watch()
     torch.manual_seed(0)
     data = task.data()
     with Trainer(
         model=task.wrap(make_module(task)),
         train_dataloader=TensorLoader(*data, batch_size=BATCH, shuffle=True),
-        eval_dataloader=TensorLoader(*(one[:BATCH] for one in data), batch_size=BATCH, shuffle=False),
+        eval_dataloader=TensorLoader(*(tensor[:BATCH] for tensor in data), batch_size=BATCH, shuffle=False),
         optimizers=sgd,
         callbacks=[Watching(watch), *callbacks],
         loggers=[runner.callbacks.InMemoryLogger()],
@@ -244,7 +252,7 @@ def with_trainer(
     return watch.counts
 
 
-# Arguments without which a callback or algorithm cannot be made, or would do nothing in a run as short as this.
+# Arguments without which a callback or algorithm cannot be made, or would do nothing in such a short run.
 GIVEN: dict[str, dict[str, Any]] = {
     "ALiBi": {"max_sequence_length": 16},
     "EarlyStopper": {"monitor": "loss", "patience": "1000ep"},
@@ -278,24 +286,24 @@ LEFT_OUT = {
 
 
 def additions(name: str, kind: Any, folder: Path, device: str = "cpu") -> Iterator[tuple[str, list[float]]]:
-    """Yield each task that a callback or algorithm fits, with what it adds to a step.
+    """Yield each task that a callback or algorithm supports, with its additions to the counts of a step.
 
     Args:
         name: its class name.
         kind: `runner.callbacks` or `runner.algorithms`.
         folder: an empty folder.
-        device: where the runs are.
+        device: the device for training.
     """
     key = "callbacks" if kind is runner.callbacks else "algorithms"
     for title, task in TASKS.items():
-        without = with_trainer(task, folder / "plain", device=device).row()
-        given = {"tracking_uri": f"sqlite:///{folder}/mlflow.db"} if name == "MLflowLogger" else GIVEN.get(name, {})
+        plain = with_trainer(task, folder / "plain", device=device).row()
+        arguments = {"tracking_uri": f"sqlite:///{folder}/mlflow.db"} if name == "MLflowLogger" else GIVEN.get(name, {})
         try:
-            one = getattr(kind, name)(**given)
-            counts = with_trainer(task, folder / f"{name}-{title}", device=device, **{key: [one]})
+            plug_in = getattr(kind, name)(**arguments)
+            counts = with_trainer(task, folder / f"{name}-{title}", device=device, **{key: [plug_in]})
         except (TypeError, ValueError):
-            continue  # it is for other networks, and says so
-        yield title, [more - before for more, before in zip(counts.row(), without, strict=True)]
+            continue  # it does not support this network
+        yield title, [after - before for after, before in zip(counts.row(), plain, strict=True)]
 
 
 HEADER = f"{'':34}{'operations':>11}{'copies':>8}{'bytes':>9}{'reads':>7}{'calls':>8}"
@@ -310,17 +318,17 @@ def print_row(title: str, row: Iterable[float], sign: str = "") -> None:
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = {
-        kind: [one for one in kind.__all__ if one not in LEFT_OUT] for kind in (runner.callbacks, runner.algorithms)
+    names_by_kind = {
+        kind: [name for name in kind.__all__ if name not in LEFT_OUT] for kind in (runner.callbacks, runner.algorithms)
     }
     parser.add_argument(
         "--each",
         nargs="*",
-        choices=[*chain(*known.values())],
+        choices=[*chain(*names_by_kind.values())],
         metavar="CLASS",
-        help="what each callback and algorithm adds, or these",
+        help="also print what each callback and algorithm adds, or only these",
     )
-    parser.add_argument("--device", default="cpu", help="where to train (default cpu)")
+    parser.add_argument("--device", default="cpu", help="device for training (default cpu)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("runner").setLevel(logging.ERROR)
@@ -331,11 +339,12 @@ def main() -> int:
             hand = by_hand(task, arguments.device).row()
             ours = with_trainer(task, Path(folder), device=arguments.device).row()
             print_row(f"{title} by hand", hand)
-            print_row("  with the Trainer, more", [more - before for more, before in zip(ours, hand, strict=True)], "+")
+            more = [after - before for after, before in zip(ours, hand, strict=True)]
+            print_row("  with the Trainer, more", more, "+")
         if arguments.each is None:
             return 0
         print("\nmore with")
-        for kind, names in known.items():
+        for kind, names in names_by_kind.items():
             for name in names:
                 if arguments.each and name not in arguments.each:
                     continue

@@ -1,20 +1,19 @@
-"""What the trainer costs per step, against a hand-written loop on the same work in the same run.
+"""Compare the time of a step in the trainer with a hand-written loop that does the same work in the same run.
 
-    python benchmarks/overhead.py           # the trainer, with no callbacks, with those of the default run, with all
+    python benchmarks/overhead.py           # the trainer without callbacks, with the default ones, with all
     python benchmarks/overhead.py --each    # what each callback adds
 
-An MLP 64-32-10 at batch 32 with one thread: small enough that every microsecond of the engine shows. Both sides read
-the same batches, which are there already, through a plain DataLoader over a list: that measures the engine. Then both
-read an epoch of the same data in a new order: the trainer through our loader, the hand-written loop by indexing.
+An MLP 64-32-10 at batch 32 with one thread is small enough to show every microsecond of the engine. Both sides read the
+same ready-made batches through a plain DataLoader over a list, which measures the engine. Then both read an epoch of
+the same data in a new order: the trainer through our loader, the hand-written loop by indexing.
 
-The variants are run in turn, many short rounds each, by process CPU time (which counts the logger's thread too), and
-the ratio to the hand-written loop is taken round by round; printed are the median ratio and its quartiles. Inputs are
-vectors, so callbacks for images or text idle.
+The variants take turns, many short rounds each, measured by process CPU time (which includes the logger's thread). The
+ratio to the hand-written loop is computed for each round; the output is the median ratio and its quartiles. Inputs are
+vectors, so callbacks for images or text are idle.
 
-What most callbacks take is the same on any step, so a limit on the ratio holds for one machine: the hand-written step
-takes 0.2 ms where ours were measured. That of all callbacks at once is narrow: much of it is what it costs that many
-small pieces of code take turns with the step, and each finds the processor's caches filled by others, which is more on
-a busy machine.
+Most callbacks take the same time in any step, so a limit on the ratio applies to one machine: ours were set where the
+hand-written step takes 0.2 ms. The limit of all callbacks together is tight: much of their time is lost because many
+small pieces of code take turns and evict each other from the processor's caches, more so on a busy machine.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ LEFT_OUT = {
     "SampleLedger": "needs a loader whose order is known",
     "SweepPruner": "needs a sweep",
     "ExportForInference": "acts after training",
-    "WandBLogger": "has wandb do its work in a thread that no clock here waits for",
-    "EventTrace": "measures the others, and so takes half a microsecond for each call of each",
-    "TorchProfiler": "measures the others too, in a few batches",
+    "WandBLogger": "works in a thread of wandb, for which no clock here waits",
+    "EventTrace": "measures other callbacks, and so takes half a microsecond for each of their calls",
+    "TorchProfiler": "measures other callbacks too, in a few batches",
 }
 
 
@@ -69,7 +68,7 @@ def make_data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def make_module() -> nn.Module:
-    """Return the MLP, the same weights each time."""
+    """Return the MLP, with the same weights each time."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, CLASSES))
 
@@ -78,7 +77,7 @@ class PlainModel(ClassificationModel):
     """A classifier without training metrics, like the hand-written loop."""
 
     def metrics(self, train: bool) -> dict:
-        """Return none."""
+        """Return no metrics."""
         return {}
 
 
@@ -106,13 +105,13 @@ def ten_callbacks() -> list[Callback]:
 
 
 def ready_batches() -> DataLoader:
-    """Return a loader that only hands out batches which were made before."""
-    batches: Any = [*zip(*(one.split(BATCH) for one in make_data()), strict=True)]
+    """Return a loader of ready-made batches."""
+    batches: Any = [*zip(*(tensor.split(BATCH) for tensor in make_data()), strict=True)]
     return DataLoader(batches, batch_size=None)
 
 
 class Indexed:
-    """An epoch's batches in a new order each time, by indexing, as one would write it."""
+    """The batches of an epoch in a new order each time, by plain indexing."""
 
     def __init__(self) -> None:
         self.inputs, self.targets = make_data()
@@ -126,7 +125,7 @@ class Indexed:
 
 
 def hand_written(batches: Iterable[Any]) -> Callable[[], float]:
-    """Return a function that runs an epoch of the loop that a careful person would write, and returns its seconds."""
+    """Return a function that runs an epoch of a carefully hand-written loop, and returns its seconds."""
     module = make_module()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
 
@@ -143,13 +142,13 @@ def hand_written(batches: Iterable[Any]) -> Callable[[], float]:
 
 
 class Clock(Callback):
-    """Notes the seconds between the start and the end of an epoch, with all that was logged in it.
+    """Measures the seconds from the start to the end of an epoch, including the delivery of all logged values.
 
-    What a run does once at its end (a last checkpoint, a picture) is no cost of a step and stays outside. So that the
-    epoch is one within a run, and no callback takes its last batch for the last one, it stops training here.
+    Work that a run does once at its end (a last checkpoint, a picture) is not a cost of a step and does not count.
+    The clock stops training after the epoch, so that no callback takes its last batch for the last one of the run.
 
     Args:
-        timer: returns seconds; those of the process's CPU time, or others.
+        timer: returns seconds, by default the CPU time of the process.
     """
 
     def __init__(self, timer: Callable[[], float] = time.process_time) -> None:
@@ -170,13 +169,13 @@ class Clock(Callback):
 def with_trainer(
     callbacks: list[Callback], folder: Path, batches: Iterable[Any]
 ) -> tuple[Trainer, Callable[[], float]]:
-    """Return a Trainer on the same work, and a function that trains one epoch and returns its CPU seconds."""
+    """Return a Trainer for the same work, and a function that trains an epoch and returns its CPU seconds."""
     clock = Clock()
-    inputs, targets = (one[:BATCH] for one in make_data())
+    inputs, targets = (tensor[:BATCH] for tensor in make_data())
     trainer = Trainer(
         model=PlainModel(make_module(), CLASSES),
         train_dataloader=batches,
-        # For those that watch an evaluation, which comes after the clock has stopped.
+        # For callbacks that watch an evaluation, which comes after the clock has stopped.
         eval_dataloader=TensorLoader(inputs, targets, batch_size=BATCH, shuffle=False),
         optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
         callbacks=[*callbacks, clock],
@@ -192,28 +191,28 @@ def with_trainer(
 
 
 def make(name: str, folder: Path) -> Callback:
-    """Return a shipped callback at its defaults, by its class name, so that it does not end the run."""
-    given: dict[str, dict[str, Any]] = {
+    """Return a shipped callback by its class name, with its defaults, and so that it does not end the run."""
+    arguments: dict[str, dict[str, Any]] = {
         "EarlyStopper": {"monitor": "loss", "patience": "1000ep"},
         "Generate": {"prompts": ["def "]},
         "MLPerfCallback": {"root_folder": "mlperf", "index": 0, "metric_name": "loss", "target": 0.0},
         "MLflowLogger": {"tracking_uri": f"sqlite:///{folder}/mlflow.db"},
         "ThresholdStopper": {"monitor": "loss", "threshold": 0.0},
     }
-    return getattr(shipped, name)(**given.get(name, {}))
+    return getattr(shipped, name)(**arguments.get(name, {}))
 
 
 def measure(
     sets: dict[str, list[Callback]], folder: Path, rounds: int, by_hand: Iterable[Any], batches: Iterable[Any]
 ) -> dict[str, list[float]]:
-    """Return the CPU seconds of a step in each round, of the hand-written loop and with each set of callbacks.
+    """Return the CPU seconds of a step in each round, for the hand-written loop and for each set of callbacks.
 
     Args:
         sets: the callbacks of each trainer.
         folder: an empty folder.
-        rounds: how often each is measured.
-        by_hand: what the hand-written loop reads.
-        batches: what the trainers read.
+        rounds: number of measurements of each.
+        by_hand: batches of the hand-written loop.
+        batches: batches of the trainers.
     """
     times: dict[str, list[float]] = {}
     quiet = io.StringIO()
@@ -231,36 +230,36 @@ def measure(
 
 
 def print_ratios(times: dict[str, list[float]], limits: Mapping[str, float] = LIMITS) -> bool:
-    """Print each set's ratio to the hand-written loop; return whether one is over its limit."""
+    """Print the ratio of each set to the hand-written loop; return whether one is over its limit."""
     base = times.pop("hand-written")
     print(f"hand-written loop: {1e6 * statistics.median(base):.0f} us a step, torch {torch.__version__}, one thread")
     failed = False
     for key, values in times.items():
         ratios = sorted(value / hand for value, hand in zip(values, base, strict=True))
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        failed |= middle > limits[key]
+        low, median, high = statistics.quantiles(ratios, n=4)
+        failed |= median > limits[key]
         more = 1e6 * statistics.median(value - hand for value, hand in zip(values, base, strict=True))
         limit = f"limit {limits[key]:.2f}"
-        print(f"{key:>19}: {middle:.3f} times, {more:3.0f} us more  (quartiles {low:.3f} to {high:.3f}; {limit})")
+        print(f"{key:>19}: {median:.3f} times, {more:3.0f} us more  (quartiles {low:.3f} to {high:.3f}; {limit})")
     return failed
 
 
 def print_each(times: dict[str, list[float]]) -> None:
-    """Print what each callback adds to a run that otherwise has only a destination for all values."""
+    """Print what each callback adds to a run whose only other callback is a destination for all values."""
     base, _ = times.pop("InMemoryLogger"), times.pop("hand-written")
     print(f"a run with InMemoryLogger: {1e6 * statistics.median(base):.0f} us a step; more with:")
     for key, values in times.items():
-        more = [1e6 * (value - without) for value, without in zip(values, base, strict=True)]
-        low, middle, high = statistics.quantiles(more, n=4)
-        print(f"{key:>20}: {middle:5.1f} us  (quartiles {low:.1f} to {high:.1f})")
+        more = [1e6 * (value - plain) for value, plain in zip(values, base, strict=True)]
+        low, median, high = statistics.quantiles(more, n=4)
+        print(f"{key:>20}: {median:5.1f} us  (quartiles {low:.1f} to {high:.1f})")
 
 
 def main() -> int:
-    """Print what was measured; exit code 1 when a ratio is over its limit."""
+    """Print the ratios; exit code 1 if one is over its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=25, help="rounds of 400 steps per variant (default 25)")
     parser.add_argument("--skip-built-ins", action="store_true", help="measure only the engine and bare callbacks")
-    parser.add_argument("--each", nargs="*", metavar="CLASS", help="what each callback adds, or each of these")
+    parser.add_argument("--each", nargs="*", metavar="CLASS", help="print what each callback adds, or only these")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("runner").setLevel(logging.ERROR)
@@ -269,9 +268,9 @@ def main() -> int:
         folder = Path(name)
         if arguments.each is not None:
             chosen = arguments.each or [name for name in names if name != "InMemoryLogger"]
-            each = {one: [make(one, folder), make("InMemoryLogger", folder)] for one in chosen}
-            each = {"InMemoryLogger": [make("InMemoryLogger", folder)], **each}
-            print_each(measure(each, folder, arguments.rounds, ready_batches(), ready_batches()))
+            sets = {name: [make(name, folder), make("InMemoryLogger", folder)] for name in chosen}
+            sets = {"InMemoryLogger": [make("InMemoryLogger", folder)], **sets}
+            print_each(measure(sets, folder, arguments.rounds, ready_batches(), ready_batches()))
             return 0
         logged = [make(name, folder) for name in ("InMemoryLogger", "SpeedMonitor")]
         sets = {"no callbacks": [], "ten callbacks": ten_callbacks(), "loss and throughput": logged}

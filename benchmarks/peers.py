@@ -1,15 +1,15 @@
-"""What a training step costs with this project and with others, all in one run that takes turns.
+"""Compare the time of a training step in this project and in other libraries, in one run in which they take turns.
 
-    python benchmarks/peers.py                   # every library; about ten minutes, and at first 250 MB of packages
-    python benchmarks/peers.py ignite lightning  # these, beside the loop by hand and this project
+    python benchmarks/peers.py                   # every library; about ten minutes, and 250 MB of packages at first
+    python benchmarks/peers.py ignite lightning  # these, with the hand-written loop and this project
 
-Each library has an environment of its own in build/peers, which sees the packages of this one, so that all run the same
-torch, and holds what else the library needs. A library that cannot be installed or run is named with the reason.
+Each library has an environment of its own in build/peers with its further packages; it also sees the packages of this
+environment, so that all use the same torch. If a library cannot be installed or run, the output says why.
 
-All train the same network from the same batches, which are there already, in one thread, with plain SGD. The libraries'
-processes take turns, a window of steps each, and what is counted is the CPU time of the whole process between the
-beginnings of two windows, so what threads do in the background is counted too. The ratio to the loop by hand is taken
-window by window; printed is the median. What each library's loop looks like is in `_peer_loops.py`.
+All train the same network on the same ready-made batches, in one thread, with plain SGD. The processes of the libraries
+take turns, a window of steps each. The CPU time of the whole process from the start of one window to the start of the
+next counts, including threads in the background. The ratio to the hand-written loop is computed for each window; the
+output is the median. The loop of each library is in `_peer_loops.py`.
 """
 
 from __future__ import annotations
@@ -45,52 +45,52 @@ REQUIRED: dict[str, list[str]] = {
     "mmengine": ["mmengine", "tensorboard"],
     "lightning": ["lightning", "tensorboard"],
     "transformers": ["transformers", "accelerate", "tensorboard"],
-    # Its metadata asks for torch before 2.7.1, but it works with new ones: so it comes without what it asks for.
+    # Its metadata requires torch before 2.7.1, but it works with newer versions, so install it without dependencies.
     "composer": [
         "--no-deps", "mosaicml==0.32.1", "mosaicml-cli", "argcomplete", "arrow", "backoff", "coolname", "docker", "gql",
         "prompt-toolkit", "py-cpuinfo", "pytorch-ranger", "questionary", "ruamel.yaml", "tabulate", "tenacity",
         "torch-optimizer", "torchvision", "validators", "websockets",
     ],
 }  # fmt: skip
-"""What pip installs for each library, beside what this environment has."""
+"""Packages that pip installs for each library, in addition to those of this environment."""
 
 
 def environment(name: str) -> str:
-    """Return the Python of a library's environment, which is created if it does not exist.
+    """Return the Python of a library's environment, and create the environment if it does not exist.
 
     Raises:
-        RuntimeError: pip failed; the text ends with what it said.
+        RuntimeError: pip failed; the message ends with its last line.
     """
     if name not in REQUIRED:
         return sys.executable
     folder = ENVIRONMENTS / name
-    done, python = folder / "installed.json", folder / "bin" / "python"
-    if not done.exists() or json.loads(done.read_text()) != REQUIRED[name]:
+    installed, python = folder / "installed.json", folder / "bin" / "python"
+    if not installed.exists() or json.loads(installed.read_text()) != REQUIRED[name]:
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder, with_pip=False)
-        inside = {"base": str(folder), "platbase": str(folder)}
-        packages, ours = sysconfig.get_path("purelib", vars=inside), sysconfig.get_path("purelib")
-        Path(packages, "parent.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
+        variables = {"base": str(folder), "platbase": str(folder)}
+        packages, parent = sysconfig.get_path("purelib", vars=variables), sysconfig.get_path("purelib")
+        Path(packages, "parent.pth").write_text(f"import site; site.addsitedir({parent!r})\n")
         pip = [python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", *REQUIRED[name]]
         result = subprocess.run(pip, capture_output=True, text=True)
         if result.returncode:
             raise RuntimeError(f"pip could not install it: {_last(result.stderr)}")
-        done.write_text(json.dumps(REQUIRED[name]))
+        installed.write_text(json.dumps(REQUIRED[name]))
     return str(python)
 
 
 class Peer:
-    """A library's process, which trains a window of steps whenever it is told to.
+    """The process of a library, which trains a window of steps on request.
 
     Args:
         name: a key of `NAMES`.
         task: a key of `TASKS`.
         setting: one of `SETTINGS`.
-        windows: how many there will be.
-        folder: where it may write.
+        windows: number of windows.
+        folder: a folder for its files.
 
     Raises:
-        RuntimeError: it cannot be installed, or ended; the text ends with the last line of what it said.
+        RuntimeError: it cannot be installed, or ended; the message ends with its last line.
     """
 
     def __init__(self, name: str, task: str, setting: str, windows: int, folder: Path) -> None:
@@ -99,19 +99,19 @@ class Peer:
         self.seconds: list[float] = []
         """CPU seconds of each window."""
         folder.mkdir()
-        self._said = folder / "stderr.txt"
+        self._errors = folder / "stderr.txt"
         command = [environment(name), str(ROOT / "benchmarks" / "_peer_loops.py"), name, task, setting, str(windows)]
-        fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
-        # Memory is kept: when glibc gives it back depends on what was imported, and moves a step of a ResNet by 10 %.
-        fixed |= {"MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_MMAP_THRESHOLD_": "1073741824"}
-        with self._said.open("w") as said:
+        variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        # Keep memory: when glibc returns it depends on the imported packages, and changes a step of a ResNet by 10 %.
+        variables |= {"MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_MMAP_THRESHOLD_": "1073741824"}
+        with self._errors.open("w") as errors:
             self._process = subprocess.Popen(
                 command,
                 cwd=folder,
-                env={**os.environ, **fixed},
+                env={**os.environ, **variables},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=said,
+                stderr=errors,
                 text=True,
             )
         self.version: str = self._read()["version"]
@@ -137,15 +137,15 @@ class Peer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"it ended: {_last(self._said.read_text())}")
+            raise RuntimeError(f"it ended: {_last(self._errors.read_text())}")
         return json.loads(line)
 
 
 def measure(names: list[str], task: str, setting: str, rounds: int, failed: dict[str, str]) -> dict[str, Peer]:
-    """Return the libraries with what each window took them; those that fail are added to `failed`, with the reason.
+    """Return the libraries with the seconds of each window, and add to `failed` those that fail, with the reason.
 
     Raises:
-        RuntimeError: the loop by hand failed, without which nothing can be compared.
+        RuntimeError: the hand-written loop failed, so nothing can be compared.
     """
     peers: dict[str, Peer] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -176,8 +176,8 @@ def show(peers: dict[str, Peer], task: str, setting: str) -> None:
     rows = []
     for name, peer in peers.items():
         own = [seconds / TASKS[task] for seconds in peer.seconds[1:]]
-        ratios = [one / other for one, other in zip(own, hand, strict=True)]
-        more = 1e6 * statistics.median(one - other for one, other in zip(own, hand, strict=True))
+        ratios = [seconds / base for seconds, base in zip(own, hand, strict=True)]
+        more = 1e6 * statistics.median(seconds - base for seconds, base in zip(own, hand, strict=True))
         rows.append((statistics.median(ratios), min(ratios), max(ratios), more, name))
     for ratio, least, most, more, name in sorted(row for row in rows if row[-1] != "torch"):
         print(f"{NAMES[name][0]:>14}: {ratio:5.2f} times, {more:+7,.0f} us  ({least:.2f} to {most:.2f})", flush=True)
@@ -186,10 +186,10 @@ def show(peers: dict[str, Peer], task: str, setting: str) -> None:
 def main() -> int:
     """Print the tables; exit code 1 if a library failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all if none is given")
-    parser.add_argument("--rounds", type=int, default=9, help="windows of each library that count (default 9)")
-    parser.add_argument("--tasks", nargs="*", default=[*TASKS], choices=TASKS, help="which networks")
-    parser.add_argument("--settings", nargs="*", default=[*SETTINGS], choices=SETTINGS, help="what is beside the steps")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(NAMES)}; default: all")
+    parser.add_argument("--rounds", type=int, default=9, help="counted windows of each library (default 9)")
+    parser.add_argument("--tasks", nargs="*", default=[*TASKS], choices=TASKS, help="networks to train")
+    parser.add_argument("--settings", nargs="*", default=[*SETTINGS], choices=SETTINGS, help="work beside the steps")
     arguments = parser.parse_args()
     if unknown := {*arguments.names} - {*NAMES}:
         parser.error(f"NAME={unknown.pop()!r}: must be one of {', '.join(NAMES)}")
@@ -209,14 +209,14 @@ def main() -> int:
 
 
 def processor() -> str:
-    """Return what the machine calls its processor."""
+    """Return the name of the processor."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _last(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no message")
 
 
 if __name__ == "__main__":

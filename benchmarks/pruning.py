@@ -1,14 +1,15 @@
-"""What successive halving saves on 27 settings, and whether it finds the winner of the full sweep; what Optuna costs.
+"""Measure what successive halving saves on 27 settings, whether it finds the best one, and the time Optuna takes.
 
     python benchmarks/pruning.py
 
 The settings are learning rates, weight decays and sizes of the hidden layer of the multi-layer perceptron on digits,
-each trained for 27 epochs and judged by the loss, in the order of the grid. One sweep trains them all, the other has
-`+callbacks=sweep_pruner`; training is counted in batches. If their winners differ, both are trained with eight seeds,
-and `runner verdict` decides. Before that, it prints what Optuna costs per job: a search by TPE, with its study in
-memory as usual or in SQLite, and the journal of the pruner.
+each trained for 27 epochs and judged by the loss, in the order of the grid. One sweep trains them all, the other uses
+`+callbacks=sweep_pruner`; training is counted in batches. If the winners differ, both are trained with eight seeds, and
+`runner verdict` decides. Before that, it prints the time that Optuna takes per job: for a search by TPE, with its study
+in memory as usual or in SQLite, and for the journal of the pruner.
 
-Exit code 1 says that halving trained more than a third, that its winner is worse, or that bookkeeping took over 50 ms.
+The exit code is 1 if halving trained more than a third of the batches, its winner is worse, or bookkeeping took more
+than 50 ms.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import optuna
 
 from runner.callbacks._pruning_study import PruningStudy, make_pruner
 
-MOST = 1 / 3  # of the batches of the full sweep
+MOST = 1 / 3  # share of the batches of the full sweep
 BOOKKEEPING = 0.05  # seconds per job
 JOBS = 60
 EVALUATIONS = 9  # of a job
@@ -62,48 +63,48 @@ def jobs(folder: Path) -> list[dict[str, Any]]:
 
 
 def batches(folder: Path) -> int:
-    """Return how many batches the jobs of a sweep have trained."""
-    found = folder.glob("[!.]*/checkpoints/latest/manifest.json")
-    return sum(json.loads(path.read_text())["timestamp"]["batch"] for path in found)
+    """Return the number of batches that the jobs of a sweep have trained."""
+    manifests = folder.glob("[!.]*/checkpoints/latest/manifest.json")
+    return sum(json.loads(path.read_text())["timestamp"]["batch"] for path in manifests)
 
 
 def winner(folder: Path) -> dict[str, str]:
-    """Return the values of the best job that has finished."""
-    finished = [one for one in jobs(folder) if one["status"] == "FINISHED"]
-    best = min(finished, key=lambda one: one["objective"])
-    typed = dict(one.split("=", 1) for one in best["overrides"])
-    return {key: typed[key] for key in GRID}
+    """Return the values of the best job among those that finished."""
+    finished = [job for job in jobs(folder) if job["status"] == "FINISHED"]
+    best = min(finished, key=lambda job: job["objective"])
+    overrides = dict(override.split("=", 1) for override in best["overrides"])
+    return {key: overrides[key] for key in GRID}
 
 
 def decide(folder: Path, full: dict[str, str], pruned: dict[str, str], length: str) -> str:
-    """Train both winners with eight seeds, and return the verdict on that of the pruned sweep."""
+    """Train both winners with eight seeds, and return the verdict on the one of the pruned sweep."""
     for name, values in (("a", full), ("b", pruned)):
         sweep(folder, name, *(f"{key}={value}" for key, value in values.items()), "sweep=seeds", length)
     command = [*RUN, "verdict", "a", "b", "--metric=eval/loss", "--json"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)  # 1 says that it is worse
-    return json.loads(done.stdout)["result"]["comparisons"][0]["verdict"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)  # exit code 1: worse
+    return json.loads(result.stdout)["result"]["comparisons"][0]["verdict"]
 
 
 def halving(folder: Path, length: str) -> bool:
-    """Print what halving saves and which setting it finds; return whether both are as promised."""
+    """Print what halving saves and which setting it finds; return whether both meet the limits."""
     grid = [f"{key}={','.join(values)}" for key, values in GRID.items()]
     trained = {}
     for name, pruner in (("full", []), ("pruned", PRUNER)):
         seconds = sweep(folder, name, *grid, length, *pruner)
         trained[name] = batches(folder / name)
-        statuses = Counter(one["status"].lower() for one in jobs(folder / name))
+        statuses = Counter(job["status"].lower() for job in jobs(folder / name))
         ends = ", ".join(f"{count} {status}" for status, count in statuses.items())
         print(f"{name} sweep: {trained[name]:,} batches in {seconds:.0f} s; {ends}")
     share = trained["pruned"] / trained["full"]
     print(f"halving trains {share:.1%} of the batches (limit {MOST:.1%})")
-    best, found = (winner(folder / name) for name in trained)
-    verdict = "the same" if best == found else decide(folder, best, found, length)
-    print(f"winner of the full sweep: {' '.join(best.values())}; of halving: {' '.join(found.values())}: {verdict}")
+    best, pruned = (winner(folder / name) for name in trained)
+    verdict = "the same" if best == pruned else decide(folder, best, pruned, length)
+    print(f"winner of the full sweep: {' '.join(best.values())}; of halving: {' '.join(pruned.values())}: {verdict}")
     return share <= MOST and verdict != "worse"
 
 
 def pace(work: Callable[[int], None]) -> float:
-    """Return the median seconds of CPU time of the last jobs of `JOBS`, one after the other."""
+    """Return the median CPU seconds of a job, over the last quarter of `JOBS` jobs in a row."""
     seconds = []
     for number in range(JOBS):
         began = time.process_time()
@@ -113,7 +114,7 @@ def pace(work: Callable[[int], None]) -> float:
 
 
 def bookkeeping(folder: Path) -> bool:
-    """Print the time that Optuna takes per job; return whether it is within the limit, the sampler left out."""
+    """Print the time that Optuna takes per job; return whether it is within the limit, not counting the sampler."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
     def job(number: int) -> None:
@@ -126,10 +127,10 @@ def bookkeeping(folder: Path) -> bool:
         study = optuna.create_study(storage=storage, sampler=sampler)
 
         def trial(number: int) -> None:
-            one = study.ask()
-            rate = one.suggest_float("optimizer.lr", 1e-3, 1.0, log=True)
-            decay = one.suggest_float("optimizer.weight_decay", 1e-5, 1e-2, log=True)
-            study.tell(one, rate + decay)
+            pending = study.ask()
+            rate = pending.suggest_float("optimizer.lr", 1e-3, 1.0, log=True)
+            decay = pending.suggest_float("optimizer.weight_decay", 1e-5, 1e-2, log=True)
+            study.tell(pending, rate + decay)
 
         return trial
 
@@ -138,16 +139,14 @@ def bookkeeping(folder: Path) -> bool:
         pace(search(storage, optuna.samplers.RandomSampler(seed=0))) for storage in (None, f"sqlite:///{folder / 'db'}")
     )
     pruner = pace(job)
-    print(
-        f"per job, of {JOBS}, CPU time: TPE {tpe * 1000:.1f} ms, of which {memory * 1000:.1f} ms are not the sampler's,"
-    )
-    print(f"  or {sqlite * 1000:.1f} ms with the study in SQLite; the pruner {pruner * 1000:.1f} ms", end=" ")
+    print(f"CPU time per job, of {JOBS}: TPE {tpe * 1000:.1f} ms, without the sampler {memory * 1000:.1f} ms,")
+    print(f"  with the study in SQLite {sqlite * 1000:.1f} ms; the pruner {pruner * 1000:.1f} ms", end=" ")
     print(f"for {EVALUATIONS} evaluations (limit {BOOKKEEPING * 1000:.0f} ms)")
     return max(memory, sqlite) + pruner <= BOOKKEEPING
 
 
 def main() -> int:
-    """Print the figures; exit code 1 when one is out of its bounds."""
+    """Print the figures; exit code 1 if one exceeds its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=27, help="length of a job (default 27)")
     length = f"trainer.max_duration={parser.parse_args().epochs}ep"

@@ -1,15 +1,14 @@
-"""What the trainer costs on several ranks: training, evaluation and prediction, against loops written by hand.
+"""Compare training, evaluation and prediction on several ranks with hand-written loops.
 
     python benchmarks/ranks.py                # an MLP for digits, and a small GPT: about two minutes
-    python benchmarks/ranks.py --clock cpu    # the same by CPU time, for a machine that others use
+    python benchmarks/ranks.py --clock cpu    # the same by CPU time, for a busy machine
     python benchmarks/ranks.py --ranks 4      # two by default
 
-Processes of one thread each, which average gradients over gloo, read batches that are there already, from a list. A
-careful person's loop with torch's DistributedDataParallel and the trainer take turns, many short rounds each, by the
-clock of rank 0. The ratio is taken round by round; printed are the median ratio and its quartiles. In an evaluation
-both sides average the loss over all samples, in a prediction both keep the outputs; what `Trainer.eval` and
-`Trainer.predict` take at their start and end is counted too. In the end both sides must have the same weights and
-outputs, to the bit, and the same loss.
+Processes of one thread each average gradients over gloo and read ready-made batches from a list. A careful loop with
+torch's DistributedDataParallel and the trainer take turns, many short rounds each, by the clock of rank 0. The ratio is
+computed for each round; the output is the median ratio and its quartiles. In an evaluation, both sides average the loss
+over all samples; in a prediction, both keep the outputs. The time that `Trainer.eval` and `Trainer.predict` take at
+their start and end counts too. Finally, both sides must have bit-identical weights and outputs, and the same loss.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ import operations
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from _ranks import Found, start
+from _ranks import Results, start
 from overhead import Clock, print_ratios
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from runner import ClassificationModel, LanguageModel, Trainer, get_global_rank, get_world_size
+from runner import LanguageModel, Trainer, get_global_rank, get_world_size
 from runner.models import GPT, MLP
 
 KINDS = ("training", "evaluation", "prediction")
@@ -45,38 +44,38 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 class Batches(list[tuple[Tensor, ...]]):
-    """Batches that are there already."""
+    """Ready-made batches."""
 
-    equal_targets = True  # which the loop by hand takes for granted, see `runner.data.loaders.OrderedLoader`
+    equal_targets = True  # as the hand-written loop assumes, see `runner.data.loaders.OrderedLoader`
 
     @property
     def sampler(self) -> SimpleNamespace:
-        """Says, like a `DistributedSampler`, that ranks read different samples, and equally many."""
+        """Declare, like a `DistributedSampler`, that each rank reads different samples, the same number on each."""
         return SimpleNamespace(num_replicas=get_world_size(), rank=get_global_rank())
 
 
 @dataclass(frozen=True)
 class Task(operations.Task):
-    """A network with its loss, and a round of this rank's samples."""
+    """A network with its loss, and this rank's samples for a round."""
 
     trained: int
-    """Samples in a batch of training, on each rank."""
+    """Samples in a training batch, on each rank."""
     evaluated: int
-    """Samples in a batch of evaluation and prediction, on each rank."""
+    """Samples in a batch for evaluation or prediction, on each rank."""
 
     def batches(self, size: int) -> Batches:
-        """Return the round in batches of so many samples."""
-        return Batches(zip(*(one.split(size) for one in self.data()), strict=True))
+        """Return the samples of a round in batches of `size` samples."""
+        return Batches(zip(*(tensor.split(size) for tensor in self.data()), strict=True))
 
 
 def make_digits() -> tuple[Tensor, Tensor]:
-    """Return samples of the shapes of digits: images `(N, 64)` and classes `(N,)`."""
+    """Return samples shaped like digits: images `(N, 64)` and classes `(N,)`."""
     generator = torch.Generator().manual_seed(get_global_rank())
     return torch.rand(4800, 64, generator=generator), torch.randint(10, (4800,), generator=generator)
 
 
 def make_windows() -> tuple[Tensor, Tensor]:
-    """Return windows of bytes, and the bytes that follow them, each `(N, 128)`."""
+    """Return windows of bytes, and the windows one byte later, each `(N, 128)`."""
     tokens = torch.randint(256, (480, 129), generator=torch.Generator().manual_seed(get_global_rank()))
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
@@ -84,7 +83,7 @@ def make_windows() -> tuple[Tensor, Tensor]:
 TASKS = {
     "digits": Task(
         lambda: MLP(64, (128, 128), 10),
-        lambda one: ClassificationModel(one, 10),
+        operations.CLASSIFIER,
         make_digits,
         F.cross_entropy,
         trained=32,
@@ -99,7 +98,7 @@ TASKS = {
         evaluated=32,
     ),
 }
-"""With the sizes of `model=mlp data=digits` and `model=gpt data=stdlib_text`, whose batches two ranks share."""
+"""Sizes are those of `model=mlp data=digits` and `model=gpt data=stdlib_text` on two ranks."""
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -108,7 +107,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 class ByHand:
-    """The loops that a careful person would write."""
+    """Carefully hand-written loops."""
 
     def __init__(self, task: Task) -> None:
         self.loss_of = task.loss
@@ -117,7 +116,7 @@ class ByHand:
         self.optimizer = sgd(self.module.parameters())
 
     def train(self, batches: Batches) -> None:
-        """Train on some batches."""
+        """Train on the batches."""
         for inputs, targets in batches:
             self.optimizer.zero_grad(set_to_none=True)
             loss = self.loss_of(self.replica(inputs), targets)
@@ -139,7 +138,7 @@ class ByHand:
         return sums[0] / sums[1]
 
     def predict(self, batches: Batches) -> list[Tensor]:
-        """Return the outputs for some batches."""
+        """Return the outputs for the batches."""
         self.module.eval()
         with torch.no_grad():
             outputs = [self.module(inputs) for inputs, _ in batches]
@@ -147,7 +146,7 @@ class ByHand:
         return outputs
 
 
-def measure(name: str, rounds: int, timer: Callable[[], float] = time.perf_counter) -> Found:
+def measure(name: str, rounds: int, timer: Callable[[], float] = time.perf_counter) -> Results:
     """Return the seconds of a batch in each round, by hand and with the Trainer, for each of `KINDS`. All ranks."""
     logging.getLogger("runner").setLevel(logging.ERROR)
     task = TASKS[name]
@@ -156,7 +155,7 @@ def measure(name: str, rounds: int, timer: Callable[[], float] = time.perf_count
     hand = ByHand(task)
     clock = Clock(timer)
     model = task.wrap(operations.make_module(task))
-    vars(model)["metrics"] = lambda train: {}  # the loops by hand have none
+    vars(model)["metrics"] = lambda train: {}  # the hand-written loops have none
     with Trainer(
         model=model,
         train_dataloader=trained,
@@ -184,19 +183,19 @@ def measure(name: str, rounds: int, timer: Callable[[], float] = time.perf_count
             "evaluation": (partial(timed, hand.evaluate, evaluated), partial(timed, trainer.eval)),
             "prediction": (partial(timed, hand.predict, evaluated), partial(timed, trainer.predict, evaluated)),
         }
-        found: Found = {kind: {"hand-written": [], kind: []} for kind in KINDS}
+        results: Results = {kind: {"hand-written": [], kind: []} for kind in KINDS}
         for number in range(rounds + 1):
             for kind, sides in runs.items():
-                for times, run in zip(found[kind].values(), sides, strict=True):
+                for times, run in zip(results[kind].values(), sides, strict=True):
                     seconds = run() / len(trained if kind == "training" else evaluated)
                     if number:  # the first round warms up
                         times.append(seconds)
         check(hand, trainer, evaluated)
-    return found
+    return results
 
 
 def check(hand: ByHand, trainer: Trainer, batches: Batches) -> None:
-    """Check that both sides have done the same work. All ranks.
+    """Check that both sides did the same work. All ranks.
 
     Raises:
         AssertionError: weights or outputs differ, or losses differ in more than the last digits.
@@ -208,22 +207,22 @@ def check(hand: ByHand, trainer: Trainer, batches: Batches) -> None:
 
 
 def main() -> int:
-    """Print what was measured; exit code 1 when a ratio is over its limit."""
+    """Print the ratios; exit code 1 if one is over its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=25, help="that count, of each kind (default 25)")
-    parser.add_argument("--tasks", nargs="*", default=[*TASKS], choices=TASKS, help="which networks")
-    parser.add_argument("--clock", default="wall", choices=CLOCKS, help="time that passes, or that of a rank's threads")
-    parser.add_argument("--ranks", type=int, default=2, help="how many (default 2)")
+    parser.add_argument("--rounds", type=int, default=25, help="counted rounds of each kind (default 25)")
+    parser.add_argument("--tasks", nargs="*", default=[*TASKS], choices=TASKS, help="networks to train")
+    parser.add_argument("--clock", default="wall", choices=CLOCKS, help="wall-clock time, or CPU time of a rank")
+    parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default 2)")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     failed = False
     for name in arguments.tasks:
         with tempfile.TemporaryDirectory() as folder:
             measured = partial(measure, name, arguments.rounds, CLOCKS[arguments.clock])
-            found = start(measured, arguments.ranks, Path(folder))
+            results = start(measured, arguments.ranks, Path(folder))
         print(f"\n{name} on {arguments.ranks} ranks, {arguments.clock} clock", flush=True)
         for kind in KINDS:
-            failed |= print_ratios(found[kind], LIMITS)
+            failed |= print_ratios(results[kind], LIMITS)
     return int(failed)
 
 

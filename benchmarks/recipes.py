@@ -1,11 +1,11 @@
-"""How much cheaper the recipes of conf/experiment/ reach what the plain ones do, all trained in one run.
+"""Measure how much cheaper the recipes of conf/experiment/ reach the metric of the plain recipes, in one run.
 
     python benchmarks/recipes.py
 
-All recipes are trained with the same seeds, which played no part when settings were chosen, in processes of one thread,
-and seed by seed, so that they meet the same moments of a busy machine. Printed are the metric (mean and standard
-deviation of the seeds), the budget, the CPU time of training, and how many times less both are than the plain recipe's.
-A recipe that is not as cheap as we claim, or whose mean metric is worse than the plain one's, gives exit code 1.
+All recipes are trained with the same seeds, which were not used to choose settings, in processes of one thread, and
+seed by seed, so that a busy machine affects them alike. The output shows the metric (mean and standard deviation over
+seeds), the budget, the CPU time of training, and how many times smaller both are than for the plain recipe. The exit
+code is 1 if a recipe is not as cheap as we claim, or its mean metric is worse than that of the plain recipe.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from _runs import Result, Run, compose, results, seeds_from
 
 from runner import Time
 
-FIRST_SEED = 2000  # settings were chosen with others
+FIRST_SEED = 2000  # settings were chosen with other seeds
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A file of conf/experiment/, and how many times cheaper than the plain one it must be at least."""
+    """A file of conf/experiment/, and the least factors by which it must be cheaper than the plain recipe."""
 
     name: str
     less: float = 1.0
     less_time: float = 0.0
 
     def budget(self) -> int:
-        """Return its epochs, or bytes."""
+        """Return the number of epochs or bytes."""
         return int(Time.parse(compose([f"experiment={self.name}"])["trainer"]["max_duration"]).value)
 
 
 @dataclass(frozen=True)
 class Task:
-    """Recipes for one target, the plain one first."""
+    """Recipes for one target, beginning with the plain one."""
 
     metric: str
     unit: str
     seeds: int
     recipes: tuple[Recipe, ...]
 
-    def shown(self, error: float) -> float:
-        """Return the metric of an error: accuracy in %, or bits per byte."""
+    def metric_of(self, error: float) -> float:
+        """Return the metric for an error: accuracy in %, or bits per byte."""
         return 100 - 100 * error if self.unit == "epochs" else error
 
 
@@ -67,47 +67,49 @@ TASKS = (
 )
 
 
-def report(task: Task, found: Sequence[Sequence[Result]]) -> bool:
+def report(task: Task, results_by_recipe: Sequence[Sequence[Result]]) -> bool:
     """Print the recipes of a task side by side; return whether they keep their limits.
 
     Args:
-        task: whose recipes.
-        found: the results of each.
+        task: the task of the recipes.
+        results_by_recipe: the results of each recipe.
     """
-    errors = [statistics.fmean(one.error for one in results) for results in found]
-    seconds = [statistics.fmean(one.seconds for one in results) for results in found]
-    print(f"{'n=' + str(len(found[0])):<20} {task.metric:>16} {task.unit:>10} {'less':>6} {'CPU s':>7} {'less':>6}")
+    errors = [statistics.fmean(result.error for result in results) for results in results_by_recipe]
+    seconds = [statistics.fmean(result.seconds for result in results) for results in results_by_recipe]
+    count = f"n={len(results_by_recipe[0])}"
+    print(f"{count:<20} {task.metric:>16} {task.unit:>10} {'less':>6} {'CPU s':>7} {'less':>6}")
     budgets = [recipe.budget() for recipe in task.recipes]
     kept = True
-    for recipe, results_, error, spent, budget in zip(task.recipes, found, errors, seconds, budgets, strict=True):
-        spread = statistics.stdev(task.shown(one.error) for one in results_)
+    columns = zip(task.recipes, results_by_recipe, errors, seconds, budgets, strict=True)
+    for recipe, results_, error, spent, budget in columns:
+        spread = statistics.stdev(task.metric_of(result.error) for result in results_)
         less, less_time = budgets[0] / budget, seconds[0] / spent
-        good = error <= errors[0] and less >= recipe.less and less_time >= recipe.less_time
-        kept &= good
-        metric = f"{task.shown(error):.3f} +- {spread:.3f}"
+        within_limits = error <= errors[0] and less >= recipe.less and less_time >= recipe.less_time
+        kept &= within_limits
+        metric = f"{task.metric_of(error):.3f} +- {spread:.3f}"
         print(
             f"{recipe.name:<20} {metric:>16} {budget:>10,} {less:>5.1f}x {spent:>7.2f} {less_time:>5.1f}x"
-            f"{'' if good else '  misses a limit'}"
+            f"{'' if within_limits else '  misses a limit'}"
         )
     print(flush=True)
     return kept
 
 
 def main() -> int:
-    """Print all figures; exit code 1 when a limit is missed."""
+    """Print all figures; exit code 1 if a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, help="for each recipe, at least 2; default: 10 and 3")
-    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help=f"the first of them (default {FIRST_SEED})")
+    parser.add_argument("--seeds", type=int, help="number of seeds, at least 2; default: 10 and 3")
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help=f"the first seed (default {FIRST_SEED})")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default 2)")
-    parser.add_argument("--results", type=Path, help="keep what was trained in this file, and train only what it lacks")
+    parser.add_argument("--results", type=Path, help="file of results; only runs that it lacks are trained")
     arguments = parser.parse_args()
     kept = True
     for task in TASKS:
         seeds = seeds_from(arguments.first_seed, arguments.seeds or task.seeds)
         runs = {recipe: [Run((f"experiment={recipe.name}",), seed) for seed in seeds] for recipe in task.recipes}
         in_turn = [run for of_one_seed in zip(*runs.values(), strict=True) for run in of_one_seed]
-        done = results(in_turn, arguments.jobs, arguments.results)
-        kept &= report(task, [[done[run] for run in each] for each in runs.values()])
+        trained = results(in_turn, arguments.jobs, arguments.results)
+        kept &= report(task, [[trained[run] for run in of_recipe] for of_recipe in runs.values()])
     return int(not kept)
 
 

@@ -1,12 +1,12 @@
-"""Whether a batch that is trained again is the run's own to the bit, at random batches of runs of many kinds.
+"""Check that retrained batches are bit-identical to those of the run, at random batches of many kinds of runs.
 
     python benchmarks/replay.py [--batches 50]
-    python benchmarks/replay.py outputs/mine    # of a run of one's own; under torchrun for one of several ranks
+    python benchmarks/replay.py outputs/mine    # for your own run; under torchrun if it has several ranks
 
-Each run saves a checkpoint after each seventh batch and keeps three, of which the last is then deleted: so the batches,
-the first and the last always among them, lie before the first checkpoint, between two, and after the last. Each is
-trained again by `runner.replay`, on as many ranks, and all digests from there on are compared with those that the run
-kept. One line a run; exit code 1 where a batch differs.
+Each run saves a checkpoint every seven batches and keeps three, of which the last is then deleted. So the batches, the
+first and the last always among them, are before the first checkpoint, between two, and after the last. `runner.replay`
+trains each again, on the same number of ranks, and all digests from there on are compared with those of the run. The
+output has a line for each run; the exit code is 1 if a batch differs.
 """
 
 from __future__ import annotations
@@ -48,56 +48,59 @@ RUNS: dict[str, tuple[str, ...]] = {
 def train(arguments: tuple[str, ...], folder: Path) -> Path:
     """Train a run in a folder, delete its last checkpoint, and return the run's folder."""
     command = [sys.executable, "-m", "runner", *SMALL, *KEPT, *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if result.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{result.stdout}\n{result.stderr}")
     shutil.rmtree((folder / "run" / "checkpoints" / "latest").resolve())
     return folder / "run"
 
 
 def count_equal(run: Path, batches: list[int]) -> int:
-    """Train batches of a run again, and return how many are the run's own. All ranks."""
+    """Retrain batches of a run, and return how many are identical to the run's. All ranks."""
     equal = 0
     for batch in batches:
         with runner.replay(run, batch) as trainer:
             trainer.fit()
-            found = runner.first_difference(trainer.state.run_dir, run) if runner.get_global_rank() == 0 else None
-        if found is not None and (found.batch, found.agreed) != (None, batch):
-            print(f"batch {batch} differs: {found}", file=sys.stderr)
-        equal += found is not None and (found.batch, found.agreed) == (None, batch)
+            if runner.get_global_rank() != 0:
+                continue
+            difference = runner.first_difference(trainer.state.run_dir, run)
+        is_equal = (difference.batch, difference.agreed) == (None, batch)
+        if not is_equal:
+            print(f"batch {batch} differs: {difference}", file=sys.stderr)
+        equal += is_equal
     return equal
 
 
-def chosen(run: Path, count: int) -> list[int]:
-    """Return the first and the last batch of a run, and others at random."""
-    kept = [one["batch"] for one in read_digests(run)]
+def choose_batches(run: Path, count: int) -> list[int]:
+    """Return the first and the last batch of a run, and random ones in between."""
+    kept = [digests["batch"] for digests in read_digests(run)]
     return [kept[0], kept[-1], *random.Random(0).sample(kept[1:-1], min(count, len(kept)) - 2)]
 
 
 def main() -> int:
-    """Print how many batches are equal, a line a run."""
+    """Print the number of identical batches, a line for each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, default=50, help="batches of each run, at least 2")
+    parser.add_argument("--batches", type=int, default=50, help="number of batches of each run, at least 2")
     parser.add_argument("run", type=Path, nargs="?", help="the folder of a run that kept digests")
-    asked = parser.parse_args()
-    if asked.run is not None:
-        batches = chosen(asked.run, asked.batches)
-        equal = count_equal(asked.run, batches)
+    options = parser.parse_args()
+    if options.run is not None:
+        batches = choose_batches(options.run, options.batches)
+        equal = count_equal(options.run, batches)
         if runner.get_global_rank() == 0:
-            print(f"{equal} of {len(batches)} equal to the bit", flush=True)
+            print(f"{equal} of {len(batches)} bit-identical", flush=True)
         return int(runner.get_global_rank() == 0 and equal < len(batches))
     differing = 0
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as parent:
         for number, (name, arguments) in enumerate(RUNS.items()):
-            folder = Path(place, str(number))
+            folder = Path(parent, str(number))
             folder.mkdir()
             run = train(arguments, folder)
             ranks = 2 if "launch.nproc_per_node=2" in arguments else 1
             torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}")
-            again = [*(torchrun if ranks > 1 else ()), __file__, str(run), "--batches", str(asked.batches)]
-            done = subprocess.run([sys.executable, *again], capture_output=True, text=True)
-            differing += done.returncode != 0
-            print(f"{name:24} {done.stdout.strip()}{done.stderr if done.returncode else ''}", flush=True)
+            command = [*(torchrun if ranks > 1 else ()), __file__, str(run), "--batches", str(options.batches)]
+            result = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+            differing += result.returncode != 0
+            print(f"{name:24} {result.stdout.strip()}{result.stderr if result.returncode else ''}", flush=True)
     return int(differing > 0)
 
 

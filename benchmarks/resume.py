@@ -1,14 +1,14 @@
-"""How long a run needs to go on from a checkpoint, and how long training stands still while one is saved.
+"""Measure how long a run takes to resume from a checkpoint, and how long training stands still during a save.
 
     python benchmarks/resume.py
 
-Going on: one epoch of 2 * 10^7 samples in batches of 16, resumed at batch 10, 10^3, 10^5 and 10^6; printed is the time
-from building the Trainer to the end of the first batch, for data in memory and for two worker processes, and its ratio
-to that at batch 10. The order of the epoch is drawn anew each time, which takes as long at any batch.
+Resuming: one epoch of 2 * 10^7 samples in batches of 16, resumed at batch 10, 10^3, 10^5 and 10^6. The output shows the
+time from building the Trainer to the end of the first batch, for data in memory and for two worker processes, and its
+ratio to the time at batch 10. The order of the epoch is drawn each time, which takes the same time at any batch.
 
-Saving: a model of 50 million parameters with its momentum; printed are the pauses of a synchronous and of an
-asynchronous save, and the ratio of the latter to a plain copy of the same tensors. All figures are medians of runs in
-turn.
+Saving: a model of 50 million parameters with its momentum. The output shows the pauses of a synchronous and of an
+asynchronous save, and the ratio of the latter to a plain copy of the same tensors. All figures are medians of runs that
+take turns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COPY_LIMIT = 2.0
 
 
 class Numbers:
-    """A data set whose samples are made from their numbers."""
+    """A data set whose samples are made from their indices."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -45,7 +45,7 @@ class Numbers:
 
 
 class FirstBatch(Callback):
-    """Stops after one batch and notes which it was and when it ended."""
+    """Stops after one batch, and records its index and when it ended."""
 
     def __init__(self) -> None:
         self.batch = -1
@@ -61,7 +61,7 @@ class FirstBatch(Callback):
 def make_trainer(
     module: nn.Module, loader: TensorLoader | DatasetLoader, folder: Path, *callbacks: Callback, **options
 ) -> Trainer:
-    """Return a Trainer of a classifier, by SGD with momentum."""
+    """Return a Trainer for a classifier, with SGD and momentum."""
     return Trainer(
         model=ClassificationModel(module, 2),
         train_dataloader=loader,
@@ -74,38 +74,38 @@ def make_trainer(
 
 
 def write_checkpoints(folder: Path, loader: TensorLoader | DatasetLoader) -> dict[int, Path]:
-    """Return checkpoints by the batch at which they stand."""
+    """Write checkpoints, and return them by their batch."""
     paths = {batch: folder / f"ba{batch}" for batch in BATCHES}
     with make_trainer(nn.Linear(4, 2), loader, folder / "first", FirstBatch()) as trainer:
         trainer.fit()
-        one = trainer.state.timestamp.state_dict()
+        first = trainer.state.timestamp.state_dict()
         for batch, path in paths.items():
             samples = batch * BATCH
-            there = one | {"batch": batch, "batch_in_epoch": batch, "sample": samples, "sample_in_epoch": samples}
-            trainer.state.timestamp = trainer.state.timestamp.from_state_dict(there)
+            position = first | {"batch": batch, "batch_in_epoch": batch, "sample": samples, "sample_in_epoch": samples}
+            trainer.state.timestamp = trainer.state.timestamp.from_state_dict(position)
             save_checkpoint(trainer.state, path)
     return paths
 
 
 def time_resume(path: Path, batch: int, make_loader: Callable[[], TensorLoader | DatasetLoader], folder: Path) -> float:
     """Return the seconds from building a Trainer to the end of its first batch."""
-    loader, first = make_loader(), FirstBatch()
+    loader, callback = make_loader(), FirstBatch()
     began = time.perf_counter()
-    with make_trainer(nn.Linear(4, 2), loader, folder / "resumed", first, resume_path=path) as trainer:
+    with make_trainer(nn.Linear(4, 2), loader, folder / "resumed", callback, resume_path=path) as trainer:
         trainer.fit()
-    assert first.batch == batch
-    return first.ended - began
+    assert callback.batch == batch
+    return callback.ended - began
 
 
 def measure_resume(folder: Path, rounds: int) -> bool:
-    """Print the times to the first batch; return whether they are within the limit."""
+    """Print the times to the first batch; return whether their ratio is within the limit."""
     tensors = torch.rand(SAMPLES, 4), torch.arange(SAMPLES) % 2
     loaders: dict[str, Callable[[], TensorLoader | DatasetLoader]] = {
         "in memory": lambda: TensorLoader(*tensors, batch_size=BATCH, shuffle=True),
         "two workers": lambda: DatasetLoader(Numbers(), BATCH, shuffle=True, num_workers=2),
     }
     paths = write_checkpoints(folder, loaders["in memory"]())
-    within = True
+    is_within = True
     for name, make_loader in loaders.items():
         times: dict[int, list[float]] = {batch: [] for batch in BATCHES}
         for turn in range(rounds + 1):
@@ -117,9 +117,9 @@ def measure_resume(folder: Path, rounds: int) -> bool:
         for batch, seconds in medians.items():
             print(f"{name:>12}, resumed at batch {batch:>9,}: {seconds:.2f} s to the end of the first batch")
         ratio = max(medians.values()) / medians[BATCHES[0]]
-        within &= ratio <= RESUME_LIMIT
+        is_within &= ratio <= RESUME_LIMIT
         print(f"{name:>12}, slowest to first: {ratio:.2f} times  (limit {RESUME_LIMIT:.2f})")
-    return within
+    return is_within
 
 
 def measure_save(folder: Path, rounds: int) -> bool:
@@ -131,7 +131,7 @@ def measure_save(folder: Path, rounds: int) -> bool:
         trainer.state.stop_requested = False  # as between two batches
         state, logger = trainer.state, trainer.logger
         tensors = [*module.parameters()]
-        tensors += [one["momentum_buffer"] for one in state.optimizers[0].state.values()]
+        tensors += [entry["momentum_buffer"] for entry in state.optimizers[0].state.values()]
         savers = {
             name: CheckpointSaver("1ba", folder=name, keep=1, asynchronous=name == "asynchronous save")
             for name in ("synchronous save", "asynchronous save")
@@ -149,7 +149,7 @@ def measure_save(folder: Path, rounds: int) -> bool:
                 began = time.perf_counter()
                 saver.batch_checkpoint(state, logger)
                 spent[name] = time.perf_counter() - began
-                saver.close(state, logger)  # waits for the write, so that it slows nothing else
+                saver.close(state, logger)  # waits for the write, so that it does not slow down other measurements
                 assert saver.latest is not None
             for name, seconds in spent.items():
                 if turn:
@@ -164,14 +164,14 @@ def measure_save(folder: Path, rounds: int) -> bool:
 
 
 def main() -> int:
-    """Print all figures; exit code 1 when one is over its limit."""
+    """Print all figures; exit code 1 if one is over its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="counted runs of each kind, after one that is not")
+    parser.add_argument("--rounds", type=int, default=5, help="counted runs of each kind, after an uncounted one")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        flat = measure_resume(Path(name), arguments.rounds)
-        short = measure_save(Path(name), arguments.rounds)
-    return int(not (flat and short))
+        resumes_fast = measure_resume(Path(name), arguments.rounds)
+        saves_fast = measure_save(Path(name), arguments.rounds)
+    return int(not (resumes_fast and saves_fast))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How long `runner runs` takes with thousands of runs.
+"""Measure how long `runner runs` takes with thousands of runs.
 
     python benchmarks/runs.py
 
-Each command is a whole process that reads 5,000 folders of runs; printed are wall and CPU seconds, the fastest of
-several. CPU seconds are limited, since other processes may take most of the machine. What the files of a run hold is
-made up, in the form and size in which the runner writes it.
+Each command is a separate process that reads 5,000 folders of runs. The output shows wall and CPU seconds, the least of
+several measurements. The limit is on CPU seconds, because other processes may use the machine. The files of the runs
+are made up, in the format and size of real ones.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ COMMANDS = {
 
 
 def main() -> int:
-    """Print the times; exit code 1 when one is over the limit."""
+    """Print the times; exit code 1 if one is over the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5000, help="number of runs (default 5000)")
-    parser.add_argument("--times", type=int, default=3, help="times that each command runs (default 3)")
+    parser.add_argument("--times", type=int, default=3, help="measurements of each command (default 3)")
     arguments = parser.parse_args()
     slowest = 0.0
     with tempfile.TemporaryDirectory() as name:
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def measure(command: list[str], folder: str) -> tuple[float, float]:
-    """Return wall and CPU seconds of a command."""
+    """Return the wall and CPU seconds of a command."""
     before = os.times()
     began = time.perf_counter()
     subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)

@@ -1,11 +1,11 @@
-"""Whether a change that should alter no number alters none: runs of two commits, compared to the bit.
+"""Check that a change to the code changes no number: compare runs of two commits bit for bit.
 
     python benchmarks/same_numbers.py [COMMIT]
 
-Each case is trained once from the working tree and once from COMMIT (default: HEAD), in folders of their own and with
-this interpreter. What is compared: the weights of the last checkpoint, the digests of every batch (samples, contents,
-randomness, weights, optimizer), every metric that is no time, the recorded config, and the files that a case names. One
-line a case; exit code 1 where any differs. COMMIT must know the commands: they begin with verbs.
+Each case is trained once from the working tree and once from COMMIT (default: HEAD), in separate folders and with this
+interpreter. The comparison covers the weights of the last checkpoint, the digests of every batch (samples, contents,
+randomness, weights, optimizer), every metric except times, the recorded config, and the files that a case names. The
+output has a line for each case; the exit code is 1 if any differs. COMMIT must have the verbs of these commands.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Case:
     """Commands that run one after another in one folder, and the results to compare.
 
     Attributes:
-        commands: their arguments; the first also keeps digests and metrics, in the folder `run`.
-        runs: the folders of the runs that are compared; patterns may match several.
-        files: further files that are compared byte by byte.
+        commands: arguments of each command; the first one also keeps digests and metrics, in the folder `run`.
+        runs: pattern for the folders of the runs to compare.
+        files: further files to compare byte by byte.
     """
 
     commands: tuple[tuple[str, ...], ...]
@@ -73,23 +73,23 @@ TIMED = re.compile("time|throughput|memory|system|second")
 def train(tree: Path, folder: Path, case: Case) -> None:
     """Run the commands of a case with the code of a tree."""
     for number, command in enumerate(case.commands):
-        place = f"hydra.{'sweep' if '-m' in command else 'run'}.dir=run"
-        arguments = command if number else (*command, *WATCH, place)
+        run_dir = f"hydra.{'sweep' if '-m' in command else 'run'}.dir=run"
+        arguments = command if number else (*command, *WATCH, run_dir)
         environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "runner", *arguments], cwd=folder, env=environment, capture_output=True, text=True
         )
-        if done.returncode:
-            raise SystemExit(f"{' '.join(arguments)}\n{done.stdout}\n{done.stderr}")
+        if result.returncode:
+            raise SystemExit(f"{' '.join(arguments)}\n{result.stdout}\n{result.stderr}")
 
 
 def digests_of(run: Path) -> list[Any]:
-    """Return the digests of each batch."""
+    """Return the digests of each batch of a run."""
     return [json.loads(line) for line in (run / "digests.jsonl").read_text().splitlines()]
 
 
 def points_of(run: Path) -> list[tuple[int, str, float]]:
-    """Return each metric that is not a time, as (batch, key, value)."""
+    """Return the values of metrics that are not times, as (batch, key, value)."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return sorted(
         (line["step"], key, value)
@@ -101,47 +101,49 @@ def points_of(run: Path) -> list[tuple[int, str, float]]:
 
 
 def differences(case: Case, before: Path, after: Path) -> list[str]:
-    """Return what differs between the folders in which the commands of a case ran."""
+    """Return the differences between two folders in which the commands of a case ran."""
     runs = [sorted(folder.glob(case.runs)) for folder in (before, after)]
     if not runs[0] or [run.name for run in runs[0]] != [run.name for run in runs[1]]:
-        return [f"runs {[[run.name for run in one] for one in runs]}"]
-    found = [f"{name} of {a.name}" for a, b in zip(*runs, strict=True) for name in differences_of_runs(a, b)]
-    return found + [name for name in case.files if (before / name).read_bytes() != (after / name).read_bytes()]
+        return [f"runs {[[run.name for run in side] for side in runs]}"]
+    different = [f"{name} of {a.name}" for a, b in zip(*runs, strict=True) for name in differences_of_runs(a, b)]
+    return different + [name for name in case.files if (before / name).read_bytes() != (after / name).read_bytes()]
 
 
 def differences_of_runs(before: Path, after: Path) -> list[str]:
-    """Return what differs between two runs."""
-    found = []
+    """Return the differences between two runs."""
+    different = []
     if (before / "config.yaml").read_text() != (after / "config.yaml").read_text():
-        found.append("config")
-    last = [torch.load(run / "checkpoints" / "latest" / "model.pt", weights_only=True) for run in (before, after)]
-    if last[0].keys() != last[1].keys() or not all(torch.equal(last[0][key], last[1][key]) for key in last[0]):
-        found.append("weights")
+        different.append("config")
+    weights = [torch.load(run / "checkpoints" / "latest" / "model.pt", weights_only=True) for run in (before, after)]
+    if weights[0].keys() != weights[1].keys() or not all(
+        torch.equal(weights[0][key], weights[1][key]) for key in weights[0]
+    ):
+        different.append("weights")
     for name, read in (("digests", digests_of), ("metrics", points_of)):
         values = [read(run) for run in (before, after)]
         if not values[0]:
-            found.append(f"no {name}")
+            different.append(f"no {name}")
         elif values[0] != values[1]:
-            found.append(name)
-    return found
+            different.append(name)
+    return different
 
 
 def main() -> int:
     """Compare all cases, and print a line for each."""
     commit = (sys.argv[1:] or ["HEAD"])[0]
     differing = 0
-    with tempfile.TemporaryDirectory() as place:
-        tree = Path(place) / "tree"
+    with tempfile.TemporaryDirectory() as parent:
+        tree = Path(parent) / "tree"
         subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "-q", "--detach", str(tree), commit], check=True)
         try:
             for title, case in CASES.items():
-                folders = [Path(place, title.replace(" ", "_"), name) for name in ("before", "after")]
+                folders = [Path(parent, title.replace(" ", "_"), name) for name in ("before", "after")]
                 for folder, code in zip(folders, (tree, ROOT), strict=True):
                     folder.mkdir(parents=True)
                     train(code, folder, case)
-                found = differences(case, *folders)
-                differing += bool(found)
-                print(f"{title:22} {'differs: ' + ', '.join(found) if found else 'equal to the bit'}", flush=True)
+                different = differences(case, *folders)
+                differing += bool(different)
+                print(f"{title:22} {'differs: ' + ', '.join(different) if different else 'bit-identical'}", flush=True)
         finally:
             subprocess.run(["git", "-C", str(ROOT), "worktree", "remove", "--force", str(tree)], check=True)
     return int(differing > 0)

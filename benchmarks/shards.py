@@ -1,14 +1,14 @@
-"""How fast data in shards is read, beside torch's DataLoader, and how soon its first batch comes after a resume.
+"""Measure how fast sharded data is read, compared with torch's DataLoader, and how soon a resume gets a batch.
 
     python benchmarks/shards.py
 
-Reading: the same parquet and tar files on this disk, with two worker processes. Torch's DataLoader reads them as is
-usual for data that does not fit in memory: an iterable data set, whose workers take turns at the files and draw from a
-buffer as large as the shards that we mix. Printed are samples per second of an epoch in which the cache is empty, and
-of a later one, and their ratios to torch's. All figures are medians of rounds in which each is measured in turn.
+Reading: the same parquet and tar files on this disk, with two worker processes. Torch's DataLoader reads them in the
+usual way for data that does not fit in memory: through an iterable data set, whose workers share out the files and draw
+from a buffer as large as the shards that we mix. The output shows samples per second of an epoch with an empty cache
+and of a later one, and their ratios to torch's. All figures are medians of rounds that take turns.
 
-Going on: 20 million windows of tokens in 200 shards, in batches of 16; printed is the time from building the loaders to
-the first batch, resumed at batch 10, 10^3, 10^5 and 10^6, and its ratio to that at batch 10.
+Resuming: 20 million windows of tokens in 200 shards, in batches of 16. The output shows the time from building the
+loaders to the first batch, resumed at batch 10, 10^3, 10^5 and 10^6, and its ratio to the time at batch 10.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def write(folder: Path, shards: int, rows: int) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    drawn = numpy.random.default_rng(0)
+    generator = numpy.random.default_rng(0)
     for shard in range(shards):
-        inputs = drawn.standard_normal((rows, WIDTH), numpy.float32)
-        targets = drawn.integers(0, 10, rows)
+        inputs = generator.standard_normal((rows, WIDTH), numpy.float32)
+        targets = generator.integers(0, 10, rows)
         table = pyarrow.table({"inputs": list(inputs), "targets": targets})
         pyarrow.parquet.write_table(table, folder / f"{shard:03}.parquet", row_group_size=1000)
         with tarfile.open(folder / f"{shard:03}.tar", "w") as tar:
@@ -70,7 +70,7 @@ def rows_of_parquet(file: Path) -> Iterator[tuple[Any, int]]:
 
 
 def rows_of_tar(file: Path) -> Iterator[tuple[Any, int]]:
-    """Yield the samples of a tar file, in which two files are one."""
+    """Yield the samples of a tar file, each stored in two files."""
     with tarfile.open(file, "r|") as tar:
         contents = (tar.extractfile(member).read() for member in tar)  # type: ignore[union-attr]
         for array, target in zip(contents, contents, strict=True):
@@ -78,7 +78,7 @@ def rows_of_tar(file: Path) -> Iterator[tuple[Any, int]]:
 
 
 class Streamed(IterableDataset[Any]):
-    """Files that workers take turns at, shuffled through a buffer."""
+    """Files that workers share out, shuffled through a buffer."""
 
     def __init__(self, files: list[Path], rows: Callable[[Path], Iterator[Any]], buffered: int) -> None:
         self.files, self.rows, self.buffered = files, rows, buffered
@@ -86,60 +86,60 @@ class Streamed(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         files = self.files[worker.id :: worker.num_workers] if worker else self.files
-        drawn = numpy.random.default_rng(0)
+        generator = numpy.random.default_rng(0)
         buffer: list[Any] = []
         for sample in (sample for file in files for sample in self.rows(file)):
             if len(buffer) < self.buffered:
                 buffer.append(sample)
                 continue
-            place = drawn.integers(self.buffered)
-            yield buffer[place]
-            buffer[place] = sample
+            index = generator.integers(self.buffered)
+            yield buffer[index]
+            buffer[index] = sample
         yield from buffer
 
 
 def speed(loader: Any) -> float:
-    """Return the samples per second of an epoch, from starting its workers on."""
+    """Return the samples per second of an epoch, including the start of its workers."""
     began = time.perf_counter()
     samples = sum(len(batch[0]) for batch in loader)
     return samples / (time.perf_counter() - began)
 
 
 def measure_reading(folder: Path, rounds: int, rows: int) -> bool:
-    """Print how fast each reads; return whether later epochs are within the limit."""
-    met = True
+    """Print how fast each loader reads; return whether ours are within the limit."""
+    is_within = True
     options: dict[str, Any] = {"shuffle_shards": MIXED, "batch_size": BATCH, "num_workers": WORKERS}
     for suffix, load, stream in (
         ("parquet", load_parquet_shards, rows_of_parquet),
         ("tar", partial(load_tar_shards, inputs="npy"), rows_of_tar),
     ):
-        found: dict[str, list[float]] = {"torch's DataLoader": [], "ours, first epoch": [], "ours, later": []}
+        speeds: dict[str, list[float]] = {"torch's DataLoader": [], "ours, first epoch": [], "ours, later": []}
         files = sorted(folder.glob(f"*.{suffix}"))
         for _ in range(rounds):
             streamed = Streamed(files[:-1], stream, MIXED * rows // WORKERS)
-            found["torch's DataLoader"].append(speed(DataLoader(streamed, BATCH, num_workers=WORKERS)))
+            speeds["torch's DataLoader"].append(speed(DataLoader(streamed, BATCH, num_workers=WORKERS)))
             shutil.rmtree(folder / "cache", ignore_errors=True)
             train = load(path=str(folder / f"*.{suffix}"), cache_dir=str(folder / "cache"), **options)[0]
-            found["ours, first epoch"].append(speed(train))
-            found["ours, later"].append(speed(train))
-        base = statistics.median(found["torch's DataLoader"])
+            speeds["ours, first epoch"].append(speed(train))
+            speeds["ours, later"].append(speed(train))
+        base = statistics.median(speeds["torch's DataLoader"])
         print(f"{suffix}: samples per second, {WORKERS} workers")
-        for name, values in found.items():
+        for name, values in speeds.items():
             ratio = statistics.median(values) / base
-            met = met and ratio >= READ_LIMIT
+            is_within = is_within and ratio >= READ_LIMIT
             limit = "" if name.startswith("torch") else f" times  (limit {READ_LIMIT})"
             print(f"{name:>20}: {statistics.median(values):8,.0f}   {ratio:.2f}{limit}")
-    return met
+    return is_within
 
 
 def measure_resume(folder: Path, rounds: int, shards: int, rows: int, batches: tuple[int, ...]) -> bool:
-    """Print how soon the first batch comes; return whether it is within the limit anywhere."""
+    """Print the times to the first batch; return whether all are within the limit."""
     for shard in range(shards):
         (numpy.arange(rows + 1) % 251).astype(numpy.uint8).tofile(folder / f"{shard:03}.uint8")
     options: dict[str, Any] = {"path": str(folder), "cache_dir": str(folder / "cache"), "context": 1}
     options |= {"shuffle_shards": MIXED, "batch_size": TOKEN_BATCH}
-    load_token_shards(**options)  # what is known of each shard is written down
-    met = True
+    load_token_shards(**options)  # writes the facts about each shard, so that this is not measured
+    is_within = True
     for workers in (0, WORKERS):
         times: dict[int, list[float]] = {batch: [] for batch in batches}
         for _ in range(rounds):
@@ -153,29 +153,29 @@ def measure_resume(folder: Path, rounds: int, shards: int, rows: int, batches: t
         base = statistics.median(times[batches[0]])
         for batch, values in times.items():
             ratio = statistics.median(values) / base
-            met = met and ratio <= RESUME_LIMIT
+            is_within = is_within and ratio <= RESUME_LIMIT
             print(f"at batch {batch:>9,}: {statistics.median(values) * 1000:7.1f} ms   {ratio:.2f} times")
     print(f"limit: {RESUME_LIMIT} times")
-    return met
+    return is_within
 
 
 def main() -> int:
-    """Run both measurements; return 1 where a limit is missed."""
+    """Run both measurements; return 1 if a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="few samples, to see that it runs")
-    given = parser.parse_args()
-    shards, rows = (MIXED + 1, 200) if given.quick else (SHARDS, ROWS)
-    tokens, batches = ((MIXED + 1, 2000), (10, 100)) if given.quick else (TOKENS, BATCHES)
+    parser.add_argument("--quick", action="store_true", help="few samples, only to test this file")
+    options = parser.parse_args()
+    shards, rows = (MIXED + 1, 200) if options.quick else (SHARDS, ROWS)
+    tokens, batches = ((MIXED + 1, 2000), (10, 100)) if options.quick else (TOKENS, BATCHES)
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for one in ("tables", "tokens"):
-            (folder / one).mkdir()
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent)
+        for name in ("tables", "tokens"):
+            (folder / name).mkdir()
         write(folder / "tables", shards, rows)
-        met = measure_reading(folder / "tables", given.rounds, rows)
-        met = measure_resume(folder / "tokens", given.rounds, *tokens, batches) and met
-    return 0 if met or given.quick else 1
+        is_within = measure_reading(folder / "tables", options.rounds, rows)
+        is_within = measure_resume(folder / "tokens", options.rounds, *tokens, batches) and is_within
+    return 0 if is_within or options.quick else 1
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What each shortcut around another library saves: see `runner/libraries/shortcuts.py`.
+"""Measure what each shortcut around another library saves, see `runner/libraries/shortcuts.py`.
 
     python benchmarks/shortcuts.py
 
-A command of two batches, a loop of small batches, and the sending of values to MLflow are run in turn with all
-shortcuts, and with the public way in place of each. Printed are CPU seconds of the command, with the end of its
-process, and CPU microseconds of a batch and of a value: the median over the rounds of the difference from the run with
-all shortcuts in the same round. A shortcut that saves neither 0.1 s of a command nor 3 us of a batch or value is to go:
-then the exit code is 1.
+A command of two batches, a loop of small batches, and sending values to MLflow are run in turn with all shortcuts, and
+with each one replaced by the public way. The output shows CPU seconds of the command, including the end of its process,
+and CPU microseconds of a batch and of a value: the median over rounds of the difference from the run with all shortcuts
+in the same round. The exit code is 1 if a shortcut saves neither 0.1 s of a command nor 3 us of a batch or value, and
+so should be removed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ print(sent_values(5000) / 5000 * 1e6)
 
 
 def command_seconds(public: str) -> float:
-    """Return the CPU seconds of a command, its data workers included."""
+    """Return the CPU seconds of a command, including its data workers."""
     with tempfile.TemporaryDirectory() as folder:
         before = os.times()
         run(COMMAND, public, folder)
@@ -63,17 +63,17 @@ def batch_microseconds(public: str) -> float:
 
 
 def value_microseconds(public: str) -> float:
-    """Return the CPU microseconds it takes to send a value to MLflow."""
+    """Return the CPU microseconds to send a value to MLflow."""
     return float(run(("-c", VALUES), public, None).split()[-1])
 
 
 def run(arguments: tuple[str, ...], public: str, folder: str | None) -> str:
-    """Run Python without some shortcuts, and return what it prints."""
+    """Run Python without some shortcuts, and return its output."""
     env = os.environ | {"RUNNER_PUBLIC_ONLY": public}
-    done = subprocess.run([sys.executable, *arguments], env=env, cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(done.stderr)
-    return done.stdout
+    result = subprocess.run([sys.executable, *arguments], env=env, cwd=folder, capture_output=True, text=True)
+    if result.returncode:
+        sys.exit(result.stderr)
+    return result.stdout
 
 
 MEASURES = {
@@ -81,7 +81,7 @@ MEASURES = {
     "us of a batch": (batch_microseconds, 3.0),
     "us of a value": (value_microseconds, 3.0),
 }
-"""What is measured, and the least that a shortcut has to save of one of them."""
+"""The measures, and the least that a shortcut must save of at least one of them."""
 
 
 def main() -> int:
@@ -93,16 +93,16 @@ def main() -> int:
     costs = numpy.array([[[cost(case) for cost, _ in MEASURES.values()] for case in cases] for _ in range(rounds)])
     least = [least for _, least in MEASURES.values()]
     print(f"{'':<24}{''.join(f'{name:>16}' for name in MEASURES)}")
-    idle = []
+    useless = []
     for number, case in enumerate(cases):
         name = {"": "with all shortcuts", "1": "saved by all"}.get(case, f"saved by {case}")
         values = numpy.median(costs[:, number] - (costs[:, 0] if number else 0), axis=0)
         print(f"{name:<24}{''.join(f'{value:>16.2f}' for value in values)}")
         if (values < least).all():
-            idle.append(case)
-    if idle:
-        print(f"saves too little: {', '.join(idle)}")
-    return bool(idle)
+            useless.append(case)
+    if useless:
+        print(f"saves too little: {', '.join(useless)}")
+    return bool(useless)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""How long `python -m runner` takes as a whole, against the same work by hand.
+"""Compare the time of a whole `python -m runner` with hand-written scripts for the same work.
 
     python benchmarks/startup.py
 
-By hand means: import torch, compose the same config, read the same data, train the same network for the same steps,
-and nothing else: no evaluation, metrics, logging, checkpoint or plot. A second script does what the main job does, as
-tutorials would: it reads through torch's DataLoader, logs the loss of each batch with `mlflow.log_metric`, evaluates
-after each epoch, and saves the model. All are whole processes with cached bytecode,
-run in turn in one folder whose MLflow store exists already; printed are the median wall times and the median ratios,
-round by round. Of the runner it is also printed how long a user waits for the first line on the terminal, and for the
-first batch, against a script that only imports torch and, with scikit-learn, the data.
+The first script imports torch, composes the same config, reads the same data and trains the same network for the same
+steps, without evaluation, metrics, logging, checkpoint or plot. A second script does the work of the main job as in a
+tutorial: it reads through torch's DataLoader, logs the loss of each batch with `mlflow.log_metric`, evaluates after
+each epoch, and saves the model. All are separate processes with cached bytecode that take turns in one folder, whose
+MLflow store exists already. The output shows median wall times, and medians of the ratios of each round. It also shows
+how long a user of the runner waits for the first line on the terminal, and for the first batch, compared with a script
+that only imports torch and reads the data through scikit-learn.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ with mlflow.start_run():
             mlflow.log_metric("loss", train(*batch, step).item(), step)
         net.eval()
         with torch.no_grad():
-            found = [(net(inputs), targets) for inputs, targets in held_out]
-        outputs, targets = (torch.cat(one) for one in zip(*found))
+            pairs = [(net(inputs), targets) for inputs, targets in held_out]
+        outputs, targets = (torch.cat(column) for column in zip(*pairs))
         mlflow.log_metric("eval loss", F.cross_entropy(outputs, targets).item(), step)
         mlflow.log_metric("eval accuracy", (outputs.argmax(1) == targets).float().mean().item(), step)
     torch.save(net.state_dict(), "model.pt")
@@ -96,7 +96,7 @@ with mlflow.start_run():
 READ = """
 import torch
 from sklearn.datasets import load_digits
-images, labels = (torch.from_numpy(one) for one in load_digits(return_X_y=True))
+images, labels = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
 print("the first batch", flush=True)
 """
 
@@ -118,44 +118,41 @@ FIRST = "-m", "runner", "trainer.max_duration=1ep", "+callbacks.first_batch._tar
 
 
 def watch(folder: Path, *command: str) -> tuple[float, float]:
-    """Run a command of Python's in a terminal, and return when its first line and "the first batch" came.
-
-    Both are seconds since the command was started.
-    """
-    ours, theirs = pty.openpty()
+    """Run Python with arguments in a terminal; return the seconds to its first line and to "the first batch"."""
+    terminal, child_end = pty.openpty()
     start = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, *command],
         cwd=folder,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        stdin=child_end,
+        stdout=child_end,
+        stderr=child_end,
         env={**os.environ, "TERM": "xterm"},
     )
-    os.close(theirs)
+    os.close(child_end)
     line = batch = 0.0
-    shown = b""
+    output = b""
     try:
         while not batch:
-            shown += os.read(ours, 4096)
+            output += os.read(terminal, 4096)
             line = line or time.perf_counter() - start
-            if b"the first batch" in shown:
+            if b"the first batch" in output:
                 batch = time.perf_counter() - start
-        while os.read(ours, 4096):
+        while os.read(terminal, 4096):
             pass
-    except OSError as error:  # Linux says so when the command has ended
+    except OSError as error:  # Linux raises it when the command has ended
         if not batch:
-            raise RuntimeError(f"no batch was trained: {shown.decode(errors='replace')}") from error
+            raise RuntimeError(f"no batch was trained: {output.decode(errors='replace')}") from error
     finally:
-        os.close(ours)
+        os.close(terminal)
     process.wait()
     return line, batch
 
 
 def main() -> int:
-    """Print the ratios; exit code 1 when one is over its limit."""
+    """Print the ratios; exit code 1 if one is over its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="counted rounds, after one that is not (default 7)")
+    parser.add_argument("--rounds", type=int, default=7, help="counted rounds, after an uncounted one (default 7)")
     arguments = parser.parse_args()
     times: dict[str, list[float]] = {key: [] for key in ("python -m runner", *SCRIPTS, "first line", "first batch")}
     with tempfile.TemporaryDirectory() as name:
@@ -163,24 +160,24 @@ def main() -> int:
         (folder / "first_batch.py").write_text(FIRST_BATCH)
         for key, script in SCRIPTS.items():
             (folder / f"{key}.py").write_text(script)
-        whole = {key: (f"{key}.py", str(CONF)) for key in ("by hand", "by hand, logged")}
+        scripts = {key: (f"{key}.py", str(CONF)) for key in ("by hand", "by hand, logged")}
         for number in range(arguments.rounds + 1):
-            found: dict[str, float] = {}
-            for key, command in {"python -m runner": ("-m", "runner"), **whole}.items():
+            measured: dict[str, float] = {}
+            for key, command in {"python -m runner": ("-m", "runner"), **scripts}.items():
                 start = time.perf_counter()
                 subprocess.run([sys.executable, *command], cwd=folder, check=True, capture_output=True, timeout=300)
-                found[key] = time.perf_counter() - start
-            found["first line"], found["first batch"] = watch(folder, *FIRST)
-            _, found["data by hand"] = watch(folder, "data by hand.py")
+                measured[key] = time.perf_counter() - start
+            measured["first line"], measured["first batch"] = watch(folder, *FIRST)
+            _, measured["data by hand"] = watch(folder, "data by hand.py")
             if number:
-                for key, seconds in found.items():
+                for key, seconds in measured.items():
                     times[key].append(seconds)
     for key, values in times.items():
         print(f"{key:>16}: {statistics.median(values):.2f} s  ({min(values):.2f} to {max(values):.2f})")
     failed = False
     for key, limit in LIMITS.items():
         ours = times["first batch" if key == "data by hand" else "python -m runner"]
-        ratios = [one / hand for one, hand in zip(ours, times[key], strict=True)]
+        ratios = [seconds / hand for seconds, hand in zip(ours, times[key], strict=True)]
         ratio = statistics.median(ratios)
         failed |= ratio > limit
         name = "first batch" if key == "data by hand" else "runner"

@@ -1,10 +1,10 @@
-"""How long a sweep of short runs takes in one process, against as many separate commands.
+"""Compare the time of a sweep of short runs in one process with the same number of separate commands.
 
     python benchmarks/sweep.py
 
-The runs are the multi-layer perceptron on the digits for two epochs, with the callbacks that are on by default; they
-differ in the seed. First come the commands one after the other, then the sweep with its table, picture and summary in
-MLflow, both with cached bytecode, in folders whose MLflow store exists already.
+The runs train the multi-layer perceptron on digits for two epochs, with the default callbacks, and differ in the seed.
+First come the commands one after the other, then the sweep with its table, picture and summary in MLflow, both with
+cached bytecode, in folders whose MLflow store exists already.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHORT = ["model=mlp", "trainer.max_duration=2ep"]
 
 
 def measure(folder: Path, commands: list[list[str]]) -> float:
-    """Return the seconds that commands take, one after the other."""
+    """Return the seconds that commands take one after the other."""
     start = time.perf_counter()
     for command in commands:
         subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
@@ -30,9 +30,9 @@ def measure(folder: Path, commands: list[list[str]]) -> float:
 
 
 def main() -> int:
-    """Print the ratio; exit code 1 when it is over the limit."""
+    """Print the ratio; exit code 1 if it is over the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=20, help="in the sweep, and separately (default 20)")
+    parser.add_argument("--runs", type=int, default=20, help="runs in the sweep, and commands (default 20)")
     runs = parser.parse_args().runs
     seeds = [str(seed) for seed in range(1, runs + 1)]
     with tempfile.TemporaryDirectory() as name:

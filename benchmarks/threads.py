@@ -1,11 +1,11 @@
-"""What more than one CPU thread saves in a training step, by the length of the step.
+"""Measure what more than one CPU thread saves in training steps of different length.
 
     python benchmarks/threads.py
 
-`python -m runner` gives steps below a number of floating-point operations one thread only, see
-`runner/config/short_steps.py`. Here steps of networks for small images are timed with one thread and with one for each
-core, in turn. Printed is how long all threads take, as a multiple of one; of the short steps, that may not be much
-less than 1.
+`python -m runner` uses only one thread for steps below a number of floating-point operations, see
+`runner/config/short_steps.py`. This file times steps of networks for small images, with one thread and with one for
+each core in turn. The output is the time with all threads as a multiple of the time with one, which must not be much
+less than 1 for short steps.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from runner.config.short_steps import SHORT
 from runner.distributed.threads import cores
 from runner.models import MLP, ResNet8
 
-LIMIT = 0.85  # of the time of one thread, in which all threads may train a short step
-SECONDS = 0.3  # for which each number of threads is timed, in each round
+LIMIT = 0.85  # least time of a short step with all threads, as a multiple of the time with one
+SECONDS = 0.3  # time to measure each number of threads, in each round
 CASES = {
     "mlp, 64 numbers": (lambda: MLP(64, (128, 128), 10), (64, 64)),
     "mlp, 784 numbers": (lambda: MLP(784, (1024, 1024), 10), (256, 784)),
@@ -34,7 +34,7 @@ CASES = {
     "the same, 256 images": (lambda: ResNet8(1, 10, 16), (256, 1, 8, 8)),
     "32 x 32 pixels": (lambda: ResNet8(3, 10, 16), (64, 3, 32, 32)),
 }
-"""Networks, and the shape of a batch."""
+"""Networks, and the shapes of their batches."""
 
 
 class Step:
@@ -53,7 +53,7 @@ class Step:
         self.optimizer.step()
 
     def time(self, threads: int) -> float:
-        """Return the mean seconds of a step with so many threads."""
+        """Return the mean seconds of a step with this number of threads."""
         torch.set_num_threads(threads)
         for _ in range(3):
             self()
@@ -66,21 +66,21 @@ class Step:
 
 
 def main() -> int:
-    """Print what was measured; exit code 1 when all threads train a short step in far less time than one."""
+    """Print the ratios; exit code 1 if all threads train a short step in far less time than one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="in which one thread and all take turns (default 7)")
+    parser.add_argument("--rounds", type=int, default=7, help="measurements of each number of threads (default 7)")
     arguments = parser.parse_args()
     failed = False
     print(f"{cores()} threads against one; steps of less than {SHORT:.1g} operations get one")
     for name, (make, shape) in CASES.items():
         step = Step(make(), shape)
         pairs = [(step.time(1), step.time(cores())) for _ in range(arguments.rounds)]
-        one = statistics.median(pair[0] for pair in pairs)
+        single = statistics.median(pair[0] for pair in pairs)
         ratio = statistics.median(pair[1] / pair[0] for pair in pairs)
         is_short = step.operations < SHORT
         failed |= is_short and ratio < LIMIT
         kind = f"short; limit {LIMIT}" if is_short else "long"
-        print(f"{name:>20}: {step.operations:.1e} operations, {1e3 * one:5.2f} ms, {ratio:.2f} times  ({kind})")
+        print(f"{name:>20}: {step.operations:.1e} operations, {1e3 * single:5.2f} ms, {ratio:.2f} times  ({kind})")
     return int(failed)
 
 

@@ -1,11 +1,11 @@
-"""What a run loses where another one trains on the same machine at the same time.
+"""Measure how much slower a run is while another one trains on the same machine.
 
     python benchmarks/together.py
 
-The default experiment is trained alone, and then twice at once. Printed is how much longer the slower of two takes for
-a batch than a run alone: as it is, with one thread each because its steps are short; with a thread for each core, as
-larger experiments have (`launch.threads`); and with torch's threads waiting as they do by default, which spin on the
-cores that the other run needs.
+The default experiment is trained alone, and then twice at the same time. The output is the time of a batch in the
+slower of the two runs relative to a run alone: by default, with one thread each because its steps are short; with a
+thread for each core, like larger experiments (`launch.threads`); and with torch's default for idle threads, which spin
+on the cores that the other run needs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {"one thread each": 4.0, "all cores": 80.0}
-DEFAULT = "300000"  # libgomp's, where there are no more threads than cores
+DEFAULT = "300000"  # of libgomp, if there are no more threads than cores
 ARGUMENTS = ("+callbacks=[json_lines_logger]", "trainer.max_duration=3ep")
 
 
@@ -38,7 +38,7 @@ def start(
 
 
 def train(runs: int, spins: str | None = None, arguments: Sequence[str] = ()) -> float:
-    """Return the seconds of the last epoch's median batch, of the slowest of that number of runs at once."""
+    """Train runs at the same time, and return the median seconds of a batch in the last epoch of the slowest."""
     with tempfile.TemporaryDirectory() as name:
         started = [start(Path(name), number, spins, arguments) for number in range(runs)]
         if any(process.wait() for process, _ in started):
@@ -47,14 +47,14 @@ def train(runs: int, spins: str | None = None, arguments: Sequence[str] = ()) ->
 
 
 def read_seconds(run_dir: Path) -> float:
-    """Return the seconds of the last epoch's median batch of a run."""
+    """Return the median seconds of a batch in the last epoch of a run."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     times = [line["wall_time"] for line in lines if line.get("epoch") == 2 and "loss/train/total" in line["metrics"]]
     return statistics.median(later - earlier for earlier, later in pairwise(times))
 
 
 def main() -> int:
-    """Print what was measured; exit code 1 when two runs get in each other's way by more than the limits."""
+    """Print the ratios; exit code 1 if one is over its limit."""
     alone = min(train(1) for _ in range(2))
     many = [f"launch.threads={os.cpu_count()}"]
     ratios = {"one thread each": train(2) / alone, "all cores": train(2, None, many) / alone}

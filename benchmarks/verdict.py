@@ -1,12 +1,12 @@
-"""How often verdicts are wrong, how often they find what is there, and how often intervals hold the truth.
+"""Measure how often verdicts are false positives, how often they find a difference, and the coverage of intervals.
 
     python benchmarks/verdict.py
 
-Most figures are from simulated comparisons of normal values. The last two are from 200 comparisons of trained models:
-sweeps of eight seeds with 16 hidden units against sweeps that differ only in the initial weights, and against others
-that have a lower learning rate as well. Exit code 1 says that a figure is out of its bounds: equals told apart in more
-than 5 % of all cases, a power more than three points from the promised one, or an interval from six values on that
-holds the true mean in less than 92 %.
+Most figures come from simulated comparisons of normal values. The last two come from 200 comparisons of trained models:
+sweeps of eight seeds with 16 hidden units are compared with sweeps that differ only in the initial weights, and with
+sweeps that also have a lower learning rate. The exit code is 1 if a figure is out of bounds: equals are told apart in
+more than 5 % of cases, a power is more than three points from the promised one, or an interval of six or more values
+contains the true mean in less than 92 % of cases.
 """
 
 from __future__ import annotations
@@ -32,60 +32,60 @@ from runner.comparing.decision import (
 from runner.data.images.digits import load_digits
 
 REPEATS = 4_000
-SIGMAS = 3  # of what is counted
-SWEEPS = 200  # of trained models
+SIGMAS = 3  # allowed sampling error, in standard deviations
+SWEEPS = 200  # comparisons of trained models
 SEEDS = 8
 
 
-def share(once: Callable[[np.random.Generator], bool], repeats: int = REPEATS) -> float:
-    """Return how often something happens."""
-    draw = np.random.default_rng(1)
-    return sum(once(draw) for _ in range(repeats)) / repeats
+def share(happens: Callable[[np.random.Generator], bool], repeats: int = REPEATS) -> float:
+    """Return the share of repeats in which an event happens."""
+    generator = np.random.default_rng(1)
+    return sum(happens(generator) for _ in range(repeats)) / repeats
 
 
 def errors() -> bool:
-    """Print how often equals are told apart; return whether that is at most the level."""
-    fine = True
+    """Print how often equals are told apart; return whether the shares are at most the level."""
+    is_fine = True
     slack = SIGMAS * (LEVEL / REPEATS) ** 0.5
     for n in (5, 6, 8, 10, 12):
-        found = share(lambda draw, n=n: flip_signs(draw.standard_normal(n)) <= LEVEL)
-        fine &= found <= LEVEL + slack and (found >= 0.03 - slack or smallest_p(n) > LEVEL / 2)
-        print(f"equals told apart, {n:2} pairs          {found:.1%}")
+        rate = share(lambda draw, n=n: flip_signs(draw.standard_normal(n)) <= LEVEL)
+        is_fine &= rate <= LEVEL + slack and (rate >= 0.03 - slack or smallest_p(n) > LEVEL / 2)
+        print(f"equals told apart, {n:2} pairs          {rate:.1%}")
     for n, m in ((4, 4), (6, 5), (8, 8)):
-        found = share(lambda draw, n=n, m=m: permute(draw.standard_normal(n), draw.standard_normal(m)) <= LEVEL, 1000)
-        fine &= found <= LEVEL + SIGMAS * (LEVEL / 1000) ** 0.5
-        print(f"equals told apart, {n:2} and {m} unpaired  {found:.1%}")
-    return fine
+        rate = share(lambda draw, n=n, m=m: permute(draw.standard_normal(n), draw.standard_normal(m)) <= LEVEL, 1000)
+        is_fine &= rate <= LEVEL + SIGMAS * (LEVEL / 1000) ** 0.5
+        print(f"equals told apart, {n:2} and {m} unpaired  {rate:.1%}")
+    return is_fine
 
 
 def power() -> bool:
-    """Print how often planted differences are found, and the promise; return whether they agree to three points."""
-    fine = True
+    """Print how often planted differences are found; return whether this is within three points of the promise."""
+    is_fine = True
     for effect in (2.0, 1.5, 1.2, 1.0, 0.85):
         n = count_needed(effect) or 0
-        found = share(lambda draw, n=n, effect=effect: flip_signs(draw.standard_normal(n) + effect) <= LEVEL, 2000)
-        fine &= abs(found - find_power(effect, n)) <= 0.03
-        print(f"power at {effect:.2f} sd, {n:2} pairs          {found:.1%}, promised {find_power(effect, n):.1%}")
-    return fine
+        rate = share(lambda draw, n=n, effect=effect: flip_signs(draw.standard_normal(n) + effect) <= LEVEL, 2000)
+        is_fine &= abs(rate - find_power(effect, n)) <= 0.03
+        print(f"power at {effect:.2f} sd, {n:2} pairs          {rate:.1%}, promised {find_power(effect, n):.1%}")
+    return is_fine
 
 
 def coverage() -> bool:
-    """Print how often intervals hold the true mean; return whether that is often enough from six values on."""
+    """Print how often intervals contain the true mean; return whether it is often enough from six values on."""
 
     def holds(draw: np.random.Generator, n: int) -> bool:
         low, high = bootstrap(draw.standard_normal(n)) or (0.0, 0.0)
         return low <= 0 <= high
 
-    fine = True
+    is_fine = True
     for n in (3, 4, 5, 6, 8, 12, 20):
-        found = share(lambda draw, n=n: holds(draw, n), 1000)
-        fine &= n < 6 or found >= 0.92
-        print(f"interval of {n:2} holds the true mean     {found:.1%}")
-    return fine
+        rate = share(lambda draw, n=n: holds(draw, n), 1000)
+        is_fine &= n < 6 or rate >= 0.92
+        print(f"interval of {n:2} holds the true mean     {rate:.1%}")
+    return is_fine
 
 
 def train(seed: int, weights: int, lr: float) -> float:
-    """Return the evaluation loss of a small network on digits; one seed has one order of samples."""
+    """Return the evaluation loss of a small network on digits; `seed` decides the order of the samples."""
     torch.manual_seed(weights)
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
     data, evaluation = load_digits(batch_size=128)
@@ -102,17 +102,17 @@ def train(seed: int, weights: int, lr: float) -> float:
 
 
 def trained() -> bool:
-    """Print how often verdicts tell trained models apart; return whether equals are no more often than promised."""
-    told = [0, 0]
+    """Print how often verdicts tell trained models apart; return whether equals are within the level."""
+    decided = [0, 0]
     for sweep in range(SWEEPS):
         seeds = range(sweep * SEEDS, (sweep + 1) * SEEDS)
         first = [train(seed, seed, 0.05) for seed in seeds]
-        for place, lr in enumerate((0.05, 0.03)):
-            others = [train(seed, 1_000_000 + seed, lr) for seed in seeds]
-            told[place] += decide([Samples(first, others, [str(seed) for seed in seeds])])[0].is_decided
-    print(f"equals told apart, {SWEEPS} trained sweeps   {told[0] / SWEEPS:.1%}")
-    print(f"lr 0.03 told from 0.05, {SWEEPS} sweeps     {told[1] / SWEEPS:.1%}")
-    return told[0] / SWEEPS <= LEVEL + SIGMAS * (LEVEL / SWEEPS) ** 0.5
+        for index, lr in enumerate((0.05, 0.03)):
+            second = [train(seed, 1_000_000 + seed, lr) for seed in seeds]
+            decided[index] += decide([Samples(first, second, [str(seed) for seed in seeds])])[0].is_decided
+    print(f"equals told apart, {SWEEPS} trained sweeps   {decided[0] / SWEEPS:.1%}")
+    print(f"lr 0.03 told from 0.05, {SWEEPS} sweeps     {decided[1] / SWEEPS:.1%}")
+    return decided[0] / SWEEPS <= LEVEL + SIGMAS * (LEVEL / SWEEPS) ** 0.5
 
 
 if __name__ == "__main__":

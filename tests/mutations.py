@@ -225,8 +225,8 @@ FAULTS = (
     Fault(
         "honesty board: marks know nothing of the other rows",
         "benchmarks/algorithms.py",
-        "found = decide([Samples(_by_seed(plain), _by_seed(one), seeds) for one in changed])",
-        "found = [decide([Samples(_by_seed(plain), _by_seed(one), seeds)])[0] for one in changed]",
+        "verdicts = decide([Samples(_by_seed(plain), _by_seed(errors), seeds) for errors in changed])",
+        "verdicts = [decide([Samples(_by_seed(plain), _by_seed(errors), seeds)])[0] for errors in changed]",
         "benchmarks/test_algorithms.py",
     ),
     Fault(

@@ -66,10 +66,10 @@ def train(run: Run) -> Result:
     experiment = Experiment(compose([*run.arguments, f"seed={run.seed}"]))
     build.check(experiment)
     with tempfile.TemporaryDirectory() as folder, build.build(experiment, Path(folder), "run") as trainer:
-        began = time.process_time()
+        start_time = time.process_time()
         trainer.fit()
         with evaluation_weights(trainer.state):  # this estimates the batch norm of averaged weights, and keeps it
-            seconds = time.process_time() - began
+            seconds = time.process_time() - start_time
         values = trainer.eval()["eval"]
     if "MulticlassAccuracy" in values:
         return Result(1 - float(values["MulticlassAccuracy"]), seconds)
@@ -90,7 +90,7 @@ def results(runs: Iterable[Run], jobs: int, path: Path | None = None) -> dict[Ru
     missing = [run for run in runs if run not in results_by_run]
     if missing:
         os.environ.update(dict.fromkeys(["OMP_NUM_THREADS", "MKL_NUM_THREADS"], "1"))  # read when the processes start
-        began = time.monotonic()
+        start_time = time.monotonic()
         pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_start_process)
         try:
             futures = {pool.submit(train, run): run for run in missing}
@@ -99,7 +99,7 @@ def results(runs: Iterable[Run], jobs: int, path: Path | None = None) -> dict[Ru
                 results_by_run[run] = _result_of(future, run)
                 if path:
                     _append(path, run, results_by_run[run])
-                remaining = (time.monotonic() - began) / count * (len(missing) - count)
+                remaining = (time.monotonic() - start_time) / count * (len(missing) - count)
                 _show(f"{count} of {len(missing)} runs, {remaining / 60:.0f} min left")
         finally:
             pool.shutdown(cancel_futures=True)

@@ -208,13 +208,13 @@ def _by_seed(errors: Errors) -> list[float]:
 
 
 def rows(
-    task: Task, changes: Sequence[str], done: Mapping[Run, Result], seeds: Sequence[int]
+    task: Task, changes: Sequence[str], results_by_run: Mapping[Run, Result], seeds: Sequence[int]
 ) -> dict[str, list[Ratio]]:
     """Return the cells of each change: the ratios of budgets and of CPU time, for each B."""
     cells: dict[str, list[Ratio]] = {change: [] for change in changes}
     for budget in task.budgets:
         trained = {
-            change: [[done[task.run(change, budget * factor, seed)] for seed in seeds] for factor in FACTORS]
+            change: [[results_by_run[task.run(change, budget * factor, seed)] for seed in seeds] for factor in FACTORS]
             for change in ("", *changes)
         }
         errors = {
@@ -230,7 +230,7 @@ def rows(
     return cells
 
 
-def table(task: Task, changes: Sequence[str], done: Mapping[Run, Result], seeds: Sequence[int]) -> str:
+def table(task: Task, changes: Sequence[str], results_by_run: Mapping[Run, Result], seeds: Sequence[int]) -> str:
     """Return the table in Markdown, with the cheapest change at the larger budget first."""
     labels = [task.label.format(budget) for budget in task.budgets]
     unit = "epochs" if task.unit == "ep" else "bytes"
@@ -240,7 +240,7 @@ def table(task: Task, changes: Sequence[str], done: Mapping[Run, Result], seeds:
         + " |",
         "|---|" + "---|---|" * len(labels),
     ]
-    for change, cells in sorted(rows(task, changes, done, seeds).items(), key=lambda row: row[1][2].value):
+    for change, cells in sorted(rows(task, changes, results_by_run, seeds).items(), key=lambda row: row[1][2].value):
         texts = [f"**{cell}**" if cell.is_decided else f"{cell}" for cell in cells]
         lines.append(f"| `{change}` | " + " | ".join(texts) + " |")
     return "\n".join(lines)

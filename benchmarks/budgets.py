@@ -48,9 +48,9 @@ def main() -> None:
             other_load = json.loads((run / "result.json").read_text())["load"]["others"]
             trained = f"{int(recorded):>9,} batches  {seconds:7.2f} s  {errors[-1]:+6.2f} %"
             print(f"{number + 1:>3}  {trained}  other work {other_load:.0%}", flush=True)
-    within = sum(abs(error) <= 3 for error in errors)
+    count_within = sum(abs(error) <= 3 for error in errors)
     mean = f"mean {statistics.fmean(errors):+.2f} %, largest {max(errors, key=abs):+.2f} %"
-    print(f"{within} of {len(errors)} within 3 %; {mean}")
+    print(f"{count_within} of {len(errors)} within 3 %; {mean}")
 
 
 if __name__ == "__main__":

@@ -62,11 +62,11 @@ def compare_cases() -> Results:
         plain = runs.train(case, folder)
         sharded = runs.train(case, folder, save=folder / "saved", sharded=True, parallel="fsdp")
         resumed = runs.train(case, folder, parallel="fsdp", resume_path=folder / "saved")
-        crossed = runs.train(case, folder, resume_path=folder / "saved")
+        resumed_with_ddp = runs.train(case, folder, resume_path=folder / "saved")
         results[name] = [
             runs.difference(plain, sharded),
             runs.difference(sharded, resumed),
-            runs.difference(plain, crossed),
+            runs.difference(plain, resumed_with_ddp),
         ]
     return results
 
@@ -80,11 +80,11 @@ def compare_split() -> Results:
         plain = runs.train(case, folder, **EXACT)
         split = runs.train(case, folder, save=folder / "saved", sharded=True, **layout, **EXACT)
         resumed = runs.train(case, folder, resume_path=folder / "saved", **layout, **EXACT)
-        crossed = runs.train(case, folder, resume_path=folder / "saved", **EXACT)
+        resumed_with_ddp = runs.train(case, folder, resume_path=folder / "saved", **EXACT)
         results[name] = [
             runs.difference(plain, split),
             runs.difference(split, resumed),
-            runs.difference(plain, crossed),
+            runs.difference(plain, resumed_with_ddp),
         ]
     return results
 
@@ -182,13 +182,13 @@ def measure_save(megabytes: int) -> Results:
         savers = {name: CheckpointSaver("1ba", name, **{"keep": 1, **options}) for name, options in kinds.items()}
         times: dict[str, list[float]] = {"copy": [], **{name: [] for name in savers}}
         for turn in range(ROUNDS + 1):
-            spent = {"copy": _time_on_ranks(lambda: [tensor.clone() for tensor in held])}
+            elapsed = {"copy": _time_on_ranks(lambda: [tensor.clone() for tensor in held])}
             for name, saver in savers.items():
                 if name == "first":
                     saver._copies = None
-                spent[name] = _time_on_ranks(partial(saver._save, state, trainer.logger))
+                elapsed[name] = _time_on_ranks(partial(saver._save, state, trainer.logger))
                 saver._wait()  # until it is written
-            for name, seconds in spent.items() if turn else ():
+            for name, seconds in elapsed.items() if turn else ():
                 times[name].append(seconds)
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
     return {"megabytes": sum(tensor.nbytes for tensor in held) * 4 / 1e6, **medians}
@@ -196,11 +196,11 @@ def measure_save(megabytes: int) -> Results:
 
 def _time_on_ranks(function: Callable[[], object]) -> float:
     torch.distributed.barrier()
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     function()
-    spent = torch.tensor(time.perf_counter() - began)
-    torch.distributed.all_reduce(spent, torch.distributed.ReduceOp.MAX)
-    return float(spent)
+    elapsed = torch.tensor(time.perf_counter() - start_time)
+    torch.distributed.all_reduce(elapsed, torch.distributed.ReduceOp.MAX)
+    return float(elapsed)
 
 
 def format_difference(value: float) -> str:
@@ -215,8 +215,8 @@ def show_cases(folder: Path) -> bool:
     for name, values in results.items():
         print(f"{name:36} {' '.join(f'{format_difference(value):>8}' for value in values)}")
     return all(
-        resumed == 0 and (name in runs.ROUNDED or (sharded == 0 and crossed == 0))
-        for name, (sharded, resumed, crossed) in results.items()
+        resumed == 0 and (name in runs.ROUNDED or (sharded == 0 and resumed_with_ddp == 0))
+        for name, (sharded, resumed, resumed_with_ddp) in results.items()
     )
 
 

@@ -165,11 +165,11 @@ def by_hand(name: str) -> float:
     model = make_model(name).to(DEVICE)
     optimizer = make_optimizer(model.parameters())
     inputs, targets = (tensor.to(DEVICE).split(batch_size(name)) for tensor in make_data(name))
-    began = 0.0
+    start_time = 0.0
     for step in range(WARM_UP + STEPS):
         if step == WARM_UP:
             wait()
-            began = time.perf_counter()
+            start_time = time.perf_counter()
         batch = inputs[step % len(inputs)], targets[step % len(inputs)]
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=ON_GPU):
@@ -177,7 +177,7 @@ def by_hand(name: str) -> float:
         loss.backward()
         optimizer.step()
     wait()
-    return time.perf_counter() - began
+    return time.perf_counter() - start_time
 
 
 def by_trainer(
@@ -258,7 +258,7 @@ def syncs() -> Iterator[Row]:
             continue
         by_trainer(name, around=watched)
         yield Row(f"{name}, waits in {STEPS} steps", float(waits.total()), 0, "waits")
-        yield from (Row(f"  {place}", float(count), unit="waits") for place, count in waits.items())
+        yield from (Row(f"  {location}", float(count), unit="waits") for location, count in waits.items())
         waits.clear()
 
 

@@ -96,10 +96,10 @@ def shard_in_cache(files: int, full: bool) -> float:
             cache.get(f"{files + number:032x}", SHARD_SIZE, lambda path, grow: path.write_bytes(bytes(SHARD_SIZE)))
 
         fetch(0)  # adds up the sizes of the files
-        began = cpu_seconds()
+        start_time = cpu_seconds()
         for number in range(1, 1 + FETCHED):
             fetch(number)
-        return (cpu_seconds() - began) / FETCHED
+        return (cpu_seconds() - start_time) / FETCHED
 
 
 def changed_file(megabytes: int) -> float:
@@ -111,19 +111,19 @@ def changed_file(megabytes: int) -> float:
         for command in (("init", "-q"), ("add", "."), ("commit", "-qm", "first")):
             subprocess.run(["git", *author, *command], check=True)
         file.write_bytes(os.urandom(megabytes * 1_000_000))
-        began = cpu_seconds()
+        start_time = cpu_seconds()
         patch()
-        return cpu_seconds() - began
+        return cpu_seconds() - start_time
 
 
 def table_of_runs(runs: int) -> float:
     """Return the CPU seconds to print a table of this many runs."""
     with tempfile.TemporaryDirectory() as folder:
         write_many(Path(folder, "outputs"), runs)
-        began = cpu_seconds()
+        start_time = cpu_seconds()
         command = [sys.executable, "-m", "runner", "table", "outputs"]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
-        return cpu_seconds() - began
+        return cpu_seconds() - start_time
 
 
 class ManyTensors(nn.Module):
@@ -179,9 +179,9 @@ def trainer_with(callbacks: int) -> float:
     """Return the CPU seconds to make a trainer with this many callbacks."""
     with tempfile.TemporaryDirectory() as folder:
         watching = [BatchTimes() for _ in range(callbacks)]
-        began = cpu_seconds()
+        start_time = cpu_seconds()
         with make_trainer(folder, ManyTensors(1), callbacks=watching):
-            return cpu_seconds() - began
+            return cpu_seconds() - start_time
 
 
 def checkpoint(megabytes: int) -> float:
@@ -191,10 +191,10 @@ def checkpoint(megabytes: int) -> float:
         make_trainer(folder, ManyTensors(16, megabytes * 1_000_000 // (16 * 3 * 4))) as trainer,
     ):
         trainer.fit()
-        began = cpu_seconds()
+        start_time = cpu_seconds()
         for number in range(CHECKPOINTS):
             trainer.save_checkpoint(Path(folder, str(number)))
-        return (cpu_seconds() - began) / CHECKPOINTS
+        return (cpu_seconds() - start_time) / CHECKPOINTS
 
 
 def start_of_sweep(jobs: int) -> float:
@@ -233,11 +233,11 @@ def resumed_spool(batches: int) -> float:
         position = spool.position(batches)
         spool.append_metrics([({"loss/0": 0.5}, batches + number, 1.0) for number in range(RETRAINED)])
         spool.close()
-        began = time.process_time()
+        start_time = time.process_time()
         resumed = Spool(Path(folder), since=position)
         resumed.append_metrics([({"loss/0": 0.5}, batches, 1.0)])
         resumed.close()
-        return time.process_time() - began
+        return time.process_time() - start_time
 
 
 def sent_values(values: int) -> float:
@@ -253,10 +253,10 @@ def sent_values(values: int) -> float:
         spool = write_spool(Path(folder, "mlflow"), values // 5, keys=5)
         spool.append({"status": "FINISHED", "t": 1})
         spool.close()
-        began = cpu_seconds()
+        start_time = cpu_seconds()
         if not Delivery(Path(folder), target, lambda news: None, live=False).run():
             raise RuntimeError("not all values were sent to the store")
-        return cpu_seconds() - began
+        return cpu_seconds() - start_time
 
 
 COSTS = (

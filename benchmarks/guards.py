@@ -30,22 +30,22 @@ CLEAN = 20
 
 def measure_guard(seeds: int) -> bool:
     """Print losses with and without the guard; return whether it prevents the damage and ignores clean text."""
-    above: dict[str, list[float]] = {"nonsense": [], "guard": []}
+    excesses: dict[str, list[float]] = {"nonsense": [], "guard": []}
     print("SpikeGuard: final loss    clean   nonsense   with the guard   went back")
     for seed in range(seeds):
         clean, _ = train_language(700, seed, range(0))
         damaged, _ = train_language(700, seed, NONSENSE)
         guarded, spikes = train_language(700, seed, NONSENSE, SpikeGuard())
-        above["nonsense"].append(damaged / clean - 1)
-        above["guard"].append(guarded / clean - 1)
+        excesses["nonsense"].append(damaged / clean - 1)
+        excesses["guard"].append(guarded / clean - 1)
         print(f"{f'seed {seed}':>22} {clean:8.4f} {damaged:10.4f} {guarded:16.4f} {spikes:11}", flush=True)
-    acted = sum(train_language(250, seed, range(0), SpikeGuard())[1] > 0 for seed in range(CLEAN))
-    means = {name: statistics.fmean(values) for name, values in above.items()}
+    interventions = sum(train_language(250, seed, range(0), SpikeGuard())[1] > 0 for seed in range(CLEAN))
+    means = {name: statistics.fmean(values) for name, values in excesses.items()}
     print(
         f"above the clean run: {means['nonsense']:.2%} with nonsense, {means['guard']:.2%} with the guard, in the mean"
     )
-    print(f"it acted in {acted} of {CLEAN} clean runs")
-    return means["guard"] <= 0.01 < means["nonsense"] and acted == 0
+    print(f"it acted in {interventions} of {CLEAN} clean runs")
+    return means["guard"] <= 0.01 < means["nonsense"] and interventions == 0
 
 
 def measure_ledger(seeds: int) -> bool:

@@ -98,11 +98,11 @@ def measure(case: str, folder: Path, rounds: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {key: [] for key in variants}
     for number in range(rounds + 1):
         for key, loader in variants.items():
-            began = cpu_seconds()
+            start_time = cpu_seconds()
             for _ in loader:
                 pass
             if number:
-                times[key].append(cpu_seconds() - began)
+                times[key].append(cpu_seconds() - start_time)
     return times
 
 

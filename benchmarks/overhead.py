@@ -130,13 +130,13 @@ def hand_written(batches: Iterable[Any]) -> Callable[[], float]:
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
 
     def epoch() -> float:
-        began = time.process_time()
+        start_time = time.process_time()
         for inputs, targets in batches:
             optimizer.zero_grad(set_to_none=True)
             loss = F.cross_entropy(module(inputs), targets)
             loss.backward()
             optimizer.step()
-        return time.process_time() - began
+        return time.process_time() - start_time
 
     return epoch
 
@@ -153,16 +153,16 @@ class Clock(Callback):
 
     def __init__(self, timer: Callable[[], float] = time.process_time) -> None:
         self.timer = timer
-        self.began = self.seconds = 0.0
+        self.start_time = self.seconds = 0.0
 
     def epoch_start(self, state: State, logger: Logger) -> None:
         """Start."""
-        self.began = self.timer()
+        self.start_time = self.timer()
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Stop, once everything logged has reached its destinations."""
         logger.flush()
-        self.seconds = self.timer() - self.began
+        self.seconds = self.timer() - self.start_time
         state.stop_training()
 
 

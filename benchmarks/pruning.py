@@ -51,10 +51,10 @@ PRUNER = ["+callbacks=sweep_pruner", "callbacks.sweep_pruner.pruner=successive_h
 
 def sweep(folder: Path, name: str, *arguments: str) -> float:
     """Run a sweep into a folder of its own, and return its seconds."""
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     command = [*RUN, "-m", *PLAIN, *arguments, f"hydra.sweep.dir={name}"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=3600)
-    return time.perf_counter() - began
+    return time.perf_counter() - start_time
 
 
 def jobs(folder: Path) -> list[dict[str, Any]]:
@@ -107,9 +107,9 @@ def pace(work: Callable[[int], None]) -> float:
     """Return the median CPU seconds of a job, over the last quarter of `JOBS` jobs in a row."""
     seconds = []
     for number in range(JOBS):
-        began = time.process_time()
+        start_time = time.process_time()
         work(number)
-        seconds.append(time.process_time() - began)
+        seconds.append(time.process_time() - start_time)
     return statistics.median(seconds[-JOBS // 4 :])
 
 

@@ -169,9 +169,9 @@ def measure(name: str, rounds: int, timer: Callable[[], float] = time.perf_count
 
         def timed(function: Callable[..., Any], *arguments: Any) -> float:
             dist.barrier()
-            began = timer()
+            start_time = timer()
             function(*arguments)
-            return timer() - began
+            return timer() - start_time
 
         def train() -> float:
             dist.barrier()

@@ -79,20 +79,20 @@ def report(task: Task, results_by_recipe: Sequence[Sequence[Result]]) -> bool:
     count = f"n={len(results_by_recipe[0])}"
     print(f"{count:<20} {task.metric:>16} {task.unit:>10} {'less':>6} {'CPU s':>7} {'less':>6}")
     budgets = [recipe.budget() for recipe in task.recipes]
-    kept = True
+    passed = True
     columns = zip(task.recipes, results_by_recipe, errors, seconds, budgets, strict=True)
-    for recipe, results_, error, spent, budget in columns:
+    for recipe, results_, error, cpu_seconds, budget in columns:
         spread = statistics.stdev(task.metric_of(result.error) for result in results_)
-        less, less_time = budgets[0] / budget, seconds[0] / spent
+        less, less_time = budgets[0] / budget, seconds[0] / cpu_seconds
         within_limits = error <= errors[0] and less >= recipe.less and less_time >= recipe.less_time
-        kept &= within_limits
+        passed &= within_limits
         metric = f"{task.metric_of(error):.3f} +- {spread:.3f}"
         print(
-            f"{recipe.name:<20} {metric:>16} {budget:>10,} {less:>5.1f}x {spent:>7.2f} {less_time:>5.1f}x"
+            f"{recipe.name:<20} {metric:>16} {budget:>10,} {less:>5.1f}x {cpu_seconds:>7.2f} {less_time:>5.1f}x"
             f"{'' if within_limits else '  misses a limit'}"
         )
     print(flush=True)
-    return kept
+    return passed
 
 
 def main() -> int:
@@ -103,14 +103,14 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default 2)")
     parser.add_argument("--results", type=Path, help="file of results; only runs that it lacks are trained")
     arguments = parser.parse_args()
-    kept = True
+    passed = True
     for task in TASKS:
         seeds = seeds_from(arguments.first_seed, arguments.seeds or task.seeds)
         runs = {recipe: [Run((f"experiment={recipe.name}",), seed) for seed in seeds] for recipe in task.recipes}
         in_turn = [run for of_one_seed in zip(*runs.values(), strict=True) for run in of_one_seed]
         trained = results(in_turn, arguments.jobs, arguments.results)
-        kept &= report(task, [[trained[run] for run in of_recipe] for of_recipe in runs.values()])
-    return int(not kept)
+        passed &= report(task, [[trained[run] for run in of_recipe] for of_recipe in runs.values()])
+    return int(not passed)
 
 
 if __name__ == "__main__":

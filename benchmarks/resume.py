@@ -90,11 +90,11 @@ def write_checkpoints(folder: Path, loader: TensorLoader | DatasetLoader) -> dic
 def time_resume(path: Path, batch: int, make_loader: Callable[[], TensorLoader | DatasetLoader], folder: Path) -> float:
     """Return the seconds from building a Trainer to the end of its first batch."""
     loader, callback = make_loader(), FirstBatch()
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     with make_trainer(nn.Linear(4, 2), loader, folder / "resumed", callback, resume_path=path) as trainer:
         trainer.fit()
     assert callback.batch == batch
-    return callback.ended - began
+    return callback.ended - start_time
 
 
 def measure_resume(folder: Path, rounds: int) -> bool:
@@ -140,18 +140,18 @@ def measure_save(folder: Path, rounds: int) -> bool:
             saver.fit_start(state, logger)
         times: dict[str, list[float]] = {"plain copy": [], **{name: [] for name in savers}}
         for turn in range(rounds + 1):
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             copies = [tensor.detach().clone() for tensor in tensors]
-            spent = {"plain copy": time.perf_counter() - began}
+            elapsed = {"plain copy": time.perf_counter() - start_time}
             del copies
             for name, saver in savers.items():
                 state.step_time(state.timestamp.to_next_batch(16, 0, 0.0))
-                began = time.perf_counter()
+                start_time = time.perf_counter()
                 saver.batch_checkpoint(state, logger)
-                spent[name] = time.perf_counter() - began
+                elapsed[name] = time.perf_counter() - start_time
                 saver.close(state, logger)  # waits for the write, so that it does not slow down other measurements
                 assert saver.latest is not None
-            for name, seconds in spent.items():
+            for name, seconds in elapsed.items():
                 if turn:
                     times[name].append(seconds)
     medians = {name: statistics.median(values) for name, values in times.items()}

@@ -51,9 +51,9 @@ def main() -> int:
 def measure(command: list[str], folder: str) -> tuple[float, float]:
     """Return the wall and CPU seconds of a command."""
     before = os.times()
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
-    wall = time.perf_counter() - began
+    wall = time.perf_counter() - start_time
     after = os.times()
     return wall, sum(after[2:4]) - sum(before[2:4])
 

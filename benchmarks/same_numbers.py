@@ -114,10 +114,8 @@ def differences_of_runs(before: Path, after: Path) -> list[str]:
     different = []
     if (before / "config.yaml").read_text() != (after / "config.yaml").read_text():
         different.append("config")
-    weights = [torch.load(run / "checkpoints" / "latest" / "model.pt", weights_only=True) for run in (before, after)]
-    if weights[0].keys() != weights[1].keys() or not all(
-        torch.equal(weights[0][key], weights[1][key]) for key in weights[0]
-    ):
+    old, new = (torch.load(run / "checkpoints/latest/model.pt", weights_only=True) for run in (before, after))
+    if old.keys() != new.keys() or not all(torch.equal(old[key], new[key]) for key in old):
         different.append("weights")
     for name, read in (("digests", digests_of), ("metrics", points_of)):
         values = [read(run) for run in (before, after)]

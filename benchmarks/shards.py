@@ -100,9 +100,9 @@ class Streamed(IterableDataset[Any]):
 
 def speed(loader: Any) -> float:
     """Return the samples per second of an epoch, including the start of its workers."""
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     samples = sum(len(batch[0]) for batch in loader)
-    return samples / (time.perf_counter() - began)
+    return samples / (time.perf_counter() - start_time)
 
 
 def measure_reading(folder: Path, rounds: int, rows: int) -> bool:
@@ -144,11 +144,11 @@ def measure_resume(folder: Path, rounds: int, shards: int, rows: int, batches: t
         times: dict[int, list[float]] = {batch: [] for batch in batches}
         for _ in range(rounds):
             for batch in batches:
-                began = time.perf_counter()
+                start_time = time.perf_counter()
                 train = load_token_shards(num_workers=workers, **options)[0]
                 train.seek(3, batch)
                 next(iter(train))
-                times[batch].append(time.perf_counter() - began)
+                times[batch].append(time.perf_counter() - start_time)
         print(f"first batch after a resume, {workers} workers")
         base = statistics.median(times[batches[0]])
         for batch, values in times.items():

@@ -35,9 +35,9 @@ with Trainer(model=model, train_dataloader=data, optimizers=sgd, device="cpu", p
     trainer.fit("500ba")
     times = []
     for _ in range(10):
-        began = time.thread_time()
+        start_time = time.thread_time()
         trainer.fit("400ba")
-        times.append((time.thread_time() - began) / 400)
+        times.append((time.thread_time() - start_time) / 400)
     print(min(times) * 1e6)
 """
 VALUES = f"""

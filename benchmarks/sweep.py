@@ -39,11 +39,11 @@ def main() -> int:
         folder = Path(name)
         measure(folder, [[*RUN, *SHORT]])  # makes the store, and fills caches
         separate = measure(folder, [[*RUN, *SHORT, f"seed={seed}"] for seed in seeds])
-        together = measure(folder, [[*RUN, "-m", *SHORT, f"seed={','.join(seeds)}"]])
+        in_sweep = measure(folder, [[*RUN, "-m", *SHORT, f"seed={','.join(seeds)}"]])
     print(f"{runs:>3} separate commands: {separate:6.1f} s  ({separate / runs:.2f} s each)")
-    print(f"{runs:>3} runs in one sweep: {together:6.1f} s  ({together / runs:.2f} s each)")
-    print(f"{'ratio':>21}: {together / separate:6.2f}    (limit {LIMIT:.2f})")
-    return int(together > LIMIT * separate)
+    print(f"{runs:>3} runs in one sweep: {in_sweep:6.1f} s  ({in_sweep / runs:.2f} s each)")
+    print(f"{'ratio':>21}: {in_sweep / separate:6.2f}    (limit {LIMIT:.2f})")
+    return int(in_sweep > LIMIT * separate)
 
 
 if __name__ == "__main__":

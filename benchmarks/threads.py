@@ -58,8 +58,8 @@ class Step:
         for _ in range(3):
             self()
         steps = 0
-        began = time.perf_counter()
-        while (passed := time.perf_counter() - began) < SECONDS:
+        start_time = time.perf_counter()
+        while (passed := time.perf_counter() - start_time) < SECONDS:
             self()
             steps += 1
         return passed / steps

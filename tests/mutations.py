@@ -731,7 +731,7 @@ FAULTS = (
     Fault(
         "split layers: queries, keys and values are written to a sharded checkpoint as one piece",
         "runner/distributed/saved_tensor.py",
-        "if at == 0 or held[at] != held[at - 1] + 1]",
+        "if at == 0 or indices[at] != indices[at - 1] + 1]",
         "if at == 0]",
         "distributed/test_tensor_parallel.py",
     ),
@@ -1035,7 +1035,7 @@ FAULTS = (
     Fault(
         "loaders on ranks: what declares nothing is accepted unless it is a DataLoader",
         "runner/distributed/shares.py",
-        "    if dividing is None and reading is None:\n",
+        "    if dividing_sampler is None and reading is None:\n",
         "    if dividing is None and reading is None and hasattr(loader, 'dataset'):\n",
         "distributed/test_loader_shares.py distributed/test_collectives.py",
     ),

@@ -135,7 +135,7 @@ def count_samples(batch: Any, strict: bool = False) -> int:
     return count
 
 
-def _columns(batch: Any, inside: bool = False) -> Iterator[Any]:
+def _columns(batch: Any, is_nested: bool = False) -> Iterator[Any]:
     """Yield the parts of a batch whose length may be the number of samples: tensors, objects, lists of similar items.
 
     Zero-dimensional tensors are left out. If the batch itself is a tuple or list that starts with a tensor, its items
@@ -150,7 +150,7 @@ def _columns(batch: Any, inside: bool = False) -> Iterator[Any]:
     elif type(batch) is not tuple and isinstance(batch, PackedSequence):
         yield batch.data[: int(batch.batch_sizes[0])]  # the first item of each sequence; `batch_sizes` is on the CPU
     elif isinstance(batch, tuple | list):
-        is_collated = not inside and len(batch) > 0 and isinstance(batch[0], Tensor)
+        is_collated = not is_nested and len(batch) > 0 and isinstance(batch[0], Tensor)
         if not is_collated and not hasattr(batch, "_fields") and _are_alike(batch):
             yield batch
         else:

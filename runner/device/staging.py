@@ -42,15 +42,15 @@ class Staging:
             source = source[count:]
             target = target[count:]
             if len(source):  # the half is full
-                self._turn()
+                self._swap_halves()
         return copied
 
     def finish(self) -> None:
         """Wait for pending copies, and fill the tensors returned by `copy`. An intended host-device sync."""
-        self._turn()
-        self._turn()
+        self._swap_halves()
+        self._swap_halves()
 
-    def _turn(self) -> None:
+    def _swap_halves(self) -> None:
         self._filling.event.record(self._backend.current_stream(self._device))
         self._filling, self._emptying = self._emptying, self._filling
         self._filling.empty()

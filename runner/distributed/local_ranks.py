@@ -67,7 +67,7 @@ class LocalRanks(Ranks):
                 [sys.executable, "-P", "-m", "runner"],
                 env=shared | self._environment(rank),
                 stdin=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C reaches rank 0 alone, which tells the others
+                process_group=0,  # Ctrl-C reaches rank 0 alone, and the ranks agree on what to do
             )
             for rank in range(1, processes)
         ]

@@ -56,9 +56,9 @@ def _place_in(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Any, .
         index_shape = [-1 if axis == dim else 1 for axis in range(len(shape))]
         index = torch.arange(size, device=mesh.device_type).view(index_shape)
         along = [placement if getattr(placement, "dim", None) == dim else Replicate() for placement in placements]
-        held = distribute_tensor(index, mesh, along, src_data_rank=None).to_local().flatten().tolist()
-        firsts = [at for at in range(len(held)) if at == 0 or held[at] != held[at - 1] + 1]
-        runs.append(tuple(Run(held[at], at, end - at) for at, end in pairwise([*firsts, len(held)])))
+        indices = distribute_tensor(index, mesh, along, src_data_rank=None).to_local().flatten().tolist()
+        starts = [at for at in range(len(indices)) if at == 0 or indices[at] != indices[at - 1] + 1]
+        runs.append(tuple(Run(indices[at], at, end - at) for at, end in pairwise([*starts, len(indices)])))
     coordinates = zip(placements, mesh.get_coordinate() or (), strict=True)
     is_first = 0 in mesh.mesh and all(number == 0 for placement, number in coordinates if placement.is_replicate())
     return Place(shape, tuple(runs), is_first)

@@ -30,10 +30,10 @@ def ending(number: int) -> BaseException:
 
 
 @contextmanager
-def requeued_by_signals(asked: bool) -> Iterator[None]:
-    """Within the context, let signals of schedulers end this process by `Requeued`, if it asked for that. All ranks."""
+def requeued_by_signals(enabled: bool) -> Iterator[None]:
+    """Within the context, let signals of schedulers end this process by `Requeued`, if enabled. All ranks."""
     global _requeues
-    if not asked or threading.current_thread() is not threading.main_thread():
+    if not enabled or threading.current_thread() is not threading.main_thread():
         yield
         return
     # Submitit requeues a job at its own signal without waiting for a checkpoint.

@@ -331,7 +331,8 @@ def copy_whole(model: nn.Module) -> nn.Module | None:
     clone.load_state_dict({name: gathered[id(parameter)] for name, parameter in names}, strict=False, assign=True)
     for target, source in zip(clone.buffers(), model.buffers(), strict=True):
         target.copy_(source)
-    for target, source in zip(clone.modules(), model.modules(), strict=True):  # what training has set, such as rates
+    for target, source in zip(clone.modules(), model.modules(), strict=True):
+        # Copy numbers that training has set, such as rates.
         numbers = {key: value for key, value in vars(source).items() if isinstance(value, bool | int | float)}
         vars(target).update({key: value for key, value in numbers.items() if key in vars(target)})
     return clone
@@ -360,14 +361,14 @@ def like_parameters(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str,
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     owners = dict(zip(numbers, parameters, strict=True))
 
-    def place(number: int, value: Any) -> Any:
+    def shard(number: int, value: Any) -> Any:
         owner = owners.get(number)
         if owner is None or not is_sharded(owner) or not isinstance(value, Tensor) or value.shape != owner.shape:
             return unsaved(value)  # such as a count of steps
         return like(value, owner)
 
     state = {
-        number: {key: place(number, value) for key, value in entries.items()}
+        number: {key: shard(number, value) for key, value in entries.items()}
         for number, entries in saved["state"].items()
     }
     return {**saved, "state": state}

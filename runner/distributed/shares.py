@@ -45,18 +45,18 @@ def refuse_unsharded(loader: Any, label: str, world_size: int, tensor_parallel: 
         raise ValueError(f"{name}: {tensor_parallel} ranks must see the same samples (tensor_parallel); {_REMEDY}")
     if hasattr(loader, "order") or world_size == 1:
         return
-    dividing = next((sampler for sampler in _samplers(loader) if hasattr(sampler, "num_replicas")), None)
-    if dividing is None and reading is None:
+    dividing_sampler = next((sampler for sampler in _samplers(loader) if hasattr(sampler, "num_replicas")), None)
+    if dividing_sampler is None and reading is None:
         wrappers = "runner.data.Sharded(loader) if each rank reads its own samples"
         wrappers += "" if label == "train" else ", or runner.data.Replicated(loader) if each may read all of them"
         raise ValueError(
             f"{name}: nothing says how {world_size} ranks divide this {type(loader).__name__}, and each may read the "
             f"same samples; {_REMEDY}; or {wrappers}"
         )
-    if dividing is not None:
+    if dividing_sampler is not None:
         if reading == "everything":
             raise ValueError(f"{name}: Replicated reads all samples on each rank, but its sampler divides them")
-        _check_division(dividing, name, label, world_size)
+        _check_division(dividing_sampler, name, label, world_size)
 
 
 def _check_division(sampler: Any, name: str, label: str, world_size: int) -> None:
@@ -86,9 +86,9 @@ def find_sampler(loader: Any) -> Any:
 
 def set_epoch(loader: Any, epoch: int) -> None:
     """Set the epoch of the sampler that decides a loader's order, or of the loader, if it has a method `set_epoch`."""
-    shuffling = next((source for source in (*_samplers(loader), loader) if hasattr(source, "set_epoch")), None)
-    if shuffling is not None:
-        shuffling.set_epoch(epoch)
+    shuffler = next((source for source in (*_samplers(loader), loader) if hasattr(source, "set_epoch")), None)
+    if shuffler is not None:
+        shuffler.set_epoch(epoch)
 
 
 def _samplers(loader: Any) -> tuple[Any, Any]:
@@ -146,10 +146,9 @@ _CHANGE_BATCHES = "after_dataloader", "batch_start", "before_train_batch"  # eve
 def weigh_alike(state: Any, listeners: Callable[[str], list[Any]]) -> bool:
     """Return whether all training samples have the same weight in the loss, so that ranks know each other's weights.
 
-    They do unless the model counts something else than samples, see `Model.loss_averages`. They also do if the loader
-    declares `equal_targets` (each sample has the same number of targets, and none is left out), the model's
-    `loss_weight` is marked as `counts_targets`, and no algorithm may change batches. The result is the same on all
-    ranks.
+    They do unless the model weights its samples, see `Model.loss_averages`. They also do if the loader declares
+    `equal_targets` (each sample has the same number of targets, and none is left out), the model's `loss_weight` is
+    marked as `counts_targets`, and no algorithm may change batches. The result is the same on all ranks.
     """
     if state.unwrapped_model.loss_averages != "weights":
         return True

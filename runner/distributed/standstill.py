@@ -135,10 +135,10 @@ class _Watch(threading.Thread):
         deadline = time.monotonic() + PARTING
         while keys and not self._store.check(keys) and time.monotonic() < deadline:
             time.sleep(0.1)
-        where = "; ".join(f"rank {rank} {description}" for rank, description in places.items())
+        waits = "; ".join(f"rank {rank} {description}" for rank, description in places.items())
         end_abruptly(
             ENVIRONMENT,
-            f"ERROR: nothing has moved for {seconds:.0f} s (launch.patience): {where}. Stacks of all ranks are in "
+            f"ERROR: nothing has moved for {seconds:.0f} s (launch.patience): {waits}. Stacks of all ranks are in "
             f"{self._folder / STACKS}. Resume the run from its last checkpoint",
         )
 

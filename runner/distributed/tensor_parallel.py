@@ -96,7 +96,7 @@ def _check_layer(setting: str, name: str, module: nn.Module, style: str, ranks: 
             raise ValueError(f"{setting}: {name} has padding_idx={module.padding_idx!r}, which is not split; set 1")
         return
     if not isinstance(module, nn.Linear):
-        reason = f"{name} ({type(module).__name__}) is no plain linear layer, and only those are split"
+        reason = f"{name} ({type(module).__name__}) is not a plain linear layer, and only those are split"
         raise ValueError(f"{setting}: {reason}; leave out the algorithm that added it, or set 1")
     if style == "gathered columns":
         return  # the size of a vocabulary need not divide

@@ -83,6 +83,6 @@ def _describe_end(code: int) -> str:
     if code in STOPPED:
         return f"it was ended by {STOPPED[code]} before the ranks could agree to end"
     if code >= 0:
-        return f"it ended with exit code {code}; what it had to say is above"
+        return f"it ended with exit code {code}; its messages are above"
     reason = ", which the system does when memory is short" if code == -signal.SIGKILL else ""
     return f"it was killed by {signal.Signals(-code).name}{reason}"

@@ -15,8 +15,8 @@ from runner.libraries.shortcuts import is_taken
 def end_process(code: int, begin_again: Callable[[], object] | None = None) -> NoReturn:
     """End the process with an exit code, or finally replace it by calling `begin_again`.
 
-    Joins threads, runs exit handlers and flushes output, as Python does when it exits, but skips the teardown of the
-    interpreter: with torch loaded it takes half a second, and threads of torch's process groups can abort the process.
+    Like Python's own exit, it joins threads, runs exit handlers and flushes output. It skips the teardown of the
+    interpreter: with torch loaded this takes half a second, and threads of process groups can abort the process.
     """
     if begin_again is None and not is_taken("exit"):  # there is no public way to run exit handlers early
         sys.exit(code)

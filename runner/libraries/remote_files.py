@@ -18,8 +18,10 @@ def check_address(name: str, address: str) -> None:
     import fsspec  # 0.1 s
 
     shown = without_credentials(address)
-    protocol, mark, path = address.partition("://")
-    refuse_if(not mark or not path, name, shown, "must be an address, such as s3://bucket/runs or file:///shared/runs")
+    protocol, separator, path = address.partition("://")
+    refuse_if(
+        not separator or not path, name, shown, "must be an address, such as s3://bucket/runs or file:///shared/runs"
+    )
     try:
         fsspec.get_filesystem_class(protocol)
     except ImportError as error:

@@ -57,7 +57,7 @@ def import_metric() -> Any:
 
         names = {"plot_single_or_multi_val": draw, "_AX_TYPE": Any, "_PLOT_OUT_TYPE": Any}
         with _replacing_modules({plot: names}):
-            importlib.import_module("torchmetrics.utilities")  # first, as the two import each other
+            importlib.import_module("torchmetrics.utilities")  # first, because the two import each other
             importlib.import_module("torchmetrics.metric")
         del vars(package)["__path__"]  # an import of a module in it needs `__path__`, and so loads the package first
     return importlib.import_module("torchmetrics.metric").Metric
@@ -93,7 +93,7 @@ class _Package(ModuleType):
 
 @contextmanager
 def _lean_imports() -> Iterator[None]:
-    """Within the context, replace modules that torchmetrics imports but seldom needs. For its import."""
+    """Within the context, import torchmetrics without other modules that it seldom needs."""
     if find_spec("torchvision") is not None:
         import_torchvision()
     if not is_taken("torchmetrics"):

@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch):
         ),
         (lambda net: setattr(net.blocks[1].attention, "attend", nn.Softmax(-1)), "blocks.1.attention.attend .Soft"),
         (lambda net: setattr(net.blocks[0].attention, "q_norm", nn.RMSNorm(4)), "blocks.0.attention.q_norm .RMSN"),
-        (lambda net: setattr(net.blocks[0].mlp, "up", nn.Identity()), "mlp.up .Identity. is no plain linear layer"),
+        (lambda net: setattr(net.blocks[0].mlp, "up", nn.Identity()), "mlp.up .Identity. is not a plain linear layer"),
         (
             lambda net: setattr(net, "extra", nn.Linear(2, 2)),
             "extra .Linear. is not in the plan for GPT",

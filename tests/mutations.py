@@ -1036,7 +1036,7 @@ FAULTS = (
         "loaders on ranks: what declares nothing is accepted unless it is a DataLoader",
         "runner/distributed/shares.py",
         "    if dividing_sampler is None and reading is None:\n",
-        "    if dividing is None and reading is None and hasattr(loader, 'dataset'):\n",
+        "    if dividing_sampler is None and reading is None and hasattr(loader, 'dataset'):\n",
         "distributed/test_loader_shares.py distributed/test_collectives.py",
     ),
     Fault(
@@ -1575,7 +1575,7 @@ FAULTS = (
         "GPUs: a job takes what another has",
         "runner/distributed/gpus.py",
         'lock_file(folder / gpu.replace("/", "-"), mode=0o600)',
-        '(folder / one.replace("/", "-")).open("a")',
+        '(folder / gpu.replace("/", "-")).open("a")',
         "distributed/test_gpus.py",
     ),
     # the house, and what a user types

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runner import Record
+    from runner import MetricRecord
 
 TRAIN_LOSS = "loss/train/total"
 """The key under which the loss of each batch is logged."""
@@ -23,7 +23,7 @@ class EpochLoss:
         """The mean over the batches so far; None before the first."""
         return self._total / self._count if self._count else None
 
-    def add(self, record: Record) -> None:
+    def add(self, record: MetricRecord) -> None:
         """Add the loss of a batch, if the record has one."""
         loss = record.metrics.get(TRAIN_LOSS)
         if loss is None:

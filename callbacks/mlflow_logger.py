@@ -30,7 +30,7 @@ from runner.libraries.extras import require
 from runner.training.metric_choice import name_metric
 
 if TYPE_CHECKING:
-    from runner import Logger, Record, State
+    from runner import Logger, MetricRecord, State
     from runner.core.destination import SweepSummary
 
 
@@ -188,7 +188,7 @@ class MLflowLogger(LoggerDestination):
     def log_tags(self, tags: Mapping[str, str]) -> None:
         self._append({"tags": dict(tags)})
 
-    def log_records(self, records: Sequence[Record]) -> None:
+    def log_records(self, records: Sequence[MetricRecord]) -> None:
         if self._session is not None:
             if any(record.timestamp.batch > 0 for record in records):
                 self._session.begin()

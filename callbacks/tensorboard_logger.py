@@ -16,7 +16,7 @@ from runner.files.values import InnerPath
 from runner.libraries.extras import require
 
 if TYPE_CHECKING:
-    from runner import Logger, Record, State
+    from runner import Logger, MetricRecord, State
 
 
 class TensorBoardLogger(LoggerDestination):
@@ -56,7 +56,7 @@ class TensorBoardLogger(LoggerDestination):
         text = json.dumps(hyperparameters, indent=4, default=str)
         self._log_text("hyperparameters", f"```json\n{text}\n```", 0)
 
-    def log_records(self, records: Sequence[Record]) -> None:
+    def log_records(self, records: Sequence[MetricRecord]) -> None:
         self._open().write_metrics(records)
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:

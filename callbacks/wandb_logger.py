@@ -17,7 +17,7 @@ from runner.files.values import Address
 from runner.libraries.extras import require
 
 if TYPE_CHECKING:
-    from runner import Logger, Record, State
+    from runner import Logger, MetricRecord, State
 
 MODES = ("offline", "online")
 
@@ -106,7 +106,7 @@ class WandBLogger(LoggerDestination):
     def log_tags(self, tags: Mapping[str, str]) -> None:
         self._session.do("set_config", {"tags": hidden_everywhere(tags)})
 
-    def log_records(self, records: Sequence[Record]) -> None:
+    def log_records(self, records: Sequence[MetricRecord]) -> None:
         if any(record.timestamp.batch > 0 for record in records):
             self._begin()
         for record in records:

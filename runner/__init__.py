@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from runner.checkpoints.files import discard, is_complete
     from runner.checkpoints.snapshot import can_save_alone, capture, save_checkpoint
     from runner.checkpoints.writing import write_checkpoint
-    from runner.core.destination import LoggerDestination, Record
+    from runner.core.destination import LoggerDestination, MetricRecord
     from runner.core.engine import Engine, evaluation_weights
     from runner.core.hooks import Algorithm, Callback
     from runner.core.logger import Logger
@@ -46,7 +46,7 @@ _MODULES = {
     "Logger": "core.logger",
     "LoggerDestination": "core.destination",
     "Model": "models.model",
-    "Record": "core.destination",
+    "MetricRecord": "core.destination",
     "SavedModel": "program.in_python",
     "State": "core.state",
     "SupervisedModel": "models.supervised",
@@ -84,8 +84,8 @@ __all__ = [
     "LanguageModel",
     "Logger",
     "LoggerDestination",
+    "MetricRecord",
     "Model",
-    "Record",
     "SavedModel",
     "State",
     "SupervisedModel",

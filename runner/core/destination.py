@@ -11,7 +11,7 @@ from runner.core.hooks import Callback
 from runner.timing.time import Timestamp
 
 
-class Record(NamedTuple):
+class MetricRecord(NamedTuple):
     """Metrics that were logged together; after they are read back from the device, all values are floats."""
 
     metrics: dict[str, Any]
@@ -65,7 +65,7 @@ class LoggerDestination(Callback):
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Record the metrics of one step, as floats."""
 
-    def log_records(self, records: Sequence[Record]) -> None:
+    def log_records(self, records: Sequence[MetricRecord]) -> None:
         """Record a batch of records; override this instead of `log_metrics` to get timestamps or write in bulk."""
         for record in records:
             self.log_metrics(record.metrics, record.step)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from runner.core.destination import LoggerDestination, Record
+from runner.core.destination import LoggerDestination, MetricRecord
 from runner.core.logged import as_step, check_file, check_images, check_named, check_table
 from runner.failures.errors import wrong_argument
 from runner.failures.facts import add_raiser
@@ -43,7 +43,7 @@ class Logger:
         self.destinations = tuple(destinations)
         self._state = state
         self._interval = interval
-        self._pending: deque[Record] = deque()
+        self._pending: deque[MetricRecord] = deque()
         self._drain_lock = threading.RLock()
         self._is_delivering = False
         self._stop = threading.Event()
@@ -99,7 +99,7 @@ class Logger:
             self.flush()
         timestamp = self._state.timestamp
         at = timestamp.batch if step is None else as_step(step)
-        self._pending.append(Record(metrics, at, timestamp, time.time()))
+        self._pending.append(MetricRecord(metrics, at, timestamp, time.time()))
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="logger", daemon=True)
             self._thread.start()
@@ -225,12 +225,12 @@ def _copy(key: str, value: Tensor | Number) -> Tensor | float:
         raise TypeError(f"metric {key!r}={value!r}: {allowed}") from None
 
 
-def join(records: Sequence[Record]) -> list[Record]:
+def join(records: Sequence[MetricRecord]) -> list[MetricRecord]:
     """Return records, with adjacent ones of the same moment merged: several callbacks log metrics of one batch.
 
     Metrics are merged into the dict of the first record. A record that repeats a key stays separate.
     """
-    joined: list[Record] = []
+    joined: list[MetricRecord] = []
     metrics: dict[str, Any] = {}
     step = -1
     timestamp = None
@@ -244,7 +244,7 @@ def join(records: Sequence[Record]) -> list[Record]:
     return joined
 
 
-def read_back(records: Sequence[Record]) -> None:
+def read_back(records: Sequence[MetricRecord]) -> None:
     """Replace tensors in records by floats, in place, with one sync for each dtype on each device."""
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
     for metrics, *_ in records:

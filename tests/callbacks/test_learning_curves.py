@@ -12,7 +12,7 @@ import torch
 from tiny_runs import tiny_trainer
 from torch import nn
 
-from runner import Callback, ClassificationModel, Logger, Record, State, Timestamp, Trainer, save_checkpoint
+from runner import Callback, ClassificationModel, Logger, MetricRecord, State, Timestamp, Trainer, save_checkpoint
 from runner.callbacks import InMemoryLogger, LearningCurves, LRMonitor
 from runner.callbacks._curves_picture import draw, smooth
 from runner.callbacks.learning_curves import next_point
@@ -167,7 +167,7 @@ def test_the_loss_of_many_batches_is_smoothed_and_that_is_said():
     curves = LearningCurves()
     for step in range(1, 201):
         loss = math.nan if step >= 180 else 3.0 - 0.01 * step + 0.1 * (-1) ** step
-        curves.log_records([Record({"loss/train/total": loss}, step, Timestamp(), 0.0)])
+        curves.log_records([MetricRecord({"loss/train/total": loss}, step, Timestamp(), 0.0)])
     (axes,) = draw(curves.curves, "run", None).axes
     faint, smoothed = axes.get_lines()
     assert np.array_equal(faint.get_ydata(), curves._curves["loss/train/total"].values, equal_nan=True)
@@ -179,7 +179,9 @@ def test_the_loss_of_many_batches_is_smoothed_and_that_is_said():
 def test_a_loss_over_many_powers_of_ten_has_a_logarithmic_axis():
     curves = LearningCurves()
     for step in range(1, 5):
-        curves.log_records([Record({"loss/train/total": 10.0**step, "loss/eval/total": 0.1}, step, Timestamp(), 0.0)])
+        curves.log_records(
+            [MetricRecord({"loss/train/total": 10.0**step, "loss/eval/total": 0.1}, step, Timestamp(), 0.0)]
+        )
     assert draw(curves.curves, "run", None).axes[0].get_yscale() == "log"
 
 
@@ -188,7 +190,7 @@ def test_any_values_have_a_picture(values: list[float]):
     curves = LearningCurves()
     for step, value in enumerate(values, start=1):
         metrics: dict[str, Any] = {"loss/train/total": value, "loss/eval/total": value, "metrics/eval/$\\frac{": value}
-        curves.log_records([Record(metrics, step, Timestamp(), 0.0)])
+        curves.log_records([MetricRecord(metrics, step, Timestamp(), 0.0)])
     assert render(draw(curves.curves, "_$a", 1), "png").startswith(b"\x89PNG")
 
 
@@ -196,7 +198,7 @@ def test_many_points_are_averaged_into_few():
     curves = LearningCurves()
     steps = range(1, 40 * MAX_POINTS + 1)
     for step in steps:
-        curves.log_records([Record({"loss/a/total": 2.0 * step, "time/batch": step}, step, Timestamp(), 0.0)])
+        curves.log_records([MetricRecord({"loss/a/total": 2.0 * step, "time/batch": step}, step, Timestamp(), 0.0)])
     drawn_steps, drawn_values = lines(curves)["loss"]["a"]
     assert MAX_POINTS <= len(drawn_steps) < 2 * MAX_POINTS
     assert np.mean(drawn_steps) == np.mean(steps)  # every step is in exactly one mean
@@ -209,8 +211,8 @@ def test_only_curves_that_fit_in_the_picture_are_kept_and_drawn(tmp_path):
     classes = {f"metrics/train/PerClass/{number}": 0.1 for number in range(1000)}
     others = {"metrics/train/Accuracy": 0.5} | {f"metrics/eval/Metric{number}": 0.1 for number in range(9)}
     for step in range(1, 4):
-        curves.log_records([Record(classes | others, step, Timestamp(), 0.0)])
-        per_class.log_records([Record(classes, step, Timestamp(), 0.0)])
+        curves.log_records([MetricRecord(classes | others, step, Timestamp(), 0.0)])
+        per_class.log_records([MetricRecord(classes, step, Timestamp(), 0.0)])
     drawn = lines(curves)
     assert len(drawn) == 6 and next(iter(drawn)) == "Accuracy"
     assert draw(curves.curves, "run", None, curves._left_out).get_suptitle() == "run  (1,004 curves are not drawn)"
@@ -223,7 +225,7 @@ def test_only_curves_that_fit_in_the_picture_are_kept_and_drawn(tmp_path):
 def test_a_checkpoint_of_a_thousand_keys_is_small():
     curves = LearningCurves()
     metrics = {f"loss/train/part{number}": 0.5 for number in range(1000)}
-    curves.log_records([Record(metrics, step, Timestamp(), 0.0) for step in range(1, 2000)])
+    curves.log_records([MetricRecord(metrics, step, Timestamp(), 0.0) for step in range(1, 2000)])
     kept = curves.state_dict()
     assert len(kept["curves"]) == 8 and kept["points"].shape == (8 * 1999, 2)
     other = LearningCurves()

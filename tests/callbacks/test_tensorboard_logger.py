@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from logged_runs import make_trainer
 
-from runner import Record, Timestamp
+from runner import MetricRecord, Timestamp
 from runner.callbacks import CheckpointSaver, InMemoryLogger, TensorBoardLogger
 from runner.callbacks._event_file import MAX_TEMPLATES, EventFile, checksum
 from runner.libraries.extras import how_to_install
@@ -74,7 +74,7 @@ def test_metrics_are_the_same_bytes_as_their_events(tmp_path: Path):
     metrics = [
         {key: numbers[(step + index) % 6] for index, key in enumerate(names)} for step, names in enumerate(keys * 3)
     ]
-    records = [Record(values, step, Timestamp(), 1e9 + step) for step, values in enumerate(metrics)]
+    records = [MetricRecord(values, step, Timestamp(), 1e9 + step) for step, values in enumerate(metrics)]
     values = [[{"tag": key, "simple_value": value} for key, value in record.metrics.items()] for record in records]
     events = [{"wall_time": 1e9 + step, "step": step, "summary": {"value": value}} for step, value in enumerate(values)]
     written = []

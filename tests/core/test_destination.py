@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_runs import tiny_trainer
 
-from runner import LoggerDestination, Record, Timestamp, Trainer
+from runner import LoggerDestination, MetricRecord, Timestamp, Trainer
 from runner.training.arguments import ordered_hooks
 
 
@@ -90,7 +90,7 @@ def test_a_record_knows_its_timestamp_and_the_wall_clock():
     one = Everything()
     with make_trainer(one, max_duration="2ba") as trainer:
         trainer.fit()
-    records: list[Record] = [entry[1] for entry in one.seen if "loss/train/total" in entry[1].metrics]
+    records: list[MetricRecord] = [entry[1] for entry in one.seen if "loss/train/total" in entry[1].metrics]
     assert [record.step for record in records] == [1, 2]
     assert [record.timestamp.batch for record in records] == [1, 2]
     assert [record.timestamp.sample for record in records] == [2, 4]

@@ -15,7 +15,7 @@ from tiny_runs import tiny_trainer
 
 from runner import Callback, LoggerDestination, Timestamp, Trainer
 from runner.callbacks import InMemoryLogger
-from runner.core.destination import Record
+from runner.core.destination import MetricRecord
 from runner.core.logger import Logger, read_back
 from runner.failures.facts import Raiser, facts_of
 
@@ -111,7 +111,9 @@ def test_numbers_of_every_kind_are_logged_as_floats():
 def test_read_back_keeps_order_and_records_whatever_the_dtypes():
     values = [torch.tensor(1.5), 2.0, torch.tensor(3, dtype=torch.int32), torch.tensor(0.1, dtype=torch.float64), 1.0]
     values.append(torch.tensor(2.0, dtype=torch.bfloat16))
-    records = [Record({"a": value, "b": torch.tensor(float(i))}, i, Timestamp(), 0.0) for i, value in enumerate(values)]
+    records = [
+        MetricRecord({"a": value, "b": torch.tensor(float(i))}, i, Timestamp(), 0.0) for i, value in enumerate(values)
+    ]
     read_back(records)
     assert [record.metrics["a"] for record in records] == [1.5, 2.0, 3.0, 0.1, 1.0, 2.0]
     assert [record.metrics["b"] for record in records] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
@@ -121,7 +123,7 @@ def test_read_back_keeps_order_and_records_whatever_the_dtypes():
 def test_a_batch_is_one_record():
     class Records(LoggerDestination):
         def __init__(self):
-            self.taken: list[Record] = []
+            self.taken: list[MetricRecord] = []
 
         def log_records(self, records):
             self.taken += records

@@ -1,4 +1,4 @@
-"""Sharded models: equal to replicas to the bit, in the same checkpoints, and what is refused."""
+"""Sharded models: equal to replicas bit for bit, in the same checkpoints, and what is refused."""
 
 from __future__ import annotations
 
@@ -397,7 +397,7 @@ def test_a_sharded_run_is_resumed_evaluated_and_compared_like_any_other(run_app,
     run_app("resume", "sharded", "trainer.max_duration=4ba", "trainer.parallel=ddp", f"{shards[:-4]}null")
     run_app("compare", "plain", "sharded")
     run_app(*tiny, "trainer.parallel=fsdp", shards, "trainer.max_duration=4ba", "hydra.run.dir=whole")
-    run_app("compare", "plain", "whole")  # exit code 0: equal to the bit
+    run_app("compare", "plain", "whole")  # exit code 0: equal bit for bit
     plain, whole = (run_app("eval", one, "--json").stdout for one in ("plain", "whole"))
     assert json.loads(plain)["result"]["metrics"] == json.loads(whole)["result"]["metrics"]
     run_app("rerun", "whole", "hydra.run.dir=again")

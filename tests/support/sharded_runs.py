@@ -173,7 +173,7 @@ def on_ranks() -> Iterator[None]:
 
 
 def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Return the largest difference of two results; 0 only if they are equal to the bit."""
+    """Return the largest difference of two results; 0 only if they are equal bit for bit."""
     assert one.keys() == other.keys()
     unequal = [key for key in one if not torch.equal(one[key], other[key])]
     return max((float((one[key].double() - other[key].double()).abs().max()) for key in unequal), default=0.0)

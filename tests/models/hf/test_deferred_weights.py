@@ -115,7 +115,7 @@ def make_trainer(folder: str, **more: Any) -> Trainer:
 
 
 def begin() -> None:
-    """Check on each rank that every layout begins with the weights of the file, to the bit."""
+    """Check on each rank that every layout begins with the weights of the file, bit for bit."""
     layouts = [{}, {"parallel": "fsdp"}, {"tensor_parallel": 2}, {"tensor_parallel": 2, "parallel": "fsdp"}]
     with on_ranks():
         for name in ("gpt2", "llama"):

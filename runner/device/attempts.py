@@ -13,7 +13,7 @@ from torch import Tensor, nn
 NO_MEMORY = re.compile(r"CU(BLAS|DNN)_STATUS_\w*ALLOC|CUBLAS_STATUS_NOT_INITIALIZED|CUDA error: out of memory")
 NOT_AGAIN = (
     "microbatches of {size} samples had fit a batch of these shapes, so its metrics and buffers were not copied, and "
-    "it cannot be done again; resume the run with trainer.microbatch_size={half} --allow-changes "
+    "it cannot be repeated; resume the run with trainer.microbatch_size={half} --allow-changes "
     "trainer.microbatch_size"
 )
 

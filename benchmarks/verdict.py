@@ -45,43 +45,43 @@ def share(happens: Callable[[np.random.Generator], bool], repeats: int = REPEATS
 
 def errors() -> bool:
     """Print how often equals are told apart; return whether the shares are at most the level."""
-    is_fine = True
+    passed = True
     slack = SIGMAS * (LEVEL / REPEATS) ** 0.5
     for n in (5, 6, 8, 10, 12):
-        rate = share(lambda draw, n=n: flip_signs(draw.standard_normal(n)) <= LEVEL)
-        is_fine &= rate <= LEVEL + slack and (rate >= 0.03 - slack or smallest_p(n) > LEVEL / 2)
+        rate = share(lambda rng, n=n: flip_signs(rng.standard_normal(n)) <= LEVEL)
+        passed &= rate <= LEVEL + slack and (rate >= 0.03 - slack or smallest_p(n) > LEVEL / 2)
         print(f"equals told apart, {n:2} pairs          {rate:.1%}")
     for n, m in ((4, 4), (6, 5), (8, 8)):
-        rate = share(lambda draw, n=n, m=m: permute(draw.standard_normal(n), draw.standard_normal(m)) <= LEVEL, 1000)
-        is_fine &= rate <= LEVEL + SIGMAS * (LEVEL / 1000) ** 0.5
+        rate = share(lambda rng, n=n, m=m: permute(rng.standard_normal(n), rng.standard_normal(m)) <= LEVEL, 1000)
+        passed &= rate <= LEVEL + SIGMAS * (LEVEL / 1000) ** 0.5
         print(f"equals told apart, {n:2} and {m} unpaired  {rate:.1%}")
-    return is_fine
+    return passed
 
 
 def power() -> bool:
     """Print how often planted differences are found; return whether this is within three points of the promise."""
-    is_fine = True
+    passed = True
     for effect in (2.0, 1.5, 1.2, 1.0, 0.85):
         n = count_needed(effect) or 0
-        rate = share(lambda draw, n=n, effect=effect: flip_signs(draw.standard_normal(n) + effect) <= LEVEL, 2000)
-        is_fine &= abs(rate - find_power(effect, n)) <= 0.03
+        rate = share(lambda rng, n=n, effect=effect: flip_signs(rng.standard_normal(n) + effect) <= LEVEL, 2000)
+        passed &= abs(rate - find_power(effect, n)) <= 0.03
         print(f"power at {effect:.2f} sd, {n:2} pairs          {rate:.1%}, promised {find_power(effect, n):.1%}")
-    return is_fine
+    return passed
 
 
 def coverage() -> bool:
     """Print how often intervals contain the true mean; return whether it is often enough from six values on."""
 
-    def holds(draw: np.random.Generator, n: int) -> bool:
-        low, high = bootstrap(draw.standard_normal(n)) or (0.0, 0.0)
+    def holds(rng: np.random.Generator, n: int) -> bool:
+        low, high = bootstrap(rng.standard_normal(n)) or (0.0, 0.0)
         return low <= 0 <= high
 
-    is_fine = True
+    passed = True
     for n in (3, 4, 5, 6, 8, 12, 20):
-        rate = share(lambda draw, n=n: holds(draw, n), 1000)
-        is_fine &= n < 6 or rate >= 0.92
+        rate = share(lambda rng, n=n: holds(rng, n), 1000)
+        passed &= n < 6 or rate >= 0.92
         print(f"interval of {n:2} holds the true mean     {rate:.1%}")
-    return is_fine
+    return passed
 
 
 def train(seed: int, weights: int, lr: float) -> float:

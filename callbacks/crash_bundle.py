@@ -114,7 +114,7 @@ class CrashBundle(Callback):
         if self.has_trained:
             yield state.run_dir
             return
-        write_record = resolve_name("runner.records.record:write_record")  # by name: its layer is above this one
+        write_record = resolve_name("runner.records.write:write_record")  # by name: its layer is above this one
         with TemporaryDirectory(prefix="runner-crash-") as folder:
             write_record(Path(folder), state.config, [], state.run_name)
             yield Path(folder)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runner import Record
+    from runner import MetricRecord
 
 MAX_TEMPLATES = 64  # events kept for reuse, one for each set of keys; a run logs only a few different sets
 
@@ -56,7 +56,7 @@ class EventFile:
         with self._writing:
             self._append([Event(**event).SerializeToString() for event in events])
 
-    def write_metrics(self, records: Sequence[Record]) -> None:
+    def write_metrics(self, records: Sequence[MetricRecord]) -> None:
         """Append an event for each record like `write`, but in a third of the time."""
         with self._writing:
             self._append([self._serialize(record) for record in records])
@@ -72,7 +72,7 @@ class EventFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._size += len(data)
 
-    def _serialize(self, record: Record) -> bytes:
+    def _serialize(self, record: MetricRecord) -> bytes:
         """Return a record's event as bytes. Records with the same keys reuse one `Event`."""
         keys = tuple(record.metrics)
         if keys not in self._templates:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner import LoggerDestination, Record, Time, Timestamp
+from runner import LoggerDestination, MetricRecord, Time, Timestamp
 from runner.callbacks._best_values import BestValues
 from runner.callbacks._epoch_loss import TRAIN_LOSS, EpochLoss
 from runner.callbacks._run_description import describe_events, describe_run
@@ -96,7 +96,7 @@ class ConsoleSummary(LoggerDestination):
             self._evaluating += now - self._eval_began
             self._seconds = now - self._began
 
-    def log_records(self, records: Sequence[Record]) -> None:
+    def log_records(self, records: Sequence[MetricRecord]) -> None:
         for record in records:
             self._loss.add(record)
             for key, value in record.metrics.items():

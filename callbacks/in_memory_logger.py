@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from runner import LoggerDestination
 
 if TYPE_CHECKING:
-    from runner import Logger, Record, State, Timestamp
+    from runner import Logger, MetricRecord, State, Timestamp
 
 
 class InMemoryLogger(LoggerDestination):
@@ -32,7 +32,7 @@ class InMemoryLogger(LoggerDestination):
         self.images: dict[str, list[dict[str, Any]]] = {}
         self.artifacts: list[tuple[str, str | None]] = []
         self._data: dict[str, list[tuple[Timestamp, float]]] = {}
-        self._records: list[Record] = []  # not in `_data` yet: access to it sorts them by key
+        self._records: list[MetricRecord] = []  # not in `_data` yet: access to it sorts them by key
         self._lock = threading.Lock()  # records arrive on another thread
         self._logger: Logger | None = None
 
@@ -71,7 +71,7 @@ class InMemoryLogger(LoggerDestination):
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         self.hyperparameters |= hyperparameters
 
-    def log_records(self, records: Sequence[Record]) -> None:
+    def log_records(self, records: Sequence[MetricRecord]) -> None:
         with self._lock:
             self._records += records
 

@@ -15,7 +15,7 @@ from runner.files.values import InnerPath
 from runner.libraries.extras import require
 
 if TYPE_CHECKING:
-    from runner import Logger, Record, State, Timestamp
+    from runner import Logger, MetricRecord, State, Timestamp
 
 
 class JSONLinesLogger(LoggerDestination):
@@ -66,7 +66,7 @@ class JSONLinesLogger(LoggerDestination):
                     return
         self._write([line])
 
-    def log_records(self, records: Sequence[Record]) -> None:
+    def log_records(self, records: Sequence[MetricRecord]) -> None:
         from runner.callbacks._json_lines import encode_line
 
         self._write([encode_line(_describe(record), _encode) for record in records])
@@ -103,7 +103,7 @@ class JSONLinesLogger(LoggerDestination):
         os.replace(temporary, self.path)
 
 
-def _describe(record: Record) -> dict[str, Any]:
+def _describe(record: MetricRecord) -> dict[str, Any]:
     now = record.timestamp
     return {
         "step": record.step,

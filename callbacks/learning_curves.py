@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner import LoggerDestination, Record
+from runner import LoggerDestination, MetricRecord
 from runner.callbacks._curves_picture import draw, panels
 from runner.callbacks._disk import disk_errors_reported
 from runner.callbacks._rates import copy_rates, make_keys
@@ -71,7 +71,7 @@ class LearningCurves(LoggerDestination):
             self._next_rates = next_point(batch)
             self._keep_rates(state, batch)
 
-    def log_records(self, records: Sequence[Record]) -> None:
+    def log_records(self, records: Sequence[MetricRecord]) -> None:
         curves = self._curves
         ignored = self._ignored
         for record in records:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runner import LoggerDestination, Record, TimeUnit
+from runner import LoggerDestination, MetricRecord, TimeUnit
 from runner.callbacks._epoch_loss import TRAIN_LOSS, EpochLoss
 from runner.callbacks._progress_columns import (
     BATCH,
@@ -126,7 +126,7 @@ class ProgressBar(LoggerDestination):
         if state:
             self._loss.load_state_dict(state["loss"])
 
-    def log_records(self, records: Sequence[Record]) -> None:
+    def log_records(self, records: Sequence[MetricRecord]) -> None:
         for record in records:
             while self._rows and self._rows[0].batch < record.step:  # its metrics are complete
                 self._print_row()

@@ -52,22 +52,22 @@ def fit(*callbacks: Callback, **arguments: Any) -> tuple[Trainer, InMemoryLogger
 
 
 def logged(memory: InMemoryLogger) -> dict[int, dict[str, float]]:
-    found: dict[int, dict[str, float]] = {}
+    results: dict[int, dict[str, float]] = {}
     for key, series in memory.data.items():
         for timestamp, value in series:
             if key.startswith("activations/"):
-                found.setdefault(timestamp.batch, {})[key] = value
-    return found
+                results.setdefault(timestamp.batch, {})[key] = value
+    return results
 
 
 def test_statistics_are_those_of_numpy_and_scipy():
     values = torch.randn(3, 4, 50, dtype=torch.float64).exp()
-    found = {name: value.item() for name, value in statistics(values).items()}
+    results = {name: value.item() for name, value in statistics(values).items()}
     array = values.numpy()
-    assert found["l2_norm"] == pytest.approx(((array**2).sum(-1) ** 0.5).mean())
-    assert found["average"] == pytest.approx(array.mean())
-    assert found["kurtosis"] == pytest.approx(scipy.stats.kurtosis(array, axis=-1).mean())
-    assert found["max"] == pytest.approx(array.max(-1).mean())
+    assert results["l2_norm"] == pytest.approx(((array**2).sum(-1) ** 0.5).mean())
+    assert results["average"] == pytest.approx(array.mean())
+    assert results["kurtosis"] == pytest.approx(scipy.stats.kurtosis(array, axis=-1).mean())
+    assert results["max"] == pytest.approx(array.max(-1).mean())
 
 
 def test_constant_rows_have_no_kurtosis():
@@ -83,9 +83,9 @@ def test_constant_rows_have_no_kurtosis():
 
 
 def test_16_bits_are_counted_in_32():
-    found = statistics(torch.full((2, 4096), 300.0, dtype=torch.float16))
-    assert found["l2_norm"].item() == pytest.approx(300 * 64)
-    assert found["average"].dtype == torch.float32
+    results = statistics(torch.full((2, 4096), 300.0, dtype=torch.float16))
+    assert results["l2_norm"].item() == pytest.approx(300 * 64)
+    assert results["average"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("arguments", [{}, {"grad_accum": 2}], ids=["batch", "microbatches"])
@@ -152,8 +152,8 @@ def test_a_callback_that_looks_changes_no_number():
 
 def test_modules_are_left_out_by_class():
     _, memory = fit(ActivationMonitor("10ba", ["ReLU", "Sequential"]))
-    (found,) = logged(memory).values()
-    assert {key.split("/")[2].split("_")[0] for key in found} == {"module.0", "module.2"}
+    (results,) = logged(memory).values()
+    assert {key.split("/")[2].split("_")[0] for key in results} == {"module.0", "module.2"}
     with pytest.raises(ValueError, match="no module is a 'Relu'; there are .*ReLU"):
         fit(ActivationMonitor(ignore_module_types=["Relu"]))
 
@@ -169,8 +169,8 @@ def test_a_language_models_tokens_are_passed_over():
         eval_dataloader=None,
         max_duration="1ba",
     )
-    (found,) = logged(memory).values()
-    places = {key.removeprefix("activations/max/") for key in found if "/max/" in key}
+    (results,) = logged(memory).values()
+    places = {key.removeprefix("activations/max/") for key in results if "/max/" in key}
     assert places == {"module.0_output.0", "module.1_input.0", "module.1_output.0", "module_output.0"}
 
 
@@ -190,10 +190,10 @@ def test_tensors_are_numbered_wherever_they_are():
             return self.out(self.pair(x, scale=torch.zeros(6))["parts"][1])  # called twice: the first time counts
 
     _, memory = fit(ActivationMonitor("10ba"), model=ClassificationModel(Net(), 3))
-    (found,) = logged(memory).values()
-    places = {key.removeprefix("activations/max/") for key in found if "/max/module.pair" in key}
+    (results,) = logged(memory).values()
+    places = {key.removeprefix("activations/max/") for key in results if "/max/module.pair" in key}
     assert places == {f"module.pair_{tensor}" for tensor in ("input.0", "input.1", "output.1", "output.2")}
-    assert found["activations/max/module.pair_output.1"] > 0
+    assert results["activations/max/module.pair_output.1"] > 0
 
 
 def test_a_resumed_run_looks_at_the_same_batches(tmp_path):
@@ -250,7 +250,7 @@ class Compiles(Algorithm):
         (lambda: {"model": blocks(torch.compile(Block()))}, "module.blocks.4:"),
     ],
 )
-def test_what_is_compiled_is_refused(arguments: Callable[[], dict[str, Any]], named: str):
+def test_compiled_modules_are_refused(arguments: Callable[[], dict[str, Any]], named: str):
     with pytest.raises(ValueError, match=f"ActivationMonitor needs modules that are not compiled, unlike {named}"):
         fit(ActivationMonitor(), **arguments())
 

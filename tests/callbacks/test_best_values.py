@@ -41,7 +41,7 @@ def test_a_best_value_survives_a_checkpoint(tmp_path):
     assert before.values == {"loss/eval/total": 0.5}
 
 
-def test_what_is_not_of_an_evaluation_has_no_best_value(tmp_path):
+def test_only_metrics_of_evaluations_have_best_values(tmp_path):
     best = BestValues()
     with make_trainer(tmp_path) as trainer:
         for key in ("loss/train/total", "metrics/train/Accuracy", "loss/mine", "mine", "throughput/eval/x"):

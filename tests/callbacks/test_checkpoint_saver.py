@@ -79,7 +79,7 @@ class Received(LoggerDestination):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_a_checkpoint_is_past_has_been_logged(tmp_path: Path, asynchronous: bool):
+def test_batches_before_a_checkpoint_are_logged(tmp_path: Path, asynchronous: bool):
     received, late = Received(), []
 
     class Look(Callback):
@@ -167,7 +167,7 @@ def test_the_thread_that_writes_computes_on_one_core_and_no_other_does(tmp_path)
 
 
 @pytest.mark.parametrize("algorithms", [[], [EMA("2ba")]], ids=["trained", "averaged"])
-def test_training_and_later_saves_leave_alone_what_is_being_written(tmp_path: Path, algorithms: list[Algorithm]):
+def test_training_and_later_saves_do_not_change_a_pending_write(tmp_path: Path, algorithms: list[Algorithm]):
     class Late(CheckpointSaver):
         """Writes a checkpoint only after the next batch is trained, and waits until training reaches the next save."""
 

@@ -298,7 +298,7 @@ def test_close_waits_for_the_write_in_flight_also_when_it_is_interrupted(tmp_pat
                 wait_until(lambda: self.waits == before + 1)  # for this very write
                 handler, main = signal.getsignal(signal.SIGINT), threading.main_thread().ident
                 assert main is not None
-                # The second signal interrupts the wait. One just before the wait takes effect with the next signal.
+                # The second signal interrupts the wait. A signal just before the wait is handled with the next one.
                 while self.waits < before + 2 and signal.getsignal(signal.SIGINT) == handler:
                     signal.pthread_kill(main, signal.SIGINT)
                     time.sleep(0.5)

@@ -107,7 +107,7 @@ def test_a_mirror_holds_what_the_run_keeps(tmp_path: Path, remote: type[Faulty],
         assert torch.equal(own, expected)
 
 
-def test_what_is_downloaded_is_what_was_uploaded(tmp_path: Path, remote: type[Faulty]):
+def test_downloads_equal_uploads(tmp_path: Path, remote: type[Faulty]):
     fit(tmp_path / "run", mirroring(), run_name="one")
     mirror = Mirror("faulty://runs/one")
     (tmp_path / "copy").mkdir()
@@ -231,9 +231,7 @@ def test_a_run_leaves_the_checkpoints_of_another_one_alone(
     assert {path: buffer.getvalue() for path, buffer in remote.store.items()} != before
 
 
-def test_what_a_run_has_not_uploaded_stays_on_its_mirror(
-    tmp_path: Path, remote: type[Faulty], caplog: pytest.LogCaptureFixture
-):
+def test_other_files_stay_on_the_mirror(tmp_path: Path, remote: type[Faulty], caplog: pytest.LogCaptureFixture):
     """It overwrites nothing, whatever the names of the run, of a checkpoint or of the resumed run are."""
     files = Mirror("faulty://runs")._remote
     files.makedirs("/runs/photos/2025", exist_ok=True)

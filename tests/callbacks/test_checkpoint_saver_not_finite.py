@@ -38,7 +38,7 @@ class Spoils(Callback):
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("what", ["loss", "weights"])
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-def test_what_is_not_finite_is_neither_latest_nor_best(
+def test_a_state_that_is_not_finite_is_neither_latest_nor_best(
     tmp_path: Path, caplog: Any, asynchronous: bool, what: str, value: float
 ):
     saver = CheckpointSaver("1ba", keep=-1, monitor="loss", mode="max", asynchronous=asynchronous)
@@ -53,7 +53,7 @@ def test_what_is_not_finite_is_neither_latest_nor_best(
     assert f"ep1-ba{BATCH} was not written: {wrong}; newest checkpoint: " in record.getMessage()
 
 
-def test_saving_goes_on_when_all_is_finite_again(tmp_path: Path, caplog: Any):
+def test_saving_continues_when_all_values_are_finite_again(tmp_path: Path, caplog: Any):
     with caplog.at_level(logging.WARNING, "runner"):
         fit(tmp_path, CheckpointSaver("1ba", keep=-1), Spoils("loss", NAN, until=9), max_duration="3ep")
     assert {int(name.partition("-ba")[2]) for name in saved(tmp_path)} == {*range(1, BATCH), *range(9, 13)}

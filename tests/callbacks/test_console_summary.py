@@ -31,7 +31,7 @@ def make_trainer(tmp_path, *callbacks: Callback, **arguments: Any) -> Trainer:
     return tiny_trainer(**(defaults | arguments))
 
 
-def test_the_beginning_says_what_is_trained(tmp_path, capsys):
+def test_the_first_lines_describe_the_run(tmp_path, capsys):
     model = ClassificationModel(nn.Linear(1000, 2), 2)
     model.module.bias.requires_grad_(False)
     inputs = torch.randn(1200, 1000)
@@ -56,7 +56,7 @@ def test_the_beginning_says_what_is_trained(tmp_path, capsys):
     ]
 
 
-def test_what_runs_when_is_shown_on_request(tmp_path, capsys):
+def test_events_are_shown_on_request(tmp_path, capsys):
     algorithms = [LabelSmoothing(), MixUp(), EMA()]
     arguments = {"callbacks": [LRMonitor(), ConsoleSummary(events=True)], "algorithms": algorithms}
     with make_trainer(tmp_path, **arguments, max_duration="1ba") as trainer:
@@ -102,7 +102,7 @@ def test_a_narrow_head_leaves_out_what_does_not_fit(tmp_path, capsys, monkeypatc
     assert lines[1:] == ["Linear, 8 parameters, fp32 on cpu (1 thread)", "1ba; train 12 samples in 3 batches of 4"]
 
 
-def test_the_end_says_what_came_of_it(tmp_path, capsys):
+def test_the_last_lines_have_the_results(tmp_path, capsys):
     class Compare(LoggerDestination):
         ui_command = "compare --all"
 
@@ -258,11 +258,11 @@ def test_a_loss_that_is_lost_is_told_once(tmp_path, caplog, lost: range, warned:
     arguments = {"model": Spoilt(nn.Linear(3, 2), 2), "optimizers": Still, "max_duration": "7ep"}
     with make_trainer(tmp_path, **arguments) as trainer:
         trainer.fit()
-    told = [message for message in caplog.messages if "training loss" in message]
-    assert len(told) == warned
+    warnings = [message for message in caplog.messages if "training loss" in message]
+    assert len(warnings) == warned
     if warned:
         number = lost[0]
-        assert f"training loss is {value} since epoch {(number - 1) // 3 + 1}, batch {number}: lower" in told[0]
+        assert f"training loss is {value} since epoch {(number - 1) // 3 + 1}, batch {number}: lower" in warnings[0]
 
 
 def test_a_run_that_never_trained_says_nothing(tmp_path, capsys):

@@ -255,7 +255,7 @@ def test_two_ranks_fail_again_on_two(tmp_path: Path, run_app: Any):
     assert "on purpose, in after_forward" in again.stderr
 
 
-def test_what_does_not_fit_is_left_out(tmp_path: Path, run_here: Any):
+def test_files_that_do_not_fit_are_left_out(tmp_path: Path, run_here: Any):
     (tmp_path / "own.py").write_text(f"PLACE = 'after_forward'\nEVENTS = ['after_forward']\n{OWN}")
     done = run_here(*SMALL, *PARTS, "callbacks.crash_bundle.max_size=0.02", code=1)
     assert "do not fit into max_size" in done.err

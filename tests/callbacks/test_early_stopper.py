@@ -36,7 +36,7 @@ def epochs_run(script: Sequence[float], stopper: Callback, **arguments: Any) -> 
 
 @pytest.mark.parametrize("best", [1, 3])
 @pytest.mark.parametrize("patience", [0, 1, 2, 4])
-def test_it_runs_patience_and_one_more_epoch_after_the_best(best: int, patience: int):
+def test_training_ends_one_epoch_after_the_patience(best: int, patience: int):
     script = [10.0 - epoch for epoch in range(1, best + 1)] + [10.0] * 12
     assert epochs_run(script, EarlyStopper("loss", patience=f"{patience}ep")) == best + patience + 1
 
@@ -58,7 +58,7 @@ def test_it_runs_patience_and_one_more_epoch_after_the_best(best: int, patience:
         ([1, 2, 3, 3, 3], {"monitor": "Mean", "comp": "lt"}, 5),
     ],
 )
-def test_what_counts_as_an_improvement(script: list[float], arguments: dict, expected: int):
+def test_improvements_exceed_min_delta(script: list[float], arguments: dict, expected: int):
     arguments = {"monitor": "loss"} | arguments
     assert epochs_run(script, EarlyStopper(**arguments)) == expected
 
@@ -88,7 +88,7 @@ def test_an_evaluation_outside_training_does_not_count():
     assert trainer.state.timestamp.epoch == 4
 
 
-def test_a_resumed_run_stops_where_the_whole_one_does(tmp_path):
+def test_a_resumed_run_stops_at_the_same_batch_as_the_whole_one(tmp_path):
     script = [5.0, 4.0, 4.5, 4.5, 4.5, 4.5, 4.5]
     with make_trainer(script, EarlyStopper("loss", patience="2ep")) as first:
         first.fit(duration="3ep")
@@ -100,7 +100,7 @@ def test_a_resumed_run_stops_where_the_whole_one_does(tmp_path):
 
 
 @pytest.mark.parametrize(("patience", "epochs"), [("1ep", 4), ("5sp", 4), ("3ep", 6), ("8sp", 5)])
-def test_a_run_that_stopped_early_goes_on_only_with_more_patience(patience: str, epochs: int, tmp_path):
+def test_a_run_that_stopped_early_continues_only_with_more_patience(patience: str, epochs: int, tmp_path):
     script = [5.0, 4.0, 4.5, 4.5, 4.5, 4.5, 4.5]
     with make_trainer(script, EarlyStopper("loss")) as first:
         first.fit()

@@ -70,7 +70,7 @@ class Fails(Callback):
 
 @pytest.fixture
 def ticking(steady: Any) -> None:
-    """Replaces the clock: time passes in `sleep`, and a tick between readings, so that slices nest."""
+    """Let a tick pass between two readings of the steady clock, so that slices nest."""
     steady.tick = round(1e9 * TICK)
 
 
@@ -95,10 +95,10 @@ def rows(memory: InMemoryLogger) -> dict[tuple[str, str], dict[str, float]]:
 Rows = dict[tuple[str, str], dict[str, float]]
 
 
-def parts(found: Rows) -> tuple[Rows, Rows]:
+def parts(table: Rows) -> tuple[Rows, Rows]:
     """Return the rows of events in a step, and the other rows."""
-    inside = {key: row for key, row in found.items() if row["share of step"] is not None}
-    return inside, {key: row for key, row in found.items() if key not in inside}
+    inside = {key: row for key, row in table.items() if row["share of step"] is not None}
+    return inside, {key: row for key, row in table.items() if key not in inside}
 
 
 def slices(path: Path, category: str) -> list[dict[str, Any]]:
@@ -121,41 +121,41 @@ def depths(path: Path) -> list[tuple[int, str]]:
     return nested
 
 
-def test_it_reads_a_real_clock(tmp_path: Path):
+def test_durations_come_from_a_real_clock(tmp_path: Path):
     memory = InMemoryLogger()
     began = time.perf_counter()
     with make_trainer(tmp_path, Slow(), EventTrace(), loggers=[memory]) as trainer:
         trainer.fit()
-    found = rows(memory)
-    assert 12e3 * SLEEP <= found["slow", "batch_end"]["ms"] < sum(cells["ms"] for cells in found.values())
-    assert sum(cells["ms"] for cells in found.values()) <= 1e3 * (time.perf_counter() - began)
+    table = rows(memory)
+    assert 12e3 * SLEEP <= table["slow", "batch_end"]["ms"] < sum(cells["ms"] for cells in table.values())
+    assert sum(cells["ms"] for cells in table.values()) <= 1e3 * (time.perf_counter() - began)
 
 
 @pytest.mark.usefixtures("ticking")
-def test_the_table_says_what_a_callback_costs(tmp_path: Path):
+def test_the_table_has_the_costs_of_callbacks(tmp_path: Path):
     memory = InMemoryLogger()
     with make_trainer(tmp_path, Slow(), EventTrace(), loggers=[memory]) as trainer:
         began = time.perf_counter()
         trainer.fit()
         seconds = time.perf_counter() - began
-    found = rows(memory)
-    slow = found["slow", "batch_end"]
+    table = rows(memory)
+    slow = table["slow", "batch_end"]
     assert slow["calls"] == 12
     assert slow["ms"] == pytest.approx(12e3 * (SLEEP + TICK))
     assert slow["us per call"] == slow["us per step"] == pytest.approx(slow["ms"] * 1e3 / 12)
-    assert found["slow", "eval_batch_end"]["calls"] == 12
-    assert {event for owner, event in found if owner == "nothing"} == {"batch_start"}
-    inside, outside = parts(found)
-    assert [*found.values()] == [*inside.values(), *outside.values()]
+    assert table["slow", "eval_batch_end"]["calls"] == 12
+    assert {event for owner, event in table if owner == "nothing"} == {"batch_start"}
+    inside, outside = parts(table)
+    assert [*table.values()] == [*inside.values(), *outside.values()]
     for part in (inside, outside):
         costs = [cells["ms"] for cells in part.values()]
         assert costs == sorted(costs, reverse=True)
-    assert sum(cells["share of run"] for cells in found.values()) == pytest.approx(1.0)
-    assert sum(cells["ms"] for cells in found.values()) == pytest.approx(seconds * 1e3, abs=20e3 * TICK)
+    assert sum(cells["share of run"] for cells in table.values()) == pytest.approx(1.0)
+    assert sum(cells["ms"] for cells in table.values()) == pytest.approx(seconds * 1e3, abs=20e3 * TICK)
 
 
 @pytest.mark.usefixtures("ticking")
-def test_shares_are_of_the_step_and_what_is_outside_of_steps_is_apart(tmp_path: Path):
+def test_shares_are_of_the_step_and_other_events_are_separate(tmp_path: Path):
     memory = InMemoryLogger()
     with make_trainer(tmp_path, clock := Clock(), SlowOutside(), Slow(), EventTrace(), loggers=[memory]) as trainer:
         trainer.fit()
@@ -275,7 +275,7 @@ def test_a_run_without_it_calls_the_handlers_themselves(tmp_path: Path):
         assert slow.batch_end in trainer.engine._table["batch_end"]
 
 
-def test_errors_and_listeners_name_who_is_measured(tmp_path: Path):
+def test_errors_and_listeners_name_the_measured_callback(tmp_path: Path):
     memory = InMemoryLogger()
     trainer = make_trainer(tmp_path, Fails(), EventTrace(), loggers=[memory])
     names = [listener.config_key for listener in trainer.engine.listeners("batch_start")]
@@ -296,13 +296,13 @@ def test_a_resumed_runs_table_covers_the_whole_run(tmp_path: Path):
     arguments = {"resume_path": tmp_path / "checkpoint", "loggers": [memory]}
     with make_trainer(tmp_path, Slow(), EventTrace(), **arguments) as trainer:
         trainer.fit()
-    found = rows(memory)
-    assert found["slow", "batch_end"]["calls"] == 12
-    assert found["slow", "batch_end"]["ms"] == pytest.approx(12e3 * (SLEEP + TICK))
-    assert found["slow", "batch_end"]["us per step"] == found["slow", "batch_end"]["us per call"]
-    assert found["slow", "batch_end"]["share of step"] > 0.5
-    assert found["everything else", "in steps"]["calls"] == 12
-    for share, part in (("share of step", parts(found)[0]), ("share of run", found)):
+    table = rows(memory)
+    assert table["slow", "batch_end"]["calls"] == 12
+    assert table["slow", "batch_end"]["ms"] == pytest.approx(12e3 * (SLEEP + TICK))
+    assert table["slow", "batch_end"]["us per step"] == table["slow", "batch_end"]["us per call"]
+    assert table["slow", "batch_end"]["share of step"] > 0.5
+    assert table["everything else", "in steps"]["calls"] == 12
+    for share, part in (("share of step", parts(table)[0]), ("share of run", table)):
         assert sum(cells[share] for cells in part.values()) == pytest.approx(1.0)
     assert len(slices(tmp_path / "event_trace" / "rank0-ba0.json", "callback")) > 50
     later = slices(tmp_path / "event_trace" / "rank0-ba5.json", "range")
@@ -320,7 +320,7 @@ def test_two_of_them_have_files_and_tables_of_their_own(tmp_path: Path):
     assert memory.tables.keys() >= {"event_trace", "second"}
 
 
-def test_a_checkpoint_whose_rest_is_one_number_is_taken(tmp_path: Path):
+def test_a_checkpoint_with_a_single_rest_is_loaded(tmp_path: Path):
     trace = EventTrace()
     trace.load_state_dict({"costs": [["slow", "batch_end", 3, 4000]], "batches": 3, "rest": 6000})
     state = trace.state_dict()
@@ -335,10 +335,10 @@ def test_evaluation_and_prediction_alone_are_measured(tmp_path: Path):
         trainer.eval()
         time.sleep(0.2)  # is nobody's time
         trainer.predict([(torch.ones(2, 3), torch.zeros(2, dtype=torch.long))])
-    found = rows(memory)
-    assert found["in_memory_logger", "init"]["calls"] == 1
-    assert 0 < found["everything else", "outside of steps"]["ms"] < 100e3 * TICK
-    assert parts(found)[0] == {}
+    table = rows(memory)
+    assert table["in_memory_logger", "init"]["calls"] == 1
+    assert 0 < table["everything else", "outside of steps"]["ms"] < 100e3 * TICK
+    assert parts(table)[0] == {}
     names = {event["name"] for event in slices(tmp_path / "event_trace" / "rank0-ba0.json", "range")}
     assert names == {"evaluation", "eval batch", "eval forward", "prediction", "predict batch", "predict forward"}
 
@@ -394,9 +394,9 @@ def test_each_rank_has_its_timeline_and_rank_0_prints(tmp_path: Path, run_ranks)
     assert "everything else" in first.stdout
     assert second.stdout == ""
     for rank in (0, 1):
-        found = slices(tmp_path / "run" / "event_trace" / f"rank{rank}-ba0.json", "range")
-        assert sum(event["name"] == "batch" for event in found) == 4
-        assert {event["pid"] for event in found} == {rank}
+        ranges = slices(tmp_path / "run" / "event_trace" / f"rank{rank}-ba0.json", "range")
+        assert sum(event["name"] == "batch" for event in ranges) == 4
+        assert {event["pid"] for event in ranges} == {rank}
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True])

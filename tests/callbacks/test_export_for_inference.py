@@ -294,7 +294,7 @@ def test_outputs_that_are_not_finite_are_exported_with_a_warning(save_format: st
 
 
 def finished_run(folder: Path) -> Path:
-    """Return a run that was killed after its last checkpoint."""
+    """Return the last checkpoint of a finished run, from which it can be resumed as after a kill."""
     saver = CheckpointSaver()
     with make_trainer(folder, ExportForInference(), callbacks=[saver]) as trainer:
         trainer.fit()
@@ -373,7 +373,7 @@ def test_a_full_disk_fails_no_trained_run(save_format: str, tmp_path: Path, capl
     assert memory.artifacts == []
 
 
-def test_weights_in_bf16_are_none_for_onnx(tmp_path: Path):
+def test_bf16_weights_are_refused_for_onnx(tmp_path: Path):
     require_onnx()
     with (
         pytest.raises(ValueError, match="save_format='onnx': a CPU cannot run its bf16 weights"),

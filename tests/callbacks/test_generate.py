@@ -111,7 +111,7 @@ def test_the_average_of_the_weights_writes():
         assert module.weight.argmax() == ord("z")
 
 
-def test_it_changes_no_number_and_repeats_itself():
+def test_generation_changes_no_number_and_is_reproducible():
     losses, texts = [], []
     for callbacks in ([], [Generate(["ab"], "2ba")], [Generate(["ab"], "2ba")]):
         memory = InMemoryLogger()
@@ -193,7 +193,7 @@ def test_a_prompt_must_be_known_to_the_model():
         trainer.fit()
 
 
-def test_it_says_once_that_another_model_writes_nothing(caplog):
+def test_another_model_gives_one_warning(caplog):
     memory = InMemoryLogger()
     batches = [(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))] * 3
     model = ClassificationModel(nn.Linear(3, 2), 2)

@@ -90,7 +90,7 @@ class Darkens(Algorithm):
         state.batch = images / 2, nn.functional.one_hot(targets, 4).float()
 
 
-def test_what_algorithms_made_of_images_is_shown():
+def test_images_are_shown_as_algorithms_changed_them():
     memory = InMemoryLogger()
     arguments = {"algorithms": [Darkens()], "loggers": [memory], "max_duration": "1ba"}
     with make_trainer([rows()], ImageVisualizer("1ba"), **arguments) as trainer:
@@ -160,7 +160,7 @@ def test_channels_last_and_bytes():
     assert logged["captions"][-1] == "target 2, prediction 1"
 
 
-def test_what_has_no_images_is_said_once(caplog):
+def test_data_without_images_gives_one_warning(caplog):
     memory = InMemoryLogger()
     tokens = torch.zeros(2, 4, dtype=torch.int64)
     model = LanguageModel(nn.Embedding(3, 3))

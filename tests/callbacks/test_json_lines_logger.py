@@ -72,7 +72,7 @@ def test_any_number_and_any_key_can_be_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("logger", [JSONLinesLogger, MLflowLogger])
-def test_without_orjson_it_says_what_to_install(logger: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_orjson_names_the_package_to_install(logger: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "orjson", None)  # as if it were not there
     message = f"{logger.__name__} needs orjson, not installed here: pip install -e ."
     with pytest.raises(ImportError, match=re.escape(message)):

@@ -92,7 +92,7 @@ def test_on_a_full_disk_there_is_no_picture_and_the_run_has_trained(tmp_path, ca
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_the_curves_are_what_was_logged(tmp_path):
+def test_the_curves_equal_the_logged_values(tmp_path):
     memory, curves = InMemoryLogger(), LearningCurves()
     with make_trainer(tmp_path, LRMonitor(), curves, memory) as trainer:
         trainer.fit()

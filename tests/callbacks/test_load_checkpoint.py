@@ -85,12 +85,12 @@ def test_some_are_left_as_they_are(other):
     folder, weights = other
     watch = Watch()
     load = LoadCheckpoint(folder, ignore_keys=["module.head.*"])
-    found = started(make_trainer(2, load, watch), watch)
+    loaded = started(make_trainer(2, load, watch), watch)
     own = fresh(2)
-    assert equal(found, {key: (own if "head" in key else weights)[key] for key in own})
+    assert equal(loaded, {key: (own if "head" in key else weights)[key] for key in own})
     # A head of another shape cannot be loaded.
-    found = started(make_trainer(2, load, watch, network=Network(4)), watch)
-    assert torch.equal(found["module.body.weight"], weights["module.body.weight"])
+    loaded = started(make_trainer(2, load, watch, network=Network(4)), watch)
+    assert torch.equal(loaded["module.body.weight"], weights["module.body.weight"])
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,13 @@ def test_those_that_match_are_loaded_when_asked(other, caplog):
     caplog.set_level("INFO", "runner")
     folder, weights = other
     watch = Watch()
-    found = started(make_trainer(2, LoadCheckpoint(folder, strict=False), watch, network=Network(3, "trunk")), watch)
-    assert torch.equal(found["module.head.weight"], weights["module.head.weight"])
+    loaded = started(make_trainer(2, LoadCheckpoint(folder, strict=False), watch, network=Network(3, "trunk")), watch)
+    assert torch.equal(loaded["module.head.weight"], weights["module.head.weight"])
     assert "2 of 4 weights loaded" in caplog.text and "missing module.trunk.weight, module.trunk.bias" in caplog.text
 
 
 @pytest.mark.parametrize(("event", "wins"), [("before_load", "trainer"), ("after_load", "callback")])
-def test_what_comes_later_wins(event: str, wins: str, other, tmp_path):
+def test_the_later_load_wins(event: str, wins: str, other, tmp_path):
     with make_trainer(3) as trainer:
         save_checkpoint(trainer.state, tmp_path / "mine")
         mine = {key: weight.clone() for key, weight in trainer.state.unwrapped_model.state_dict().items()}
@@ -162,7 +162,7 @@ def test_a_resumed_run_does_not_need_the_checkpoint_it_began_with(event: str, ot
         assert equal(second.state.unwrapped_model.state_dict(), expected)
 
 
-def test_an_average_is_what_is_loaded_and_a_new_one_begins_with_it(other, tmp_path):
+def test_the_average_is_loaded_and_a_new_average_begins_with_it(other, tmp_path):
     with make_trainer(1, algorithms=[EMA("2ba")]) as trainer:
         trainer.fit()
         save_checkpoint(trainer.state, tmp_path / "averaged")

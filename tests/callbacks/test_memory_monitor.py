@@ -50,7 +50,7 @@ def fit(*callbacks: Callback, **arguments: Any) -> InMemoryLogger:
     return memory
 
 
-def test_the_resident_set_is_what_psutil_sees():
+def test_the_resident_set_equals_psutil_s():
     hold = Hold(3, 5, 200_000_000)
     memory = fit(hold, MemoryMonitor())
     assert {key for key in memory.data if key.startswith("memory/")} == {"memory/rss", "memory/peak_rss"}

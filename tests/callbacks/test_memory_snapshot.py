@@ -16,7 +16,7 @@ def files(run_dir: Path) -> list[str]:
     return sorted(path.name for path in (run_dir / "memory_snapshot").glob("*"))
 
 
-def test_without_a_gpu_it_says_so_once_and_training_goes_on(tmp_path: Path, caplog):
+def test_a_missing_gpu_gives_one_warning_and_training_continues(tmp_path: Path, caplog):
     with make_trainer(tmp_path, MemorySnapshot("1ba")) as trainer:
         trainer.fit()
         trainer.fit("1ep")
@@ -40,7 +40,7 @@ def test_arguments_are_checked(arguments: dict[str, Any]):
 
 
 @pytest.mark.gpu
-def test_snapshots_have_what_was_allocated_and_where(tmp_path: Path):
+def test_snapshots_have_allocations_with_their_stacks(tmp_path: Path):
     class Allocates(Callback):
         def batch_start(self, state, logger):
             self.held = torch.ones(3_000_000, device="cuda")

@@ -92,7 +92,7 @@ def test_a_server_that_does_not_answer_holds_up_no_other_run(folder: Path) -> No
 
 
 class FullDisk(io.StringIO):
-    """Puts the log on a full disk."""
+    """A log on a full disk."""
 
     def write(self, text: str) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

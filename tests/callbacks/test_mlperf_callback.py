@@ -112,7 +112,7 @@ def test_the_checker_accepts_each_benchmark(benchmark: str, tmp_path: Path, monk
     assert is_accepted(*tmp_path.glob(f"mlperf/results/*/{benchmark}/result_0.txt"))
 
 
-def test_what_is_written_and_in_which_order(tmp_path: Path):
+def test_events_are_written_in_order(tmp_path: Path):
     memory = InMemoryLogger()
     callback = MLPerfCallback("mlperf", 0, target=2.0, submitter="us", system_name="it", status="cloud")
     with make_trainer(tmp_path, callback, loggers=[memory], seed=7) as trainer:
@@ -120,10 +120,10 @@ def test_what_is_written_and_in_which_order(tmp_path: Path):
         trainer.eval()
     lines = read(tmp_path)
     assert [line["key"] for line in lines] == [*BEGIN, *EPOCH, *EVALUATION, *EPOCH, *EVALUATION, "run_stop"]
-    found = {line["key"]: line["value"] for line in lines}
-    assert [found[key] for key in SUBMISSION] == ["resnet", "open", "us", "it", "cloud"]
+    events = {line["key"]: line["value"] for line in lines}
+    assert [events[key] for key in SUBMISSION] == ["resnet", "open", "us", "it", "cloud"]
     sizes = {"seed": 7, "global_batch_size": 4, "train_samples": 12, "eval_samples": 10, "cache_clear": False}
-    assert found.items() >= sizes.items()
+    assert events.items() >= sizes.items()
     assert values(tmp_path, "eval_accuracy") == memory.get_timeseries("metrics/eval/MulticlassAccuracy")[1][:2]
     for key in ("epoch_start", "epoch_stop", *EVALUATION):
         assert [line["metadata"]["epoch_num"] for line in lines if line["key"] == key] == [1, 2]
@@ -379,7 +379,7 @@ def test_arguments_are_checked(arguments: dict[str, Any]):
     assert str(caught.value).startswith(f"{name}={value!r}: ")
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch):
+def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlperf_logging", None)  # as if it were not there
     message = f"MLPerfCallback needs mlperf_logging, not installed here: {how_to_install('mlperf')}"
     with pytest.raises(ImportError, match=re.escape(message)):

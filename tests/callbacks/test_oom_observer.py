@@ -14,7 +14,7 @@ from runner import Callback
 from runner.callbacks import InMemoryLogger, OOMObserver
 
 
-def test_without_a_gpu_it_says_so_once_and_training_goes_on(tmp_path: Path, caplog):
+def test_a_missing_gpu_gives_one_warning_and_training_continues(tmp_path: Path, caplog):
     with make_trainer(tmp_path, OOMObserver()) as trainer:
         trainer.fit()
         trainer.fit("1ep")
@@ -23,7 +23,7 @@ def test_without_a_gpu_it_says_so_once_and_training_goes_on(tmp_path: Path, capl
     assert [*tmp_path.iterdir()] == []
 
 
-def test_it_does_not_hold_on_to_a_run_that_is_over(tmp_path: Path):
+def test_a_closed_run_is_not_kept_alive(tmp_path: Path):
     observer = OOMObserver()
     with make_trainer(tmp_path, observer) as trainer:
         trainer.fit()

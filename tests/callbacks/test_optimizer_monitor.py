@@ -122,7 +122,7 @@ def test_watching_changes_no_weight():
     assert weights[0] == weights[1]
 
 
-def test_what_has_no_gradient_is_left_out():
+def test_parameters_without_a_gradient_are_left_out():
     model = ClassificationModel(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), 3)
     model.module[0].requires_grad_(False)  # type: ignore[index]
     trainer, memory = make_trainer(OptimizerMonitor(), model=model)
@@ -132,7 +132,7 @@ def test_what_has_no_gradient_is_left_out():
     assert {key.rpartition("/")[2] for key in norms} == {"global", "module.2.weight", "module.2.bias"}
 
 
-def test_a_resumed_run_logs_what_the_whole_one_does(tmp_path):
+def test_a_resumed_run_logs_the_same_as_the_whole_one(tmp_path):
     whole, memory = make_trainer(OptimizerMonitor(batch_log_interval=4))
     with whole:
         whole.fit()

@@ -188,7 +188,7 @@ def test_a_run_that_fails_still_shows_the_epochs_that_it_finished(capsys):
         (80, ["epoch", "batch", "epoch loss", "train Accuracy", "eval loss", "eval Accuracy", "left"]),
     ],
 )
-def test_what_matters_least_drops_out(capsys, monkeypatch, width: int, titles: list[str]):
+def test_the_least_important_columns_are_dropped(capsys, monkeypatch, width: int, titles: list[str]):
     monkeypatch.setenv("COLUMNS", str(width))
     with make_trainer(max_duration="1ep") as trainer:
         trainer.fit()

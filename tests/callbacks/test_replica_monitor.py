@@ -119,7 +119,7 @@ PROGRAM = """
         (2, 0, 3, "1ep", 5, [1], 0),
     ],
 )
-def test_every_rank_ends_with_an_error_that_names_what_differs(
+def test_every_rank_ends_with_an_error_that_names_the_difference(
     run_ranks, world_size: int, broken: int, at: int, interval: str, found: int, ranks: list[int], equal_at: int
 ):
     message = (

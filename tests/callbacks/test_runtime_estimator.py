@@ -100,7 +100,7 @@ def sample(batches: int) -> list[Any]:
 
 
 @pytest.mark.usefixtures("steady")
-def test_half_way_it_knows_what_is_left():
+def test_the_estimate_is_right_half_way():
     clock, memory = Clock(), InMemoryLogger()
     evaluators = [
         Evaluator("eval", sample(1)),
@@ -120,7 +120,7 @@ def test_half_way_it_knows_what_is_left():
 
 @pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("unit", [1, 60, 3600, 86400])
-def test_without_evaluations_it_falls_by_what_a_batch_takes(unit: int):
+def test_without_evaluations_the_estimate_falls_by_the_time_of_a_batch(unit: int):
     name = {1: "seconds", 60: "minutes", 3600: "hours", 86400: "days"}[unit]
     memory, loader = InMemoryLogger(), SlowLoader(5)
     loader.first = 0.0
@@ -185,7 +185,7 @@ def test_a_run_that_is_stopped_has_nothing_left():
     assert values[-2] > 0 and values[-1] == 0
 
 
-def test_it_reads_a_real_clock():
+def test_the_estimate_comes_from_a_real_clock():
     memory, loader = InMemoryLogger(), SlowLoader(5)
     with make_trainer(RuntimeEstimator(0, "seconds"), train_dataloader=loader, loggers=[memory]) as trainer:
         trainer.fit("1ep")

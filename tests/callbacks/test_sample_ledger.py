@@ -85,7 +85,7 @@ def test_every_epoch_has_the_loss_of_every_sample_before_its_step(tmp_path: Path
     assert [row[0] for row in table["rows"]] == mean.argsort(descending=True)[:6].tolist()
 
 
-def test_it_changes_no_number(tmp_path: Path):
+def test_the_ledger_changes_no_number(tmp_path: Path):
     weights = []
     for callbacks in ([], [SampleLedger()]):
         with make_trainer(
@@ -226,7 +226,7 @@ PLAIN = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*make_data())
         ({"algorithms": InfoBatch()}, "InfoBatch leaves out samples"),
     ],
 )
-def test_what_has_no_loss_for_each_sample_is_refused(tmp_path: Path, arguments: dict[str, Any], message: str):
+def test_runs_without_a_loss_per_sample_are_refused(tmp_path: Path, arguments: dict[str, Any], message: str):
     with make_trainer(tmp_path, SampleLedger(), **arguments) as trainer, pytest.raises(ValueError, match=message):
         trainer.fit()
 

@@ -150,7 +150,7 @@ def test_rates_are_of_one_window():
     assert batches[0] == pytest.approx(1 / seconds[0])
 
 
-def test_what_the_model_does_not_count_is_not_logged():
+def test_only_counts_of_the_model_are_logged():
     series, _, _ = fit(SpeedMonitor(), model=ClassificationModel(nn.Linear(3, 2), 2), max_duration="2ba")
     assert {key for key in series if key.startswith(("throughput/", "time/t", "time/v"))} == {
         "throughput/batches_per_sec",

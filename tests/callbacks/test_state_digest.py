@@ -22,7 +22,7 @@ BATCHES = 5  # of an epoch: 38 samples in batches of 8
 
 
 class Model(ClassificationModel):
-    """Return a model with dropout and batch norm, and fixed weights."""
+    """Has dropout and batch norm, and fixed initial weights."""
 
     def __init__(self):
         with torch.random.fork_rng():
@@ -228,7 +228,7 @@ def test_a_loader_without_an_order_has_no_samples_but_content(tmp_path: Path):
     assert (agreed, batch) == (1, 2) and "content" in parts
 
 
-def test_adding_it_changes_no_number(tmp_path: Path):
+def test_digests_change_no_number(tmp_path: Path):
     trainers = [make_trainer(tmp_path / "a"), make_trainer(tmp_path / "b", callbacks=[])]
     for trainer in trainers:
         with trainer:

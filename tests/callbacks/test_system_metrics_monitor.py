@@ -51,7 +51,7 @@ def series(memory: InMemoryLogger) -> dict[str, tuple[list[int], list[float]]]:
 
 
 @pytest.mark.usefixtures("steady")
-def test_what_is_read_is_what_the_machine_does(tmp_path: Path):
+def test_readings_match_the_load_of_the_machine(tmp_path: Path):
     memory, sends = InMemoryLogger(), Sends()
     monitor = SystemMetricsMonitor("2ba")
     with make_trainer(sends, monitor, loggers=[memory], run_dir=tmp_path / "not" / "yet") as trainer:

@@ -129,7 +129,7 @@ def test_a_run_that_never_begins_leaves_no_folder(tmp_path: Path):
     assert not (tmp_path / "tensorboard").exists()
 
 
-def test_without_tensorboard_it_says_what_to_install(monkeypatch):
+def test_a_missing_tensorboard_names_the_package_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # as if it were not there
     message = f"TensorBoardLogger needs tensorboard, not installed here: {how_to_install('tensorboard')}"
     with pytest.raises(ImportError, match=re.escape(message)):

@@ -45,7 +45,9 @@ def batches_run(model: Model, *stoppers: Callback, **arguments: Any) -> int:
         ([5] * 8, {"monitor": "loss", "threshold": 3}, 8),
     ],
 )
-def test_it_stops_after_the_evaluation_that_passes_the_threshold(script: list[float], arguments: dict, epochs: int):
+def test_training_stops_after_the_evaluation_that_passes_the_threshold(
+    script: list[float], arguments: dict, epochs: int
+):
     assert batches_run(Scripted(script), ThresholdStopper(**arguments)) == 2 * epochs
 
 
@@ -90,7 +92,7 @@ def test_a_metric_of_training(stop_on_batch: bool, expected: int, monitor: str):
     assert batches_run(model, stopper, eval_dataloader=None) == expected
 
 
-def test_it_says_once_why_it_stops(caplog):
+def test_the_reason_is_logged_once(caplog):
     caplog.set_level("INFO", "runner")
     stopper = ThresholdStopper("Mean", 4, "train", stop_on_batch=True)
     assert batches_run(Scripted([], [0, 2, 2, 8]), stopper, eval_dataloader=None) == 4
@@ -108,7 +110,7 @@ def test_looking_after_each_batch_changes_no_metric():
 
 
 @pytest.mark.parametrize("cut", [2, 3, 5])
-def test_a_resumed_run_stops_where_the_whole_one_does(tmp_path, cut: int):
+def test_a_resumed_run_stops_at_the_same_batch_as_the_whole_one(tmp_path, cut: int):
     script = [0, 2, 2, 2, 3, 5.5, 6, 3]  # by batch; over the epoch so far the third epoch passes 4 at its second batch
     stopper = {"monitor": "Mean", "threshold": 4, "dataloader_label": "train", "stop_on_batch": True}
     with make_trainer(Scripted([], script), ThresholdStopper(**stopper), eval_dataloader=None) as first:
@@ -120,7 +122,7 @@ def test_a_resumed_run_stops_where_the_whole_one_does(tmp_path, cut: int):
 
 
 @pytest.mark.parametrize("stop_on_batch", [False, True])
-def test_a_run_that_passed_the_threshold_goes_on_only_to_another(tmp_path, stop_on_batch: bool):
+def test_a_run_that_passed_the_threshold_continues_only_to_another_one(tmp_path, stop_on_batch: bool):
     script = [0, 2, 2, 2, 3, 5.5, 6, 3]
     stopper = {"monitor": "Mean", "dataloader_label": "train", "stop_on_batch": stop_on_batch}
     no_eval: dict[str, Any] = {"eval_dataloader": None}

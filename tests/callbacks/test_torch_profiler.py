@@ -54,7 +54,7 @@ def around(operation: dict[str, Any], events: list[dict[str, Any]]) -> set[str]:
     return {event["name"] for event in ranges if event["ts"] <= begin and end <= event["ts"] + event["dur"] + 1e-3}
 
 
-def test_each_cycle_is_a_file_with_what_happens_between_events(tmp_path: Path):
+def test_each_cycle_is_a_file_with_ranges_between_events(tmp_path: Path):
     memory = InMemoryLogger()
     profiler = TorchProfiler(skip_first=2, wait=1, warmup=1, active=3, repeat=2)
     with make_trainer(
@@ -84,7 +84,7 @@ def test_each_cycle_is_a_file_with_what_happens_between_events(tmp_path: Path):
                 assert around(call, events) == {range_name, "batch"}
 
 
-def test_it_changes_no_number_and_ends(tmp_path: Path):
+def test_profiling_changes_no_number_and_ends(tmp_path: Path):
     losses = []
     for profiler in ([], [TorchProfiler(skip_first=3, active=5)]):
         torch.manual_seed(0)

@@ -179,7 +179,7 @@ def test_a_run_that_never_begins_leaves_nothing(tmp_path: Path):
     assert [*tmp_path.iterdir()] == []
 
 
-def test_without_a_key_training_goes_on(tmp_path: Path, caplog):
+def test_training_continues_without_a_key(tmp_path: Path, caplog):
     with make_trainer(tmp_path, WandBLogger(mode="online"), memory := InMemoryLogger()) as trainer:
         trainer.fit()
     assert len(memory.data["loss/train/total"]) == 6
@@ -216,7 +216,7 @@ print(time.perf_counter() - began)
     assert done.stderr.count("wandb is not done after 5 s: training is not affected") == 1
 
 
-def test_what_is_not_given_comes_from_the_environment(monkeypatch):
+def test_defaults_come_from_the_environment(monkeypatch):
     assert (WandBLogger().mode, WandBLogger().project) == ("offline", "runner")
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_PROJECT", "theirs")
@@ -234,7 +234,7 @@ def test_arguments_are_checked(arguments: dict[str, Any]):
     assert str(caught.value).startswith(f"{name}={value!r}: ")
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch):
+def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not there
     message = f"WandBLogger needs wandb, not installed here: {how_to_install('wandb')}"
     with pytest.raises(ImportError, match=re.escape(message)):

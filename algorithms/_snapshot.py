@@ -1,4 +1,4 @@
-"""Copies of training state, to restore it: buffers from before a batch, and weights with optimizer state."""
+"""Copies of training state to roll back to: buffers from before a batch, and weights with optimizer state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runner.distributed.sharding import like, like_parameters
 
 
 class KeptBuffers:
-    """Copies of a model's buffers, because a forward pass may change or replace buffers."""
+    """Copies of a model's buffers, because a forward pass may change or replace them."""
 
     def __init__(self, model: nn.Module) -> None:
         paths = [(name, *name.rpartition(".")[::2]) for name, _ in model.named_buffers()]
@@ -21,7 +21,7 @@ class KeptBuffers:
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     def keep(self) -> None:
-        """Copy all buffers; it is unknown which of them a forward pass changes."""
+        """Copy all buffers, since a forward pass may change any of them."""
         buffers = [getattr(module, attribute) for _, module, attribute in self._owners]
         self._kept = [(buffer, buffer.clone()) for buffer in buffers]
 
@@ -48,7 +48,7 @@ def take_snapshot(state: State, buffers: dict[str, Tensor]) -> dict[str, Any]:
 
 @torch.no_grad()
 def roll_back(state: State, snapshot: dict[str, Any]) -> None:
-    """Restore the copies of `take_snapshot`. Learning rates stay, because schedules continue."""
+    """Restore what `take_snapshot` copied. Learning rates stay, because schedules continue."""
     model = state.unwrapped_model
     live = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, value in snapshot["weights"].items():

@@ -11,7 +11,7 @@ from runner.algorithms._image_operations import ALL, apply_each
 
 
 def trivial_augment(images: Tensor, strength: float, generator: numpy.random.Generator) -> Tensor:
-    """Return images after one operation each, out of fourteen, with a strength drawn uniformly.
+    """Apply a random one of fourteen operations to each image, with a strength drawn uniformly.
 
     Args:
         images: images (N, C, H, W), in [0, 1].
@@ -31,8 +31,8 @@ class TrivialAugment(Augmentation):
     between ranks, and are made for the whole batch before it is split into microbatches, so nothing has to be saved.
 
     Args:
-        severity: largest strength, above 0 and at most 10; 10 is the paper's value and means 30 degrees, shear 0.3, 45
-            % of the side, 4 bits, a factor of 0.1 or 1.9.
+        severity: largest strength, above 0 and at most 10; 10 is the paper's value: 30 degrees, shear 0.3, 45 % of
+            the side, 4 bits, a factor of 0.1 or 1.9.
         mean: mean that was subtracted from the images, which were in [0, 1] before; one number, or one per channel.
         std: standard deviation that the images were then divided by, above 0; one number, or one per channel.
         input_key: index or name of the images (N, C, H, W) in a batch.

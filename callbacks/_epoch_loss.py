@@ -1,4 +1,4 @@
-"""The training loss that people are shown: the mean over the batches of an epoch."""
+"""The training loss as users see it: the mean over the batches of an epoch."""
 
 from __future__ import annotations
 

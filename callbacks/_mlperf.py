@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("runner")
 ROOT = Path(runner.__file__).parents[1]
 
-# The status of a system: its name in results, and its name in system descriptions.
+# Names of a system's status, in results and in system descriptions.
 STATUSES = {
     "onprem": "Available on-premise",
     "cloud": "Available cloud",
@@ -42,7 +42,7 @@ UNKNOWN = (
 
 
 def check_names(root_folder: str, submitter: str, system_name: str | None, cache_clear_cmd: str | None) -> None:
-    """Check that the names can name files, and that the command is not empty."""
+    """Check that the names are usable in paths, and that the command is not empty."""
     check_inner_path("root_folder", root_folder, "mlperf")
     refuse_if(not submitter, "submitter", submitter, "must be a name")
     if system_name is not None and not re.fullmatch(r"[\w.+-]+", system_name):
@@ -63,7 +63,7 @@ def run_command(name: str, command: str) -> None:
 
 
 class Result(logging.Handler):
-    """Collects the `:::MLLOG` lines of a run, and writes them to a file once a file is open.
+    """Collects the `:::MLLOG` lines of a run, and writes them to a file once one is open.
 
     Intervals nest. The outermost are 'init' and then 'run'; nothing is added after 'run'.
     """
@@ -77,7 +77,7 @@ class Result(logging.Handler):
         self._owner = ""
         self._path: Path | None = None
         self._has_valid_accuracy = self._has_warned = False
-        channel = logging.Logger("mlperf", logging.INFO)  # a separate one, unaffected by other logging settings
+        channel = logging.Logger("mlperf", logging.INFO)  # not from getLogger(), so no other settings affect it
         channel.addHandler(self)
         self._mllog = MLLogger(channel, root_dir=str(ROOT), default_stack_offset=2)
 
@@ -118,7 +118,7 @@ class Result(logging.Handler):
         """Write the lines so far to a file, replacing its content, and append later lines as they come.
 
         Raises:
-            OSError: the disk refused the write. For later lines, that only gives one warning.
+            OSError: the disk refused the write. For later lines, there is only one warning.
         """
         self._owner = owner
         self._path = None

@@ -1,4 +1,4 @@
-"""Writes what is logged as JSON lines."""
+"""Logs to a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class JSONLinesLogger(LoggerDestination):
     A record of metrics is `{"step", "epoch", "sample", "token", "wall_time", "metrics"}`. Hyperparameters, tables and
     artifacts have separate lines; images are not written. Numbers that JSON cannot represent become the strings
     "NaN", "Infinity" and "-Infinity". A resumed run removes the lines written after the batch that it resumes from, and
-    appends to the others.
+    appends to the rest.
 
     Args:
         filename: path of the file, relative to the run's folder.
@@ -85,7 +85,7 @@ class JSONLinesLogger(LoggerDestination):
                 file.write(b"".join(lines))
 
     def _rewrite(self, until: Timestamp | None) -> None:
-        """Keep only complete lines, up to the time `until` unless it is None, and replace the file atomically.
+        """Replace the file atomically with its complete lines, up to the time `until` unless it is None.
 
         Values logged at the end of an epoch have the step of its last batch, from which a run may be resumed.
         """

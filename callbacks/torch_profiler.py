@@ -31,13 +31,13 @@ class TorchProfiler(Callback):
     handler ('batch_end: ema').
 
     Batches are counted from the start of this process, so a resumed run is profiled again. If training ends within a
-    cycle, the recorded batches are written. A cycle is skipped while another profiler records, because torch supports
+    cycle, the recorded batches are written. A cycle is skipped while another profiler is on, because torch supports
     only one at a time.
 
     Args:
         skip_first: number of batches before the first cycle, at least 0; the first batches are not typical.
         wait: number of batches at the start of a cycle during which the profiler is off, at least 0.
-        warmup: number of batches during which it is on but records nothing, because its start is slow; at least 1.
+        warmup: number of batches during which it is on but records nothing, because it starts slowly; at least 1.
         active: number of batches to record in a cycle, at least 1.
         repeat: number of cycles, at least 1.
         record_shapes: whether to record the shapes of inputs.
@@ -75,7 +75,7 @@ class TorchProfiler(Callback):
         name = f"{event}: {owner.config_key}"
 
         @functools.wraps(handler)
-        def ranged(state: State, logger: Logger) -> None:
+        def in_range(state: State, logger: Logger) -> None:
             if self._profile is None:
                 handler(state, logger)
             else:
@@ -83,13 +83,13 @@ class TorchProfiler(Callback):
                     handler(state, logger)
 
         @functools.wraps(handler)
-        def delimiting(state: State, logger: Logger) -> None:
+        def while_profiling(state: State, logger: Logger) -> None:
             if self._profile is not None:
                 handler(state, logger)
 
-        # Its own handlers get no range, because they open ranges that other handlers close. Most of them do nothing
-        # while there is no profile.
-        return ranged if owner is not self else handler if event in _PHASE_EVENTS else delimiting
+        # The profiler's own handlers get no range: they open ranges that other handlers close. Most do nothing while
+        # there is no profile.
+        return in_range if owner is not self else handler if event in _PHASE_EVENTS else while_profiling
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         if self._profile is not None:

@@ -27,7 +27,7 @@ from runner.models.model import in_eval_mode
 
 log = logging.getLogger("runner")
 
-SMALL = 10_000  # numbers in a sample up to which the input example has two samples, to show that a batch may vary
+SMALL = 10_000  # numbers in a sample; up to this many, the example has two samples, to show that batches may vary
 
 
 def check_loggable(state: State, log_model: str) -> None:

@@ -36,7 +36,7 @@ class OrderedLoader(ABC):
 
     Attributes:
         order: says which samples make up each batch, and how many of them count.
-        transform: function that is applied to each batch; None: no function.
+        transform: function that is applied to each batch, or None.
         equal_targets: whether each sample has the same number of targets and the loss counts all of them, as with
             windows of a text. Ranks that train a language model then need not sum their numbers of targets. Defaults to
             the transform's attribute of this name, or False if it has none.
@@ -107,15 +107,15 @@ class OrderedLoader(ABC):
 class TensorLoader(OrderedLoader):
     """Batches of data that is kept in memory as tensors, on one device.
 
-    A batch is a tuple with a part of each tensor, or the bare part if there is only one tensor. Without shuffling it
+    A batch is a tuple with a slice of each tensor, or just the slice if there is only one tensor. Without shuffling it
     is a view of the data, not a copy: do not write into it.
 
     Small shuffled batches are copied several at a time, up to 128 KiB, into shared storage. They may be changed in
-    place, but not resized. A write to the data shows only in batches that are copied after it. To keep or save a batch,
+    place, but not resized. A write to the data shows only in batches copied afterwards. To keep or save a batch,
     `clone()` it: otherwise the whole storage is kept, and saved, with it.
 
     Args:
-        *tensors: at least one tensor; dimension 0 of each is the samples, the same number in all.
+        *tensors: at least one tensor; samples along dimension 0, the same number in each.
         batch_size: samples in a global batch, all ranks together.
         shuffle: whether to draw a new order for each epoch.
         drop_last: whether to leave out an incomplete last batch.
@@ -123,14 +123,14 @@ class TensorLoader(OrderedLoader):
         transform: `transform(batch)` returns the batch to yield; None yields the batch itself. In training it is called
             with a batch on the device.
         resident: whether all the data may be moved to the device, if it has room.
-        rank: this process's number; None is the environment's `RANK`, or 0.
-        world_size: the number of processes; None is the environment's `WORLD_SIZE`, or 1.
+        rank: rank of this process; None means the environment's `RANK`, or 0.
+        world_size: number of ranks; None means the environment's `WORLD_SIZE`, or 1.
 
     Attributes:
-        resident: the argument, or False once the device had no room.
+        resident: the argument, or False once the data has not fit on the device.
 
     Raises:
-        ValueError: there is no tensor, lengths differ, or `SampleOrder` refuses an argument.
+        ValueError: there is no tensor, lengths differ, or `SampleOrder` rejects an argument.
     """
 
     def __init__(
@@ -177,16 +177,16 @@ class DatasetLoader(OrderedLoader):
     Torch's `DataLoader` reads the samples; a `SampleOrder` says which, and in what order. Reading starts exactly at the
     position set by `seek`, for any number of workers.
 
-    Random augmentation is exact: before each sample is read, the generators of `random`, `numpy.random` and torch's
-    CPU are seeded from (seed, epoch, sample number), and afterwards they are restored. The same goes for generators
-    that the data set, its transforms or `collate_fn` hold, such as `numpy.random.default_rng()` in an attribute. A
-    sample is therefore the same for any number of workers and ranks and after any resume, and reading it changes no
-    other random number.
+    Random augmentation is reproducible: before each sample is read, the generators of `random`, `numpy.random` and
+    torch's CPU are seeded from (seed, epoch, sample number), and afterwards they are restored. The same goes for
+    generators that the data set, its transforms or `collate_fn` hold, such as `numpy.random.default_rng()` in an
+    attribute. A sample is therefore the same for any number of workers and ranks and after any resume, and reading it
+    affects no other random numbers.
 
     Workers are forked from a process without threads, and get a pickled copy of the data set, see `WorkerProcess`. They
     keep it from epoch to epoch, and are restarted at the start of an epoch if the data set has changed, see `Snapshot`.
-    If a worker is killed, its next batch raises an error, see `BatchReader`. Errors of the data set itself come
-    through, with a note that names the sample, the batch and the epoch.
+    If a worker is killed, its next batch raises an error, see `BatchReader`. Errors of the data set itself
+    propagate, with a note that names the sample, the batch and the epoch.
 
     Args:
         dataset: has `len(dataset)` and `dataset[i]`. If it also has `read_batch(indices)`, that is called instead of
@@ -196,18 +196,18 @@ class DatasetLoader(OrderedLoader):
         drop_last: whether to leave out an incomplete last batch.
         seed: seed of the order and of the augmentation, at least 0.
         num_workers: processes that read on each rank; 0 reads in this process. More processes than cores log a warning.
-        collate_fn: makes a batch of a list of samples; None is torch's `default_collate`.
+        collate_fn: makes a batch from a list of samples; None is torch's `default_collate`.
         transform: `transform(batch)` returns the batch to yield, without drawing random numbers; None yields the batch
             itself. It runs in the process that reads the batch; in training on a GPU it runs in the main process, on
             the batch on the GPU.
-        rank: this process's number; None is the environment's `RANK`, or 0.
-        world_size: the number of processes; None is the environment's `WORLD_SIZE`, or 1.
+        rank: rank of this process; None means the environment's `RANK`, or 0.
+        world_size: number of ranks; None means the environment's `WORLD_SIZE`, or 1.
         **loader_options: arguments of torch's `DataLoader`: `pin_memory`, `prefetch_factor`, ...
             `persistent_workers` is True by default, and `multiprocessing_context` 'forkserver'.
 
     Raises:
         TypeError: the data set is iterable-style, or an option would change the order.
-        ValueError: `num_workers` is below 0, or `SampleOrder` or torch's `DataLoader` refuses an argument.
+        ValueError: `num_workers` is below 0, or `SampleOrder` or torch's `DataLoader` rejects an argument.
     """
 
     def __init__(

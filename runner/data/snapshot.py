@@ -10,7 +10,7 @@ import numpy
 from torch import Tensor
 
 MOST_PARTS = 1000
-"""Number of parts of a data set to compare, from the outside in."""
+"""Number of parts of a data set, from the outside in, after which no more are added."""
 SMALL = 4096
 """Maximum bytes of an array, and elements of a container, whose content is compared."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -20,7 +20,7 @@ class Snapshot:
     """A cheap summary of an object, to compare with a later one.
 
     It covers the object's attributes, their attributes, and so on: numbers and text by value, other objects by
-    identity, containers by length, tensors by torch's count of changes. Small arrays and containers are also compared
+    identity, containers by length, tensors by torch's version counter. Small arrays and containers are also compared
     by content. A write into a large array or list is not noticed.
 
     Args:
@@ -29,10 +29,10 @@ class Snapshot:
 
     def __init__(self, value: Any) -> None:
         self._values: list[Any] = []
-        self._objects: list[Any] = []  # kept, so that no other object can get the same id
+        self._objects: list[Any] = []  # kept alive, so that no other object can get the same id
         waiting = [value]
         seen: set[int] = set()
-        for part in waiting:  # grows meanwhile
+        for part in waiting:  # the loop appends to it
             if isinstance(part, _PLAIN):
                 self._values.append((type(part), part))
             elif id(part) not in seen:
@@ -46,7 +46,7 @@ class Snapshot:
         if not isinstance(other, Snapshot) or len(self._objects) != len(other._objects):
             return False
         same = all(left is right for left, right in zip(self._objects, other._objects, strict=True))
-        return same and repr(self._values) == repr(other._values)  # repr, as NaN does not equal NaN
+        return same and repr(self._values) == repr(other._values)  # repr, because NaN does not equal NaN
 
     __hash__ = None  # type: ignore[assignment]
 

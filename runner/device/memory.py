@@ -1,4 +1,4 @@
-"""The memory of accelerators."""
+"""Accelerator memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_
 
 
 def grow_segments() -> None:
-    """Let torch's cache of GPU memory grow its segments, unless the environment sets options. Before torch is imported.
+    """Let torch's GPU allocator expand its segments, unless the environment sets options. Call before importing torch.
 
-    In segments of fixed size, batches of varying shapes leave holes, and memory runs out although much of it is free.
+    In fixed-size segments, batches of varying shapes leave gaps, and memory runs out although much of it is free.
     """
     if sys.platform == "linux" and not any(name in os.environ for name in SETTINGS):
         os.environ[SETTINGS[0]] = "expandable_segments:True"
@@ -30,7 +30,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def bytes_in_use(device: torch.device) -> int:
-    """Return the bytes that tensors of this process take on a GPU, without waiting for it; 0 on other devices."""
+    """Return the bytes that tensors of this process take on a GPU, without a sync; 0 on other devices."""
     import torch
 
     if device.type != "cuda":
@@ -39,9 +39,9 @@ def bytes_in_use(device: torch.device) -> int:
 
 
 def collect_garbage(device: torch.device) -> None:
-    """Free the GPU memory of earlier Trainers in this process, which their reference cycles keep alive.
+    """Free the GPU memory of earlier Trainers in this process, kept alive by reference cycles.
 
-    Otherwise the second job of a sweep would hold the weights and data of the first beside its own.
+    Otherwise the second job of a sweep would hold the first's weights and data as well as its own.
     """
     import torch
 

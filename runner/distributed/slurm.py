@@ -1,4 +1,4 @@
-"""Slurm jobs: ranks started by srun, the memory of a job across restarts, and requeueing."""
+"""Slurm jobs: ranks started by srun, what a job remembers across restarts, and requeueing."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pathlib import Path
 from runner.files.whole import read_object, write_whole
 
 FOLDER = Path("outputs", ".slurm")
-"""Folder with the memory of jobs, relative to the working directory, shared by all attempts of a job."""
-PATIENCE = 60.0  # seconds
+"""Folder for what jobs remember, relative to the working directory; all attempts of a job share it."""
+PATIENCE = 60.0  # seconds to wait for Slurm
 IDLE_ATTEMPTS = 3
 """Number of attempts in a row without progress after which a job is not requeued."""
 
 
 def is_job() -> bool:
-    """Return whether this process belongs to a job of Slurm."""
+    """Return whether this process belongs to a Slurm job."""
     return "SLURM_JOB_ID" in os.environ
 
 
 def was_started_by_submitit() -> bool:
-    """Return whether submitit started this job of Slurm, as Hydra's launcher does."""
+    """Return whether submitit started this Slurm job, as Hydra's submitit launcher does."""
     return is_job() and os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
 
 
@@ -36,10 +36,10 @@ def use_tasks_as_ranks() -> bool:
     """Make this process a rank if srun started it as one of several tasks, and return whether it did.
 
     `MASTER_ADDR` and `MASTER_PORT` are taken from the environment, or else are the step's first host and a port derived
-    from the numbers of the job, the step and the restart.
+    from the job, step and restart numbers.
 
     Raises:
-        OSError: `scontrol`, which knows the hosts, cannot be run.
+        OSError: `scontrol`, which lists the hosts, cannot be run.
     """
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if "RANK" in os.environ or tasks == "1":
@@ -80,9 +80,9 @@ _memory: dict[str, str] | None = None
 
 
 def kept_over_requeues(key: str, make: Callable[[], str]) -> str:
-    """Return the result of `make`, or its first result if Slurm has requeued the job. Rank 0.
+    """Return the result of `make`; within a Slurm job, its first result for the key, even after requeues. Rank 0.
 
-    Each command of a job has its own memory, so a job may train several runs in a row.
+    Each command of a job has its own values, so a job may train several runs in a row.
     """
     if not is_job():
         return make()
@@ -113,10 +113,10 @@ def _digest(text: str) -> str:
 
 
 def check_progress(trained: bool) -> None:
-    """Note at the end of an attempt whether it trained further than the one before. Rank 0.
+    """Record at the end of an attempt whether it made progress. Rank 0.
 
     Raises:
-        RuntimeError: several attempts in a row trained no further, so the job must not be requeued again.
+        RuntimeError: several attempts in a row made no progress, so the job must not be requeued again.
     """
     if not is_job():
         return
@@ -135,7 +135,7 @@ _is_asked_for = False
 
 
 def ask_for_requeue() -> None:
-    """Have `requeue_if_asked` requeue this process's job at the end of the command. Rank 0."""
+    """Make `requeue_if_asked` requeue this process's job at the end of the command. Rank 0."""
     global _is_asked_for
     _is_asked_for = True
 
@@ -154,10 +154,10 @@ def requeue() -> None:
     Raises:
         OSError: Slurm did not requeue the job.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Slurm ends what is left of this attempt by SIGTERM
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Slurm ends the rest of this attempt with SIGTERM
     job = os.environ["SLURM_JOB_ID"]
     print(f"requeued: Slurm job {job} resumes from its checkpoint when it starts again", flush=True)
     result = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=PATIENCE)
-    if result.returncode > 0:  # below 0, Slurm has already ended scontrol
+    if result.returncode > 0:  # below 0: Slurm has already killed scontrol
         raise OSError(f"Slurm did not requeue job {job}: {result.stderr.strip()}")
     time.sleep(PATIENCE)

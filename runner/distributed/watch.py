@@ -1,4 +1,4 @@
-"""A watch over the child processes that are the other ranks of a job."""
+"""Watches the child processes that are the other ranks of a job."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from runner.failures.exit_codes import FAILED, code_of_failure
 from runner.failures.facts import Facts
 
 STOPPED = {128 + number: signal.Signals(number).name for number in HANDLED}
-"""Exit codes of a child that a signal stopped, usually because all ranks agreed on it, and the signal's name."""
+"""Names of signals, by the exit code of a child that the signal stopped, usually by agreement of all ranks."""
 
 CLOSING = 60.0  # seconds that rank 0 has to close what the job opened, once it knows of a failure
-AGREED = 0.5  # seconds within which this process also learns that the ranks agreed to end
-POLL = 0.25  # seconds between two looks at the children
+AGREED = 0.5  # seconds until this process, too, must know that the ranks agreed to end
+POLL = 0.25  # seconds between checks of the children
 
 
 class Watch:
     """Watches the child processes while this process works on a job with them.
 
     When a child fails, this process usually notices, because its own collective operation fails. If it does not leave
-    the job within `grace` seconds, the other children are killed, then a signal interrupts its work, and finally the
+    the job within `grace` seconds, the other children are killed, then a signal interrupts its work, and finally this
     process is ended.
     """
 
@@ -41,7 +41,7 @@ class Watch:
         self._handler_before: Any = None
 
     def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():  # only there can a signal handler be set
+        if threading.current_thread() is threading.main_thread():  # only it can set signal handlers
             self._handler_before = signal.signal(signal.SIGURG, self._interrupt)
         self._thread.start()
 

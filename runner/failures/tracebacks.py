@@ -1,4 +1,4 @@
-"""Shortens tracebacks: the user's own lines stay, and the calls of libraries in between are only counted."""
+"""Shortens tracebacks: the user's own calls stay, and library calls in between are only counted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 VARIABLE = "HYDRA_FULL_ERROR"
-"""The environment variable that asks for whole tracebacks."""
+"""The environment variable that requests full tracebacks."""
 
 _are_whole = False
 
@@ -21,7 +21,7 @@ _are_whole = False
 def raised_by_hydra() -> Iterator[None]:
     """Let Hydra raise its errors within the `with` block, so that they can be shown as one message.
 
-    Users set the variable that Hydra reads, so their value is saved first.
+    Users may set the same variable, so whether they did is recorded first.
     """
     global _are_whole
     _are_whole = VARIABLE in os.environ
@@ -35,7 +35,7 @@ def raised_by_hydra() -> Iterator[None]:
 
 
 def are_whole() -> bool:
-    """Return whether the user asked for whole tracebacks."""
+    """Return whether the user asked for full tracebacks."""
     return _are_whole
 
 
@@ -60,7 +60,7 @@ def _libraries() -> tuple[Path, ...]:
 def format_failure(error: BaseException) -> str:
     """Return the traceback of an exception with only the user's own calls in full.
 
-    All calls are shown if the user asked for it, or if none is the user's own.
+    All calls are shown if the user asked for them, or if none is the user's own.
     """
     formatted = traceback.TracebackException.from_exception(error)
     chain = list(_chain(formatted))
@@ -79,7 +79,7 @@ def _chain(formatted: traceback.TracebackException) -> Iterator[traceback.Traceb
 
 
 class _Shortened(traceback.StackSummary):
-    """The calls of a traceback; a call without a file represents several."""
+    """The calls of a traceback; a call without a file stands for several."""
 
     def format_frame_summary(self, frame_summary: traceback.FrameSummary) -> str:
         if frame_summary.filename:
@@ -96,7 +96,7 @@ def _shortened(stack: traceback.StackSummary) -> traceback.StackSummary:
         else:
             packages = dict.fromkeys(_package(call.filename) for call in calls)
             if len(packages) > 1:
-                packages.pop("contextlib", None)  # its calls belong to its users
+                packages.pop("contextlib", None)  # it only enters and exits the others' contexts
             frames.append(traceback.FrameSummary("", 0, f"{len(calls)} calls in {', '.join(packages)}", line=""))
     if any(not frame.filename for frame in frames):
         first = next(frame for frame in frames if not frame.filename)
@@ -105,12 +105,12 @@ def _shortened(stack: traceback.StackSummary) -> traceback.StackSummary:
 
 
 def _package(file: str) -> str:
-    """Return the name of the package, or of the standard library's module, that a source file belongs to."""
+    """Return the name of the package or standard library module that a source file belongs to."""
     path = Path(file)
     own, *libraries = _libraries()
     if path.is_relative_to(own):
         return own.name
-    for library in reversed(libraries):  # from the innermost folder: packages lie inside of Python's library
+    for library in reversed(libraries):  # innermost first: site-packages lies inside the standard library's folder
         if path.is_relative_to(library):
             return path.relative_to(library).parts[0].removesuffix(".py")
     return file.strip("<>")

@@ -1,4 +1,4 @@
-"""Finds, downloads and verifies runs at an address that `CheckpointSaver(mirror=...)` has uploaded them to."""
+"""Finds, downloads and verifies runs that `CheckpointSaver(mirror=...)` has uploaded to an address."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def mirror_of(address: str) -> str:
 def download_run(address: str, keep: bool) -> Path:
     """Return a new folder with a run's record, its newest intact checkpoint and its best checkpoints.
 
-    A process restarted by torchrun or Slurm gets the same folder and downloads nothing again. The folder is in
-    `outputs/` if `keep` is set, for a run that continues there; otherwise it is temporary.
+    If `keep` is set, for a run that continues there, the folder is in `outputs/`, and a process restarted by torchrun
+    or Slurm finds it again and downloads nothing. Otherwise the folder is temporary.
     """
     check_address("RUN", address)
     shown = without_credentials(address)
@@ -85,14 +85,14 @@ def _find(address: str) -> tuple[Mirror, dict[str, Index]]:
 
 def _make_folder(address: str, keep: bool) -> Path:
     if keep:
-        digest = hashlib.sha256(address.encode()).hexdigest()  # an address may have a password
+        digest = hashlib.sha256(address.encode()).hexdigest()  # an address may contain a password
         return Path(make_run_folder(OUTPUTS, f"/download/{digest}"))
     _temporary.append(TemporaryDirectory(prefix="runner-mirror-"))
     return Path(_temporary[-1].name)
 
 
 def _download(mirror: Mirror, name: str, index: Index, folder: Path) -> None:
-    """Download a checkpoint, its record and the best checkpoints at that time; the record appears last.
+    """Download a checkpoint, its record and what were then the best checkpoints; the record appears last.
 
     Raises:
         ValueError: the run has no record, or a file does not match its index.
@@ -100,17 +100,17 @@ def _download(mirror: Mirror, name: str, index: Index, folder: Path) -> None:
     """
     if CONFIG not in index.files:
         raise ValueError("it was made in Python and has no record (config.yaml), so no command can continue it")
-    partial = folder / PARTIAL
-    partial.mkdir()
-    mirror.download(index, name, partial)
-    checkpoints = (partial / index.checkpoint).parent
+    staging = folder / PARTIAL
+    staging.mkdir()
+    mirror.download(index, name, staging)
+    checkpoints = (staging / index.checkpoint).parent
     (checkpoints / "latest").symlink_to(index.name)
     for best in index.best:
         if best != index.name:
-            _download_best(mirror, best, partial)
+            _download_best(mirror, best, staging)
     if index.best and (checkpoints / index.best[0]).is_dir():
         (checkpoints / "best").symlink_to(index.best[0])
-    for path in sorted(partial.iterdir(), key=lambda path: path.name == CONFIG):  # the record appears last
+    for path in sorted(staging.iterdir(), key=lambda path: path.name == CONFIG):  # the record appears last
         path.rename(folder / path.name)
 
 

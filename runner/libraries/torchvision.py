@@ -15,7 +15,7 @@ def import_torchvision(name: str = "torchvision") -> ModuleType:
     """Return `torchvision`, or one of its modules by its full name.
 
     The usual wheel needs CUDA libraries for its operators and cannot be imported with a torch that lacks them. In that
-    case, two operators that it looks up are declared without a definition: only `ops.nms` and `io.decode_image` fail.
+    case, two operators that it looks up are declared but not defined: only `ops.nms` and `io.decode_image` fail.
 
     Raises:
         ModuleNotFoundError: torchvision is not installed.
@@ -37,14 +37,14 @@ def import_torchvision(name: str = "torchvision") -> ModuleType:
 
 
 def declare_operators() -> None:
-    """Declare the operators that torchvision looks up, if its own do not load in this process."""
+    """Declare the operators that torchvision looks up, for a process in which its own do not load."""
     for operator in {"nms", "qnms"} - _DECLARED:
         _LIBRARY.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _DECLARED.add(operator)
 
 
 def operators_are_declared() -> bool:
-    """Return whether this process declared stand-ins for torchvision's operators, because those do not load."""
+    """Return whether this process declared stand-ins for torchvision's operators, which did not load."""
     return bool(_DECLARED)
 
 

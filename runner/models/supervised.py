@@ -1,4 +1,4 @@
-"""A model made of a plain `nn.Module` and a loss function: regression, multi-label, segmentation and the like."""
+"""A model made of a plain `nn.Module` and a loss function, for regression, multi-label, segmentation and the like."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class SupervisedModel(Model):
-    """A plain module with a loss function and metrics that compare its outputs with targets of the batch.
+    """A plain module with a loss function and metrics that compare its outputs with the batch's targets.
 
     `inputs` and `targets` select entries of the batch: one position or key, such as 0 or 'image'; several, which become
     positional arguments; or a mapping from argument names to entries, which become keyword arguments.
 
-    Outputs `(N, ..., 1)` for targets `(N, ...)` count as `(N, ...)`, so that a network with one output unit fits a
-    column of numbers. Integer and boolean targets in the shape of the outputs become floating point for the loss
+    Outputs `(N, ..., 1)` for targets `(N, ...)` are treated as `(N, ...)`, so that a network with one output unit fits
+    a column of numbers. Integer and boolean targets of the outputs' shape are cast to floating point for the loss
     function, as binary cross entropy requires; the metrics see them unchanged.
 
     Args:
@@ -36,12 +36,12 @@ class SupervisedModel(Model):
             samples. Torch's own losses may average over something else: their `weight`, `ignore_index` and `reduction`
             are read, and microbatches, ranks and batches are weighted accordingly; see `loss_weight`.
         metrics: torchmetrics by name, or a `MetricCollection`; training and each evaluation get separate copies. For
-            torchmetrics' own classes, `validate_args=False` saves one wait for the device per batch.
+            torchmetrics' own classes, `validate_args=False` saves one device sync per batch.
         inputs: entries of the batch for `module`.
         targets: entries of the batch for `loss_fn` and the metrics, after the outputs.
 
     Raises:
-        TypeError: `module`, `loss_fn` or an entry of `metrics` is of the wrong kind.
+        TypeError: `module`, `loss_fn` or an entry of `metrics` has the wrong type.
         ValueError: `inputs` or `targets` names no entry.
     """
 
@@ -67,7 +67,7 @@ class SupervisedModel(Model):
         self.inputs = check_entries("inputs", inputs)
         self.targets = check_entries("targets", targets)
         self._templates = check_metrics(metrics)
-        self._sample_flops: tuple[Any, float] = None, 0.0  # shape of a sample, its operations
+        self._sample_flops: tuple[Any, float] = None, 0.0  # shape and FLOPs of a sample
 
     def forward(self, batch: Any) -> Any:
         """Return the outputs of the module for the inputs of a batch."""
@@ -165,10 +165,10 @@ class SupervisedModel(Model):
 
 
 def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return metrics in a plain dict by name, so that they do not become modules of the model.
+    """Return metrics in a plain dict by name, so that they do not become submodules of the model.
 
     Raises:
-        TypeError: an entry is not a metric of torchmetrics.
+        TypeError: an entry is not a torchmetrics metric.
     """
     named = {} if metrics is None else dict(metrics.items()) if hasattr(metrics, "items") else None
     allowed = "must be torchmetrics by name, such as {'f1': torchmetrics.F1Score(task='multiclass', num_classes=10)}"
@@ -185,7 +185,7 @@ def update_checked(metric: Any, outputs: Any, targets: Sequence[Any], named: Map
     """Update a metric with outputs and targets.
 
     Raises:
-        ValueError: the metric refuses them; the message describes both and quotes the metric's error.
+        ValueError: the metric rejects them; the message describes both and quotes the metric's error.
     """
     try:
         metric.update(outputs, *targets, **named)

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("runner")
 
 PARENT = "runner.parent"
-"""The tag with the folder of the parent."""
+"""Tag that holds the folder of the parent run."""
 FORKED_AT = "runner.forked_at"
-"""The tag with the batch after which a fork begins."""
+"""Tag that holds the batch after which a fork begins."""
 
 
 def check_unfinished(state: State) -> None:
-    """Raise a ValueError if a run has reached its end and there is nothing left to train."""
+    """Raise a ValueError if a run has nothing left to train."""
     now = state.timestamp
     end = state.max_duration
     if now >= end:
@@ -57,16 +57,16 @@ def check_converged(state: State, result: Result) -> None:
     from runner.distributed.collectives import any_rank
 
     loss = float(getattr(state, "total_loss", 0.0))  # a run that was already complete trains no batch
-    wrong = f"the loss of the last batch is {loss}"
+    reason = f"the loss of the last batch is {loss}"
     if not any_rank(not math.isfinite(loss)):
-        unsound = {name: value for name, value in result.objectives.items() if not math.isfinite(value)}
-        if not unsound:
+        nonfinite = {name: value for name, value in result.objectives.items() if not math.isfinite(value)}
+        if not nonfinite:
             return
-        wrong = " and ".join(f"objective {name} is {value}" for name, value in unsound.items())
+        reason = " and ".join(f"objective {name} is {value}" for name, value in nonfinite.items())
     elif math.isfinite(loss):
-        wrong = "the loss of the last batch is not finite on another rank"
+        reason = "the loss of the last batch is not finite on another rank"
     raise Diverged(
-        f"the run has diverged: {wrong}. Lower the learning rate, warm it up, or clip gradients "
+        f"the run has diverged: {reason}. Lower the learning rate, warm it up, or clip gradients "
         "(+algorithms=gradient_clipping); --allow-divergence accepts such a run"
     )
 
@@ -91,7 +91,7 @@ def identify(config: Mapping[str, Any]) -> str:
 
 
 def identity_in(folder: Path) -> str | None:
-    """Return the identity of the run in a folder from its result, or else from its config, or else None."""
+    """Return the identity of the run in a folder from its result, else its config; None if neither can be read."""
     if (result := read_result(folder)) is not None:
         return result.identity
     try:
@@ -117,7 +117,7 @@ def recording(job: Job) -> Iterator[Result]:
     result = Result("RUNNING", job.run_name, identify(job.experiment.plain), job.overrides, choices=job.choices)
     result.parent = job.tags.get(PARENT, before.parent if before is not None else "")
     result.forked_at = int(job.tags.get(FORKED_AT, before.forked_at if before is not None else 0))
-    earlier = result.seconds = before.seconds if before is not None else 0.0
+    earlier_seconds = result.seconds = before.seconds if before is not None else 0.0
     result.started = before.started if before is not None and before.started else time.time()
     result.told = before.told if before is not None else []
     _write(result, folder)
@@ -142,14 +142,14 @@ def recording(job: Job) -> Iterator[Result]:
     finally:
         if result.status != "RUNNING":
             if meter is not None:
-                result.load = meter.read(before.load if before is not None else {}, earlier)
+                result.load = meter.read(before.load if before is not None else {}, earlier_seconds)
             _write(result, folder)
             give(result=result.as_json() | {"folder": str(folder)})
 
 
 @contextmanager
 def diverging() -> Iterator[None]:
-    """Turn an error that a callback or an algorithm raises because the run has diverged into `Diverged`."""
+    """Raise `Diverged` in place of an error by which a callback or an algorithm reports divergence."""
     try:
         yield
     except Exception as error:
@@ -160,7 +160,7 @@ def diverging() -> Iterator[None]:
 
 @contextmanager
 def timing(result: Result, noting: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Add the time within the context to the seconds of a result; also enter `noting`."""
+    """Enter `noting`, and add the time spent in the `with` block to the seconds of a result."""
     began = time.perf_counter()
     try:
         with noting():

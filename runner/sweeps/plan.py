@@ -23,7 +23,7 @@ from runner.sweeps.job_loader import JobLoader
 from runner.terminal.text import print_to_stderr
 
 ON_THIS_MACHINE = ("basic", "joblib", "submitit_local")
-"""The launchers that run jobs on the machine that leads the sweep."""
+"""The launchers that run jobs on the machine that runs the sweep."""
 
 
 class PlannedJob(NamedTuple):
@@ -32,7 +32,7 @@ class PlannedJob(NamedTuple):
     overrides: list[str]
     """The overrides that are specific to this job."""
     config: dict[str, Any]
-    """The resolved config; for a job that begins with an earlier run, without the config that the run recorded."""
+    """The resolved config; for a job that starts from an earlier run, without the config recorded there."""
 
     @property
     def callbacks(self) -> Mapping[str, Section]:
@@ -45,11 +45,11 @@ def typed_overrides(config: DictConfig) -> list[Override]:
     params = config.hydra.sweeper.get("params") or {}
     lines = [*(f"{key}={value}" for key, value in params.items()), *config.hydra.overrides.task]
     parsed = map(parse_override, lines)
-    return [*{override.get_key_element(): override for override in parsed}.values()]  # of equal keys, the last counts
+    return [*{override.get_key_element(): override for override in parsed}.values()]  # the last override of a key wins
 
 
 def compose_jobs(config: DictConfig, typed: list[Override], loader: JobLoader) -> list[PlannedJob]:
-    """Return all jobs; if the sweeper chooses jobs one by one, return a single possible job."""
+    """Return all jobs; if the sweeper chooses jobs one by one, return one possible job as an example."""
     examples = ([_example(override)] for override in typed)
     jobs = product(*(map(_choices, typed) if is_grid(config) else examples))
     swept = [key_of(override.get_key_element()) for override in typed if override.is_sweep_override()]
@@ -76,7 +76,7 @@ def check_jobs(jobs: list[PlannedJob], launcher: str, passed: set[str]) -> None:
     Args:
         jobs: the jobs.
         launcher: Hydra's name of the launcher.
-        passed: gets the checks that have passed, so that jobs in this process need not repeat them.
+        passed: collects the checks that have passed, so that jobs in this process need not repeat them.
     """
     if launcher == "basic":
         build.warm_up(jobs[0].callbacks)
@@ -115,7 +115,7 @@ def _check_all(jobs: list[PlannedJob], passed: set[str], runs_here: bool) -> Non
 
 
 def _make_parts(experiment: Experiment, passed: set[str], runs_here: bool) -> None:
-    """Make the parts of a job except its data, each distinct section once for all jobs; the model takes no memory."""
+    """Make a job's parts except its data, each distinct section once for all jobs; the model on meta if possible."""
     hooks = (*experiment.callbacks.values(), *experiment.algorithms.values())
     for section in filter(None, (experiment.folds, *hooks, experiment.scheduler)):
         build.once(passed, ("made", section), section.make)

@@ -1,4 +1,4 @@
-"""A progress line that is redrawn in place, on a terminal and in a notebook."""
+"""A progress line that is redrawn in place, on a terminal or in a notebook."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runner.terminal.output import move_logs
 
 
 def is_interactive(console: Any) -> bool:
-    """Return whether a line can be redrawn on a console, and someone watches it. Nobody watches a CI log."""
+    """Return whether a line can be redrawn on a console, and someone is watching. Nobody watches a CI log."""
     if os.environ.get("CI", "false").lower() not in ("", "0", "false"):
         return False
     return in_notebook() or (console.is_terminal and not console.is_dumb_terminal)

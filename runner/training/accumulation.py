@@ -64,7 +64,7 @@ def in_microbatches(run: Run, share: Share) -> None:
         with nullcontext() if is_last and run.reduces_in_backward else run.unsynchronized():
             train_microbatch(run, index, lambda part=parts[index]: part * share())
         losses.append(detach(state.loss))
-    if rounds > len(microbatches):  # other ranks still gather this rank's shards of blocks in their passes
+    if rounds > len(microbatches):  # the passes of other ranks still gather this rank's shards
         is_padding = state.batch_is_padding
         state.batch_is_padding = True
         for index in range(len(microbatches), rounds):
@@ -78,13 +78,13 @@ class FittingMicrobatches:
 
     A failed attempt must not change training metrics or buffers such as running statistics, so they are copied before a
     batch that may fail. A batch is assumed to fit, and nothing is copied, if its shapes have fit before in microbatches
-    of this size with at least as much memory in use. If such a batch fails nevertheless, the run ends, and no
-    checkpoint contains its changes.
+    of this size with at least as much memory in use. If such a batch fails after all, and there are metrics
+    or buffers that it may have changed, the run ends, and no checkpoint contains the changes.
     """
 
     def __init__(self) -> None:
         self._fit: dict[Any, int] = {}
-        """Bytes that were in use before each batch that fit, by size of microbatches and shapes of the batch."""
+        """Most bytes in use before a batch that fit, by microbatch size and batch shapes."""
 
     def __call__(self, run: Run, share: Share) -> None:
         state = run.state
@@ -128,7 +128,8 @@ def train_microbatch(run: Run, index: int, scale: Share) -> None:
     Args:
         run: with `state.microbatch` set.
         index: index of the microbatch in its batch.
-        scale: returns the factor of the loss for the backward pass; called after the forward pass.
+        scale: returns the factor of the loss for the backward pass; called after the forward pass, or before a model's
+            own training step.
     """
     state = run.state
     on = run.on

@@ -1,8 +1,8 @@
-"""The loops of evaluation and prediction, whose events fire here, each in one place.
+"""The evaluation and prediction loops, where each of their events fires in exactly one place.
 
-The loops leave training unchanged: its mode, weights, current batch, gradients and clock. All but the clock are
-restored before EVAL_AFTER_ALL and EVAL_STANDALONE_END. A model's random draws in a batch depend only on the seed, the
-rank and the number of the batch, so equal weights give equal values, whatever callbacks draw.
+The loops do not disturb training: mode, weights, current batch, gradients and clock. All but the clock are restored
+before EVAL_AFTER_ALL and EVAL_STANDALONE_END. A model's random draws in a batch depend only on the seed, the rank and
+the batch number, so equal weights give equal values, whatever callbacks draw.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def evaluate_now(run: Run, evaluators: Sequence[Evaluator]) -> None:
 def evaluate_standalone(
     run: Run, evaluators: Sequence[Evaluator], weights: AbstractContextManager[None] | None = None
 ) -> None:
-    """Run evaluators on demand, outside of training. Call it on all ranks.
+    """Run evaluators on demand, outside training. Call it on all ranks.
 
     Args:
         run: the run, with its model.
         evaluators: the evaluators to run.
-        weights: a context that puts the weights to evaluate into the model; None: the weights that training evaluates.
+        weights: a context that puts the weights to evaluate into the model; None: those that training evaluates.
     """
     run.clock.pause()
     with evaluation(run, weights):
@@ -59,7 +59,7 @@ def evaluate_standalone(
 
 
 def evaluate(run: Run, evaluator: Evaluator) -> None:
-    """Run an evaluator over its data, each sample once on any number of ranks, and store its values in the state."""
+    """Run an evaluator over its data, counting each sample once on any number of ranks, and store its metric values."""
     state = run.state
     on = run.on
     stream = run.eval_streams[evaluator.label]
@@ -116,8 +116,8 @@ def predict_each(run: Run, stream: BatchStream, take: Callable[[Any, int], None]
     Args:
         run: the run, with its model.
         stream: the data to predict.
-        take: called on all ranks after each `state.batch`, with its outputs and its number of samples on this rank; 0
-            samples if the batch only stands in for an empty share.
+        take: called on all ranks for each `state.batch`, with its outputs and its number of samples on this rank; 0 if
+            the batch only stands in for an empty share.
     """
     state = run.state
     on = run.on

@@ -21,7 +21,7 @@ class Precision(StrEnum):
     - `amp_bf16`, `amp_fp16`: autocast, the latter with loss scaling.
     - `bf16`: weights and inputs are bfloat16 as well.
 
-    For 8 bits there is the algorithm `Float8`.
+    For 8 bits, use the algorithm `Float8`.
     """
 
     FP32 = "fp32"

@@ -1,4 +1,4 @@
-"""Records one batch: the loss of each sample, norms, and the changes of each algorithm by event."""
+"""Records one batch: the loss of each sample, norms, and what each algorithm changed at each event."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Act(NamedTuple):
     algorithm: str
     event: str
     changed: list[str]
-    """Texts such as 'batch' or 'gradients, norm 3.2 -> 1'."""
+    """Texts such as 'batch' or 'gradients norm 3.2 -> norm 1'."""
 
 
 class Sample(NamedTuple):
-    """A sample of the batch in the form that the loss saw."""
+    """A sample of the batch, as the loss saw it."""
 
     index: int | None
     """Its number in the data set; None if unknown."""
@@ -63,7 +63,7 @@ class ReplayedBatch(Callback):
         self.acts: list[Act] = []
         self.indices: list[int | None] = []
         self.losses: list[float] = []
-        self.no_losses = ""  # the reason if there are no losses
+        self.no_losses = ""  # why there are no losses, if so
         self.gradients: dict[str, float] = {}
         self.activations: dict[str, float] = {}
         self.rates: list[float] = []
@@ -83,7 +83,7 @@ class ReplayedBatch(Callback):
             return handler
 
         @functools.wraps(handler)
-        def noted(state: State, logger: Logger) -> None:
+        def recorded(state: State, logger: Logger) -> None:
             if not self._is_now(state, event):
                 handler(state, logger)
                 return
@@ -97,7 +97,7 @@ class ReplayedBatch(Callback):
             if changed := _changes(before, _describe(state, owner)):
                 self.acts.append(Act(owner.config_key, event.name, changed))
 
-        return noted
+        return recorded
 
     def init(self, state: State, logger: Logger) -> None:
         self.state = state
@@ -177,7 +177,7 @@ class ReplayedBatch(Callback):
 
 
 def _describe(state: State, owner: Algorithm) -> dict[str, Any]:
-    """Return digests of everything an algorithm may change, and a description of each change."""
+    """Return a digest and a short description of everything an algorithm may change, by name."""
     descriptions: dict[str, tuple[str, str]] = {}
     values = {name: getattr(state, name, None) for name in ("batch", "microbatch", "outputs", "loss")}
     for name, value in values.items():
@@ -197,10 +197,10 @@ def _describe(state: State, owner: Algorithm) -> dict[str, Any]:
 
 def _changes(before: Mapping[str, tuple[str, str]], after: Mapping[str, tuple[str, str]]) -> list[str]:
     texts = []
-    for name, (bits, text) in after.items():
-        was, said = before.get(name, ("", ""))
-        if bits != was:
-            texts.append(f"{name} {said} -> {text}" if said and text != said else name)
+    for name, (new_digest, new_text) in after.items():
+        old_digest, old_text = before.get(name, ("", ""))
+        if new_digest != old_digest:
+            texts.append(f"{name} {old_text} -> {new_text}" if old_text and new_text != old_text else name)
     return texts
 
 
@@ -212,7 +212,7 @@ def _shape(value: Any) -> str:
 
 
 def _indices(state: State) -> list[int | None]:
-    """Return the indices of the samples in rank 0's share of the batch; empty if the loader does not know them."""
+    """Return the indices of this rank's samples in the batch; empty if the loader does not know them."""
     order: Any = getattr(state.train_dataloader, "order", None)
     now = state.timestamp
     return order.indices(now.epoch, now.batch_in_epoch).tolist() if hasattr(order, "indices") else []
@@ -229,13 +229,13 @@ def _one_by_one(state: State, batch: Any) -> list[Any]:
 
 @torch.no_grad()
 def _losses(state: State) -> list[float]:
-    """Return the loss of each sample of the microbatch in the form that the loss will see."""
+    """Return the loss of each sample of the microbatch, as the loss will see it."""
     model = state.unwrapped_model
 
     def measure() -> list[float]:
         try:
             return sample_losses(model, state.outputs, state.microbatch).tolist()
-        except Exception:  # a loss that reads values, or a batch of lists: one sample at a time
+        except Exception:  # vmap allows no loss that reads values, and no batch of lists
             losses = []
             for row, sample in enumerate(_one_by_one(state, state.microbatch)):
                 output = map_tensors(state.outputs, lambda tensor, row=row: tensor[row : row + 1])

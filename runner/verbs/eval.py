@@ -43,7 +43,7 @@ def run(job: Job) -> Objective:
 
 
 def _to_evaluate(state: State, test: str | None) -> list[Evaluator] | None:
-    """Return the evaluators to run, or None without any."""
+    """Return the evaluators to run, or None if the run has none."""
     if test is not None:
         check_test_data(state, test)
         return [*state.evaluators]
@@ -55,7 +55,7 @@ def _to_evaluate(state: State, test: str | None) -> list[Evaluator] | None:
 
 @contextmanager
 def trainer_with_weights(job: Job) -> Iterator[Trainer]:
-    """Record the run, and yield the Trainer of a job with its clock at the time when the weights were saved."""
+    """Record the run, and yield a job's Trainer with its timestamp set to when the weights were saved."""
     from runner.checkpoints.snapshot import read_timestamp
     from runner.trials.diagnosis import noting_faults
 

@@ -27,14 +27,14 @@ from runner.terminal.answer import give
 from runner.terminal.text import Column, draw_table, shortened, show_seconds, table_width
 
 LIMIT = 25  # runs in a table
-TYPED = 24  # columns reserved for the typed overrides, if they need them
+TYPED = 24  # characters reserved for the typed overrides, if they need them
 MOST = 40  # characters of a value
 LOSSES = ("eval/loss",)  # shown in addition to the objective
 HEAD = 14  # characters in a line of a column's head, if its name can be split
 
 
 def run(command: Command) -> None:
-    """Print the runs in `outputs/` that meet conditions, as a table or, with all facts about them, as CSV."""
+    """Print the runs in `outputs/` that meet the conditions, as a table, or as CSV with everything known about them."""
     conditions = parse_conditions(" ".join(command.words))
     order = command.options["sort"]
     form = command.options["format"]
@@ -57,7 +57,7 @@ def run(command: Command) -> None:
 
 
 def describe(run: SavedFolder) -> dict[str, Any]:
-    """Return all facts about a run in plain containers, with NaN and infinities as text."""
+    """Return everything known about a run in plain containers, with NaN and infinities as text."""
     result = run.result
     known: dict[str, Any] = {
         "folder": str(run.folder),
@@ -81,7 +81,7 @@ def describe(run: SavedFolder) -> dict[str, Any]:
 
 
 def as_tree(runs: Sequence[SavedFolder]) -> tuple[list[SavedFolder], list[int]]:
-    """Return runs in the order of a tree, with each fork below its parent, and the depth of each run."""
+    """Return runs ordered as a tree, each fork below its parent, and the depth of each run."""
     known = {run.folder.resolve(): run for run in runs}
     children: dict[Path | None, list[SavedFolder]] = {}
     for run in runs:
@@ -170,10 +170,10 @@ def _by_importance(
     """Yield columns, most important first, and whether each is more important than the typed overrides."""
     if has_status:
         yield Column(["status"], [printable(shortened(run.status, 12)) for run in runs]), True
-    exact = [
+    fixed = [
         condition.name for condition in conditions if condition.sign == "="
     ]  # their values are the same in all runs
-    named = [condition.name for condition in conditions if condition.name not in exact]
+    named = [condition.name for condition in conditions if condition.name not in fixed]
     named += [order.removeprefix("-")] * bool(order)
     objectives = _objectives(runs)
     shown = []
@@ -201,7 +201,7 @@ def _cell(value: Any) -> str:
 
 
 def _head(name: str) -> list[str]:
-    """Return the name of a column in lines about as narrow as its values, such as `eval/`, `Multiclass`, `Accuracy`."""
+    """Split a column's name into lines about as narrow as its values, such as `eval/`, `Multiclass`, `Accuracy`."""
     lines = [""]
     for part in re.findall(r"[^/A-Z]*/|[A-Z]?[^/A-Z]+|[A-Z]", printable(name)):
         if lines[-1] and len(lines[-1] + part) > HEAD:
@@ -233,12 +233,12 @@ def _short(key: str) -> str:
 
 
 def _seconds(run: SavedFolder) -> str:
-    """Return the training time of a run, in sessions that ended."""
+    """Return the training time of a run, over the sessions that ended."""
     return show_seconds(run.result.seconds) if run.result is not None and run.result.seconds else "-"
 
 
 def _write_csv(runs: Sequence[SavedFolder]) -> None:
-    """Print a line for each run, with columns for all fields, metrics and groups of these runs."""
+    """Print a line for each run, with columns for all fields, metrics and config groups of these runs."""
     described = [describe(run) for run in runs]
     nested = {"metrics": dict.fromkeys(key for row in described for key in row.get("metrics", ()))}
     nested["choices"] = dict.fromkeys(key for row in described for key in row.get("choices", ()))

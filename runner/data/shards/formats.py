@@ -22,8 +22,8 @@ from runner.data.text.token_cache import STORED, map_tokens
 from runner.files.tar import PlainTarInfo
 from runner.libraries.hugging_face import import_hf
 
-ROWS_WRITTEN = 8192  # rows of a table per write
-BLOCK = 512  # bytes, of a tar file
+ROWS_WRITTEN = 8192  # table rows per write
+BLOCK = 512  # bytes in a block of a tar file
 
 Description = dict[str, Any]
 """Metadata of a shard, as JSON values: `rows`, the number of rows; `bytes`, its size in the cache; `columns`, the types
@@ -68,7 +68,7 @@ class Format(ABC):
     def prepare(self, raw: Path, target: Path, grow: Callable[[int], None]) -> None:
         """Convert the file `raw` to the file `target`, which allows random access.
 
-        `grow` is called before each write with the size after it in bytes, and raises an error if there is no room.
+        Before each write, `grow` is called with the resulting size in bytes; it raises an error if there is no room.
         """
         raise NotImplementedError
 
@@ -140,21 +140,21 @@ class _OpenTable(OpenShard):
 
 
 def _map_arrow(path: Any) -> tuple[Any, bool]:
-    """Return the table of an arrow file or stream, mapped into memory, and whether this needed no decoding."""
+    """Return the table of an arrow file or stream, mapped into memory, and whether that took no decoding."""
     ipc = import_hf("pyarrow.ipc")
-    whole = import_hf("pyarrow").memory_map(str(path)).read_buffer()
-    is_file = whole[:6].to_pybytes() == b"ARROW1"
-    table = (ipc.open_file if is_file else ipc.open_stream)(whole).read_all()
+    content = import_hf("pyarrow").memory_map(str(path)).read_buffer()
+    is_file = content[:6].to_pybytes() == b"ARROW1"
+    table = (ipc.open_file if is_file else ipc.open_stream)(content).read_all()
     chunks = (chunk for column in table.columns for chunk in column.chunks[:1])
     buffers = (buffer for chunk in chunks for buffer in chunk.buffers() if buffer is not None and buffer.size)
-    return table, all(whole.address <= buffer.address < whole.address + whole.size for buffer in buffers)
+    return table, all(content.address <= buffer.address < content.address + content.size for buffer in buffers)
 
 
 class Tars(Format):
     """Tar files in the layout of WebDataset: adjacent files whose names are equal up to the first dot form a sample.
 
     The rest of each name is a field: `a/7.jpg` and `a/7.cls` are the fields `jpg` and `cls` of sample `a/7`. Nothing is
-    unpacked: members are located by an index that is made once, and read from the tar file.
+    unpacked: an index, built once, locates the members within the tar file.
     """
 
     suffixes = (".tar",)
@@ -227,10 +227,10 @@ def _split(member: tarfile.TarInfo) -> tuple[str, str]:
 
 
 class Tokens(Format):
-    """Files of tokens as plain numbers, as in the token cache, cut into windows.
+    """Files of tokens stored as plain numbers, as in the token cache, and cut into windows.
 
     Args:
-        context: length of a window, in tokens; each has one more token, the last target.
+        context: inputs per window, in tokens; each window has one more token, the last target.
     """
 
     suffixes = described_by_a_part = tuple(f".{name}" for name in STORED)
@@ -260,7 +260,7 @@ class _OpenTokens(OpenShard):
 
 
 def is_description(content: Mapping[str, Any], form: Format) -> bool:
-    """Return whether the content of a file in the cache, which may be damaged, is the description of a shard."""
+    """Return whether the content of a cached file, which may be damaged, is a valid description of a shard."""
     rows, size, columns, index = (content.get(name) for name in ("rows", "bytes", "columns", "index"))
     return (
         all(type(number) is int and number > 0 for number in (rows, size))

@@ -192,7 +192,7 @@ def _column(name: str, runs: Sequence[SavedFolder]) -> Column | None:
         return None
     is_number = all(value is None or to_number(value) is not None for value in values)
     return Column(
-        _head(name), ["-" if value is None else printable(shortened(_cell(value), 40)) for value in values], is_number
+        _head(name), ["-" if value is None else printable(shortened(_cell(value), MOST)) for value in values], is_number
     )
 
 

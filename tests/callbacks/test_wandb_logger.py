@@ -208,7 +208,7 @@ print(time.perf_counter() - began)
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         env = os.environ | {"WANDB_BASE_URL": address, "WANDB_API_KEY": "0" * 40}
         here = Path(__file__).parent
-        command = [sys.executable, "-c", source, str(here), str(here.parent)]
+        command = [sys.executable, "-c", source, str(here), str(here.parent / "support")]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     fitting, closing = map(float, done.stdout.split())

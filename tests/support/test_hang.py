@@ -43,7 +43,7 @@ def test_what_hangs_is_named_and_the_others_run(tmp_path: Path, broken: str):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -31,7 +31,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "-m sweep=optuna_tpe ~hydra.sweeper.params.optimizer.lr": ("optimizer.lr", "hydra.sweeper.params=null"),
     "hydra/launcher=slurm": ("hydra/launcher=slurm", "basic"),
     "+model=mlp": ("+model", "model=", "without the +"),
-    "~data": ("data=None", "conf/data/"),
+    "~data": ("data: none is chosen", "write data=<name>: cifar10, digits"),
     "~seed": ("seed",),
     # keys
     "optimizer.lrr=1": ("optimizer.lrr", "did you mean 'lr'"),
@@ -125,7 +125,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "launch.nproc=2": ("launch.nproc", "did you mean 'nproc_per_node'"),
     "launch.nproc_per_node=100000": ("launch.nproc_per_node=100000", "at most"),
     "launch=fast": ("launch=fast", "default"),
-    "~launch": ("launch=None", "conf/launch/"),
+    "~launch": ("launch: none is chosen", "write launch=<name>: default"),
     "sweep=seeds": ("sweep=seeds", "add -m"),
     "+folds.count=3": ("folds={'count': 3}: has no effect on its own", "-m sweep=folds"),
     "hydra/launcher=joblib": ("hydra/launcher=joblib", "add -m"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,8 +18,8 @@ from runner.terminal.commands import in_quotes
 
 _KINDS = {name: kind for name, hint in vars(values).items() for kind in values.kinds_in(hint)}
 """The kind that each name in `runner.files.values` declares."""
-_UNREADABLE = re.compile(r"(\+{0,2}[\w.]+)=([^\[\]{}'\",$]*[^\[\]{}'\",$\w\s./:@%+*?|-][^\[\]{}'\",$]*)", re.ASCII)
-"""An override without quotes, brackets, interpolations and commas whose value Hydra's grammar refuses."""
+_UNREADABLE = re.compile(r"(\+{0,2}[\w.]+)=([^\[\]{}'\"$]*[^\[\]{}'\",$\w\s./:@%+*?|-][^\[\]{}'\"$]*)", re.ASCII)
+"""An override without quotes, brackets and interpolations whose value Hydra's grammar refuses."""
 _QUOTED = {Kind.PATH, Kind.INNER_PATH, Kind.ADDRESS, Kind.HUB_NAME, Kind.SECRET}
 _HYDRAS = {"hydra.run.dir": Kind.PATH, "hydra.sweep.dir": Kind.PATH, "hydra.sweep.subdir": Kind.INNER_PATH}
 
@@ -59,16 +60,22 @@ def kinds_at(key: str, arguments: Sequence[str], choices: Sequence[Choice]) -> s
 def with_quotes(arguments: Sequence[str]) -> list[str]:
     """Put quotes around paths and addresses that Hydra cannot read without them, such as `data.path=~/x`.
 
-    Values with a comma stay unchanged, because they may be lists or sweeps.
+    In a sweep, each of the paths between commas gets its own. Elsewhere, values with a comma stay unchanged, because
+    they may be lists. A `~` at the start of a path becomes the home directory, as in a shell.
     """
     unreadable = [_UNREADABLE.fullmatch(argument) for argument in arguments]
     if not any(unreadable):
         return list(arguments)
     known = chosen(arguments, choices(config_dir(arguments)))
     quoted = list(arguments)
+    is_sweep = not {"-m", "--multirun"}.isdisjoint(arguments)
     for index, match in enumerate(unreadable):
-        if match is not None and _QUOTED & kinds_at(key_of(match[1]), arguments, known):
-            quoted[index] = f"{match[1]}={in_quotes(match[2])}"
+        if match is None or ("," in match[2] and not is_sweep):
+            continue
+        kinds = kinds_at(key_of(match[1]), arguments, known)
+        if kinds & _QUOTED:
+            expand = os.path.expanduser if Kind.PATH in kinds else str
+            quoted[index] = f"{match[1]}={','.join(in_quotes(expand(part)) for part in match[2].split(','))}"
     return quoted
 
 

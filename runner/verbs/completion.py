@@ -100,7 +100,7 @@ def _candidates(arguments: Sequence[str], current: str) -> Candidates:
         return (own | general).items()
     of_run = chosen(arguments, known)
     if equals:
-        return ((f"{key}={name}", text) for name, text in _values(key.lstrip("+~"), value, arguments, known))
+        return ((f"{key}={name}", text) for name, text in _values(key.lstrip("+~"), value, arguments, known, of_run))
     verbs = [(row.name, row.says) for row in VERBS.values()] if index_of_verb(arguments) == len(arguments) else []
     words = [*_words_of(verb, remaining, known)]
     return words if not verb.composes else [*verbs, *words, *_names(current, known, of_run)]
@@ -145,13 +145,14 @@ def _names(current: str, known: Sequence[Choice], of_run: Sequence[Choice]) -> C
         yield (f"{key.name}=", f"{key.comment} [{key.value}]") if end < 0 else (key.name[: end + 1], "")
 
 
-def _values(key: str, value: str, arguments: Sequence[str], known: Sequence[Choice]) -> Candidates:
+def _values(
+    key: str, value: str, arguments: Sequence[str], known: Sequence[Choice], of_run: Sequence[Choice]
+) -> Candidates:
     """Return possible values of a key; for a list, the typed part followed by each possible next name."""
     if key in GROUPS:
         start = value[: max(value.rfind(","), value.rfind("[")) + 1]
         taken = start.strip("[").split(",")
         return [(f"{start}{row.name}", row.summary) for row in known if row.group == key and row.name not in taken]
-    of_run = chosen(arguments, known)
     declared = next((item for item in (*top_keys(), *_keys(of_run)) if item.name == key), None)
     if declared is not None and declared.value in ("true", "false"):
         return [("true", declared.comment), ("false", declared.comment)]

@@ -66,7 +66,7 @@ def test_source_and_import_agree_about_every_shipped_choice():
 @pytest.mark.parametrize(
     ("value", "quoted"),
     [
-        ("~/data", "'~/data'"),
+        ("~/data", "'/home/me/data'"),  # as a shell expands it in a word of its own
         ("/data/lr=3 (new)", "'/data/lr=3 (new)'"),
         ("/data/größe", "'/data/größe'"),
         ("s3://bucket/x?a=1&b=2#c", "'s3://bucket/x?a=1&b=2#c'"),
@@ -75,13 +75,24 @@ def test_source_and_import_agree_about_every_shipped_choice():
         ("'/data/a(1)'", "'/data/a(1)'"),
         ("[/data/a,/data/b]", "[/data/a,/data/b]"),
         ("${oc.env:HOME}/(x)", "${oc.env:HOME}/(x)"),
-        ("~/a,~/b", "~/a,~/b"),  # a sweep, or a list
+        ("~/a,/b(1)", "'/home/me/a','/b(1)'"),  # a sweep over two
         ("", ""),
     ],
 )
-def test_a_path_is_quoted_where_hydra_could_not_read_it(value: str, quoted: str):
+def test_a_path_is_quoted_where_hydra_could_not_read_it(value: str, quoted: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/me")
     typed = ["data=imagefolder", f"data.path={value}", "run_name=a(b)", "-m"]
     assert with_quotes(typed) == ["data=imagefolder", f"data.path={quoted}", *typed[2:]]
+
+
+def test_without_a_sweep_a_comma_may_be_one_of_a_list():
+    typed = ["data=imagefolder", "data.path=~/a,~/b"]
+    assert with_quotes(typed) == typed
+
+
+def test_an_address_keeps_its_tilde():
+    typed = ["callbacks.checkpoint_saver.mirror=~x#y"]
+    assert with_quotes(typed) == ["callbacks.checkpoint_saver.mirror='~x#y'"]
 
 
 def test_a_path_with_signs_of_hydra_s_grammar_is_typed_as_it_is(tmp_path: Path, run_here: Any):

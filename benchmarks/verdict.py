@@ -2,11 +2,13 @@
 
     python benchmarks/verdict.py
 
-Most figures come from simulated comparisons of normal values. The last two come from 200 comparisons of trained models:
-sweeps of eight seeds with 16 hidden units are compared with sweeps that differ only in the initial weights, and with
-sweeps that also have a lower learning rate. The exit code is 1 if a figure is out of bounds: equals are told apart in
-more than 5 % of cases, a power is more than three points from the promised one, or an interval of six or more values
-contains the true mean in less than 92 % of cases.
+Most figures come from simulated comparisons of normal values. Anytime evidence is looked at after each of 40 pairs, in
+10,000 campaigns each of equal settings whose values have various distributions. The last two figures come from 200
+comparisons of trained models: sweeps of eight seeds with 16 hidden units are compared with sweeps that differ only in
+the initial weights, and with sweeps that also have a lower learning rate. The exit code is 1 if a figure is out of
+bounds: equals are told apart in more than 5 % of cases, with looks after each pair or without, a power is more than
+three points from the promised one, an interval of six or more values contains the true mean in less than 92 % of cases,
+or anytime evidence needs more than 1.5 times the pairs of a test that knew their number.
 """
 
 from __future__ import annotations
@@ -29,9 +31,12 @@ from runner.comparing.decision import (
     permute,
     smallest_p,
 )
+from runner.comparing.evidence import log_wealth
 from runner.data.images.digits import load_digits
 
 REPEATS = 4_000
+CAMPAIGNS = 10_000
+PAIRS = 40  # of a campaign, with a look after each
 SIGMAS = 3  # allowed sampling error, in standard deviations
 SWEEPS = 200  # comparisons of trained models
 SEEDS = 8
@@ -84,6 +89,50 @@ def coverage() -> bool:
     return passed
 
 
+DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {
+    "normal": lambda rng, shape: rng.standard_normal(shape),
+    "heavy-tailed": lambda rng, shape: rng.standard_cauchy(shape),
+    "skewed": lambda rng, shape: rng.exponential(size=shape),
+    "accuracies of 600": lambda rng, shape: rng.binomial(600, 0.97, shape) / 600,
+    "mostly tied": lambda rng, shape: rng.binomial(1, 0.1, shape).astype(float),
+}
+
+
+def looks() -> bool:
+    """Print how often a look after each pair tells equals apart; return whether it is at most the level."""
+    passed = True
+    for name, draw in DISTRIBUTIONS.items():
+        for candidates in (1, 5):
+            rng = np.random.default_rng(2)
+            first = draw(rng, (CAMPAIGNS, PAIRS))
+            # Holm's method rejects something if the smallest of several p-values is at most level / candidates.
+            decided = np.zeros(CAMPAIGNS, bool)
+            for _ in range(candidates):
+                wealth = log_wealth(draw(rng, (CAMPAIGNS, PAIRS)) - first)
+                decided |= wealth.max(axis=1) >= np.log(candidates / LEVEL)
+            passed &= decided.mean() <= LEVEL + SIGMAS * (LEVEL / CAMPAIGNS) ** 0.5
+            print(f"equals told apart, {PAIRS} looks, {candidates} {name:<17}  {decided.mean():.1%}")
+    return passed
+
+
+def anytime_power() -> bool:
+    """Print the pairs that anytime evidence needs, beside the fixed test with the right number known in advance."""
+    passed = True
+    rng = np.random.default_rng(3)
+    for effect in (0.5, 1.0, 2.0):
+        fixed = count_needed(effect) or 0
+        wealth = log_wealth(rng.standard_normal((CAMPAIGNS, PAIRS)) + effect)
+        decided = wealth >= -np.log(LEVEL)
+        used = np.where(decided.any(axis=1), decided.argmax(axis=1) + 1, PAIRS)
+        rate = decided.any(axis=1).mean()
+        passed &= effect < 1 or (rate >= 0.95 and used.mean() <= 1.5 * max(fixed, 6))
+        print(
+            f"anytime at {effect:.2f} sd: {rate:.1%} within {PAIRS} pairs, {used.mean():.1f} used on average; "
+            f"fixed test: {fixed} for 80%"
+        )
+    return passed
+
+
 def train(seed: int, weights: int, lr: float) -> float:
     """Return the evaluation loss of a small network on digits; `seed` decides the order of the samples."""
     torch.manual_seed(weights)
@@ -116,4 +165,4 @@ def trained() -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(0 if all([errors(), power(), coverage(), trained()]) else 1)
+    sys.exit(0 if all([errors(), power(), coverage(), looks(), anytime_power(), trained()]) else 1)

@@ -28,6 +28,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from runner.comparing.evidence import anytime_interval, anytime_p
+
 LEVEL = 0.05
 """The probability that a test finds a difference although the means are equal."""
 POWER = 0.8
@@ -45,6 +47,18 @@ NORMAL = NormalDist()
 ROUNDING = 1e-9
 
 
+class Anytime(NamedTuple):
+    """Statistics of paired differences that stay valid if someone looks after every pair, see `evidence`.
+
+    Attributes:
+        p: two-sided p-value, corrected for the number of comparisons.
+        interval: bounds of the 95 % confidence sequence; None with too few pairs.
+    """
+
+    p: float
+    interval: tuple[float, float] | None
+
+
 @dataclass(frozen=True)
 class Decision:
     """Statistics of the difference between the means of two samples.
@@ -59,6 +73,7 @@ class Decision:
         smallest_p: the smallest p-value that this number of values can have, with the same correction.
         more: number of further values of each sample that would detect a difference of this size with 80 % power; None
             if more than a thousand values are needed, or if the effect is unknown.
+        anytime: the p-value and interval that are valid at every look; None if not paired.
     """
 
     is_paired: bool
@@ -69,6 +84,7 @@ class Decision:
     p: float
     smallest_p: float
     more: int | None = None
+    anytime: Anytime | None = None
 
     @property
     def difference(self) -> float:
@@ -96,8 +112,11 @@ class Samples(NamedTuple):
 
 
 def pair_values(first: Mapping[str, float], second: Mapping[str, float]) -> Samples:
-    """Return values with equal keys as pairs, if there are two or more or no other values; otherwise all, unpaired."""
-    keys = [key for key in first if key in second]
+    """Return values with equal keys as pairs, if there are two or more or no other values; otherwise all, unpaired.
+
+    Pairs are in the order of their keys, numbers by value, so that evidence does not depend on who lists the runs.
+    """
+    keys = sorted((key for key in first if key in second), key=_by_number)
     if len(keys) > 1 or len(first) == len(second) == len(keys):
         return Samples([first[key] for key in keys], [second[key] for key in keys], keys)
     return Samples([*first.values()], [*second.values()])
@@ -108,12 +127,15 @@ def decide(samples: Sequence[Samples]) -> list[Decision]:
     tests = [_test(np.asarray(both.a, float), np.asarray(both.b, float), bool(both.pairs)) for both in samples]
     count = len(tests)
     decisions = []
-    for test, p in zip(tests, holm([test.p for test in tests]), strict=True):
+    anytime = holm([test.anytime.p if test.anytime is not None else 1.0 for test in tests])
+    for test, p, valid in zip(tests, holm([test.p for test in tests]), anytime, strict=True):
         more = 0
         if p > LEVEL:
             needed = count_needed(test.effect, LEVEL / count, test.is_paired)
             more = None if needed is None else max(needed - min(test.n), 1)
-        decisions.append(replace(test, p=p, smallest_p=min(1.0, test.smallest_p * count), more=more))
+        at_any_look = None if test.anytime is None else test.anytime._replace(p=valid)
+        smallest = min(1.0, test.smallest_p * count)
+        decisions.append(replace(test, p=p, smallest_p=smallest, more=more, anytime=at_any_look))
     return decisions
 
 
@@ -351,6 +373,7 @@ def _test(a: np.ndarray, b: np.ndarray, is_paired: bool) -> Decision:
         effect=effect,
         p=_p_value(a, b, is_paired),
         smallest_p=smallest_p(len(a)) if is_paired else smallest_p(len(a), len(b)),
+        anytime=Anytime(anytime_p(b - a), anytime_interval(b - a, LEVEL)) if is_paired else None,
     )
 
 
@@ -370,3 +393,8 @@ def _sizes(level: float, is_paired: bool) -> Iterator[int]:
     for n in range(2, MOST_NEEDED + 1):
         if smallest_p(n, None if is_paired else n) <= level:
             yield n
+
+
+def _by_number(key: str) -> list[tuple[float, str]]:
+    """Return a sort key for texts such as `3` or `10 mlp`: whole numbers by value, before other words."""
+    return [(int(word), "") if word.isdecimal() else (math.inf, word) for word in key.split()]

@@ -126,6 +126,7 @@ def _as_json(first: Candidate, comparisons: Sequence[Comparison], metric: str, l
                 "interval": comparison.decision.interval,
                 "p": comparison.decision.p,
                 "smallest_p": comparison.decision.smallest_p,
+                "anytime": None if comparison.decision.anytime is None else comparison.decision.anytime._asdict(),
                 "effect": None if math.isnan(comparison.decision.effect) else to_json(comparison.decision.effect),
                 "more_seeds": comparison.decision.more,
             }
@@ -148,6 +149,7 @@ def _lines(first: Candidate, comparisons: Sequence[Comparison], metric: str, low
     for letter, comparison in zip(letters[1:], comparisons, strict=True):
         suffix = f" {letter}" if len(comparisons) > 1 else ""
         rows += [(f"{name}{suffix}" if name else name, text) for name, text in _explain(comparison)]
+    rows.append(("", _anytime_advice(comparisons)))
     for letter, candidate in zip(letters, candidates, strict=True):
         if candidate.left_out:
             rows.append(("left out", f"{letter}: {_describe_missing(candidate)}"))
@@ -214,6 +216,17 @@ def _explain(comparison: Comparison) -> Iterator[tuple[str, str]]:
         yield "seeds", text
     elif comparison.verdict == "not decided":
         yield "", "the one with the better mean has runs that diverged"
+    if decision.anytime is not None:
+        bounds = decision.anytime.interval
+        interval = f"interval {bounds[0]:+.3g} to {bounds[1]:+.3g}" if bounds else "too few pairs for an interval"
+        yield "anytime", f"p {_show_p(decision.anytime.p)}, {interval}"
+
+
+def _anytime_advice(comparisons: Sequence[Comparison]) -> str:
+    """Return when to use which p-value, or how to get one that stays valid while seeds are added."""
+    if all(comparison.decision.anytime is None for comparison in comparisons):
+        return "train both with equal seeds to get pairs, and with them a p that is valid after each further seed"
+    return "use it if you look after each seed; p above if their number was fixed"
 
 
 def _describe_missing(candidate: Candidate) -> str:

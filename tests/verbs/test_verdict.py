@@ -41,6 +41,8 @@ B     8    0.95  0.0076  +0.0475  +0.0425 to +0.0537  0.0078  better
 metric   eval/MulticlassAccuracy, higher is better
 test     paired: 8 pairs of runs with equal seeds (0, 1, 2, 3, 4, 5, 6, 7),
          signs flipped
+anytime  p 0.012, interval +0.0397 to +0.058
+         use it if you look after each seed; p above if their number was fixed
 differs  optimizer.lr 0.1 -> 0.3
 """
     )

@@ -27,6 +27,7 @@ import numpy as np
 BETS = np.array([0.5, 1.0, 2.0, 4.0, 8.0])
 """Values of k. Six differences with equal signs decide at a level of 0.05, the fewest that can with both signs."""
 WIDEST = 1e3  # bounds farther from the differences than this many times their range count as unbounded
+MOST_EXPECTED = 200  # further pairs; more are not predicted
 CANDIDATES = 200  # centers that are tried on each side
 HALVINGS = 40  # of the gap between a center that is refuted and one that is not
 
@@ -35,15 +36,18 @@ def log_wealth(differences: np.ndarray, sign: int = 0) -> np.ndarray:
     """Return the logarithm of the wealth after each difference.
 
     Args:
-        differences: in the order in which they were observed, `(..., n)`.
+        differences: in the order in which they were observed, `(..., n)`. An infinite one, of a run that diverged,
+            counts as one of the usual size.
         sign: 1 or -1 to bet only on positive or negative differences; 0 to bet half on either.
 
     Returns:
         The log-wealth, `(..., n)`. With `sign=1` it is evidence against a center of symmetry of 0 or below.
     """
-    squares = np.cumsum(differences**2, axis=-1)
-    scale = np.sqrt(squares / np.arange(1, differences.shape[-1] + 1))
-    scaled = np.divide(differences, scale, out=np.zeros_like(differences), where=scale > 0)
+    is_finite = np.isfinite(differences)
+    squares = np.cumsum(np.where(is_finite, differences, 0.0) ** 2, axis=-1)
+    scale = np.sqrt(squares / np.maximum(np.cumsum(is_finite, axis=-1), 1))
+    signed = np.where(is_finite, 0.0, np.sign(differences))
+    scaled = np.divide(differences, scale, out=signed, where=is_finite & (scale > 0))
     signs = np.array([sign] if sign else [1, -1])
     bets = np.multiply.outer(signs, BETS).reshape(-1, *[1] * differences.ndim) * scaled
     # 1 + tanh(x) is 2 / (1 + exp(-2 x)), which stays exact for large negative x.
@@ -56,6 +60,25 @@ def anytime_p(differences: np.ndarray, sign: int = 0) -> float:
     return min(1.0, math.exp(-float(log_wealth(differences, sign).max(initial=0.0))))
 
 
+def equivalence_p(differences: np.ndarray, margin: float) -> float:
+    """Return the p-value, valid at every look, of the hypothesis that the center is `margin` or farther from 0.
+
+    Both sides must be refuted: a center of `margin` or above, and one of `-margin` or below.
+    """
+    return max(anytime_p(margin - differences, 1), anytime_p(margin + differences, 1))
+
+
+def expected_more(differences: np.ndarray, level: float, sign: int = 0) -> int | None:
+    """Return how many further differences raise the wealth to 1 / level if they repeat those so far.
+
+    Returns:
+        The number; None if it is above `MOST_EXPECTED`, or if there are no differences.
+    """
+    repeated = np.resize(differences, len(differences) + MOST_EXPECTED) if len(differences) else differences
+    reached = np.flatnonzero(log_wealth(repeated, sign) >= -math.log(level))
+    return max(0, int(reached[0]) + 1 - len(differences)) if len(reached) else None
+
+
 def anytime_interval(differences: np.ndarray, level: float) -> tuple[float, float] | None:
     """Return bounds that contain the center of the differences at every look at once, with probability 1 - level.
 
@@ -65,8 +88,11 @@ def anytime_interval(differences: np.ndarray, level: float) -> tuple[float, floa
     Returns:
         The bounds; None if there are too few differences to refute any center, however far away.
     """
-    middle = float(np.median(differences))
-    reach = float(np.abs(differences - middle).max()) or 1e-9 * (abs(middle) or 1.0)
+    finite = differences[np.isfinite(differences)]
+    if not len(finite):
+        return None
+    middle = float(np.median(finite))
+    reach = float(np.abs(finite - middle).max()) or 1e-9 * (abs(middle) or 1.0)
 
     def is_open(centers: np.ndarray) -> np.ndarray:
         return log_wealth(differences - centers[:, None]).max(axis=1) < -math.log(level)

@@ -33,6 +33,7 @@ from runner.program.job import Task, follow
 from runner.records import folder as run_folder
 from runner.records.result import error_of_failure
 from runner.sweeps import sweep
+from runner.sweeps.decide.contenders import VERB, as_sweep
 from runner.sweeps.summary import end_sweep
 from runner.terminal.answer import error_object, give
 from runner.terminal.console import print_failure, take_back_title
@@ -54,6 +55,7 @@ def lead(command: Command) -> int:
         with config_errors():
             sys.argv[1:] = command.overrides  # Hydra reads them here
             check_options(command.overrides)
+            command = as_sweep(command)
             command = with_latest(replace(command, overrides=tuple(with_quotes(merge_repeated(command.overrides)))))
             saved = find_saved_run(command)
             sys.argv[1:] = command.overrides
@@ -106,6 +108,10 @@ def report(error: Exception, command: Command, saved: SavedRun | None) -> int:
 def compose_and_run(command: Command, saved: SavedRun | None) -> int:
     """Let Hydra compose one job or many, run each on all ranks, and return the exit code."""
     task = Task(command, saved)
+    if command.verb == VERB:
+        from runner.sweeps.decide.sweeper import register
+
+        register()
     sweep.command = command
     run_folder.use(command.row)
     try:

@@ -20,6 +20,7 @@ from runner.config.replaced import about_dropped
 from runner.config.section import Section, sections_in
 from runner.failures.errors import ConstructorFailed, WrongConfig, WrongKey
 from runner.sweeps.job_loader import JobLoader
+from runner.sweeps.names import own_overrides
 from runner.terminal.text import print_to_stderr
 
 ON_THIS_MACHINE = ("basic", "joblib", "submitit_local")
@@ -48,11 +49,14 @@ def typed_overrides(config: DictConfig) -> list[Override]:
     return [*{override.get_key_element(): override for override in parsed}.values()]  # the last override of a key wins
 
 
-def compose_jobs(config: DictConfig, typed: list[Override], loader: JobLoader) -> list[PlannedJob]:
-    """Return all jobs; if the sweeper chooses jobs one by one, return one possible job as an example."""
+def planned_overrides(config: DictConfig, typed: list[Override]) -> list[list[str]]:
+    """Return the overrides of all jobs; if the sweeper chooses jobs one by one, those of one possible job."""
     examples = ([_example(override)] for override in typed)
-    jobs = product(*(map(_choices, typed) if is_grid(config) else examples))
-    swept = [key_of(override.get_key_element()) for override in typed if override.is_sweep_override()]
+    return [*map(list, product(*(map(_choices, typed) if is_grid(config) else examples)))]
+
+
+def compose_jobs(jobs: Sequence[Sequence[str]], fixed: Sequence[str], loader: JobLoader) -> list[PlannedJob]:
+    """Return the jobs with these overrides; `fixed` are the keys that all of them share."""
     planned = []
     reported: list[list[str]] = []
     for number, overrides in enumerate(jobs):
@@ -60,7 +64,7 @@ def compose_jobs(config: DictConfig, typed: list[Override], loader: JobLoader) -
         if dropped and dropped not in reported:
             reported.append(dropped)
             print_to_stderr(about_dropped(dropped))
-        planned.append(PlannedJob([override for override in overrides if key_of(override) in swept], plain))
+        planned.append(PlannedJob(own_overrides(overrides, fixed), plain))
     HydraConfig.instance().cfg = None
     return planned
 

@@ -52,6 +52,7 @@ class Progress:
         self._parallel = 1  # jobs that ran in parallel at the last check in which no job ended
         self._seconds: list[float] = []  # training times of the jobs that this command trained
         self._started_at = time.monotonic()
+        self._sayings: list[str] = []
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sweep progress", daemon=True)
         self._live = ExitStack()
@@ -72,6 +73,10 @@ class Progress:
         if any(result.status == "PRUNED" for _, result in finished.values()):
             self._print("--revive all continues pruned jobs")
         self._thread.start()
+
+    def say(self, *lines: str) -> None:
+        """Print lines below those of the jobs that have ended, at the next check."""
+        self._sayings += lines
 
     def stop(self) -> None:
         """Print the jobs that have ended since the last check, and end the thread."""
@@ -102,6 +107,8 @@ class Progress:
             is_new = before is None or (before.status, before.seconds) != (result.status, result.seconds)
             if result.status not in ("RUNNING", "QUEUED") and is_new:
                 self._print_end(key, result)
+        while self._sayings:
+            self._print(self._sayings.pop(0))
         if len(self._ended) == ended:
             self._parallel = max(1, len(self._running))
 

@@ -10,8 +10,7 @@ from typing import Any
 from runner.files.whole import write_whole
 from runner.pictures.curves import read_curve
 from runner.pictures.figure import render
-from runner.sweeps.ladder.plot import draw_ladder
-from runner.sweeps.ladder.rungs import Ladder
+from runner.sweeps.analysis import Analysis
 from runner.sweeps.names import show_value
 from runner.sweeps.objectives import find_front, find_importances, several_objectives
 from runner.sweeps.plot import draw
@@ -31,7 +30,7 @@ th { background: #f2f5f8 } .text { text-align: left }
 
 
 def write_report(
-    sweep: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table], ladder: Ladder | None = None
+    sweep: Sweep, settings: Sequence[Setting], tables: Mapping[str, Table], analysis: Analysis | None = None
 ) -> list[Path]:
     """Write `report.html`, `report.svg` and `report.png` to the folder of a sweep, and return their paths.
 
@@ -45,12 +44,13 @@ def write_report(
     curves = {name: curve for name in names if (curve := read_curve(sweep.folder / name, key)).steps}
     importances = find_importances(settings) if sweep.directions else {}
     figures = {"report": draw(settings, objective, curves, several_objectives(settings, sweep), importances)}
-    if ladder is not None:
-        figures["ladder"] = draw_ladder(ladder)
+    if analysis is not None:
+        figures[analysis.name] = analysis.draw()
     pictures = {f"{name}.{kind}": render(figure, kind) for name, figure in figures.items() for kind in ("svg", "png")}
     page = describe(sweep, settings, tables, _inline(pictures["report.svg"]))
-    if ladder is not None:
-        page = page.replace("<h2>", f"{_describe_ladder(ladder, _inline(pictures['ladder.svg']))}<h2>", 1)
+    if analysis is not None:
+        section = _describe_analysis(analysis, _inline(pictures[f"{analysis.name}.svg"]))
+        page = page.replace("<h2>", f"{section}<h2>", 1)
     files = []
     for name, content in {"report.html": page.encode(), **pictures}.items():
         files.append(sweep.folder / name)
@@ -64,12 +64,14 @@ def _inline(svg: bytes) -> str:
     return text[text.index("<svg") :]
 
 
-def _describe_ladder(ladder: Ladder, svg: str) -> str:
-    """Return the section of the page about a ladder."""
-    paragraphs = "".join(f"<p>{label}: {escape(text)}</p>\n" for label, text in ladder.lines())
-    return f"""<h2>Ladder</h2>
+def _describe_analysis(analysis: Analysis, svg: str) -> str:
+    """Return the section of the page about an analysis."""
+    paragraphs = "".join(
+        f"<p>{escape(f'{label}: ' if label else '')}{escape(text)}</p>\n" for label, text in analysis.lines
+    )
+    return f"""<h2>{analysis.name.capitalize()}</h2>
 {paragraphs}<div>{svg}</div>
-{_tabulate(*ladder.tabulate(), kind="ladder")}
+{_tabulate(*analysis.table, kind=analysis.name)}
 """
 
 

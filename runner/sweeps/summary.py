@@ -10,6 +10,7 @@ import math
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from runner.core.destination import SweepSummary
@@ -22,7 +23,8 @@ from runner.records.load import describe_inequality
 from runner.records.result import FOLD, SEED, Result
 from runner.records.sweep_jobs import left_out
 from runner.sweeps import sweep as sweeps
-from runner.sweeps.ladder.rungs import Ladder, make_ladder
+from runner.sweeps.analysis import Analysis
+from runner.sweeps.ladder.rungs import make_ladder
 from runner.sweeps.names import own_overrides, show_value
 from runner.sweeps.objectives import find_front, several_objectives
 from runner.sweeps.plan import name_job_in
@@ -63,17 +65,17 @@ def end_sweep() -> int:
     refused = [result for result in results if result.status == "REFUSED"]
     jobs = rank_jobs([result for result in results if result.status != "REFUSED"], sweep)
     settings = group_jobs(jobs) if jobs else []
-    ladder = make_ladder(settings, lower_is_better(jobs, sweep)) if sweep.is_ladder and jobs else None
+    analysis = _analyze(sweep, jobs, settings) if jobs else None
     try:
         if jobs:
-            _summarize(sweep, jobs, settings, ladder, len(refused))
+            _summarize(sweep, jobs, settings, analysis, len(refused))
     except OSError as error:
         log.warning("the summary of the sweep was not written: %s", error)
     _print_errors(sweep, jobs, refused)
     statuses = {result.status for result in results}
     if results:
         ranked = [result.as_json() for result in [*(job.result for job in jobs), *refused]]
-        give(result={"folder": str(sweep.folder), **_as_json(sweep, settings, ladder), "jobs": ranked})
+        give(result={"folder": str(sweep.folder), **_as_json(sweep, settings, analysis), "jobs": ranked})
     for number, handler in sweep.handlers.items():
         signal.signal(number, handler)
     if sweep.stopped_by:
@@ -86,6 +88,24 @@ def end_sweep() -> int:
     if errors and all(error.get("code") == NAMES[ENVIRONMENT] for error in errors):
         return ENVIRONMENT
     return FAILED if not statuses.isdisjoint(("FAILED", "KILLED")) else DONE
+
+
+def _analyze(sweep: Sweep, jobs: Sequence[SweepJob], settings: Sequence[Setting]) -> Analysis | None:
+    """Return what a ladder or a decision has found out; None for other sweeps."""
+    if sweep.is_ladder:
+        from runner.sweeps.ladder.plot import draw_ladder
+
+        ladder = make_ladder(settings, lower_is_better(jobs, sweep))
+        draw = partial(draw_ladder, ladder)
+        return Analysis("ladder", ladder.lines(), ladder.tabulate(), ladder.metrics(), ladder.as_json(), draw)
+    if sweep.contest is None:
+        return None
+    from runner.sweeps.decide.outcome import Outcome
+
+    outcome = Outcome(sweep.contest.look(sweep.results_of_contest()))
+    outcome.settle()
+    table = outcome.tabulate()
+    return Analysis("decision", outcome.lines(), table, outcome.metrics(), outcome.as_json(), outcome.draw)
 
 
 def _print_errors(sweep: Sweep, jobs: Sequence[SweepJob], refused: Sequence[Result]) -> None:
@@ -105,7 +125,7 @@ def _print_errors(sweep: Sweep, jobs: Sequence[SweepJob], refused: Sequence[Resu
 
 
 def _summarize(
-    sweep: Sweep, jobs: list[SweepJob], settings: Sequence[Setting], ladder: Ladder | None, refused: int
+    sweep: Sweep, jobs: list[SweepJob], settings: Sequence[Setting], analysis: Analysis | None, refused: int
 ) -> None:
     """Write the tables and the report to the sweep's folder, pass them to destinations, and print the settings.
 
@@ -115,8 +135,8 @@ def _summarize(
     if sweep.direction and any(result.lower_is_better != (sweep.direction == "minimize") for result in known):
         log.warning("hydra.sweeper.direction=%s is the wrong direction for %s", sweep.direction, objective_name(jobs))
     tables = {"settings": tabulate_settings(settings, metrics_of(jobs)), "jobs": tabulate_jobs(jobs)}
-    if ladder is not None:
-        tables = {"ladder": ladder.tabulate(), **tables}
+    if analysis is not None:
+        tables = {analysis.name: analysis.table, **tables}
     files = []
     for name, (columns, rows) in tables.items():
         text = io.StringIO(newline="")
@@ -124,11 +144,11 @@ def _summarize(
         files.append(sweep.folder / f"{name}.csv")
         write_whole(files[-1], text.getvalue())
     files.append(sweep.folder / "results.json")
-    write_whole(files[-1], json.dumps(_as_json(sweep, settings, ladder), indent=1))
+    write_whole(files[-1], json.dumps(_as_json(sweep, settings, analysis), indent=1))
     if settings[0].objectives:
         from runner.sweeps.report import write_report
 
-        files += write_report(sweep, settings, tables, ladder)
+        files += write_report(sweep, settings, tables, analysis)
     summary = SweepSummary(
         folder=sweep.folder,
         sweep=sweep.id,
@@ -136,15 +156,15 @@ def _summarize(
         status=_status(sweep, jobs),
         tables=tables,
         best=_describe_best(settings),
-        metrics=_metrics(settings) | (ladder.metrics() if ladder else {}),
+        metrics=_metrics(settings) | (analysis.metrics if analysis else {}),
         files=files,
     )
     for destination in sweep.destinations:
         destination.log_sweep(summary)
-    _print(sweep, settings, refused, summary, ladder)
+    _print(sweep, settings, refused, summary, analysis)
 
 
-def _as_json(sweep: Sweep, settings: Sequence[Setting], ladder: Ladder | None) -> dict[str, Any]:
+def _as_json(sweep: Sweep, settings: Sequence[Setting], analysis: Analysis | None) -> dict[str, Any]:
     """Return the results for programs: the settings, best first, each with its jobs in the order of seeds and folds."""
     jobs = [job for setting in settings for job in setting.jobs]
     if not jobs:
@@ -175,7 +195,7 @@ def _as_json(sweep: Sweep, settings: Sequence[Setting], ladder: Ladder | None) -
             }
             for setting in settings
         ],
-        **({} if ladder is None else {"ladder": ladder.as_json()}),
+        **({} if analysis is None else {analysis.name: analysis.json}),
     }
 
 
@@ -216,7 +236,7 @@ def _metrics(settings: Sequence[Setting]) -> dict[str, float]:
 
 
 def _print(
-    sweep: Sweep, settings: Sequence[Setting], refused: int, summary: SweepSummary, ladder: Ladder | None
+    sweep: Sweep, settings: Sequence[Setting], refused: int, summary: SweepSummary, analysis: Analysis | None
 ) -> None:
     """Print the outcomes of the jobs, the settings, the best of them, and the paths of everything."""
     jobs = [job for setting in settings for job in setting.jobs]
@@ -252,7 +272,7 @@ def _print(
         rows.append(("note", f"one {remedy} to see whether the differences are more than chance"))
     if (unequal := describe_inequality(job.result.load for job in jobs)) is not None:
         rows.append(("note", unequal))
-    rows += [] if ladder is None else ladder.lines()
+    rows += [] if analysis is None else analysis.lines
     if folders := left_out(sweep.folder):
         names = _shortened([folder.name for folder in folders])
         rows.append(("left out", f"{names}: not what this sweep asks for, but another length or config, or a copy"))

@@ -23,6 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from runner.cli.command import Command
+from runner.cli.command_line import key_of
 from runner.cli.nearest import nearest
 from runner.config import build
 from runner.config.errors import config_errors
@@ -41,15 +42,17 @@ from runner.records.listing import LOCK, OUTPUTS
 from runner.records.recording import fingerprint, identify
 from runner.records.result import Result, read_result
 from runner.records.sweep_jobs import claims, keep_claims
+from runner.sweeps.decide.contenders import VERB, find_contenders
 from runner.sweeps.job_loader import JobLoader
 from runner.sweeps.ladder.jobs import prepare_ladder
 from runner.sweeps.names import common_name, own_overrides, short_names
-from runner.sweeps.plan import PlannedJob, check_jobs, compose_jobs, is_grid, typed_overrides
+from runner.sweeps.plan import PlannedJob, check_jobs, compose_jobs, is_grid, planned_overrides, typed_overrides
 from runner.sweeps.progress import Progress
 from runner.sweeps.search import is_optuna, quieten_optuna, read_directions, resume_study
 
 if TYPE_CHECKING:
     from runner.core.destination import LoggerDestination
+    from runner.sweeps.decide.contest import Contest
 
 STOP = ".stop"  # a file in the sweep's folder; while it exists, no job starts
 
@@ -76,6 +79,7 @@ class Sweep:
         handlers: the signal handlers from before the sweep.
         progress: prints a line for each job that ends; None for a verb without results.
         passed: the checks that parts of its jobs' configs have passed, see `runner.config.build.once`.
+        contest: the settings that it decides between; None for other sweeps.
         is_ladder: whether it trains sizes at equal compute, see `runner.sweeps.ladder.jobs`.
     """
 
@@ -93,6 +97,7 @@ class Sweep:
     stopped_by: int = 0
     handlers: dict[int, Any] = field(default_factory=dict)
     progress: Progress | None = None
+    contest: Contest | None = None
     is_ladder: bool = False
     passed: set[str] = field(default_factory=set)
 
@@ -151,6 +156,17 @@ class Sweep:
                 results.append(result)
         return results
 
+    def results_of_contest(self) -> dict[tuple[int, int], Result]:
+        """Return the results of the settings that it decides between, by the index of the setting and the seed."""
+        assert self.contest is not None
+        results = {job.key: result for job in claims(self.folder) if (result := job.result()) is not None}
+        keys = {
+            self.key_of_job(contender.job(seed)): (index, seed)
+            for index, contender in enumerate(self.contest.contenders)
+            for seed in range(self.contest.most_seeds)
+        }
+        return {keys[key]: result for key, result in results.items() if key in keys}
+
     def leave_out_unplanned(self, config: DictConfig, jobs: Sequence[PlannedJob]) -> None:
         """Leave out earlier jobs that are not planned, or had another config, if all planned jobs are known."""
         if is_grid(config):
@@ -203,8 +219,12 @@ def begin(config: DictConfig) -> None:
         results = [result for result in led.results() if result.status != "REFUSED"]
         ended = [result for result in results if led.is_over(result)]
         resume_study(config, led.id, ended, [result for result in results if result not in ended])
+    planned = planned_overrides(config, typed)
+    if command.verb == VERB:
+        led.contest = _make_contest(led, typed)
+        planned = [[*led.contest.shared, *contender.job(0)] for contender in led.contest.contenders]
     loader = JobLoader(config)
-    jobs = compose_jobs(config, typed, loader) if verb.keeps_folder else []
+    jobs = compose_jobs(planned, led.fixed, loader) if verb.keeps_folder else []
     if verb.keeps_folder:
         if command.run is None:
             check_jobs(jobs, led.launcher, led.passed)
@@ -221,6 +241,9 @@ def _make_sweep(config: DictConfig, folder: Path, typed: Sequence[Any]) -> Sweep
     """Return the sweep of a config and of the overrides that were typed."""
     identity = _identify(config)
     swept = [override.get_key_element().lstrip("+~") for override in typed if override.is_sweep_override()]
+    if command.verb == VERB:
+        contenders = find_contenders(command, typed)
+        swept = [*dict.fromkeys(key_of(override) for each in contenders for override in each.overrides)]
     name, number = _choose_name(config, swept, folder)
     return Sweep(
         folder=folder,
@@ -233,6 +256,16 @@ def _make_sweep(config: DictConfig, folder: Path, typed: Sequence[Any]) -> Sweep
         number=number,
         is_ladder=bool(config.get("ladder")),
     )
+
+
+def _make_contest(sweep: Sweep, typed: Sequence[Any]) -> Contest:
+    """Return the settings that the command compares, and enter them into its campaign."""
+    from runner.sweeps.decide.contest import Contest  # imports numpy, which takes a tenth of a second
+
+    shared = [str(override.input_line) for override in typed if not override.is_sweep_override()]
+    contest = Contest.of(command, find_contenders(command, typed), shared)
+    contest.enter_campaign(sweep.identity)
+    return contest
 
 
 def _find_revived(sweep: Sweep, names: Sequence[str]) -> list[str]:
@@ -257,7 +290,8 @@ def _find_revived(sweep: Sweep, names: Sequence[str]) -> list[str]:
 def _choose_name(config: DictConfig, swept: list[str], folder: Path) -> tuple[str, int]:
     """Return the name of a sweep, and its number among the sweeps in outputs/ whose jobs would have the same names."""
     choices = config.hydra.runtime.choices
-    base = "-".join(["sweep", *sorted(short_names(swept).values()), common_name(swept, config.run_name, choices, 1)])
+    kind = VERB if command.verb == VERB else "sweep"
+    base = "-".join([kind, *sorted(short_names(swept).values()), common_name(swept, config.run_name, choices, 1)])
     number = 1
     for file in Path(OUTPUTS).glob(f"sweeps/*/*/{SWEEP}"):
         sweep = read_object(file)

@@ -1,0 +1,118 @@
+"""`runner decide` as a user types it: an answer, a sweep, the same again after a kill, and one message if wrong."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweep_runs import OWN, batches, statuses, sweeps
+
+BATCHES = 5
+SHORT = (
+    "model=mlp",
+    "objective=eval/loss",
+    "data.batch_size=300",
+    "data.eval_batch_size=300",
+    "scheduler=none",
+    f"trainer.max_duration={BATCHES}ba",
+)
+QUIET = (*SHORT, "callbacks=[checkpoint_saver]", "+callbacks.own._target_=own.Watch")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory with the user's `own.py`."""
+    (tmp_path / "own.py").write_text(OWN)
+    return tmp_path
+
+
+def decision(folder: Path) -> dict[str, Any]:
+    """The decision in the results of the only sweep."""
+    (sweep,) = sweeps(folder)
+    return json.loads((sweep / "results.json").read_text())["decision"]
+
+
+def test_a_setting_that_cannot_learn_is_worse_after_six_seeds_and_the_same_command_trains_nothing(
+    run_here: Any, folder: Path
+):
+    command = ("decide", "optimizer.lr=0.3,0.0", *QUIET)
+    done = run_here(*command, code=0)
+    assert "6 seeds  B " in done.out and "decision  B is worse than A, after 6 seeds" in done.out
+    result = decision(folder)
+    assert (result["is_decided"], result["seeds"], len(batches(folder))) == (True, 6, 12 * BATCHES)
+    (comparison,) = result["comparisons"]
+    assert comparison["verdict"] == "worse" and comparison["p"] <= 0.05 and comparison["interval"][0] > 0
+    first, second = result["objectives"]
+    mean = sum(b - a for a, b in zip(first, second, strict=True)) / 6
+    assert comparison["difference"] == pytest.approx(mean)
+    (sweep,) = sweeps(folder)
+    assert {"decision.csv", "decision.svg", "report.html"} <= {path.name for path in sweep.iterdir()}
+    assert "<h2>Decision</h2>" in (sweep / "report.html").read_text()
+
+    again = run_here(*command, "--json", code=0)
+    assert json.loads(again.out)["result"]["decision"] == result
+    assert batches(folder) == [] and len(statuses(sweep)) == 12
+
+
+def test_a_setting_that_changes_nothing_is_equal_within_a_margin(run_here: Any, folder: Path):
+    settings = ("+vars.order=1 optimizer.lr=0.1", "+vars.order=2 optimizer.lr=0.1")
+    done = run_here("decide", *settings, "--margin", "0.01", *QUIET, code=0)
+    assert "B is equal to A, after 5 seeds" in done.out
+    assert decision(folder)["comparisons"][0]["difference"] == 0
+
+
+def test_the_seeds_can_be_used_up_and_more_of_them_go_on(run_here: Any, folder: Path):
+    command = ("decide", "+vars.order=1,2", *QUIET)
+    assert "not decided: B, after 6 seeds" in run_here(*command, "--max-seeds", "6", code=0).out
+    batches(folder)
+    assert "after 7 seeds" in run_here(*command, "--max-seeds", "7", code=0).out
+    assert len(batches(folder)) == 2 * BATCHES
+
+
+def test_a_campaign_shares_one_error_budget(run_here: Any, folder: Path):
+    done = run_here("decide", "optimizer.lr=0.3,0.0", *QUIET, "--campaign", "mine", code=0)
+    campaign = json.loads((folder / "outputs/campaigns/mine.json").read_text())
+    (comparison,) = campaign["comparisons"].values()
+    assert comparison["claim"] == "worse" and comparison["name"] == "optimizer.lr=0.3 | optimizer.lr=0.0"
+    assert decision(folder)["comparisons"][0]["p"] <= comparison["level"] < 0.05
+    assert "campaigns/mine.json: p must be at most 0.025" in done.out
+
+
+@pytest.mark.slow
+def test_after_kill_9_a_decision_goes_on_with_what_is_missing(run_app: Any, folder: Path):
+    command = ("decide", "optimizer.lr=0.3,0.0", *QUIET, "+callbacks.own.ends=SIGKILL")
+    run_app(*command, exit_code=-signal.SIGKILL)
+    run_app(*command)
+    assert decision(folder)["is_decided"]
+    trained = batches(folder)
+    assert len(trained) < 13 * BATCHES and len({*trained}) == 12 * BATCHES
+
+
+@pytest.mark.slow
+def test_with_two_places_two_settings_train_at_once(run_app: Any, folder: Path):
+    run_app("decide", "optimizer.lr=0.3,0.0", *QUIET, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    assert decision(folder)["seeds"] == 6 and len(batches(folder)) == 12 * BATCHES
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (("model=mlp",), "there is nothing to compare; list values, as in optimizer.lr=0.1,0.2"),
+        (("optimizer.lr=0.1,0.2", "seed=1"), "seed: decide trains one seed after another"),
+        (("optimizer.lr=0.1,0.2", "sweep=seeds"), "leave out sweep=seeds"),
+        (("optimizer.lr=0.1,0.2", "--margin", "0"), "--margin=0.0"),
+        (("optimizer.lr=0.1,0.2", "--max-seeds", "5"), "--max-seeds=5: must be at least 6"),
+        (("optimizer.lr=0.1,0.2", "--budget", "2"), "--budget='2'"),
+        (("optimizer.lr=0.1,0.2", "--campaign", "a/b"), "--campaign='a/b'"),
+        (("optimizer.lr=0.1,x", "model=mlp"), "optimizer.lr"),
+    ],
+)
+def test_a_wrong_command_is_one_message_and_trains_nothing(
+    run_here: Any, folder: Path, typed: tuple[str, ...], message: str
+):
+    done = run_here("decide", *typed)
+    assert done.code == 2 and message in done.err and done.err.count("error") == 1
+    assert not [*folder.glob("outputs/sweeps/*/*/*")] and not (folder / "outputs/campaigns").exists()

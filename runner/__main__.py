@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from runner.device.memory import grow_segments
 from runner.distributed import restarts
-from runner.distributed.slurm import requeue_if_asked
+from runner.distributed.slurm import requeue_if_requested
 from runner.distributed.threads import wait_briefly
 from runner.failures.exit_codes import INTERRUPTED
 from runner.libraries.ending import end_process
@@ -37,17 +37,17 @@ def main() -> int:
 
 def command() -> NoReturn:
     """Run the command line and end the process, or begin again where that was asked for."""
-    restarts.begin()
+    restarts.save_start()
     wait_briefly()
     grow_segments()
     with lasting_output():
         try:
-            with restarts.offered():
+            with restarts.allowed():
                 code = main()
         except KeyboardInterrupt:  # while the runner was imported
             code = INTERRUPTED
-        requeue_if_asked()
-        end_process(code, restarts.restart_if_asked if restarts.is_asked_for() else None)
+        requeue_if_requested()
+        end_process(code, restarts.restart_if_requested if restarts.is_requested() else None)
 
 
 if __name__ == "__main__":

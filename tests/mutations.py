@@ -1363,8 +1363,8 @@ FAULTS = (
     Fault(
         "restarts: an attempt begins a new run",
         "runner/distributed/environment.py",
-        "from_attempts[key] if key in from_attempts else kept_over_requeues(key, make)",
-        "kept_over_requeues(key, make)",
+        "from_attempts[key] if key in from_attempts else keep_across_requeues(key, make)",
+        "keep_across_requeues(key, make)",
         "distributed/test_restarts.py",
     ),
     Fault(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
 from runner.distributed.launch_secret import signed, verified
-from runner.distributed.slurm import kept_over_requeues
+from runner.distributed.slurm import keep_across_requeues
 
 PARENT = "RUNNER_PARENT"
 """Environment variable of a rank or run that this program started: the process id of its parent."""
@@ -42,16 +42,16 @@ def without_ranks() -> AbstractContextManager[None]:
     return environment(dict.fromkeys(RANK_VARIABLES))
 
 
-def kept_over_restarts(key: str, make: Callable[[], str]) -> str:
+def keep_across_restarts(key: str, make: Callable[[], str]) -> str:
     """Return the result of `make`, or its first result after a restart, by this program, torchrun or Slurm. Rank 0."""
     if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
-        for_attempts[key] = from_attempts[key] if key in from_attempts else kept_over_requeues(key, make)
+        for_attempts[key] = from_attempts[key] if key in from_attempts else keep_across_requeues(key, make)
         return for_attempts[key]
     from runner.distributed.store import launch_store
 
     store = launch_store()
     if not store.check([key]):
-        store.set(key, signed(key, kept_over_requeues(key, make)))
+        store.set(key, signed(key, keep_across_requeues(key, make)))
     return verified(key, store.get(key))
 
 

@@ -26,12 +26,12 @@ before_restart: list[Callable[[], object]] = []
 """Functions to call right before the command begins again."""
 
 _start: tuple[str, dict[str, str]] | None = None  # the working directory and environment of the command
-_offers = 0
-_is_asked_for = False
+_allowed_depth = 0
+_is_requested = False
 
 
-def begin() -> None:
-    """Note the working directory and environment of this command, before it changes them."""
+def save_start() -> None:
+    """Save the working directory and environment of this command, before it changes them."""
     global _start
     from_attempts.update(json.loads(os.environ.pop(VARIABLE, "{}")))
     for_attempts.update(from_attempts)
@@ -39,14 +39,14 @@ def begin() -> None:
 
 
 @contextmanager
-def offered() -> Iterator[None]:
+def allowed() -> Iterator[None]:
     """Within the context, allow `Restarted` to be raised, because the caller begins again when it is."""
-    global _offers
-    _offers += 1
+    global _allowed_depth
+    _allowed_depth += 1
     try:
         yield
     finally:
-        _offers -= 1
+        _allowed_depth -= 1
 
 
 def may_restart() -> bool:
@@ -55,10 +55,10 @@ def may_restart() -> bool:
     Slurm, torchrun, or another run that started this process have restarts of their own.
     """
     is_outermost = not is_job() and PARENT not in os.environ and isinstance(ranks(), LocalRanks)
-    return _offers > 0 and is_outermost and not was_asked_to_end()
+    return _allowed_depth > 0 and is_outermost and not was_asked_to_end()
 
 
-def count(run_dir: str, most: int, batch: int) -> int:
+def count_failure(run_dir: str, most: int, batch: int) -> int:
     """Count a failure of a run, and return the number of the next restart, or 0 if all are used up.
 
     Args:
@@ -75,20 +75,20 @@ def count(run_dir: str, most: int, batch: int) -> int:
     return number
 
 
-def ask() -> None:
-    """Have `restart_if_asked` begin the command again. Rank 0."""
-    global _is_asked_for
-    _is_asked_for = True
+def request() -> None:
+    """Have `restart_if_requested` begin the command again. Rank 0."""
+    global _is_requested
+    _is_requested = True
 
 
-def is_asked_for() -> bool:
+def is_requested() -> bool:
     """Return whether the command will begin again."""
-    return _is_asked_for
+    return _is_requested
 
 
-def restart_if_asked() -> None:
-    """Begin the command again, if asked for, with its arguments, environment and working directory."""
-    if not _is_asked_for or _start is None:
+def restart_if_requested() -> None:
+    """Begin the command again, if requested, with its arguments, environment and working directory."""
+    if not _is_requested or _start is None:
         return
     folder, environment = _start
     for function in before_restart:
@@ -118,8 +118,8 @@ def restarted_when_ended(decide: Callable[[str], object]) -> Iterator[None]:
             try:
                 decide(reason)
             except Restarted:
-                ask()
-                restart_if_asked()
+                request()
+                restart_if_requested()
 
     last_words.insert(0, restart)  # before other functions report that the command has ended
     try:

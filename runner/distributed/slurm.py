@@ -79,7 +79,7 @@ def restarts() -> int:
 _memory: dict[str, str] | None = None
 
 
-def kept_over_requeues(key: str, make: Callable[[], str]) -> str:
+def keep_across_requeues(key: str, make: Callable[[], str]) -> str:
     """Return the result of `make`; within a Slurm job, its first result for the key, even after requeues. Rank 0.
 
     Each command of a job has its own values, so a job may train several runs in a row.
@@ -131,18 +131,18 @@ def check_progress(trained: bool) -> None:
         )
 
 
-_is_asked_for = False
+_is_requested = False
 
 
-def ask_for_requeue() -> None:
-    """Make `requeue_if_asked` requeue this process's job at the end of the command. Rank 0."""
-    global _is_asked_for
-    _is_asked_for = True
+def request_requeue() -> None:
+    """Make `requeue_if_requested` requeue this process's job at the end of the command. Rank 0."""
+    global _is_requested
+    _is_requested = True
 
 
-def requeue_if_asked() -> None:
-    """Requeue this process's job if `ask_for_requeue` was called."""
-    if _is_asked_for:
+def requeue_if_requested() -> None:
+    """Requeue this process's job if `request_requeue` was called."""
+    if _is_requested:
         requeue()
 
 

@@ -74,7 +74,7 @@ def _restart(run_dir: Path, most: int, reason: str) -> None:
     if not restarts.may_restart():
         return
     batch = saved_batch(run_dir)
-    number = restarts.count(str(run_dir), most, batch)
+    number = restarts.count_failure(str(run_dir), most, batch)
     if number == 0:
         cause = f"{most} restarts in a row have trained no further" if most else "launch.restarts=0"
         command = show_command("resume", show_path(run_dir))

@@ -20,7 +20,7 @@ from runner.cli.command_line import config_dir, key_of
 from runner.cli.verbs import TRAINING
 from runner.config import build
 from runner.config.section import sections_in
-from runner.distributed.environment import kept_over_restarts
+from runner.distributed.environment import keep_across_restarts
 from runner.failures.crash import BUNDLE
 from runner.failures.errors import WrongKey, wrong_argument
 from runner.files.addresses import without_credentials
@@ -131,7 +131,7 @@ def with_latest(command: Command) -> Command:
     """Return a command that names the latest run by its folder instead of `latest`, and print the folder."""
     if command.run != "latest":
         return command
-    run = kept_over_restarts("latest", lambda: str(require_latest_run()))  # after a restart, this run is the latest
+    run = keep_across_restarts("latest", lambda: str(require_latest_run()))  # after a restart, this run is the latest
     note = " (a job of a sweep: there is no other run)" if is_in_sweep(Path(run)) else ""
     print_to_stderr(f"INFO: latest: {run}{note}")
     return replace(command, words=(run, *command.words[1:]))

@@ -22,7 +22,7 @@ from runner.distributed import restarts
 from runner.distributed.endings import noting_interrupts, was_interrupted
 from runner.distributed.environment import is_rank_zero
 from runner.distributed.local_ranks import end_with_parent, ranks
-from runner.distributed.slurm import ask_for_requeue
+from runner.distributed.slurm import request_requeue
 from runner.failures.errors import Diverged, Requeued, SweepRefused, WrongConfig
 from runner.failures.exit_codes import DIVERGED, FAILED, INTERRUPTED, WRONG_CONFIG, code_of_failure
 from runner.failures.tracebacks import are_whole, raised_by_hydra
@@ -73,9 +73,9 @@ def lead(command: Command) -> int:
         code = INTERRUPTED
     except SystemExit as exit:
         if isinstance(exit, Requeued):
-            ask_for_requeue()
+            request_requeue()
         if isinstance(exit, restarts.Restarted):
-            restarts.ask()
+            restarts.request()
         code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
         if isinstance(exit.code, str):  # raised by a user's code; Python would print it too
             print_to_stderr(exit.code)

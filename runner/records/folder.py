@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from runner.checkpoints.manifest import MANIFEST, read_manifest
 from runner.cli.verb import Verb
-from runner.distributed.environment import is_rank_zero, kept_over_restarts
+from runner.distributed.environment import is_rank_zero, keep_across_restarts
 from runner.failures.errors import UnreadableCheckpoint, WrongConfig, WrongKey
 from runner.files.lock import PATIENCE, lock_file
 from runner.files.names import CODE, CONFIG, RECORD, RESULT, SESSIONS, SWEEP
@@ -66,7 +66,7 @@ def make_run_folder(base: str, purpose: str = "") -> str:
     Raises:
         OSError: the folder cannot be made.
     """
-    folder = kept_over_restarts(f"folder/{base}{purpose}", lambda: _make_folder(base))
+    folder = keep_across_restarts(f"folder/{base}{purpose}", lambda: _make_folder(base))
     watch(Path(folder))
     Path(folder).mkdir(parents=True, exist_ok=True)
     return folder
@@ -196,7 +196,7 @@ def checkpoint_before_restart(run_dir: Path) -> str | None:
 
     Returns None without such a checkpoint or without a restart.
     """
-    began = float(kept_over_restarts(f"began/{run_dir}", lambda: str(time.time())))
+    began = float(keep_across_restarts(f"began/{run_dir}", lambda: str(time.time())))
     if not saved_since(run_dir, began):
         return None
     from runner.checkpoints.files import find_checkpoint

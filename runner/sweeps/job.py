@@ -16,8 +16,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from runner.distributed import restarts
 from runner.distributed.local_ranks import end_with, is_alive
-from runner.distributed.restarts import offered
 from runner.distributed.session import end
 from runner.distributed.slurm import requeue
 from runner.failures.errors import Diverged, JobFailed, Requeued, Restarted, SessionOver, WrongConfig
@@ -84,7 +84,7 @@ def attempt(work: Callable[[], Objective], hydra_config: Any, nothing: float | N
 
 def _run_with_restarts(work: Callable[[], Objective], stop: Path, overrides: Sequence[str]) -> Objective:
     """Run one job, and restart it in its folder after failures of the machine, as `launch.restarts` allows."""
-    with offered():
+    with restarts.allowed():
         while True:
             try:
                 return work()

@@ -77,11 +77,11 @@ def answered(run: Callable[[Sequence[str]], int]) -> int:
                 code = INTERRUPTED
     finally:
         last_words.remove(end)
-        if not restarts.is_asked_for():
+        if not restarts.is_requested():
             restarts.before_restart.clear()
             os.dup2(stdout, 1)
             os.close(stdout)
-    if restarts.is_asked_for():
+    if restarts.is_requested():
         return code  # the next attempt prints it
     if is_rank_zero():
         print(_as_text(typed, code, "".join(output.texts)), flush=True)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from runner.distributed.environment import environment, is_rank_zero, kept_over_restarts, without_ranks
+from runner.distributed.environment import environment, is_rank_zero, keep_across_restarts, without_ranks
 
 
 def test_without_ranks_a_process_is_alone(monkeypatch: pytest.MonkeyPatch):
@@ -28,5 +28,5 @@ def test_variables_are_set_and_removed_and_restored(monkeypatch: pytest.MonkeyPa
     assert "NEW" not in os.environ
 
 
-def test_without_torchrun_nothing_is_kept_over_restarts():
-    assert [kept_over_restarts("key", lambda value=value: value) for value in "ab"] == ["a", "b"]
+def test_without_torchrun_no_value_is_kept_across_restarts():
+    assert [keep_across_restarts("key", lambda value=value: value) for value in "ab"] == ["a", "b"]

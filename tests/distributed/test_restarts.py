@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runner.distributed import environment, restarts
-from runner.distributed.environment import PARENT, kept_over_restarts
+from runner.distributed.environment import PARENT, keep_across_restarts
 from runner.distributed.launch import Launch
 
 
@@ -29,21 +29,21 @@ def first_attempt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_checkpoint_of_a_later_batch_resets_the_count():
     batches = [-1, -1, 4, 4, 4, 9, 9, 9, 9]
-    assert [restarts.count("run", 2, batch) for batch in batches] == [1, 2, 1, 2, 0, 1, 2, 0, 0]
-    assert restarts.count("another run", 2, 4) == 1
-    assert restarts.count("run", 0, 20) == 0
+    assert [restarts.count_failure("run", 2, batch) for batch in batches] == [1, 2, 1, 2, 0, 1, 2, 0, 0]
+    assert restarts.count_failure("another run", 2, 4) == 1
+    assert restarts.count_failure("run", 0, 20) == 0
 
 
 def test_an_attempt_knows_what_those_before_it_knew_and_nothing_that_it_starts_does(monkeypatch: pytest.MonkeyPatch):
-    restarts.begin()
-    assert kept_over_restarts("folder", lambda: "first") == "first"
-    restarts.count("run", 3, 5)
+    restarts.save_start()
+    assert keep_across_restarts("folder", lambda: "first") == "first"
+    restarts.count_failure("run", 3, 5)
     monkeypatch.setenv(restarts.VARIABLE, json.dumps(environment.for_attempts))
-    restarts.begin()
+    restarts.save_start()
     assert restarts.VARIABLE not in os.environ
-    assert kept_over_restarts("folder", lambda: "second") == "first"
-    assert kept_over_restarts("other", lambda: "third") == "third"
-    assert restarts.count("run", 3, 5) == 2
+    assert keep_across_restarts("folder", lambda: "second") == "first"
+    assert keep_across_restarts("other", lambda: "third") == "third"
+    assert restarts.count_failure("run", 3, 5) == 2
 
 
 @pytest.mark.parametrize(("variable", "value"), [("SLURM_JOB_ID", "7"), (PARENT, "1")])
@@ -51,7 +51,7 @@ def test_only_a_command_that_nothing_else_restarts_may_restart(
     variable: str, value: str, monkeypatch: pytest.MonkeyPatch
 ):
     assert not restarts.may_restart()
-    with restarts.offered():
+    with restarts.allowed():
         assert restarts.may_restart()
         monkeypatch.setenv(variable, value)
         assert not restarts.may_restart()

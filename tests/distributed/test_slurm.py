@@ -12,7 +12,7 @@ import pytest
 from main_runs import OWN, SHORT
 
 from runner.distributed import slurm
-from runner.distributed.environment import kept_over_restarts
+from runner.distributed.environment import keep_across_restarts
 from runner.distributed.launch import Launch
 from runner.distributed.session import ending, requeued_by_signals
 from runner.failures.errors import Requeued, SessionOver
@@ -87,33 +87,33 @@ def test_a_job_that_runs_again_remembers(environ: Any, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     job = {"SLURM_JOB_ID": "71"}
     environ(job)
-    assert kept_over_restarts("folder", lambda: "first") == "first"
-    assert kept_over_restarts("folder", lambda: "second") == "first"
+    assert keep_across_restarts("folder", lambda: "first") == "first"
+    assert keep_across_restarts("folder", lambda: "second") == "first"
     environ({**job, "SLURM_RESTART_COUNT": "1"})
-    assert kept_over_restarts("folder", lambda: "third") == "first"
-    assert kept_over_restarts("other", lambda: "fourth") == "fourth"
+    assert keep_across_restarts("folder", lambda: "third") == "first"
+    assert keep_across_restarts("other", lambda: "fourth") == "fourth"
     environ({**job, "SLURM_RESTART_COUNT": "2"})
-    assert kept_over_restarts("other", lambda: "fifth") == "fourth"
+    assert keep_across_restarts("other", lambda: "fifth") == "fourth"
 
 
 def test_other_jobs_and_commands_remember_nothing_of_it(environ: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     environ({"SLURM_JOB_ID": "71"})
-    assert kept_over_restarts("folder", lambda: "mine") == "mine"
+    assert keep_across_restarts("folder", lambda: "mine") == "mine"
     environ({"SLURM_JOB_ID": "72", "SLURM_RESTART_COUNT": "1"})
-    assert kept_over_restarts("folder", lambda: "another job's") == "another job's"
+    assert keep_across_restarts("folder", lambda: "another job's") == "another job's"
     environ({"SLURM_JOB_ID": "71"})  # the same command again in the same attempt is a run of its own
-    assert kept_over_restarts("folder", lambda: "a later run's") == "a later run's"
+    assert keep_across_restarts("folder", lambda: "a later run's") == "a later run's"
     monkeypatch.setattr("sys.orig_argv", ["python", "-m", "runner", "seed=1"])
     environ({"SLURM_JOB_ID": "71", "SLURM_RESTART_COUNT": "1"})
-    assert kept_over_restarts("folder", lambda: "another command's") == "another command's"
+    assert keep_across_restarts("folder", lambda: "another command's") == "another command's"
 
 
 def test_outside_of_slurm_nothing_is_written(environ: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     environ({})
-    assert kept_over_restarts("folder", lambda: "once") == "once"
-    assert kept_over_restarts("folder", lambda: "twice") == "twice"
+    assert keep_across_restarts("folder", lambda: "once") == "once"
+    assert keep_across_restarts("folder", lambda: "twice") == "twice"
     slurm.check_progress(trained=False)
     assert not [*tmp_path.iterdir()]
 

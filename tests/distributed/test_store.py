@@ -25,7 +25,7 @@ def test_restarted_ranks_share_the_previous_store(run_ranks: Any):
 
         from turns import say, wait_for
 
-        from runner.distributed.environment import kept_over_restarts
+        from runner.distributed.environment import keep_across_restarts
         from runner.distributed.local_ranks import ranks
 
         mine = ranks()
@@ -33,7 +33,7 @@ def test_restarted_ranks_share_the_previous_store(run_ranks: Any):
         if mine.rank == 0:
             wait_for(f"calls1-{seed}", f"calls2-{seed}")
             time.sleep(0.5)  # the others find the previous round
-            folder = kept_over_restarts("folder", lambda: f"folder{seed}")
+            folder = keep_across_restarts("folder", lambda: f"folder{seed}")
             with mine.sharing({"seed": seed, "run_dir": folder}):
                 wait_for(f"has1-{seed}", f"has2-{seed}")
         else:

@@ -26,13 +26,13 @@ from runner.distributed.threads import wait_briefly
 from runner.failures.exit_codes import INTERRUPTED
 from runner.libraries.ending import end_process
 from runner.program.start import run_typed
-from runner.terminal.answer import answered
+from runner.terminal.answer import run_with_answer
 from runner.terminal.output import lasting_output
 
 
 def main() -> int:
     """Run the command line of this process, whatever its rank, and return the exit code."""
-    return answered(run_typed)
+    return run_with_answer(run_typed)
 
 
 def command() -> NoReturn:

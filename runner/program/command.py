@@ -35,7 +35,7 @@ from runner.records.result import error_of_failure
 from runner.sweeps import sweep
 from runner.sweeps.decide.contenders import VERB, as_sweep
 from runner.sweeps.summary import end_sweep
-from runner.terminal.answer import error_object, give
+from runner.terminal.answer import error_object, set_fields
 from runner.terminal.console import print_failure, take_back_title
 from runner.terminal.text import print_to_stderr
 
@@ -88,18 +88,18 @@ def report(error: Exception, command: Command, saved: SavedRun | None) -> int:
     """Print why a command has failed, and return the exit code."""
     if isinstance(error, Diverged):
         print_to_stderr(f"error: {error}")
-        give(error=error_object(DIVERGED, str(error)))
+        set_fields(error=error_object(DIVERGED, str(error)))
         return DIVERGED
     if not isinstance(error, WrongConfig):
         print_failure(error)
-        give(error=error_of_failure(error))
+        set_fields(error=error_of_failure(error))
         return code_of_failure(error)
     if ranks().size == 1:  # other ranks may have printed below it
         take_back_title()
     if are_whole():
         traceback.print_exception(error.__cause__)
     print_to_stderr(f"error: {without_credentials(str(error))}")
-    give(error=error_object(WRONG_CONFIG, str(error), error.at, error.allowed, error.fix))
+    set_fields(error=error_object(WRONG_CONFIG, str(error), error.at, error.allowed, error.fix))
     if saved is not None and not saved.is_own:
         print_to_stderr(f"the config.yaml or overrides.yaml of {saved.given!r} was changed, or written by someone else")
     return command.row.code_if_refused

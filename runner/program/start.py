@@ -15,7 +15,7 @@ from runner.failures.errors import WrongKey, cannot_use
 from runner.failures.exit_codes import DONE, WRONG_CONFIG
 from runner.failures.facts import argument_of
 from runner.files.addresses import without_credentials
-from runner.terminal.answer import error_object, give
+from runner.terminal.answer import error_object, set_fields
 from runner.terminal.text import print_to_stderr
 from runner.verbs import module_of
 
@@ -31,13 +31,13 @@ def run_typed(arguments: Sequence[str]) -> int:
             return _answer(Command.of("help", *([] if verb is None else [verb.name])))
         command = parse(arguments)
         verb = command.row
-        give(verb=verb.name)
+        set_fields(verb=verb.name)
         if not verb.composes:
             return _answer(command)
     except (ValueError, OSError, ImportError) as error:
         if is_rank_zero():
             print_to_stderr(f"error: {without_credentials(_text_of(error))}")
-            give(verb=None if verb is None else verb.name, error=describe_error(error, verb))
+            set_fields(verb=None if verb is None else verb.name, error=describe_error(error, verb))
         return WRONG_CONFIG if verb is None else verb.code_if_refused
     from runner.program.command import run_command  # imports Hydra, which takes longer than the help does as a whole
 

@@ -23,7 +23,7 @@ from runner.records.job import Job
 from runner.records.load import LoadMeter
 from runner.records.record import Record
 from runner.records.result import TIME, Result, objectives_of, read_result
-from runner.terminal.answer import give
+from runner.terminal.answer import set_fields
 from runner.training.metric_choice import metrics_named
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def recording(job: Job) -> Iterator[Result]:
             if meter is not None:
                 result.load = meter.read(before.load if before is not None else {}, earlier_seconds)
             _write(result, folder)
-            give(result=result.as_json() | {"folder": str(folder)})
+            set_fields(result=result.as_json() | {"folder": str(folder)})
 
 
 @contextmanager

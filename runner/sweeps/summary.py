@@ -41,7 +41,7 @@ from runner.sweeps.settings import (
     without_empty,
 )
 from runner.sweeps.sweep import Sweep
-from runner.terminal.answer import give
+from runner.terminal.answer import set_fields
 from runner.terminal.console import make_console, print_block, show_path
 from runner.terminal.text import Column, draw_table, print_to_stderr
 
@@ -75,14 +75,14 @@ def end_sweep() -> int:
     statuses = {result.status for result in results}
     if results:
         ranked = [result.as_json() for result in [*(job.result for job in jobs), *refused]]
-        give(result={"folder": str(sweep.folder), **_as_json(sweep, settings, analysis), "jobs": ranked})
+        set_fields(result={"folder": str(sweep.folder), **_as_json(sweep, settings, analysis), "jobs": ranked})
     for number, handler in sweep.handlers.items():
         signal.signal(number, handler)
     if sweep.stopped_by:
         return 128 + sweep.stopped_by
     errors = [result.error or {} for result in results if result.status in ("FAILED", "REFUSED")]
     if errors:
-        give(error=errors[0])
+        set_fields(error=errors[0])
     if "REFUSED" in statuses:
         return WRONG_CONFIG
     if errors and all(error.get("code") == NAMES[ENVIRONMENT] for error in errors):

@@ -27,7 +27,7 @@ _REASONS = {INTERRUPTED: "Ctrl-C ended the command", TERMINATED: "SIGTERM ended 
 _fields: dict[str, Any] = {}
 
 
-def give(**fields: Any) -> None:
+def set_fields(**fields: Any) -> None:
     """Set fields of the command's JSON object, such as `result`. They have no effect without `--json`."""
     _fields.update(fields)
 
@@ -46,7 +46,7 @@ def error_object(code: int, message: str, key: str = "", allowed: Sequence[str] 
     }
 
 
-def answered(run: Callable[[Sequence[str]], int]) -> int:
+def run_with_answer(run: Callable[[Sequence[str]], int]) -> int:
     """Run a command with its arguments, and return its exit code. With `--json`, print one JSON object at the end.
 
     Until then, everything that this process and its children write to stdout goes to stderr. `run` gets the arguments
@@ -64,7 +64,7 @@ def answered(run: Callable[[Sequence[str]], int]) -> int:
 
     def end(code: int, reason: str) -> None:
         if is_rank_zero():
-            give(reason=reason)
+            set_fields(reason=reason)
             os.write(stdout, f"{_as_text(typed, code, '')}\n".encode())
 
     last_words.append(end)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from runner.config.experiment import Experiment
 from runner.records.job import Job
-from runner.terminal.answer import give, plain
+from runner.terminal.answer import plain, set_fields
 from runner.terminal.console import print_block
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def run(job: Job) -> None:
     from runner.trials.dry_run import try_out
 
     findings = try_out(job.experiment, job.choices, job.resume)
-    give(result={"overrides": job.overrides, **plain(asdict(findings))})
+    set_fields(result={"overrides": job.overrides, **plain(asdict(findings))})
     print_block(job.title, report(job.experiment, findings))
 
 

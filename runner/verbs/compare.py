@@ -26,7 +26,7 @@ from runner.records.folder import require_latest_run
 from runner.records.job import Job
 from runner.records.load import describe_inequality
 from runner.records.result import TIME, read_result
-from runner.terminal.answer import give
+from runner.terminal.answer import set_fields
 from runner.terminal.text import heading, in_columns
 
 
@@ -103,10 +103,10 @@ def run(job: Job) -> None:
     if (unequal := describe_inequality(result.load for result in results)) is not None:
         lines += ["", f"note: {unequal}"]
     rows, agree = _compare_digests(folders)
-    give(result={"runs": [_describe(folder) for folder in folders], "digests": dict(rows), "agree": agree})
+    set_fields(result={"runs": [_describe(folder) for folder in folders], "digests": dict(rows), "agree": agree})
     print("\n".join([*lines, "", heading("Digests"), *in_columns(rows)]))
     if not agree:
-        give(reason="the digests of these runs differ")
+        set_fields(reason="the digests of these runs differ")
         raise SystemExit(1)
 
 

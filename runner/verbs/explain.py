@@ -25,7 +25,7 @@ from runner.core.destination import LoggerDestination
 from runner.core.hooks import Algorithm, Hooks
 from runner.files.printable import printable
 from runner.records.job import Job
-from runner.terminal.answer import give
+from runner.terminal.answer import set_fields
 from runner.terminal.console import Unpadded, make_console, print_block
 from runner.timing.event import Event
 
@@ -72,7 +72,7 @@ def run(job: Job) -> None:
 
     with naming_fault(job.experiment, job.choices), redirect_stdout(sys.stderr):  # constructors may print
         explained = timeline(job.experiment)
-    give(result=explained)
+    set_fields(result=explained)
     print_tables(job.title, explained)
 
 

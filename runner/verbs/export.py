@@ -21,7 +21,7 @@ from runner.cli.command import Command
 from runner.failures.errors import WrongKey
 from runner.history.mirrored import download_run, is_address
 from runner.records.folder import require_latest_run
-from runner.terminal.answer import give
+from runner.terminal.answer import set_fields
 
 SUFFIXES = (".pt", ".safetensors")
 
@@ -63,7 +63,7 @@ def run(command: Command) -> None:
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
-    give(result={"checkpoint": str(checkpoint), "path": str(path), "bytes": path.stat().st_size})
+    set_fields(result={"checkpoint": str(checkpoint), "path": str(path), "bytes": path.stat().st_size})
     print(f"{len(weights)} weights of {checkpoint}, {path.stat().st_size:,} bytes: {path}")
 
 

@@ -9,7 +9,7 @@ from string import Template
 
 from runner.cli.command import Command
 from runner.failures.errors import WrongKey
-from runner.terminal.answer import give
+from runner.terminal.answer import set_fields
 from runner.terminal.console import print_block, show_path
 
 TEMPLATE = Path(__file__).parent / "project"
@@ -27,5 +27,5 @@ def run(command: Command) -> None:
     readme = folder / "README.md"
     readme.write_text(Template(readme.read_text(encoding="utf-8")).safe_substitute(name=folder.name), "utf-8")
     train = f"cd {shlex.quote(show_path(folder))}; python -m runner experiment=two_moons"
-    give(result={"folder": str(folder)})
+    set_fields(result={"folder": str(folder)})
     print_block("a project that runs", [("read", show_path(readme)), ("train", train)])

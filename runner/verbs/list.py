@@ -12,7 +12,7 @@ from runner.cli.docstrings import Definition, classes_in
 from runner.cli.nearest import nearest
 from runner.cli.verbs import VERBS
 from runner.failures.errors import WrongKey
-from runner.terminal.answer import give
+from runner.terminal.answer import set_fields
 from runner.terminal.text import heading, in_columns
 
 SHIPPED = Path(__file__).parents[1]
@@ -24,7 +24,7 @@ def run(command: Command) -> None:
     known = choices(config_dir(command.overrides))
     only = "".join(command.words).replace(".", "/")
     if only == "verbs":
-        give(result={"verbs": {verb.name: verb.says for verb in VERBS.values()}})
+        set_fields(result={"verbs": {verb.name: verb.says for verb in VERBS.values()}})
         print("\n".join(in_columns([(verb.name, verb.says) for verb in VERBS.values()], indent=0)))
         return
     if only and only not in GROUPS:
@@ -32,7 +32,7 @@ def run(command: Command) -> None:
     filled = {choice.group for choice in known}
     pages = [describe_group(group, known) for group in ([only] if only else GROUPS) if only or group in filled]
     chosen = [choice for choice in known if only in ("", choice.group)]
-    give(result={"choices": [{"group": row.group, "name": row.name, "summary": row.summary} for row in chosen]})
+    set_fields(result={"choices": [{"group": row.group, "name": row.name, "summary": row.summary} for row in chosen]})
     print("\n\n".join("\n".join(page) for page in pages))
 
 

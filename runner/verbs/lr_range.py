@@ -19,7 +19,7 @@ from runner.distributed.environment import is_rank_zero
 from runner.failures.errors import WrongKey
 from runner.files.whole import write_whole
 from runner.records.job import Job
-from runner.terminal.answer import give
+from runner.terminal.answer import set_fields
 from runner.terminal.console import print_block, show_path
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def run(job: Job) -> None:
             write_whole(picture, _draw(job.title, rising, picture.suffix[1:]))
             print_block(job.title, [*_describe(rising), ("picture", show_path(picture))])
             measured = {"rates": rising.rates, "losses": rising.losses, "diverged_at": rising.diverged_at}
-            give(result={"suggestion": rising.suggest(), **measured, "picture": str(picture)})
+            set_fields(result={"suggestion": rising.suggest(), **measured, "picture": str(picture)})
 
 
 def _describe(rising: RisingRate) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from runner.config.errors import config_errors
 from runner.failures.errors import WrongKey
 from runner.records.job import Job
 from runner.records.recording import recording, timing
-from runner.terminal.answer import give
+from runner.terminal.answer import set_fields
 from runner.terminal.console import show_path
 from runner.verbs.eval import print_results, trainer_with_weights
 
@@ -40,5 +40,5 @@ def run(job: Job) -> None:
             trainer.logger.log_artifact(path, "predictions")
             files.append({"split": label, "path": str(path), "samples": samples})
             written.append((label, f"{samples:,} samples in {order}: {show_path(path)}"))
-    give(result={"folder": job.run_dir, "files": files})
+    set_fields(result={"folder": job.run_dir, "files": files})
     print_results(job, trainer, written)

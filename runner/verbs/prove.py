@@ -32,7 +32,7 @@ from runner.records.job import Job
 from runner.records.record import Record
 from runner.records.result import read_result
 from runner.records.write import write_record
-from runner.terminal.answer import give
+from runner.terminal.answer import set_fields
 from runner.terminal.commands import quoted
 from runner.terminal.console import print_block, show_path
 from runner.trials.kills import IN_SAVE, CompletedKill, Pace, Session, plan_kills
@@ -99,9 +99,9 @@ def run(job: Job) -> None:
     except (KeyboardInterrupt, WrongConfig):
         proof.remove()
         raise
-    give(result={"proven": verdict.is_good, "outcome": verdict.outcome, "reason": verdict.reason})
+    set_fields(result={"proven": verdict.is_good, "outcome": verdict.outcome, "reason": verdict.reason})
     if not verdict.is_good:
-        give(reason=f"{verdict.outcome}: {verdict.reason}")
+        set_fields(reason=f"{verdict.outcome}: {verdict.reason}")
         proof.write(verdict)
         print_block("", [_row(verdict.outcome, verdict.reason), _row("folder", f"kept: {show_path(proof.folder)}")])
         raise SystemExit(1)

@@ -22,7 +22,7 @@ from runner.failures.errors import WrongKey
 from runner.files.printable import printable
 from runner.files.whole import read_object, write_whole
 from runner.records.job import Job
-from runner.terminal.answer import give
+from runner.terminal.answer import set_fields
 from runner.terminal.console import print_block, show_path
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _report(job: Job, trainer: Trainer, noted: ReplayedBatch, start: int) -> Non
     picture = _draw(inputs, rows, captions, _picture_file(job, batch), f"batch {batch} of {run.name}")
     if options["to"]:
         _write(Path(options["to"]), noted)
-    give(
+    set_fields(
         result={
             "run": str(run),
             "batch": batch,

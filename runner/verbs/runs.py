@@ -23,7 +23,7 @@ from runner.failures.errors import WrongKey
 from runner.files.printable import csv_cell, printable
 from runner.records.listing import FIELDS, OUTPUTS, SavedFolder, find_runs
 from runner.records.result import to_json
-from runner.terminal.answer import give
+from runner.terminal.answer import set_fields
 from runner.terminal.text import Column, draw_table, shortened, show_seconds, table_width
 
 LIMIT = 25  # runs in a table
@@ -49,7 +49,7 @@ def run(command: Command) -> None:
     if not order and form == "table":
         runs, depths = as_tree(runs)
     shown = runs[: limit or None]
-    give(result={"runs": [describe(run) for run in shown], "matching": len(runs), "all": len(all_runs)})
+    set_fields(result={"runs": [describe(run) for run in shown], "matching": len(runs), "all": len(all_runs)})
     if form == "table":
         print("\n".join(_table(shown, depths, conditions, order, len(runs), len(all_runs))))
     else:

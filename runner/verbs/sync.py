@@ -11,7 +11,7 @@ from pathlib import Path
 from runner.config import build
 from runner.config.errors import config_errors
 from runner.records.job import Job
-from runner.terminal.answer import give
+from runner.terminal.answer import set_fields
 
 
 def run(job: Job) -> None:
@@ -26,7 +26,7 @@ def run(job: Job) -> None:
         results = [destination.sync(run_dir) for destination in build.make_destinations(job.experiment.callbacks)]
         if all(result is None for result in results):
             raise ValueError("sync: no callback here keeps unsent values; it needs callbacks.mlflow_logger")
-    give(result={"sent": False not in results})
+    set_fields(result={"sent": False not in results})
     if False in results:
-        give(reason="something could still not be sent")
+        set_fields(reason="something could still not be sent")
         raise SystemExit(1)

@@ -26,7 +26,7 @@ from runner.comparing.decision import bootstrap, find_ties
 from runner.failures.errors import WrongKey
 from runner.files.printable import csv_cell, printable
 from runner.records.listing import SavedFolder
-from runner.terminal.answer import give
+from runner.terminal.answer import set_fields
 
 KEY = "RUNS"
 Place = tuple[str, ...]
@@ -86,7 +86,7 @@ def run(command: Command) -> None:
     columns = _keys(command, "columns", candidate)
     rows = _keys(command, "rows", candidate) or [key for key in differing[:1] if key not in columns]
     table = make_table(candidate, metric, lower, rows, columns)
-    give(result=as_data(table))
+    set_fields(result=as_data(table))
     print({"markdown": as_markdown, "latex": as_latex, "csv": as_csv}[command.options["format"]](table), end="")
 
 

@@ -28,7 +28,7 @@ from runner.failures.errors import WrongKey
 from runner.failures.exit_codes import DONE, FAILED
 from runner.files.printable import printable
 from runner.records.result import FOLD, to_json
-from runner.terminal.answer import give
+from runner.terminal.answer import set_fields
 from runner.terminal.text import Column, draw_table, heading, in_columns
 
 KEY = "RUNS"
@@ -66,15 +66,15 @@ def run(command: Command) -> int:
     if lost := [candidate.name for candidate in diverged if not candidate.runs]:
         reason = f"worse: all runs of {printable(' and '.join(lost))} diverged"
         print(reason)
-        give(reason=reason)
+        set_fields(reason=reason)
         return FAILED
     metric, lower = common_metric(candidates, command.options["metric"], "--metric")
     comparisons = compare(candidates, metric, lower, command.options["budget"] == "any")
-    give(result=_as_json(first, comparisons, metric, lower))
+    set_fields(result=_as_json(first, comparisons, metric, lower))
     print("\n".join(_lines(first, comparisons, metric, lower)))
     if not diverged and not any(comparison.verdict == "worse" for comparison in comparisons):
         return DONE
-    give(reason=_answer(_letters(len(comparisons) + 1), comparisons))
+    set_fields(reason=_answer(_letters(len(comparisons) + 1), comparisons))
     return FAILED
 
 

@@ -33,7 +33,7 @@ from runner.records.patch import patch
 from runner.records.record import RUN_NAME, Record, forked_after
 from runner.records.run_files import write_pin
 from runner.records.secrets import without_secrets
-from runner.terminal.answer import give
+from runner.terminal.answer import set_fields
 from runner.terminal.console import print_block, show_path
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _report(
     how = f"up to {options['tolerance']:g}" if options["tolerance"] else "bit for bit"
     only = "" if len(parts) > 1 else f", in the order of samples only: the run had {ranks} ranks"
     result = {"equal": finding.batch is None, "batch": finding.batch, "parts": [*finding.parts]}
-    give(result={**result, "agreed": finding.agreed, "compared": finding.count, "changed": [*changed]})
+    set_fields(result={**result, "agreed": finding.agreed, "compared": finding.count, "changed": [*changed]})
     rows = [("run", job.typed_run), *(("changed", text) for text in changed)]
     if finding.batch is None:
         if kept:
@@ -191,7 +191,7 @@ def _report(
     rows.append(("different", f"at batch {finding.batch}, in {', '.join(finding.parts)}; {known}{only}"))
     rows.append(("first", f"{finding.parts[0]}: {MEANING[finding.parts[0]]}"))
     print_block("", rows)
-    give(reason=f"different at batch {finding.batch}, in {', '.join(finding.parts)}")
+    set_fields(reason=f"different at batch {finding.batch}, in {', '.join(finding.parts)}")
     raise SystemExit(1)
 
 

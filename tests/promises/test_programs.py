@@ -20,7 +20,7 @@ from runner.failures.errors import RankFailed
 from runner.failures.exit_codes import ENVIRONMENT, FAILED, NAMES, code_of_failure
 from runner.failures.facts import Facts
 from runner.records.result import Result
-from runner.terminal.answer import SCHEMA, answered, error_object
+from runner.terminal.answer import SCHEMA, error_object, run_with_answer
 
 FORM = json.loads((Path(__file__).resolve().parents[2] / "docs/schemas/output-1.json").read_text())
 QUIET = (*SHORT, "callbacks=none")
@@ -247,5 +247,5 @@ def test_a_process_prints_the_object_alone(run_app: Any, ranks: int, tmp_path: P
 @pytest.mark.parametrize(("code", "message"), [(130, "Ctrl-C ended the command"), (143, "SIGTERM ended the command")])
 def test_a_signal_is_told(code: int, message: str, monkeypatch: pytest.MonkeyPatch, capfd: Any):
     monkeypatch.setattr(sys, "argv", ["runner", "--json"])
-    assert answered(lambda arguments: code) == code
+    assert run_with_answer(lambda arguments: code) == code
     assert json.loads(capfd.readouterr().out)["error"]["message"] == message

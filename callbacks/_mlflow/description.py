@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.callbacks._run_description import describe_run
 from runner.files.git import git, root_of, submodules
-from runner.terminal.commands import typed
+from runner.terminal.commands import sweep_arguments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,7 +96,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 def typed_command() -> list[str]:
     """Return the command as the user typed it, interpreter first; in a launched job, the sweep's command."""
-    return [sys.orig_argv[0], "-m", "runner", *typed] if typed else sys.orig_argv
+    return [sys.orig_argv[0], "-m", "runner", *sweep_arguments] if sweep_arguments else sys.orig_argv
 
 
 def note_command() -> str:

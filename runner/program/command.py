@@ -123,12 +123,12 @@ def compose_and_run(command: Command, saved: SavedRun | None) -> int:
     except SweepRefused as refused:
         raise refused.error from refused.error.__cause__
     except Exception as error:
-        if sweep.led is None:
+        if sweep.current is None:
             raise
-        if not sweep.led.results():  # no job has begun, so the launcher or the sweeper has failed
+        if not sweep.current.results():  # no job has begun, so the launcher or the sweeper has failed
             at = only_typed(sys.argv[1:], "hydra/launcher", "hydra/sweeper")
             raise WrongConfig(f"the sweep cannot start: {error}", at=at) from error
-        if not sweep.led.is_broken:
+        if not sweep.current.is_broken:
             raise
     finally:
         code = end_sweep()

@@ -86,8 +86,8 @@ class Task:
             return None
 
     def _do_in_sweep(self, config: DictConfig, hydra_config: Any) -> Objective:
-        if sweep.led is None:  # a launcher started this process
-            commands.typed[:] = self.command.arguments
+        if sweep.current is None:  # a launcher started this process
+            commands.sweep_arguments[:] = self.command.arguments
         without_objective = None if self.command.row.has_objective else 0.0  # Optuna needs a number
         with lasting_output(), given_back(), ExitStack() as stack:
             if use_tasks_as_ranks():  # the launcher started several tasks for this job
@@ -260,7 +260,7 @@ def check_command(command: Command, experiment: Experiment) -> None:
     """Check that a verb can use an experiment."""
     verb = command.row
     if verb.needs_experiment:
-        passed = sweep.led.passed if sweep.led is not None else None
+        passed = sweep.current.passed if sweep.current is not None else None
         build.check(experiment, passed, is_new=command.run is None)
     if (check := getattr(module_of(verb), "check", None)) is not None:
         check(command, experiment)

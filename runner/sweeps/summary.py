@@ -53,9 +53,9 @@ SHOWN_METRICS = 3  # besides the objective, if they fit
 
 
 def end_sweep() -> int:
-    """Summarize the sweep that this process led, and return the exit code; 0 if it led none."""
-    sweep = sweeps.led
-    sweeps.led = None
+    """Summarize the sweep of this process, and return the exit code; 0 if there is none."""
+    sweep = sweeps.current
+    sweeps.current = None
     if sweep is None:
         return 0
     if sweep.progress is not None:

@@ -191,13 +191,13 @@ class SweepCallback(Callback):
 
 command = Command.of("train")
 """The command of this process, whose verb the jobs of its sweep run."""
-led: Sweep | None = None
-"""The sweep that this process leads, if any."""
+current: Sweep | None = None
+"""The sweep of this process, if it runs one."""
 
 
 def begin(config: DictConfig) -> None:
     """Set up the sweep and check all of its jobs before the first one starts."""
-    global led, _config
+    global current, _config
     verb = command.row
     if not verb.can_be_swept:  # -m itself is refused when the command is parsed
         raise WrongKey("hydra.mode", f"{command.verb} takes one experiment at a time; leave it out", "'MULTIRUN'")
@@ -209,32 +209,32 @@ def begin(config: DictConfig) -> None:
     check_launcher(config.hydra.runtime.choices["hydra/launcher"])
     sweep = _make_sweep(config, folder, typed)
     sweep.revived = _find_revived(sweep, command.options.get("revive", ()))
-    led = sweep
+    current = sweep
     folder.mkdir(parents=True, exist_ok=True)
-    led.write()
-    led.clear_notes()
+    current.write()
+    current.clear_notes()
     total = config.hydra.sweeper.get("n_trials")  # None if the sweeper does not define it
     if is_optuna(config):
         quieten_optuna()
-        results = [result for result in led.results() if result.status != "REFUSED"]
-        ended = [result for result in results if led.is_over(result)]
-        resume_study(config, led.id, ended, [result for result in results if result not in ended])
+        results = [result for result in current.results() if result.status != "REFUSED"]
+        ended = [result for result in results if current.is_over(result)]
+        resume_study(config, current.id, ended, [result for result in results if result not in ended])
     planned = planned_overrides(config, typed)
     if command.verb == VERB:
-        led.contest = _make_contest(led, typed)
-        planned = [[*led.contest.shared, *contender.job(0)] for contender in led.contest.contenders]
+        current.contest = _make_contest(current, typed)
+        planned = [[*current.contest.shared, *contender.job(0)] for contender in current.contest.contenders]
     loader = JobLoader(config)
-    jobs = compose_jobs(planned, led.fixed, loader) if verb.keeps_folder else []
+    jobs = compose_jobs(planned, current.fixed, loader) if verb.keeps_folder else []
     if verb.keeps_folder:
         if command.run is None:
-            check_jobs(jobs, led.launcher, led.passed)
-            led.leave_out_unplanned(config, jobs)
-        led.destinations = build.make_destinations(jobs[0].callbacks)
-        for destination in led.destinations:
-            destination.log_sweep(SweepSummary(folder, led.id, led.name, "RUNNING"))
-        led.progress = Progress(led, [job.overrides for job in jobs], len(jobs) if is_grid(config) else total)
-        led.progress.start()
-    _catch_signals(led)
+            check_jobs(jobs, current.launcher, current.passed)
+            current.leave_out_unplanned(config, jobs)
+        current.destinations = build.make_destinations(jobs[0].callbacks)
+        for destination in current.destinations:
+            destination.log_sweep(SweepSummary(folder, current.id, current.name, "RUNNING"))
+        current.progress = Progress(current, [job.overrides for job in jobs], len(jobs) if is_grid(config) else total)
+        current.progress.start()
+    _catch_signals(current)
 
 
 def _make_sweep(config: DictConfig, folder: Path, typed: Sequence[Any]) -> Sweep:
@@ -365,13 +365,13 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
     While a job trains in this process, that job handles signals instead.
     """
-    assert led is not None
-    is_second = led.stopped_by > 0
-    led.stopped_by = number
-    (led.folder / STOP).touch()
-    if led.launcher == "basic" or (is_second and number == signal.SIGINT):
+    assert current is not None
+    is_second = current.stopped_by > 0
+    current.stopped_by = number
+    (current.folder / STOP).touch()
+    if current.launcher == "basic" or (is_second and number == signal.SIGINT):
         raise ending(number)
-    for folder in led.folder.glob("*/"):
+    for folder in current.folder.glob("*/"):
         result = read_result(folder)
         if result is not None and result.host == socket.gethostname() and is_running(folder):
             with suppress(ProcessLookupError):

@@ -9,7 +9,7 @@ _PLAIN = re.compile(r"[A-Za-z_./][\w./-]*", re.ASCII)  # text that needs no quot
 _WORDS = ("null", "true", "false", "yes", "no", "on", "off", "nan", "inf")  # words that Hydra does not read as text
 
 
-typed: list[str] = []
+sweep_arguments: list[str] = []
 """The arguments of the sweep's command, if a launcher started this process for one of its jobs."""
 
 

@@ -276,7 +276,7 @@ def test_the_command_of_a_job_is_its_sweeps(monkeypatch: pytest.MonkeyPatch) -> 
     assert typed_command() == typed
     worker = [typed[0], "-m", "joblib.externals.loky.backend.popen_loky_posix", "--process-name", "LokyProcess-1"]
     monkeypatch.setattr(sys, "orig_argv", worker)
-    monkeypatch.setattr(description, "typed", ["train", "seed=0,1", "-m"])
+    monkeypatch.setattr(description, "sweep_arguments", ["train", "seed=0,1", "-m"])
     assert typed_command() == [*typed[:3], "train", "seed=0,1", "-m"]
 
 

@@ -54,7 +54,8 @@ def test_a_process_that_waits_for_another_ends_in_time(tmp_path: Path, numbers: 
 
 def test_a_command_for_programs_that_ends_abruptly_still_answers(tmp_path: Path):
     body = "".join(f"    {line}\n" for line in STUCK.splitlines())
-    program = f"from runner.terminal.answer import run_with_answer\ndef run(arguments):\n{body}run_with_answer(run)\n".replace(
+    start = "from runner.terminal.answer import run_with_answer\ndef run(arguments):\n"
+    program = f"{start}{body}run_with_answer(run)\n".replace(
         'print("waiting", flush=True)', 'print("waiting", file=sys.stderr, flush=True)'
     )
     arguments = ["-c", program, "0.3", "--json"]

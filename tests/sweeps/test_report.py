@@ -39,12 +39,12 @@ class Page(HTMLParser):
 
 
 def report(folder: Path, results: list[Result]) -> Page:
-    led = sweep(folder=folder)
-    led.name = "<i>mine</i>"
-    jobs = rank_jobs(results, led)
+    ranked = sweep(folder=folder)
+    ranked.name = "<i>mine</i>"
+    jobs = rank_jobs(results, ranked)
     settings = group_jobs(jobs)
     tables = {"settings": tabulate_settings(settings, []), "jobs": tabulate_jobs(jobs)}
-    files = write_report(led, settings, tables)
+    files = write_report(ranked, settings, tables)
     assert [path.name for path in files] == ["report.html", "report.svg", "report.png"]
     assert files[2].read_bytes().startswith(b"\x89PNG")
     return Page(files[0].read_text())

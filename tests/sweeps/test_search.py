@@ -44,9 +44,9 @@ def test_the_front_has_what_nothing_beats():
         setting(0.5, 0.0, loss=9.5, time=9.5),
         setting(0.4, 0.1, loss=9.0, time=1.0),  # equal in both: neither beats the other
     ]
-    led = sweep()
-    led.directions = ["minimize", "minimize"]
-    objectives = several_objectives(settings, led)
+    searched = sweep()
+    searched.directions = ["minimize", "minimize"]
+    objectives = several_objectives(settings, searched)
     assert objectives == {"loss": True, "time": True}
     assert [one.values["optimizer.lr"] for one in find_front(settings, objectives)] == [0.1, 0.2, 0.4, 0.4]
     upward = {"loss": False, "time": True}

@@ -31,12 +31,12 @@ class Receiver(InMemoryLogger):
 def end(folder: Path, results: list[Result], monkeypatch: pytest.MonkeyPatch) -> tuple[int, SweepSummary]:
     """End a sweep of jobs with these results in a terminal of 80 columns."""
     receiver = Receiver()
-    led = Sweep(folder, "id", "sweep-lr-seed", "identity", ["model"], destinations=[receiver])
+    ended = Sweep(folder, "id", "sweep-lr-seed", "identity", ["model"], destinations=[receiver])
     for one in results:
         (folder / one.name).mkdir(parents=True)
         one.write(folder / one.name)
-        claim(folder, led.key_of_job(one.overrides), folder / one.name, one.identity)
-    monkeypatch.setattr(sweeps, "led", led)
+        claim(folder, ended.key_of_job(one.overrides), folder / one.name, one.identity)
+    monkeypatch.setattr(sweeps, "current", ended)
     monkeypatch.setattr("runner.sweeps.summary.make_console", lambda _: type("Console", (), {"width": 80}))
     return end_sweep(), receiver.summary
 

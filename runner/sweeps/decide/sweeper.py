@@ -39,7 +39,7 @@ class DecideSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Train until everything is decided, until the seeds or the time are used up, or until a job fails."""
-        sweep = sweeps.led
+        sweep = sweeps.current
         assert self._launcher is not None and sweep is not None
         contest, progress = sweep.contest, sweep.progress
         assert contest is not None and progress is not None

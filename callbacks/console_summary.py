@@ -14,7 +14,7 @@ from runner.callbacks._epoch_loss import TRAIN_LOSS, EpochLoss
 from runner.callbacks._run_description import describe_events, describe_run
 from runner.distributed.restarts import may_restart
 from runner.failures.errors import SessionOver
-from runner.failures.exits import is_asked_for
+from runner.failures.exits import is_expected_exit
 from runner.failures.facts import facts_of, is_of_environment
 from runner.files.printable import printable
 from runner.terminal.commands import show_command
@@ -216,7 +216,7 @@ def _outcome(state: State, seconds: float, evaluating: float) -> Iterator[str]:
     """Yield how a run ended, how much it trained, and how fast; the rate excludes evaluations."""
     now = state.timestamp
     if state.error is not None:
-        outcome = "killed" if is_asked_for(state.error) else "failed"
+        outcome = "killed" if is_expected_exit(state.error) else "failed"
         outcome = "diverged" if facts_of(state.error).divergence else outcome
         outcome = state.error.status.lower() if isinstance(state.error, SessionOver) else outcome
         yield f"{outcome:<8} {describe_time(now)}, {show_clock(seconds)}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from runner import LoggerDestination
 from runner.callbacks._wandb_session import Session
 from runner.failures.checks import check_list, check_number, check_one_of
-from runner.failures.exits import is_asked_for
+from runner.failures.exits import is_expected_exit
 from runner.files.addresses import hidden_everywhere
 from runner.files.values import Address
 from runner.libraries.extras import require
@@ -124,5 +124,5 @@ class WandBLogger(LoggerDestination):
     def close(self, state: State, logger: Logger) -> None:
         if state.error is None:
             self._begin()
-        interrupted = is_asked_for(state.error)
+        interrupted = is_expected_exit(state.error)
         self._session.close(exit_code=0 if state.error is None else 1, in_a_hurry=interrupted)

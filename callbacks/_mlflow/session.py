@@ -20,7 +20,7 @@ from runner.callbacks._mlflow.spool import FILES, IMAGES, Sent, Spool, is_id, no
 from runner.callbacks._mlflow.target import make_target, read_identity, unsent_entry, write_target
 from runner.callbacks._mlflow.writer_process import WriterProcess, shared_writer
 from runner.failures.errors import SessionOver
-from runner.failures.exits import is_asked_for
+from runner.failures.exits import is_expected_exit
 from runner.files.addresses import hidden_everywhere
 from runner.files.whole import write_whole
 from runner.terminal.commands import show_command
@@ -170,7 +170,7 @@ class Session:
         if error is None:
             self.begin()
         else:
-            status = "KILLED" if is_asked_for(error) else "FAILED"
+            status = "KILLED" if is_expected_exit(error) else "FAILED"
             if not isinstance(error, SessionOver):
                 self.append({"text": "".join(traceback.format_exception(error)), "file": "error.txt"})
         self.finish(status)

@@ -32,14 +32,14 @@ class Threads(NamedTuple):
 
     Attributes:
         number: number of threads; None does not change it.
-        is_asked: whether a user asked for this number; otherwise a job with short steps uses one thread.
+        is_requested: whether a user asked for this number; otherwise a job with short steps uses one thread.
     """
 
     number: int | None = None
-    is_asked: bool = False
+    is_requested: bool = False
 
 
-LEFT_TO_US = Threads()
+DEFAULT_THREADS = Threads()
 
 
 def choose_threads(threads: int | None, processes: int, jobs: int) -> Threads:
@@ -51,9 +51,9 @@ def choose_threads(threads: int | None, processes: int, jobs: int) -> Threads:
         jobs: jobs that run at the same time on this machine.
     """
     if threads is not None:
-        return Threads(threads, is_asked=True)
+        return Threads(threads, is_requested=True)
     if os.environ.get("OMP_NUM_THREADS") not in (None, *_defaults_of_others(jobs)):
-        return Threads(None, is_asked=True)
+        return Threads(None, is_requested=True)
     return Threads(None if processes * jobs == 1 else max(1, cores() // (processes * jobs)))
 
 
@@ -114,11 +114,11 @@ _scope = _Scope(may_lower=False)
 
 
 @contextmanager
-def with_threads(number: int | None, is_asked: bool) -> Iterator[None]:
+def with_threads(number: int | None, is_requested: bool) -> Iterator[None]:
     """Set the number of threads that torch computes with, see `Threads`, and restore it on exit."""
     global _scope
     outer = _scope
-    _scope = _Scope(may_lower=not is_asked)
+    _scope = _Scope(may_lower=not is_requested)
     if number is not None:
         _scope.set(number)
     try:

@@ -12,7 +12,7 @@ TypeError
 └─ UnsupportedType         a value has a type that is not supported here
 RuntimeError
 ├─ RankFailed              another rank failed first
-└─ UnaskedExit             code of users or libraries tried to end the process
+└─ UnexpectedExit             code of users or libraries tried to end the process
 Exception
 ├─ WrongConfig             a config or command cannot be run: one message, exit code 2
 ├─ Diverged                a run that a command trained has diverged: exit code 3
@@ -153,7 +153,7 @@ class RankFailed(RuntimeError):
         return f"rank {self.rank} failed:\n{self.trace}"
 
 
-class UnaskedExit(RuntimeError):
+class UnexpectedExit(RuntimeError):
     """A data set, model or hook, or a library that it calls, raised an exception that would end the process."""
 
 

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runner.failures.errors import UnaskedExit
+from runner.failures.errors import UnexpectedExit
 
 _OURS = Path(__file__).absolute().parents[1]  # not resolved: modules are imported through links
 
 
 @contextmanager
 def exits_as_failures() -> Iterator[None]:
-    """Raise `UnaskedExit` instead of an exit that comes from other code.
+    """Raise `UnexpectedExit` instead of an exit that comes from other code.
 
     Raises:
-        UnaskedExit: a `SystemExit`, a `GeneratorExit` or a `KeyboardInterrupt` was raised outside of this package.
+        UnexpectedExit: a `SystemExit`, a `GeneratorExit` or a `KeyboardInterrupt` was raised outside of this package.
     """
     try:
         yield
@@ -29,13 +29,13 @@ def exits_as_failures() -> Iterator[None]:
         raise failure from error
 
 
-def is_asked_for(error: BaseException | None) -> bool:
+def is_expected_exit(error: BaseException | None) -> bool:
     """Return whether a run ended by an exit that this program raised: on a signal, or at the end of a session."""
     return isinstance(error, KeyboardInterrupt | SystemExit) and as_failure(error) is error
 
 
 def as_failure(error: BaseException) -> BaseException:
-    """Return an exception itself, or for an exit that this program did not raise, an `UnaskedExit` with its line.
+    """Return an exception itself, or for an exit that this program did not raise, an `UnexpectedExit` with its line.
 
     This program raises exits from its own files: in handlers of signals, and at the end of a session. An exit with
     another origin, such as `sys.exit(0)` in a data set, must not look like success.
@@ -46,7 +46,7 @@ def as_failure(error: BaseException) -> BaseException:
     if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         return error  # Python's own handler raises it wherever the program is
     line = f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}"
-    failure = UnaskedExit(
+    failure = UnexpectedExit(
         f"{type(error).__name__}({', '.join(map(repr, error.args))}) raised at {line}: would end the process without "
         "a failure. Raise another exception to fail; in a callback, state.stop_training() ends training"
     )

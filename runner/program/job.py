@@ -33,7 +33,7 @@ from runner.distributed.session import requeued_by_signals
 from runner.distributed.slurm import is_job as is_slurm_job
 from runner.distributed.slurm import use_tasks_as_ranks
 from runner.distributed.standstill import ended_when_stuck
-from runner.distributed.threads import LEFT_TO_US, Threads, choose_threads, parallel_jobs, with_threads
+from runner.distributed.threads import DEFAULT_THREADS, Threads, choose_threads, parallel_jobs, with_threads
 from runner.failures.errors import Diverged, SessionOver, WrongConfig
 from runner.failures.exit_codes import INTERRUPTED, WRONG_CONFIG, code_of_failure
 from runner.failures.exits import exits_as_failures
@@ -165,7 +165,7 @@ def prepare(config: DictConfig, hydra_config: Any, typed: Command, saved: SavedR
         verb = command.row
         if verb.keeps_folder:  # otherwise no destination is called
             build.warm_up(experiment.callbacks)
-        threads = start_ranks(experiment, hydra_config) if verb.on_all_ranks else LEFT_TO_US
+        threads = start_ranks(experiment, hydra_config) if verb.on_all_ranks else DEFAULT_THREADS
         start = _find_start(command, experiment, saved)
         experiment = start.experiment
         if start.continued is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from runner.cli.command import Command
 from runner.config.experiment import Experiment
-from runner.distributed.threads import LEFT_TO_US, Threads
+from runner.distributed.threads import DEFAULT_THREADS, Threads
 from runner.files.addresses import without_credentials
 
 
@@ -44,7 +44,7 @@ class Job:
     source: str = ""
     overrides: list[str] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=dict)
-    threads: Threads = LEFT_TO_US
+    threads: Threads = DEFAULT_THREADS
     may_be_over: bool = False
     arguments: list[str] = field(default_factory=list)
     log: str = ""

@@ -24,9 +24,9 @@ def keep_threads(job: Job) -> Threads:
     if before is None:
         return job.threads
     now = threads_now(job.threads.number)
-    if job.threads.is_asked or before > MOST_PER_CORE * cores():
+    if job.threads.is_requested or before > MOST_PER_CORE * cores():
         if now != before and is_rank_zero():
-            reason = "" if job.threads.is_asked else f" ({before} are too many for {cores()} cores)"
+            reason = "" if job.threads.is_requested else f" ({before} are too many for {cores()} cores)"
             log.warning(
                 "the run had %d CPU threads and goes on with %d%s: the last bits of its numbers may differ from a run "
                 "that never stopped; launch.threads=%d is exact",
@@ -39,4 +39,4 @@ def keep_threads(job: Job) -> Threads:
             "is faster, but the last bits of its numbers may differ",
             *(before, cores(), cores()),
         )
-    return Threads(before, is_asked=True)
+    return Threads(before, is_requested=True)

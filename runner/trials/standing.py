@@ -63,7 +63,7 @@ def standing_before(
     """
     stop = {"stop": Stop(until)}
     with (
-        with_threads(Record.of_batch(run, batch).threads, is_asked=True),
+        with_threads(Record.of_batch(run, batch).threads, is_requested=True),
         trial(experiment, {**watchers, **stop}, watched=watched, **_start(run, batch, key)) as trainer,
     ):
         change_optimizers(trainer.state, experiment.plain)

@@ -58,7 +58,7 @@ def test_the_operations_of_this_rank_s_batch_count(samples: int, ranks: int, thr
     model = ClassificationModel(MLP(100, (), 10), 10)
     with (
         Trainer(model=model, train_dataloader=loader, max_duration="1ba", run_dir=tmp_path) as trainer,
-        with_threads(None, is_asked=False),
+        with_threads(None, is_requested=False),
     ):
         use_one_thread_if_short(trainer.state)
         assert torch.get_num_threads() == threads

@@ -77,19 +77,19 @@ def test_cores_are_shared_by_ranks_and_by_jobs():
 
 
 def test_one_process_alone_has_torch_s_default():
-    assert choose_threads(None, processes=1, jobs=1) == Threads(None, is_asked=False)
+    assert choose_threads(None, processes=1, jobs=1) == Threads(None, is_requested=False)
 
 
 def test_what_is_asked_for_goes_before_all_else(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert choose_threads(7, processes=1, jobs=1) == Threads(7, is_asked=True)
-    assert choose_threads(7, processes=4, jobs=4) == Threads(7, is_asked=True)
+    assert choose_threads(7, processes=1, jobs=1) == Threads(7, is_requested=True)
+    assert choose_threads(7, processes=4, jobs=4) == Threads(7, is_requested=True)
 
 
 def test_the_user_s_own_setting_stays(monkeypatch: pytest.MonkeyPatch):
     for value in ("1", "10000", "4,2"):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
-        assert choose_threads(None, processes=2, jobs=1) == Threads(None, is_asked=True)
+        assert choose_threads(None, processes=2, jobs=1) == Threads(None, is_requested=True)
 
 
 def test_the_default_of_torchrun_does_not(monkeypatch: pytest.MonkeyPatch):
@@ -97,7 +97,7 @@ def test_the_default_of_torchrun_does_not(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert choose_threads(None, processes=2, jobs=1) == Threads(share(2))
     monkeypatch.setenv("OMP_NUM_THREADS", "10000")
-    assert choose_threads(None, processes=2, jobs=1) == Threads(None, is_asked=True)
+    assert choose_threads(None, processes=2, jobs=1) == Threads(None, is_requested=True)
 
 
 def test_the_default_of_joblib_is_shared_by_the_ranks(monkeypatch: pytest.MonkeyPatch):
@@ -133,11 +133,11 @@ def three_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("three_threads")
 def test_threads_are_as_before_afterwards():
-    with pytest.raises(KeyError), with_threads(4, is_asked=True):
+    with pytest.raises(KeyError), with_threads(4, is_requested=True):
         assert torch.get_num_threads() == 4
         raise KeyError
     assert torch.get_num_threads() == 3
-    with with_threads(None, is_asked=False):
+    with with_threads(None, is_requested=False):
         assert torch.get_num_threads() == 3
         use_one_thread()
         assert torch.get_num_threads() == 1
@@ -148,10 +148,10 @@ def test_threads_are_as_before_afterwards():
 def test_only_a_number_that_nobody_asked_for_is_lowered():
     use_one_thread()  # outside a job
     assert torch.get_num_threads() == 3
-    with with_threads(2, is_asked=True):
+    with with_threads(2, is_requested=True):
         use_one_thread()
         assert torch.get_num_threads() == 2
-    with with_threads(None, is_asked=False):
+    with with_threads(None, is_requested=False):
         use_threads(2)  # such as the number of a saved run
         use_one_thread()
         assert torch.get_num_threads() == 2

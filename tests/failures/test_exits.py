@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runner.distributed.session import ending
-from runner.failures.errors import UnaskedExit
+from runner.failures.errors import UnexpectedExit
 from runner.failures.exits import as_failure, exits_as_failures
 
 OWN = """
@@ -96,7 +96,7 @@ def test_exits_that_signals_ask_for_stay_as_they_are():
         with pytest.raises((SystemExit, KeyboardInterrupt)), exits_as_failures():
             exit_of_ours(number)
     with (
-        pytest.raises(UnaskedExit, match=r"SystemExit\(3\) raised at .*test_exits.py:\d+, in test_exits"),
+        pytest.raises(UnexpectedExit, match=r"SystemExit\(3\) raised at .*test_exits.py:\d+, in test_exits"),
         exits_as_failures(),
     ):
         raise SystemExit(3)

@@ -65,7 +65,7 @@ class Mixing(Algorithm, ABC):
             )
         is_split = get_data_parallel_size() > 1 or state.grad_accum > 1 or state.microbatch_size is not None
         mean = read_loss(getattr(state.unwrapped_model, "loss_fn", None))
-        if isinstance(mean, TargetMean) and mean.weighs and is_split:
+        if isinstance(mean, TargetMean) and mean.has_weights and is_split:
             raise wrong_argument(
                 "loss_fn",
                 mean.loss_fn,

@@ -122,7 +122,7 @@ def find_cross_entropy(model: Model, target_key: Key, class_dim: int | None) -> 
     if not isinstance(model, SupervisedModel) or type(model).loss is not SupervisedModel.loss:
         return None
     mean = read_loss(loss_fn)
-    can_smooth = isinstance(mean, TargetMean) and mean.smoothed(0.0) is not None
+    can_smooth = isinstance(mean, TargetMean) and mean.with_smoothing(0.0) is not None
     return loss_fn if can_smooth and target_key == model.targets else None
 
 
@@ -130,6 +130,6 @@ def _smoothed(model: Model, loss_fn: Any, smoothing: float) -> Callable[..., Ten
     """Return a loss function with label smoothing that averages over the same weights as the model's `loss_weight`."""
     if isinstance(model, LanguageModel) or model.loss_averages == "samples":
         return partial(F.cross_entropy, label_smoothing=smoothing)
-    smoothed = TargetMean(loss_fn, F.cross_entropy).smoothed(smoothing)
+    smoothed = TargetMean(loss_fn, F.cross_entropy).with_smoothing(smoothing)
     assert smoothed is not None
     return smoothed

@@ -113,7 +113,7 @@ def capture(
                 "frozen": describe_freezing(state.unwrapped_model),
                 "microbatch_size": state.samples_per_microbatch,
                 "stop_requested": state.stop_requested,
-                "unheard": state.unheard,
+                "unfinished_hooks": state.unfinished_hooks,
                 "seed": state.rank_zero_seed,
                 "run_name": state.run_name,
                 "world_size": get_world_size(),
@@ -134,8 +134,8 @@ def can_save_alone(state: State) -> bool:
     """
     # Each rank has such state of its own until TrainMetrics, or the hook, has handled the end of the epoch.
     holders = [*(["train_metrics"] if state.train_metrics else []), *(hook.config_key for hook in _gathering(state))]
-    unheard = {key for keys in state.unheard.values() for key in keys}
-    is_spread = get_world_size() > 1 and bool(holders if state.timestamp.batch_in_epoch else unheard & {*holders})
+    unfinished = {key for keys in state.unfinished_hooks.values() for key in keys}
+    is_spread = get_world_size() > 1 and bool(holders if state.timestamp.batch_in_epoch else unfinished & {*holders})
     has_all = not is_spread and not is_sharded(state.unwrapped_model)
     return state.is_consistent and get_global_rank() == 0 and has_all
 
@@ -232,7 +232,7 @@ def restore(state: State, path: str | Path) -> None:
     for evaluator in state.evaluators:
         evaluator.evaluated_at = saved["evaluated_at"].get(evaluator.label)
     state.stop_requested = saved.get("stop_requested", False)
-    state.unheard = saved.get("unheard", {})
+    state.unfinished_hooks = saved.get("unfinished_hooks", {})
     state.resumed_from = path
     if state.microbatch_size == "auto":
         state.fitting_size = saved["microbatch_size"]

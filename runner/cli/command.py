@@ -208,7 +208,7 @@ def _check_words(verb: Verb, words: Sequence[str]) -> None:
     synopsis = " ".join(filter(None, ("runner", verb.name, verb.words)))
     typed = " ".join(words) or "nothing"
     text = f"{verb.name}: takes {verb.words or 'no words'}, not {typed}; write {synopsis}, such as {verb.example}"
-    raise ValueError(Advice(text).knowing(key=verb.first_word))
+    raise ValueError(Advice(text).with_facts(key=verb.first_word))
 
 
 def _check_options(verb: Verb, arguments: Sequence[str], hydra: Sequence[str]) -> None:
@@ -217,7 +217,7 @@ def _check_options(verb: Verb, arguments: Sequence[str], hydra: Sequence[str]) -
         if argument in hydra and argument.startswith("-") and not is_one_of_hydras(argument):
             raise _no_such_option(verb, arguments, index)
     if not verb.can_be_swept and _is_sweep(hydra):
-        raise ValueError(Advice(f"-m: {verb.name} takes one experiment at a time; leave out -m").knowing(key="-m"))
+        raise ValueError(Advice(f"-m: {verb.name} takes one experiment at a time; leave out -m").with_facts(key="-m"))
 
 
 def _is_sweep(hydra: Sequence[str]) -> bool:
@@ -244,5 +244,5 @@ def _no_such_option(verb: Verb, arguments: Sequence[str], index: int) -> ValueEr
     if meant or not verb.composes:
         start = f"did you mean --{meant}? Allowed" if meant else "allowed"
         advice = Advice(f"{verb.name} has no such option; {start}: {', '.join(own) or 'none'}")
-        return WrongKey(name, advice.knowing(allowed=tuple(own), meant=f"--{meant}" if meant else ""))
+        return WrongKey(name, advice.with_facts(allowed=tuple(own), meant=f"--{meant}" if meant else ""))
     return ValueError(f"{arguments[index]}: no such option. " + about_option(name, value_of_option(index, arguments)))

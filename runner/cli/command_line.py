@@ -109,7 +109,7 @@ def check_options(arguments: Sequence[str]) -> None:
             )
         if match := re.fullmatch(r"hydra\.(sweeper|launcher|job_logging|hydra_logging)=([\w-]+)", argument):
             fix = f"hydra/{match[1]}={match[2]}"
-            raise ValueError(Advice(f"{argument}: is a group, written with a slash: {fix}").knowing(fix=fix))
+            raise ValueError(Advice(f"{argument}: is a group, written with a slash: {fix}").with_facts(fix=fix))
         if argument == "hydra/job_logging=disabled":
             fix = "~callbacks.console_summary ~callbacks.progress_bar"
             raise ValueError(f"{argument}: warnings need it; a run that prints nothing else is {fix}")
@@ -130,7 +130,7 @@ def about_option(name: str, value: str | None) -> Advice:
     near = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.8)  # --resume is not a slip for --resolve
     guess = f"Did you mean {near[0]}? " if near else ""
     fix = near[0] if near else f"{key}={value}" if value else ""
-    return Advice(f"{guess}Keys are written without dashes: {key}={value or '...'}").knowing(fix=fix)
+    return Advice(f"{guess}Keys are written without dashes: {key}={value or '...'}").with_facts(fix=fix)
 
 
 def value_of_option(index: int, arguments: Sequence[str]) -> str | None:
@@ -156,7 +156,7 @@ def check_spaces(arguments: Sequence[str]) -> None:
         else:
             continue
         text = f"{key} = {value}: has spaces around the =; write {key}={value}"
-        raise ValueError(Advice(text).knowing(key=key_of(key), fix=f"{key}={value}"))
+        raise ValueError(Advice(text).with_facts(key=key_of(key), fix=f"{key}={value}"))
 
 
 def config_dir(arguments: Sequence[str]) -> Path | None:

@@ -36,13 +36,13 @@ def about_foreign(key: str, value: Any = None) -> Advice | None:
     if text.startswith(f"{key}="):  # the key exists here, only not in this run
         return None
     note = row.get("note", "").replace("{}", shown)
-    return Advice("; ".join(filter(None, [text and f"write {text}", note]))).knowing(fix=_as_argument(text))
+    return Advice("; ".join(filter(None, [text and f"write {text}", note]))).with_facts(fix=_as_argument(text))
 
 
 def about_foreign_value(key: str, value: Any) -> Advice | None:
     """Return advice on what to write instead of another library's value, or None for an unknown value."""
     text = _table().get(key, {}).get("values", {}).get(str(value).lower())
-    return Advice(f"write {text}").knowing(fix=_as_argument(text)) if text else None
+    return Advice(f"write {text}").with_facts(fix=_as_argument(text)) if text else None
 
 
 def _as_argument(text: str) -> str:

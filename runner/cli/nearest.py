@@ -19,7 +19,7 @@ class Advice(str):
     fix: str = ""
     """The complete argument to type instead of the wrong one, if the nearest name alone is not enough."""
 
-    def knowing(self, **facts: Any) -> Advice:
+    def with_facts(self, **facts: Any) -> Advice:
         """Return this phrase with further facts."""
         return self._with(str(self), facts)
 
@@ -54,10 +54,10 @@ def nearest(name: str, allowed: Iterable[Any], most: int = 40, otherwise: str = 
     near = swapped or longer or alike
     facts = {"allowed": tuple(names), "meant": near[0] if near else ""}
     if len(names) > most:
-        return Advice(f"did you mean {near[0]!r}?" if near else otherwise).knowing(**facts)
+        return Advice(f"did you mean {near[0]!r}?" if near else otherwise).with_facts(**facts)
     listed = ", ".join(names) or "none"
     text = f"did you mean {near[0]!r}? Allowed: {listed}" if near else f"allowed: {listed}"
-    return Advice(text).knowing(**facts)
+    return Advice(text).with_facts(**facts)
 
 
 def fix_of(key: str, meant: str, is_value: bool) -> str:

@@ -63,7 +63,7 @@ def check_spelling(verb: Verb, arguments: Sequence[str]) -> None:
     values = {argument.key: argument.value for argument in wrong if argument.value not in ("", "null")}
     runs = dict.fromkeys(values[key] for key in _NAMES_RUN if key in values)
     if len(runs) > 1:
-        raise ValueError(Advice(f"{shown}: a command uses one run; give only one").knowing(key=wrong[0].key))
+        raise ValueError(Advice(f"{shown}: a command uses one run; give only one").with_facts(key=wrong[0].key))
     words = [*runs]
     words += [*(part.parts[0] for part in typed if part.is_word and part.parts[0] != name), *_words_of(name, values)]
     missing = meant.words.split()[len(words) : meant.least_words]
@@ -71,7 +71,7 @@ def check_spelling(verb: Verb, arguments: Sequence[str]) -> None:
     fix = " ".join(["runner", *filter(None, [name]), *map(shlex.quote, arguments)])
     why = "no such key" if name in (verb.name, "") else "a command begins with a verb"
     advice = Advice(f"{shown}: {why}; write {fix}")
-    raise ValueError(advice.knowing(key=wrong[0].key, fix="" if missing else fix))
+    raise ValueError(advice.with_facts(key=wrong[0].key, fix="" if missing else fix))
 
 
 def _parts(verb: Verb, arguments: Sequence[str]) -> list[_Argument]:
@@ -125,7 +125,7 @@ def _known_verb(mode: str) -> str:
     near = nearest(mode, VERBS)
     foreign = about_foreign(f"mode={mode}")
     if foreign is not None or not near.meant or "," in mode:
-        raise ValueError((Advice(f"mode={mode}: no such verb; ") + (foreign or near)).knowing(key="mode"))
+        raise ValueError((Advice(f"mode={mode}: no such verb; ") + (foreign or near)).with_facts(key="mode"))
     return near.meant
 
 

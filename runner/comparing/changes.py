@@ -140,7 +140,7 @@ def check_changes(
     known = {*_paths(before), *_paths(after), *map(key_of, typed)}
     for key in allowed:
         if key not in known:
-            reason = "this config has no such key; " + nearest(key, known).knowing(meant="")
+            reason = "this config has no such key; " + nearest(key, known).with_facts(meant="")
             raise WrongKey("--allow-changes", reason, repr(key))
     changes = list(find_changes(before, after))
     _check_optimizer(changes, resume)
@@ -150,7 +150,7 @@ def check_changes(
         names = ",".join([*allowed, *(change.key for change in refused)])
         fix = f"--allow-changes {names}"
         text = f"RUN={show_path(Path(resume))!r}: the run was trained with a different config so far:{listed}\n"
-        raise ValueError(Advice(f"{text}To continue with these changes, add {fix}").knowing(key="RUN", fix=fix))
+        raise ValueError(Advice(f"{text}To continue with these changes, add {fix}").with_facts(key="RUN", fix=fix))
     return [f"{change}{_remark(change, after)}" for change in changes]
 
 

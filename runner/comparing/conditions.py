@@ -121,5 +121,5 @@ def _check_known(name: str, runs: Sequence[SavedFolder], key: str, shown: str) -
     results = [run.result for run in runs if run.result is not None]
     names = {*FIELDS, *(metric for result in results for metric in result.metrics)}
     names |= {group for result in results for group in result.choices}
-    near = nearest(name, names).knowing(meant="")  # only a part of the value is wrong
+    near = nearest(name, names).with_facts(meant="")  # only a part of the value is wrong
     raise WrongKey(key, "no run has a value of this name; " + near + ", or a key of a config", repr(shown))

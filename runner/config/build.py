@@ -136,7 +136,7 @@ def make_data(experiment: Experiment) -> tuple[Any, Any]:
         kind = f"{type(data).__name__} of {len(data)}" if isinstance(data, tuple | list) else type(data).__name__
         allowed = "(train_loader, eval_loader) or (train_loader, eval_loader, test_loader)"
         text = f"data: {section.target} must return {allowed}, not a {kind}"
-        raise TypeError(Advice(text).knowing(key="data"))
+        raise TypeError(Advice(text).with_facts(key="data"))
     if experiment.folds is not None:
         folds = experiment.folds.make()
         with experiment.folds.named():

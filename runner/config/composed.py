@@ -46,7 +46,7 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
             )
     for key in KEYS:
         if key not in plain and key not in GROUPS:
-            raise ValueError(Advice(f"~{key}: a run needs this key; give it a value, or null").knowing(key=key))
+            raise ValueError(Advice(f"~{key}: a run needs this key; give it a value, or null").with_facts(key=key))
     return plain
 
 
@@ -69,8 +69,8 @@ def section_of(config: Mapping[str, Any], group: str) -> Mapping[str, Any]:
         allowed = tuple(choice.name for choice in choices() if choice.group == group)
         if section is None:  # removed with ~, or set to null in a file
             advice = Advice(f"none is chosen, and every run needs one; write {group}=<name>: {', '.join(allowed)}")
-            raise WrongKey(group, advice.knowing(allowed=allowed))
-        reason = Advice(f"needs a `_target_`; choose a file of conf/{group}/").knowing(allowed=allowed)
+            raise WrongKey(group, advice.with_facts(allowed=allowed))
+        reason = Advice(f"needs a `_target_`; choose a file of conf/{group}/").with_facts(allowed=allowed)
         raise WrongKey(group, reason, repr(section))
     return section
 
@@ -119,7 +119,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
                 reason = f"add a built-in one with +{group}=<name>, or remove this one with ~{group}.{key}"
                 advice = Advice(f"needs a `_target_`, the class to make; {reason}")
                 fix = f"~{group}.{key}" if section is None else ""
-                raise WrongKey(f"{group}.{key}", advice.knowing(fix=fix), repr(section))
+                raise WrongKey(f"{group}.{key}", advice.with_facts(fix=fix), repr(section))
 
 
 def about_unknown(key: str, known: Iterable[str]) -> str:
@@ -144,7 +144,7 @@ def _check_single_values(config: Mapping[str, Any]) -> None:
         raise WrongKey("objective", reason, repr(config["objective"]))
     if config["test"] not in (None, "best", "last"):
         reason = Advice("must be best or last, the weights to test after training, or null")
-        raise WrongKey("test", reason.knowing(allowed=("best", "last", "null")), repr(config["test"]))
+        raise WrongKey("test", reason.with_facts(allowed=("best", "last", "null")), repr(config["test"]))
     if config["init_weights"] not in ("in_order", "by_name"):
         reason = Advice("must be in_order (weights are drawn one after another), or by_name (each weight separately)")
-        raise WrongKey("init_weights", reason.knowing(allowed=("in_order", "by_name")), repr(config["init_weights"]))
+        raise WrongKey("init_weights", reason.with_facts(allowed=("in_order", "by_name")), repr(config["init_weights"]))

@@ -14,7 +14,7 @@ from hydra.types import HydraContext, TaskFunction
 
 from runner.cli.catalogue import CONF
 from runner.config.composing import initialized
-from runner.libraries.shortcuts import is_taken
+from runner.libraries.shortcuts import is_enabled
 
 # Options, and keys that ask for several jobs or make Hydra call something.
 _FOR_HYDRA = re.compile(r"-|[+~]*hydra(=|[./](mode|searchpath|callbacks)\b)")
@@ -26,7 +26,7 @@ def is_one_job(arguments: Sequence[str]) -> bool:
     To find out, Hydra composes the config once more, which takes a fifth of a second. The runner's own `conf/` has no
     influence on it, so the typed arguments decide.
     """
-    return is_taken("composing") and not any(map(_FOR_HYDRA.match, arguments))
+    return is_enabled("composing") and not any(map(_FOR_HYDRA.match, arguments))
 
 
 def run_one_job(task: TaskFunction, arguments: Sequence[str]) -> None:

@@ -85,7 +85,7 @@ def check_null(path: str, section: Mapping[str, Any], parameters: Mapping[str, i
     """Check that arguments that may be None are not set to the text 'None': that is Python, and YAML has null."""
     for key, value in section.items():
         if value == "None" and key in parameters and parameters[key].default is None:
-            raise WrongKey(f"{path}.{key}", Advice("write null for no value").knowing(meant="null"), repr(value))
+            raise WrongKey(f"{path}.{key}", Advice("write null for no value").with_facts(meant="null"), repr(value))
 
 
 def taken_as_options(path: str, section: Mapping[str, Any]) -> list[str]:
@@ -142,7 +142,7 @@ def _why_not_found(target: str, cause: BaseException) -> str:
         near = nearest(parts[depth], _callables(holder))
         whole = {"allowed": tuple(f"{module}.{name}" for name in near.allowed)} if depth == len(parts) - 1 else {}
         meant = ".".join([module, near.meant, *parts[depth + 1 :]]) if near.meant else ""
-        return (Advice(f"{module} has no {parts[depth]!r}; ") + near).knowing(meant=meant, **whole)
+        return (Advice(f"{module} has no {parts[depth]!r}; ") + near).with_facts(meant=meant, **whole)
     return f"there is no module {parts[0]!r}, neither installed nor in the working directory"
 
 
@@ -173,7 +173,7 @@ def _check_types(
             shown = shown or (hint if isinstance(hint, str) else inspect.formatannotation(hint))
             if isinstance(value, str) and re.fullmatch(r"[\w.+-]+", value) and _fits(yaml.safe_load(value), hints[key]):
                 shown += "; a variable of the environment is text, ${oc.decode:${oc.env:NAME}} reads it"
-            reason = Advice(f"{section['_target_']} takes {shown}").knowing(allowed=_listed(hints[key]))
+            reason = Advice(f"{section['_target_']} takes {shown}").with_facts(allowed=_listed(hints[key]))
             raise WrongKey(f"{path}.{key}", reason, repr(value))
 
 

@@ -51,25 +51,25 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
         if typed and "/" in typed[0].partition("=")[2]:
             group = key_of(typed[0])
             text = f"{typed[0]}: takes the name of a file in conf/{group}/; --config-dir=<folder> adds a conf/ of yours"
-            return Advice(text).knowing(key=group)
+            return Advice(text).with_facts(key=group)
         group, _, name = missing.rpartition("/")
-        return _as_advice(_about_choice(group, name, error.options or (), overrides)).knowing(key=group)
+        return _as_advice(_about_choice(group, name, error.options or (), overrides)).with_facts(key=group)
     if isinstance(error, MissingConfigException):
         name = f"--config-name={error.missing_cfg_file}"
         text = f"{name}: conf/ has no such file; experiment=<name> chooses a whole run"
-        return Advice(text).knowing(key="--config-name")
+        return Advice(text).with_facts(key="--config-name")
     if isinstance(error, OverrideParseException):
         return _about_grammar(error.override, overrides)
     text = str(error).strip()
     if (typed := next(filter(IN_SEARCH_SPACE.match, overrides), None)) and "hydra.sweeper.params" in text:
         remedy = "type another value, as in 'optimizer.lr=interval(0.1,1)', or drop all with hydra.sweeper.params=null"
-        return Advice(f"{typed}: a key of a search space cannot be removed; {remedy}").knowing(key=key_of(typed))
+        return Advice(f"{typed}: a key of a search space cannot be removed; {remedy}").with_facts(key=key_of(typed))
     if match := NO_SUCH_KEY.match(text):
-        return _as_advice(_about_missing_key(match[1], error, overrides, conf)).knowing(key=match[1])
+        return _as_advice(_about_missing_key(match[1], error, overrides, conf)).with_facts(key=match[1])
     if match := KEY_EXISTS.match(text):
         typed = [override.lstrip("+") for override in overrides if override.startswith(f"+{match[1]}=")][-1:]
         text = f"+{match[1]}: is there already; write {match[1]}=... without the +"
-        return Advice(text).knowing(key=match[1], fix="".join(typed))
+        return Advice(text).with_facts(key=match[1], fix="".join(typed))
     if match := NO_SUCH_GROUP.match(text):
         return _about_override_in_file(match[1], match[2], conf)
     if match := OVERRIDE_FIRST.match(text):
@@ -81,15 +81,15 @@ def about_composing(error: Exception, overrides: Sequence[str], conf: Path) -> s
     if match := LIST_FOR_SECTION.match(text):
         key = match[1].lstrip("+")
         instead = f"write {key}.<name>=..., or '{key}={{<name>: ...}}'"
-        return Advice(f"{match[1]}=[...]: a list cannot replace a section of keys; {instead}").knowing(key=key)
+        return Advice(f"{match[1]}=[...]: a list cannot replace a section of keys; {instead}").with_facts(key=key)
     if match := SEVERAL_VALUES.match(text):
         key, _, value = match[1].partition("=")
         takes_one = (conf / key).is_dir() and key not in LISTS
         listed = "" if takes_one else f"write '{key}=[{value}]' for a list, or "
         fix = f"{key}=[{value}]" if key in LISTS else ""
-        return Advice(f"{match[1]}: several values; {listed}add -m to run each").knowing(key=key, fix=fix)
+        return Advice(f"{match[1]}: several values; {listed}add -m to run each").with_facts(key=key, fix=fix)
     key = "--config-dir" if text.startswith("Additional config directory") else ""
-    return Advice(text.partition("\n\n")[0]).knowing(key=key)
+    return Advice(text.partition("\n\n")[0]).with_facts(key=key)
 
 
 def _as_advice(text: str) -> Advice:
@@ -130,9 +130,9 @@ def _about_choice(group: str, name: str, listed: Sequence[str], overrides: Seque
     groups = _groups_by_choice(overrides)
     own = tuple(listed or [name for name, having in groups.items() if group in having])
     if (foreign := about_foreign(typed)) is not None:
-        return (Advice(f"{typed}: no such choice; ") + foreign).knowing(allowed=own)
+        return (Advice(f"{typed}: no such choice; ") + foreign).with_facts(allowed=own)
     if name in groups and group not in groups[name]:
-        return (Advice(f"{typed}: no such choice; ") + _meant(name, groups[name])).knowing(allowed=own)
+        return (Advice(f"{typed}: no such choice; ") + _meant(name, groups[name])).with_facts(allowed=own)
     return f"{typed}: no such choice; " + nearest(name, own)
 
 
@@ -143,19 +143,19 @@ def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
     if typed.endswith((".yaml", ".yml")) and "=" not in typed:
         name = Path(typed).stem
         text = f"{typed}: a file is chosen by its group; put it into conf/experiment/ and write experiment={name}"
-        return Advice(text).knowing(fix=f"experiment={name}")
+        return Advice(text).with_facts(fix=f"experiment={name}")
     if f"--{typed}" in OPTIONS:
-        return Advice(f"{typed}: has no key; did you mean --{typed}?").knowing(fix=f"--{typed}")
+        return Advice(f"{typed}: has no key; did you mean --{typed}?").with_facts(fix=f"--{typed}")
     is_key = "." in typed and all(part.isidentifier() for part in typed.split("."))
     if is_key or typed in {*GROUPS, *(key.name for key in top_keys())}:
-        return Advice(f"{typed}: has no value; write {typed}=..., without spaces").knowing(key=typed)
+        return Advice(f"{typed}: has no value; write {typed}=..., without spaces").with_facts(key=typed)
     if typed in VERBS:
         fix = shlex.join(["runner", typed, *(override for override in overrides if override != typed)])
-        return Advice(f"{typed}: a verb comes first; write {fix}").knowing(fix=fix)
+        return Advice(f"{typed}: a verb comes first; write {fix}").with_facts(fix=fix)
     groups = _groups_by_choice(overrides)
     if verbs := difflib.get_close_matches(typed, VERBS, n=1, cutoff=0.75):
         text = f"{typed}: no such verb; did you mean runner {verbs[0]}?"
-        return Advice(text).knowing(fix=verbs[0], allowed=tuple(VERBS))
+        return Advice(text).with_facts(fix=verbs[0], allowed=tuple(VERBS))
     if near := difflib.get_close_matches(typed, groups, n=1, cutoff=0.8):
         return f"{typed}: has no key; " + _meant(near[0], groups[near[0]])
     if foreign := about_foreign_value("trainer.precision", typed) or about_foreign(typed):
@@ -164,9 +164,9 @@ def _about_grammar(typed: str, overrides: Sequence[str]) -> str:
     if equals and re.match(r"[^\[{\s'\"][^'\"]*$", value):
         fix = f'{key}="{value}"'
         text = f"{typed}: the value cannot be read as it is; write it with two pairs of quotes: '{fix}'"
-        return Advice(text).knowing(key=key_of(key), fix=fix)
+        return Advice(text).with_facts(key=key_of(key), fix=fix)
     text = f"{typed}: cannot be read; write key=value, in quotes if it has brackets: '+callbacks=[a,b]'"
-    return Advice(text).knowing(key=key_of(key) if equals else "")
+    return Advice(text).with_facts(key=key_of(key) if equals else "")
 
 
 def _groups_by_choice(overrides: Sequence[str]) -> dict[str, list[str]]:
@@ -188,19 +188,21 @@ def _about_missing_key(key: str, error: Exception, overrides: Sequence[str], con
     if inner is not None and inner.startswith(f"{key}."):  # the override replaces a whole section
         return f"{_about_key(inner, config, conf)}. To replace all of it: ~{key} '+{key}=...'"
     about = _as_advice(_about_key(key, config, conf))
-    return about if typed else about.knowing(fix="")  # a key to remove has no replacement
+    return about if typed else about.with_facts(fix="")  # a key to remove has no replacement
 
 
 def _about_second_choice(group: str, overrides: Sequence[str]) -> str:
     """Return a message about a group for which two files were chosen."""
     if group in LISTS:
         text = f"{group}: given more than once; for several in one list write '+{group}=[a,b]'"
-        return Advice(text).knowing(key=group)
+        return Advice(text).with_facts(key=group)
     if any(override.startswith(f"+{group}=") for override in overrides):
         typed = next(override.lstrip("+") for override in overrides if override.startswith(f"+{group}="))
-        return Advice(f"+{group}: there is one already; write {group}=... without the +").knowing(key=group, fix=typed)
+        return Advice(f"+{group}: there is one already; write {group}=... without the +").with_facts(
+            key=group, fix=typed
+        )
     text = f"{group}: a file chooses a second one; in its defaults write 'override /{group}: ...' instead"
-    return Advice(text).knowing(key=group)
+    return Advice(text).with_facts(key=group)
 
 
 def _about_override_in_file(file: str, group: str, conf: Path) -> str:
@@ -221,7 +223,7 @@ def _meant(name: str, groups: Sequence[str]) -> Advice:
     """Return advice that asks whether a choice of some groups was meant."""
     typed = [f"{'+' if group in LISTS else ''}{group}={name}" for group in groups]
     fix, key = (typed[0], groups[0]) if len(typed) == 1 else ("", "")
-    return Advice(f"did you mean {' or '.join(typed)}?").knowing(fix=fix, key=key)
+    return Advice(f"did you mean {' or '.join(typed)}?").with_facts(fix=fix, key=key)
 
 
 def _about_empty(overrides: Sequence[str], conf: Path) -> str:
@@ -231,7 +233,7 @@ def _about_empty(overrides: Sequence[str], conf: Path) -> str:
         if name and (conf / name).is_dir() and not re.match(r"[\[A-Za-z_]", value.removeprefix("null")):
             files = [path.stem for path in (conf / name).glob("*.yaml")]
             text = f"{override}: a group takes the name of a choice; allowed: {', '.join(sorted(files))}"
-            return Advice(text).knowing(key=name, allowed=tuple(sorted(files)))
+            return Advice(text).with_facts(key=name, allowed=tuple(sorted(files)))
         if not name:
             return f"{override}: has no key; write key=value"
     return "a group takes the name of a choice, or a list of names"
@@ -262,7 +264,7 @@ def _about_key(key: str, config: Mapping[str, Any], conf: Path) -> str:
             around = {} if group in LISTS and depth > 1 else config  # other hooks have keys of the same names
             if meant := _elsewhere(parts[depth:], node, above) or _elsewhere(parts[depth:], around):
                 text = f"{key}: {where}; did you mean {' or '.join(meant)}?"
-                return Advice(text).knowing(meant=meant[0] if len(meant) == 1 else "")
+                return Advice(text).with_facts(meant=meant[0] if len(meant) == 1 else "")
             known = [*node, *(group for group in groups if group not in node)]
             return f"{key}: {where}; " + (nearest(part, known) if above else about_unknown(key, known))
         node = node[part]
@@ -276,7 +278,7 @@ def _about_absent(group: str, name: str, conf: Path) -> Advice | None:
     files = [path.stem for path in (conf / group).glob("*.yaml") if path.stem != "none"]
     if name in files:
         text = f"{name!r} is not part of this run; it is added with +{group}={name}"
-        return Advice(text).knowing(fix=f"+{group}={name}")
+        return Advice(text).with_facts(fix=f"+{group}={name}")
     if group not in LISTS:
         return None
     if (foreign := about_foreign(f"{group}={name}")) is not None:
@@ -284,7 +286,7 @@ def _about_absent(group: str, name: str, conf: Path) -> Advice | None:
     if not (near := difflib.get_close_matches(name, files, n=1)):
         return None
     text = f"there is no {name!r}; did you mean {near[0]!r}? It is added with +{group}={near[0]}"
-    return Advice(text).knowing(fix=f"+{group}={near[0]}")
+    return Advice(text).with_facts(fix=f"+{group}={near[0]}")
 
 
 def _elsewhere(parts: Sequence[str], section: Mapping[str, Any], path: str = "") -> list[str]:

@@ -64,8 +64,8 @@ class Engine:
 
     def fire_unhandled(self) -> None:
         """Fire the event at which the run failed before it was resumed, for the hooks that have not handled it yet."""
-        unheard, self.state.unheard = self.state.unheard, {}
-        for event, hooks in unheard.items():
+        unfinished_hooks, self.state.unfinished_hooks = self.state.unfinished_hooks, {}
+        for event, hooks in unfinished_hooks.items():
             self.run_event(event, hooks)
 
     def listeners(self, event: Event | str) -> list[Hooks]:
@@ -146,7 +146,7 @@ class Engine:
         error.add_note(f"raised by {name!r} at {event.name}, {describe_time(now)}")
         if event in _RESUMABLE_EVENTS and at is not None and not isinstance(_owner(at), Algorithm):
             unfinished = handlers[handlers.index(at) :]
-            self.state.unheard = {str(event): [_owner(handler).config_key for handler in unfinished]}
+            self.state.unfinished_hooks = {str(event): [_owner(handler).config_key for handler in unfinished]}
 
 
 class _ClosedTable(dict[str, tuple[Handler, ...]]):

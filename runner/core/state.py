@@ -124,7 +124,7 @@ class State:
 
     resumed_from: Path | None = field(default=None, init=False)
     """The checkpoint from which this run was resumed; at BEFORE_LOAD it may still be the folder that holds it."""
-    unheard: dict[str, list[str]] = field(default_factory=dict, init=False)
+    unfinished_hooks: dict[str, list[str]] = field(default_factory=dict, init=False)
     """The event at which a callback failed, with the config keys of the hooks that still have to handle it when the run
     is resumed; empty if no callback failed."""
     stop_requested: bool = field(default=False, init=False)
@@ -184,7 +184,7 @@ class State:
     def changing(self, settles: bool = True) -> Iterator[None]:
         """Mark the state as inconsistent while the body of a `with` statement changes it.
 
-        After an error the state stays inconsistent, unless `unheard` holds everything that remains to be done.
+        After an error the state stays inconsistent, unless `unfinished_hooks` holds everything that remains to be done.
 
         Args:
             settles: whether the state is consistent after the body.
@@ -194,7 +194,7 @@ class State:
             yield
             self.is_consistent = settles
         finally:
-            self.is_consistent |= bool(self.unheard)
+            self.is_consistent |= bool(self.unfinished_hooks)
 
     def restart_time(self) -> None:
         """Start another phase of training: time, training metrics and the records of evaluators begin again."""
@@ -211,7 +211,7 @@ class State:
 
     def is_due(self, interval: Interval) -> bool:
         """Return whether the last advance of time reached a multiple of an interval."""
-        if interval.ends_epochs and self.timestamp.batch_in_epoch:
+        if interval.is_at_epoch_ends and self.timestamp.batch_in_epoch:
             return False  # a shortcut for most calls, which come after each batch
         return interval.is_due(self.previous_timestamp, self.timestamp, self.max_duration, self.train_dataloader_len)
 

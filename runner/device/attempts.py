@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 NO_MEMORY = re.compile(r"CU(BLAS|DNN)_STATUS_\w*ALLOC|CUBLAS_STATUS_NOT_INITIALIZED|CUDA error: out of memory")
-NOT_AGAIN = (
+CANNOT_RETRY = (
     "microbatches of {size} samples had fit a batch of these shapes, so its metrics and buffers were not copied, and "
     "it cannot be repeated; resume the run with trainer.microbatch_size={half} --allow-changes "
     "trainer.microbatch_size"
@@ -36,7 +36,7 @@ def shapes_of(batch: Any) -> tuple[Any, ...] | None:
     return None if hasattr(batch, "to") else ()
 
 
-def remember(model: nn.Module, metrics: Mapping[str, Any]) -> Callable[[], None]:
+def save_for_retry(model: nn.Module, metrics: Mapping[str, Any]) -> Callable[[], None]:
     """Return a function that restores, as often as needed, a model's buffers and the states of metrics.
 
     Microbatches of a failed attempt must not enter running statistics or metrics. A deep copy of the metrics would take

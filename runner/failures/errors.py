@@ -12,7 +12,7 @@ TypeError
 └─ UnsupportedType         a value has a type that is not supported here
 RuntimeError
 ├─ RankFailed              another rank failed first
-└─ UnexpectedExit             code of users or libraries tried to end the process
+└─ UnexpectedExit          code of users or libraries tried to end the process
 Exception
 ├─ WrongConfig             a config or command cannot be run: one message, exit code 2
 ├─ Diverged                a run that a command trained has diverged: exit code 3

@@ -29,7 +29,7 @@ def with_saved_weights(
             f"{command.verb}: needs saved weights; write runner {command.verb} RUN, with a run's folder, one of its "
             "checkpoints or its MLflow id, or give trainer.load_path=<checkpoint> and the model whose weights it has"
         )
-        raise ValueError(advice.knowing(key="RUN"))
+        raise ValueError(advice.with_facts(key="RUN"))
     if command.options.get("format") == "parquet" and find_spec("pyarrow") is None:
         raise ImportError("--format parquet: needs the package pyarrow; install it, or give --format pt")
     key = "trainer.load_path" if run is None else "RUN"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import graph
 
-from runner.libraries.shortcuts import is_taken
+from runner.libraries.shortcuts import is_enabled
 
 
 def backward(loss: Tensor, gradient: Tensor) -> None:
@@ -33,7 +33,7 @@ def _run(loss: Tensor, gradient: Tensor) -> None:
 @cache
 def _runs_as_expected() -> bool:
     """Return whether to take the shortcut: this torch has the private function, and it takes these arguments."""
-    if not is_taken("backward"):
+    if not is_enabled("backward"):
         return False
     weight = torch.ones((), requires_grad=True)
     try:

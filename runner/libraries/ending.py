@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-from runner.libraries.shortcuts import is_taken
+from runner.libraries.shortcuts import is_enabled
 
 
 def end_process(code: int, begin_again: Callable[[], object] | None = None) -> NoReturn:
@@ -18,7 +18,7 @@ def end_process(code: int, begin_again: Callable[[], object] | None = None) -> N
     Like Python's own exit, it joins threads, runs exit handlers and flushes output. It skips the teardown of the
     interpreter: with torch loaded this takes half a second, and threads of process groups can abort the process.
     """
-    if begin_again is None and not is_taken("exit"):  # there is no public way to run exit handlers early
+    if begin_again is None and not is_enabled("exit"):  # there is no public way to run exit handlers early
         sys.exit(code)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

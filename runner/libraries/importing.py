@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-from runner.libraries.shortcuts import is_taken
+from runner.libraries.shortcuts import is_enabled
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def importing() -> Iterator[None]:
     of them takes up to 0.1 s. Only the first block of a process excludes objects for good: later ones would also keep
     the garbage of earlier jobs.
     """
-    if not is_taken("collector"):
+    if not is_enabled("collector"):
         yield
         return
     was_enabled = gc.isenabled()

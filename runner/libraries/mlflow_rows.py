@@ -8,7 +8,7 @@ from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from runner.libraries.shortcuts import is_taken
+from runner.libraries.shortcuts import is_enabled
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -36,7 +36,7 @@ def log_metrics(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) ->
     """
     store: Any = getattr(getattr(client, "_tracking_client", None), "store", None)
     are_plain = all(type(metric.value) is float and metric.timestamp >= 0 for metric in metrics)
-    if is_taken("metrics") and getattr(store, "db_type", None) == "sqlite" and are_plain:
+    if is_enabled("metrics") and getattr(store, "db_type", None) == "sqlite" and are_plain:
         with suppress(Exception):  # the tables of another version may differ; any other failure will recur below
             if _insert(store, run_id, metrics):
                 return

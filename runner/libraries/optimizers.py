@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from runner.libraries.shortcuts import is_taken
+from runner.libraries.shortcuts import is_enabled
 
 _WRAPPER: Any = None
 _GRAD_MODE: Any = None
@@ -24,7 +24,7 @@ try:
         _use_grad_for_differentiable,
     )
 
-    if is_taken("optimizer"):
+    if is_enabled("optimizer"):
         _WRAPPER = Optimizer.profile_hook_step(print).__code__  # type: ignore[attr-defined]
     _GRAD_MODE = _use_grad_for_differentiable(print).__code__  # type: ignore[attr-defined]
 except (ImportError, AttributeError):
@@ -66,7 +66,7 @@ def spare_compiler() -> None:
     excluded functions with an attribute, which is set here for the whole process: a compiled function that calls one of
     these methods then compiles it too. If another version uses another mark, it imports the compiler as usual.
     """
-    if not is_taken("compiler"):
+    if not is_enabled("compiler"):
         return
     for name in _NOT_COMPILED:
         function = getattr(getattr(Optimizer, name), "__wrapped__", None)

@@ -12,8 +12,8 @@ import os
 NAMES = ("backward", "collector", "composing", "exit", "optimizer", "compiler", "torchmetrics", "metrics")
 
 
-def is_taken(name: str) -> bool:
-    """Return whether a shortcut of `NAMES` is taken."""
+def is_enabled(name: str) -> bool:
+    """Return whether a shortcut of `NAMES` is enabled."""
     setting = os.environ.get("RUNNER_PUBLIC_ONLY", "")
     public = setting.split(",")
     return name not in public if {*public} <= {*NAMES} else setting in ("", "0")

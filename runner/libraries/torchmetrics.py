@@ -12,7 +12,7 @@ from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any
 
-from runner.libraries.shortcuts import is_taken
+from runner.libraries.shortcuts import is_enabled
 from runner.libraries.torchvision import import_torchvision
 
 
@@ -42,7 +42,7 @@ def import_metric() -> Any:
     Until then, the package in `sys.modules` has not executed its code. Matplotlib, which the class needs for plots, is
     also imported later.
     """
-    if not is_taken("torchmetrics"):
+    if not is_enabled("torchmetrics"):
         return import_torchmetrics().Metric
     spec = find_spec("torchmetrics") if "torchmetrics" not in sys.modules else None
     if spec is not None:
@@ -96,7 +96,7 @@ def _lean_imports() -> Iterator[None]:
     """Within the context, import torchmetrics without other modules that it seldom needs."""
     if find_spec("torchvision") is not None:
         import_torchvision()
-    if not is_taken("torchmetrics"):
+    if not is_enabled("torchmetrics"):
         yield
         return
     # torchmetrics patches the module only if this name is missing.

@@ -48,7 +48,7 @@ def check_loss(model: Model, loss: Any, name: str, trains: bool) -> None:
         raise ValueError(f"{source} returned a loss without a gradient: compute it from the outputs {remedy}")
 
 
-def warn_of_other_means(state: State, lengths: Iterable[int | None], loss: Callable[..., Any], part: Any) -> bool:
+def warn_of_split_means(state: State, lengths: Iterable[int | None], loss: Callable[..., Any], part: Any) -> bool:
     """Warn if the loss of a batch is not the mean of the losses of its halves, weighted by their samples. All ranks.
 
     A mean over n samples, split into halves of n1 and n2, equals (n1 * loss1 + n2 * loss2) / n; a relative difference

@@ -64,12 +64,12 @@ class TargetMean:
         return (weight.to(target.device)[target.where(counts, 0).long()] * counts).sum()
 
     @property
-    def weighs(self) -> bool:
+    def has_weights(self) -> bool:
         """Whether classes have weights, or `ignore_index` differs from torch's default, -100."""
         options = self._options()
         return options.get("weight") is not None or options.get("ignore_index", -100) != -100
 
-    def smoothed(self, smoothing: float) -> TargetMean | None:
+    def with_smoothing(self, smoothing: float) -> TargetMean | None:
         """Return the same mean with torch's own label smoothing; None if torch cannot smooth it or already does."""
         options = self._options()
         if self._function is not F.cross_entropy or options.get("label_smoothing"):

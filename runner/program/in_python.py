@@ -83,7 +83,7 @@ def trainer_of(overrides: Sequence[str], config_dir: str | Path | None) -> Train
         job = replace(job, experiment=settled(experiment, None))
         trainer = build.build(job.experiment, run_dir, name)
         record(trainer, job)
-    trainer.noting = partial(_recorded, trainer, job)
+    trainer.error_context = partial(_recorded, trainer, job)
     return trainer
 
 

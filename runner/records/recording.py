@@ -159,11 +159,11 @@ def diverging() -> Iterator[None]:
 
 
 @contextmanager
-def timing(result: Result, noting: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Enter `noting`, and add the time spent in the `with` block to the seconds of a result."""
+def timing(result: Result, error_context: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Enter `error_context`, and add the time spent in the `with` block to the seconds of a result."""
     began = time.perf_counter()
     try:
-        with noting():
+        with error_context():
             yield
     finally:
         result.seconds += time.perf_counter() - began

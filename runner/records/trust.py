@@ -89,7 +89,7 @@ def check_arguments(
             f"read from or write to: {', '.join(unknown)}. If you trust that, add "
             f"{_allowing('--allow-addresses', unknown)}"
         )
-        raise ValueError(Advice(text).knowing(key="--allow-addresses"))
+        raise ValueError(Advice(text).with_facts(key="--allow-addresses"))
 
 
 def _refuse_code(record: Record, code: Mapping[str, str], allowed: Sequence[str]) -> None:
@@ -100,7 +100,7 @@ def _refuse_code(record: Record, code: Mapping[str, str], allowed: Sequence[str]
             f"is not part of this project: {'; '.join(code[name] for name in unknown)}. It would run with your "
             f"permissions: read the file, and if you trust it, add {_allowing('--allow-targets', unknown)}"
         )
-        raise ValueError(Advice(text).knowing(key="--allow-targets"))
+        raise ValueError(Advice(text).with_facts(key="--allow-targets"))
 
 
 def _home(target: Any) -> str:

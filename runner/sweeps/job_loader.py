@@ -18,7 +18,7 @@ from runner.config.composed import to_plain
 from runner.config.composing import parse_override
 from runner.config.replaced import without_replaced
 from runner.history.rerun import options_of
-from runner.libraries.shortcuts import is_taken
+from runner.libraries.shortcuts import is_enabled
 
 ANY = "*"  # stands for all keys, on any of which a resolver may depend
 
@@ -53,7 +53,7 @@ class JobLoader(ConfigLoaderImpl):
 
     def _find_shared(self, overrides: Sequence[str]) -> _SharedConfig:
         """Return a config with the values of a job: one that an earlier job left, or a new one."""
-        if not is_taken("composing"):
+        if not is_enabled("composing"):
             return _SharedConfig(super().load_sweep_config(self._master, [*overrides]), overrides)
         group = _without_values((*overrides,), frozenset(self._master.hydra.runtime.choices))
         if (shared := self._shared.pop(group, None)) is not None:

@@ -307,13 +307,13 @@ class Interval:
     """
 
     time: Time
-    ends_epochs: bool = field(compare=False, repr=False)
+    is_at_epoch_ends: bool = field(compare=False, repr=False)
     """Whether it is never due inside an epoch, because it counts epochs or iterations, or is never due at all."""
     _bound: tuple[Time | None, int | None, Callable[[Timestamp], int | float]] | None = field(compare=False, repr=False)
 
     def __init__(self, value: int | str | Time, name: str = "interval") -> None:
         object.__setattr__(self, "time", Time.parse_or_epochs(value, name))
-        object.__setattr__(self, "ends_epochs", self.time.unit in ("ep", "iter") or not self.time.value)
+        object.__setattr__(self, "is_at_epoch_ends", self.time.unit in ("ep", "iter") or not self.time.value)
         object.__setattr__(self, "_bound", None)
 
     def is_due(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from runner.core.state import State
-from runner.device.attempts import NOT_AGAIN, is_out_of_memory, remember, shapes_of
+from runner.device.attempts import CANNOT_RETRY, is_out_of_memory, save_for_retry, shapes_of
 from runner.device.batch import split
 from runner.device.memory import bytes_in_use
 from runner.distributed.collectives import any_rank, largest
@@ -92,7 +92,7 @@ class FittingMicrobatches:
         shapes = shapes_of(state.batch)
         used = bytes_in_use(state.device)
         has_fit = shapes is not None and used <= self._fit.get((state.fitting_size, shapes), -1)
-        restore = (lambda: None) if has_fit else remember(state.unwrapped_model, state.train_metrics)
+        restore = (lambda: None) if has_fit else save_for_retry(state.unwrapped_model, state.train_metrics)
         is_only_attempt = has_fit and (run.has_buffers or bool(state.train_metrics))
         is_computed = False
         while True:
@@ -105,7 +105,7 @@ class FittingMicrobatches:
                 if size == 1 or not is_out_of_memory(error):
                     raise
                 if is_only_attempt:
-                    error.add_note(NOT_AGAIN.format(size=size, half=size // 2))
+                    error.add_note(CANNOT_RETRY.format(size=size, half=size // 2))
                     raise
             if not any_rank(not is_computed):
                 break

@@ -67,7 +67,7 @@ class Evaluator:
     @property
     def runs_mid_epoch(self) -> bool:
         """Whether it can be due after any batch, and not only at the end of an epoch."""
-        return not getattr(self.eval_interval, "ends_epochs", False)
+        return not getattr(self.eval_interval, "is_at_epoch_ends", False)
 
     def is_due(self, state: State) -> bool:
         """Return whether the last advance of time reached a multiple of the interval, or the function returns true."""

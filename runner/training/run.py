@@ -19,7 +19,7 @@ from runner.distributed.session import ending
 from runner.distributed.sharding import is_sharded
 from runner.distributed.shares import weigh_alike
 from runner.libraries.backward import backward
-from runner.models.first_loss import check_loss, warn_of_other_means
+from runner.models.first_loss import check_loss, warn_of_split_means
 from runner.models.loss import Share
 from runner.models.model import Model
 from runner.optim.freezing import Freezing
@@ -129,7 +129,7 @@ class Run:
         if self._mean_is_unknown and name == "loss":
             part = self.state.microbatch if trains else self.state.batch
             lengths = (stream.length for stream in self.eval_streams.values())
-            self._mean_is_unknown = not warn_of_other_means(self.state, lengths, self.loss, part)
+            self._mean_is_unknown = not warn_of_split_means(self.state, lengths, self.loss, part)
         self.loss_is_checked = trains
 
     def count_tokens(self, samples: int, all_samples: int) -> int:

@@ -284,7 +284,7 @@ class Trainer:
     def _running(self) -> Iterator[None]:
         """Close the Trainer if the body fails, and restore torch's CPU and CUDA generators after the body."""
         cuda = [self.state.device] if self.state.device.type == "cuda" else []
-        with self._closing_on_error(), self.noting(), torch.random.fork_rng(cuda):
+        with self._closing_on_error(), self.error_context(), torch.random.fork_rng(cuda):
             yield
 
     @contextmanager
@@ -352,7 +352,7 @@ class Trainer:
         fire = self.engine.run_event
         self._steps: Steps | None = None
         self._interrupt = Interrupt(state.stop_training if in_notebook() else None)
-        self.noting: Callable[[], AbstractContextManager[Any]] = nullcontext  # a context that adds notes to errors
+        self.error_context: Callable[[], AbstractContextManager[Any]] = nullcontext  # adds notes to errors
         model = state.unwrapped_model
         state.precision.check(state.device)
         arguments.refuse_unseen_hooks(state)

@@ -34,7 +34,7 @@ def run(job: Job) -> Objective:
             with config_errors():
                 check_objective(trainer.state, job.experiment.objective)
                 evaluators = _to_evaluate(trainer.state, job.experiment.test)
-            trainer.noting = partial(timing, result, trainer.noting)
+            trainer.error_context = partial(timing, result, trainer.error_context)
             values = trainer.eval(evaluators)
         result.measure(trainer.state, job.experiment.objective)
     rows = [(f"{label}/{name}", value) for label, metrics in values.items() for name, value in metrics.items()]
@@ -67,7 +67,7 @@ def trainer_with_weights(job: Job) -> Iterator[Trainer]:
             trainer.state.timestamp = trainer.state.previous_timestamp = read_timestamp(path)
         with config_errors():
             log_record(trainer.logger, job)
-        trainer.noting = partial(noting_faults, job.experiment, job.choices)
+        trainer.error_context = partial(noting_faults, job.experiment, job.choices)
         yield trainer
 
 

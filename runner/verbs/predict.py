@@ -20,7 +20,7 @@ def run(job: Job) -> None:
 
     form = job.command.options["format"]
     split = job.command.options["split"]
-    with recording(job) as result, trainer_with_weights(job) as trainer, timing(result, trainer.noting):
+    with recording(job) as result, trainer_with_weights(job) as trainer, timing(result, trainer.error_context):
         state = trainer.state
         evaluators = [part for part in state.evaluators if part.is_test == (split == "test")]
         loaders = {evaluator.label: evaluator.dataloader for evaluator in evaluators}

@@ -79,7 +79,7 @@ def check(command: Command, experiment: Experiment) -> None:
     known = {*experiment.callbacks, *(path.stem for path in (CONF / "callbacks").glob("*.yaml"))}
     for name in options["without"]:
         if name not in known:
-            reason = "no such callback; " + nearest(str(name), known).knowing(meant="")
+            reason = "no such callback; " + nearest(str(name), known).with_facts(meant="")
             raise WrongKey("--without", reason, repr(",".join(options["without"])))
 
 

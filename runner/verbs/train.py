@@ -62,7 +62,7 @@ def train(job: Job, begin: Callable[[Job], str] | None = None) -> Objective:
             with config_errors():
                 change_optimizers(trainer.state, job.experiment.plain)
                 record(trainer, job)
-            trainer.noting = partial(timing, result, partial(noting_first_batch, job, trainer.state))
+            trainer.error_context = partial(timing, result, partial(noting_first_batch, job, trainer.state))
             with config_errors(Event.FIT_START), refusing_first_batch(), pausing(trainer.state):
                 try:
                     trainer.fit(may_be_over=job.may_be_over)

@@ -210,7 +210,7 @@ def test_a_failure_at_an_epoch_s_end_leaves_its_last_batch_and_is_made_up_for(tm
     other = fit(tmp_path / "whole", *whole, model=Measured()).state
     for own, expected in zip(resumed_state.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(own, expected)
-    assert resumed_state.metric_values == other.metric_values and resumed_state.unheard == {}
+    assert resumed_state.metric_values == other.metric_values and resumed_state.unfinished_hooks == {}
     assert [hook.heard for hook in resumed[:3]] == [hook.heard for hook in whole[:3]] == [4, 4, 4]
     logged = [
         [(now.batch, value) for now, value in memory.data["metrics/train/accuracy"]]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runner.libraries.shortcuts import NAMES, is_taken
+from runner.libraries.shortcuts import NAMES, is_enabled
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_THE_CORE = (
@@ -46,7 +46,7 @@ def test_the_variable_takes_the_public_way_of_all_or_some(
     given: str, taken: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("RUNNER_PUBLIC_ONLY", given)
-    assert tuple(filter(is_taken, NAMES)) == taken
+    assert tuple(filter(is_enabled, NAMES)) == taken
 
 
 def test_the_table_of_shortcuts_names_them_all():

@@ -174,10 +174,10 @@ class CheckpointSaver(Callback):
             raise OSError("the run's last checkpoint was not written: make room, then resume") from self._failure
 
     def close(self, state: State, logger: Logger) -> None:
-        from runner import can_save_alone
+        from runner import can_save_on_this_rank
 
         # After a signal all ranks have stopped after the same batch; after an error others may be anywhere, or gone.
-        ranks_agree = state.error is not None and (state.ended_between_batches or can_save_alone(state))
+        ranks_agree = state.error is not None and (state.ended_between_batches or can_save_on_this_rank(state))
         try:
             if ranks_agree and self._last_attempt.batch != state.timestamp.batch:
                 self._save(state, logger)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runner.checkpoints.digest import first_difference
     from runner.checkpoints.files import discard, is_complete
-    from runner.checkpoints.snapshot import can_save_alone, capture, save_checkpoint
+    from runner.checkpoints.snapshot import can_save_on_this_rank, capture, save_checkpoint
     from runner.checkpoints.writing import write_checkpoint
     from runner.core.destination import LoggerDestination, MetricRecord
     from runner.core.engine import Engine, evaluation_weights
@@ -54,7 +54,7 @@ _MODULES = {
     "TimeUnit": "timing.time",
     "Timestamp": "timing.time",
     "Trainer": "training.trainer",
-    "can_save_alone": "checkpoints.snapshot",
+    "can_save_on_this_rank": "checkpoints.snapshot",
     "capture": "checkpoints.snapshot",
     "discard": "checkpoints.files",
     "evaluation_weights": "core.engine",
@@ -93,7 +93,7 @@ __all__ = [
     "TimeUnit",
     "Timestamp",
     "Trainer",
-    "can_save_alone",
+    "can_save_on_this_rank",
     "capture",
     "discard",
     "evaluation_weights",

@@ -1063,7 +1063,7 @@ FAULTS = (
     Fault(
         "gradients of an own training_step are not averaged",
         "runner/optim/steps.py",
-        "if self.reduces:",
+        "if self.averages_gradients:",
         "if False:",
         "distributed/test_collectives.py",
     ),

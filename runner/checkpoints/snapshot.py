@@ -126,7 +126,7 @@ def capture(
     return snapshot if get_global_rank() == 0 or places is not None else None
 
 
-def can_save_alone(state: State) -> bool:
+def can_save_on_this_rank(state: State) -> bool:
     """Return whether this rank can save a checkpoint alone, after an error that other ranks may not have had.
 
     It can if it is rank 0, its state is consistent, and no other rank holds accumulators of training metrics, state

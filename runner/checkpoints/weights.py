@@ -18,7 +18,7 @@ from runner.failures.errors import UnreadableCheckpoint
 log = logging.getLogger("runner")
 
 OTHER_SHAPE = "of another shape"
-WRAPPED = "module."
+WRAPPER_PREFIX = "module."
 """Prefix of the names of a plain network's weights in a model that holds it, such as `ClassificationModel`."""
 
 
@@ -61,8 +61,8 @@ def read_weights(
         return read_file(find_checkpoint(path, check), "model.pt")
     weights = _read_safetensors(path) if path.suffix == SUFFIX else read_tensors(path)
     own = model.state_dict().keys()
-    has_plain_names = not own & weights.keys() and any(f"{WRAPPED}{name}" in own for name in weights)
-    return {f"{WRAPPED}{name}": value for name, value in weights.items()} if has_plain_names else weights
+    has_plain_names = not own & weights.keys() and any(f"{WRAPPER_PREFIX}{name}" in own for name in weights)
+    return {f"{WRAPPER_PREFIX}{name}": value for name, value in weights.items()} if has_plain_names else weights
 
 
 def is_weights_file(path: Path) -> bool:

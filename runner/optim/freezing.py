@@ -35,11 +35,11 @@ class Freezing:
     """Tracks the trained parameters of a model, because hooks may freeze, unfreeze, add or replace parameters.
 
     Attributes:
-        is_new: whether `check_gradients` is still due for the current set of trained parameters.
+        needs_check: whether `check_gradients` is still due for the current set of trained parameters.
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        self.is_new = True
+        self.needs_check = True
         self._model = model
         self._optimizers = optimizers
         self._trained = _trained_ids(model)
@@ -48,12 +48,12 @@ class Freezing:
         """Return whether the trained parameters differ from those of the last call: unfrozen, added, or replaced."""
         previous = self._trained
         self._trained = _trained_ids(self._model)
-        self.is_new |= self._trained != previous
+        self.needs_check |= self._trained != previous
         return self._trained != previous
 
     def check_gradients(self) -> None:
         """Warn of parameters that have a gradient but no optimizer. Call it after a batch."""
-        self.is_new = False
+        self.needs_check = False
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         held = {id(parameter) for group in groups for parameter in group["params"]}
         with_gradient = [item for item in self._model.named_parameters() if item[1].grad is not None]

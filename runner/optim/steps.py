@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 class Steps:
     """Steps each optimizer, then the torch schedulers that step with every batch.
 
-    `reduces` is whether gradients still have to be averaged over the ranks after backward.
+    `averages_gradients` is whether gradients still have to be averaged over the ranks after backward.
     """
 
-    def __init__(self, state: State, schedulers: Iterable[Any], reduces: bool) -> None:
+    def __init__(self, state: State, schedulers: Iterable[Any], averages_gradients: bool) -> None:
         self.state = state
         self.schedulers = [*schedulers]
-        self.reduces = reduces
+        self.averages_gradients = averages_gradients
 
     def finish_gradients(self) -> None:
         """Average gradients over the ranks, unless DDP did so during backward. Call it on all ranks."""
-        if self.reduces:
+        if self.averages_gradients:
             all_reduce_gradients(self.state.model.parameters())
 
     def step(self) -> None:
@@ -42,7 +42,7 @@ class Steps:
         for scheduler in self.schedulers:
             scheduler.step()
 
-    def watch(self, training_step: Callable[[State], Any]) -> Callable[[State], Any]:
+    def tracked(self, training_step: Callable[[State], Any]) -> Callable[[State], Any]:
         """Return a model's `training_step`, wrapped if this class needs to know when it runs."""
         return training_step
 
@@ -57,8 +57,8 @@ class ScaledSteps(Steps):
     does not step, just as without a scaler.
     """
 
-    def __init__(self, state: State, schedulers: Iterable[Any], reduces: bool) -> None:
-        super().__init__(state, schedulers, reduces)
+    def __init__(self, state: State, schedulers: Iterable[Any], averages_gradients: bool) -> None:
+        super().__init__(state, schedulers, averages_gradients)
         assert state.scaler is not None
         self.scaler = state.scaler
         self._unscaled: list[Optimizer] = []
@@ -99,7 +99,7 @@ class OwnSteps(Steps):
     """
 
     def __init__(self, state: State, schedulers: Iterable[Any], run_steps: Steps | None) -> None:
-        super().__init__(state, schedulers, reduces=False)
+        super().__init__(state, schedulers, averages_gradients=False)
         self._run_steps = run_steps
         self._is_running = False  # whether the model's training_step is running
         self._has_stepped = False  # whether training_step has ever stepped an optimizer
@@ -108,7 +108,7 @@ class OwnSteps(Steps):
         for optimizer in state.optimizers:
             optimizer.step = self._wrap(optimizer, optimizer.step)
 
-    def watch(self, training_step: Callable[[State], Any]) -> Callable[[State], Any]:
+    def tracked(self, training_step: Callable[[State], Any]) -> Callable[[State], Any]:
         """Return a model's `training_step`, wrapped so that optimizers know when it runs."""
 
         def wrapped(state: State) -> Any:
@@ -181,9 +181,9 @@ class OwnSteps(Steps):
             self._is_running = True
 
 
-def make_steps(state: State, schedulers: Iterable[Any], reduces: bool) -> Steps:
+def make_steps(state: State, schedulers: Iterable[Any], averages_gradients: bool) -> Steps:
     """Return the `Steps` of a run, for its precision and its model; the arguments are those of `Steps`."""
-    steps = (Steps if state.scaler is None else ScaledSteps)(state, schedulers, reduces)
+    steps = (Steps if state.scaler is None else ScaledSteps)(state, schedulers, averages_gradients)
     model = state.unwrapped_model
     if model.training_step is None:
         return steps

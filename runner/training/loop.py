@@ -59,7 +59,7 @@ def train_epoch(run: Run, stream: BatchStream) -> bool:
         samples, all_samples = stream.counts(state.timestamp.batch_in_epoch, state.batch)
         on.after_dataloader()  # the batch is on the device: augment it here
         train_batch(run, samples, all_samples)
-        if run.freezing.is_new:  # only after the first batch, and when hooks have frozen or unfrozen layers
+        if run.freezing.needs_check:  # only after the first batch, and when hooks have frozen or unfrozen layers
             run.freezing.check_gradients()
         if evaluates_mid_epoch and (evaluators := state.due_evaluators()):  # only when one is due
             evaluate_now(run, evaluators)

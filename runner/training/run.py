@@ -107,7 +107,7 @@ class Run:
         self.forward = autocast(wrapped)
         self.eval_forward = autocast(model.eval_forward)
         self.loss = autocast(model.loss)
-        self.training_step = None if model.training_step is None else self.steps.watch(autocast(model.training_step))
+        self.training_step = None if model.training_step is None else self.steps.tracked(autocast(model.training_step))
         self.unsynchronized: Callable[[], AbstractContextManager[Any]] = getattr(wrapped, "no_sync", nullcontext)
 
     def follow_freezing(self) -> None:

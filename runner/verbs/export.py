@@ -72,10 +72,10 @@ def _of_network(weights: Mapping[str, Any], config: Mapping[str, Any]) -> dict[s
 
     The config of a run in Python does not describe its model, so there the names alone decide.
     """
-    from runner.checkpoints.weights import WRAPPED
+    from runner.checkpoints.weights import WRAPPER_PREFIX
 
     model = config.get("model")
     is_ours = not isinstance(model, Mapping) or str(model.get("_target_")).startswith("runner.")
-    if not is_ours or not all(name.startswith(WRAPPED) for name in weights):
+    if not is_ours or not all(name.startswith(WRAPPER_PREFIX) for name in weights):
         return dict(weights)
-    return {name.removeprefix(WRAPPED): value for name, value in weights.items()}
+    return {name.removeprefix(WRAPPER_PREFIX): value for name, value in weights.items()}

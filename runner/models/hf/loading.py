@@ -26,7 +26,7 @@ log = logging.getLogger("runner")
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Within the `with` block, transformers logs only errors, and draws progress bars only on rank 0's terminal.
 
     Raises:

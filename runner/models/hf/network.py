@@ -12,7 +12,7 @@ from runner.failures.checks import check_whole, refuse_if
 from runner.failures.errors import wrong_argument
 from runner.files.values import HubName, Kernel, KernelOptions
 from runner.models.hf.adapters import add_adapters
-from runner.models.hf.loading import check_attention, find_config, is_local, load_network, override, quiet
+from runner.models.hf.loading import check_attention, find_config, is_local, load_network, override, quiet_transformers
 from runner.models.hf.reading import one_sequence_per_row, skip_value_checks
 from runner.models.hf.tasks import check_task
 
@@ -72,7 +72,7 @@ class HFNetwork(nn.Module):
         check_whole("num_labels", num_labels, 1, none="the value in the model's config")
         reason = f"belongs to a model on the Hub, but name={name!r} is a folder; leave revision out"
         refuse_if(revision is not None and is_local(name), "revision", revision, reason)
-        with quiet():
+        with quiet_transformers():
             config = override(find_config(name, revision, task, pretrained), name, overrides or {})
             if num_labels is not None:
                 config.num_labels = num_labels

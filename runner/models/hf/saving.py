@@ -10,7 +10,7 @@ from runner.checkpoints.files import CONFIG, find_checkpoint, read_file
 from runner.checkpoints.weights import describe_differences, differences
 from runner.failures.errors import wrong_argument
 from runner.models.hf.causal_lm import HFCausalLM
-from runner.models.hf.loading import quiet
+from runner.models.hf.loading import quiet_transformers
 from runner.models.hf.network import HFNetwork
 
 KINDS = {f"{kind.__module__}.{kind.__name__}": kind for kind in (HFNetwork, HFCausalLM)}
@@ -52,7 +52,7 @@ def save_pretrained(run: str | Path, folder: str | Path, tokenizer: str | None =
         )
         raise wrong_argument("run", str(run), reason)
     model.load_state_dict(weights)
-    with quiet():
+    with quiet_transformers():
         if tokenizer is not None:
             from transformers import AutoTokenizer
 

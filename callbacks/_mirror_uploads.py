@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from runner.checkpoints.mirror import OWNER, Mirror, stage
-from runner.files.addresses import without_credentials, without_those_of
-from runner.files.whole import read_object, write_whole
+from runner.files.addresses import without_credentials, without_credentials_of
+from runner.files.whole import read_object, write_atomically
 
 if TYPE_CHECKING:
     from runner import State
@@ -155,7 +155,7 @@ class MirrorUploads:
         kind = f"{type(error).__name__} {getattr(error, 'errno', '')}"
         if not self._is_over and kind not in self._warned:
             self._warned.add(kind)
-            reason = " ".join(without_those_of(self.address, f"{type(error).__name__}: {error}").split())[:500]
+            reason = " ".join(without_credentials_of(self.address, f"{type(error).__name__}: {error}").split())[:500]
             text = "mirror %s: checkpoint %s was not uploaded; training continues without it (%s)"
             log.warning(text, without_credentials(self.address), name, reason)
 
@@ -165,5 +165,5 @@ def _identify(run_dir: Path) -> str:
     run_id = read_object(run_dir / OWNER).get("run")
     if not isinstance(run_id, str) or re.fullmatch("[0-9a-f]{32}", run_id) is None:
         run_id = secrets.token_hex(16)
-        write_whole(run_dir / OWNER, json.dumps({"run": run_id}))
+        write_atomically(run_dir / OWNER, json.dumps({"run": run_id}))
     return run_id

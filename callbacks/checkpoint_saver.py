@@ -216,7 +216,7 @@ class CheckpointSaver(Callback):
             self._copies.reuse()
         snapshot = capture(state, self.weights_only, self._copies, self.sharded)
         if snapshot is not None:  # rank 0, or all ranks
-            if self.asynchronous and "places" in snapshot and self._group is None:
+            if self.asynchronous and "layouts" in snapshot and self._group is None:
                 self._group = make_group()
             trained = {key for key, weight in state.unwrapped_model.named_parameters() if weight.requires_grad}
             self._writer = self._writer or _make_writer()
@@ -230,11 +230,11 @@ class CheckpointSaver(Callback):
         from runner import get_global_rank
         from runner.distributed.together import gather_objects
 
-        if self.asynchronous and "places" in snapshot:
+        if self.asynchronous and "layouts" in snapshot:
             dist.barrier(self._group)  # the work that follows would slow down ranks that are still copying
         previous_fault = self._fault
         fault = find_fault(snapshot, trained, loss)
-        if "places" in snapshot:  # each rank has checked its part
+        if "layouts" in snapshot:  # each rank has checked its part
             fault = next(filter(None, gather_objects(fault, self._group)), None)
         self._fault = fault
         if fault is not None:

@@ -14,7 +14,7 @@ from runner.callbacks._cost_table import COLUMNS, make_rows, print_rows
 from runner.callbacks._disk import disk_errors_reported
 from runner.callbacks._timeline import Call, draw
 from runner.failures.checks import check_whole
-from runner.files.whole import write_whole
+from runner.files.whole import write_atomically
 
 if TYPE_CHECKING:
     from runner import Logger, State
@@ -123,7 +123,7 @@ class EventTrace(Callback):
         rank = get_global_rank()
         path = state.run_dir / self.config_key / f"rank{rank}-ba{self._first_batch}.json"
         with disk_errors_reported(self.config_key):
-            write_whole(path, json.dumps({"traceEvents": list(draw(self._calls(), rank))}).encode())
+            write_atomically(path, json.dumps({"traceEvents": list(draw(self._calls(), rank))}).encode())
             logger.log_artifact(path, self.config_key)
         rows = make_rows(self._costs, self._batches, self._between[_IN_STEPS], self._between[_OUTSIDE])
         logger.log_table(COLUMNS, rows, self.config_key)

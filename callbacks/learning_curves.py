@@ -12,7 +12,7 @@ from runner.callbacks._disk import disk_errors_reported
 from runner.callbacks._rates import copy_rates, make_keys
 from runner.failures.errors import wrong_argument
 from runner.files.values import InnerPath
-from runner.files.whole import write_whole
+from runner.files.whole import write_atomically
 from runner.pictures.curves import Curve, write_curves
 from runner.pictures.figure import render
 from runner.terminal.console import in_notebook, show_in_cell
@@ -116,7 +116,7 @@ class LearningCurves(LoggerDestination):
         picture = render(figure, path.suffix[1:])
         if in_notebook():
             show_in_cell(picture, path.suffix[1:])
-        write_whole(path, picture)
+        write_atomically(path, picture)
         logger.log_artifact(path, "plots")
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from runner.callbacks._disk import disk_errors_reported
 from runner.failures.checks import check_number, check_one_of, check_whole
 from runner.failures.errors import wrong_argument
 from runner.files.values import Command, InnerPath
-from runner.files.whole import write_whole
+from runner.files.whole import write_atomically
 from runner.libraries.extras import require
 from runner.training.metric_choice import MetricChoice, choose_metric
 
@@ -128,7 +128,7 @@ class MLPerfCallback(Callback):
             folder = state.run_dir / self.folder
             name = self._system["system_name"]
             with disk_errors_reported(self.config_key):
-                write_whole(folder / "systems" / f"{name}.json", json.dumps(self._system, indent=4) + "\n")
+                write_atomically(folder / "systems" / f"{name}.json", json.dumps(self._system, indent=4) + "\n")
                 results = folder / "results" / name / self.benchmark
                 self._result.open(results / f"result_{self.index}.txt", self.config_key)
             if self._metric.lower_is_better(state):

@@ -9,7 +9,7 @@ from runner import Callback
 from runner.callbacks._disk import disk_errors_reported
 from runner.callbacks._texts import Bytes, check_tokenizer
 from runner.failures.checks import check_number, check_whole
-from runner.files.whole import write_whole
+from runner.files.whole import write_atomically
 from runner.libraries.extras import require
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class SampleLedger(Callback):
             columns |= {"prediction": classes[0]} if self._predicts else {}
             with disk_errors_reported(self.config_key):
                 path = self._folder(state) / f"epoch-{epoch + 1:04}.parquet"
-                write_whole(path, _as_parquet({name: column[seen] for name, column in columns.items()}))
+                write_atomically(path, _as_parquet({name: column[seen] for name, column in columns.items()}))
 
     def _report(self, state: State, logger: Logger) -> None:
         """Write and log the findings from the history. Rank 0."""
@@ -202,7 +202,7 @@ class SampleLedger(Callback):
         columns |= {"last_loss": history["last"], **{name: history[name] for name in class_columns}}
         with disk_errors_reported(self.config_key):
             path = self._folder(state) / "samples.parquet"
-            write_whole(path, _as_parquet(columns | {"epochs": history["epochs"]}))
+            write_atomically(path, _as_parquet(columns | {"epochs": history["epochs"]}))
             logger.log_artifact(path, self.config_key)
         suspects = find_suspects(history, self.suspects)
         named = suspects[:MAX_ROWS]

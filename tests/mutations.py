@@ -738,7 +738,7 @@ FAULTS = (
     Fault(
         "split layers: each rank sees samples of its own",
         "runner/training/dataloader.py",
-        "            order.share_alike(group)\n",
+        "            order.give_same_samples(group)\n",
         "            pass\n",
         "distributed/test_tensor_parallel.py",
     ),
@@ -907,7 +907,7 @@ FAULTS = (
         "weights by name: a rank reads whole weights",
         "runner/distributed/sharding.py",
         "        value = draws[name]()\n",
-        "        value = unsaved(draws[name]())\n",
+        "        value = as_plain(draws[name]())\n",
         "models/hf/test_deferred_weights.py",
     ),
     # budgets

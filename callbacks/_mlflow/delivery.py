@@ -31,7 +31,7 @@ from runner.callbacks._mlflow.spool import (
 from runner.callbacks._mlflow.target import address_for_mlflow, unsent_entry
 from runner.callbacks._mlflow.thinning import SendingRate, Thinning
 from runner.failures.errors import Deleted
-from runner.files.addresses import without_those_of
+from runner.files.addresses import without_credentials_of
 from runner.files.lock import lock_file
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ class Delivery:
 
     def _print(self, text: str) -> str:
         """Print a text without credentials, and return it."""
-        text = without_those_of(self._target["tracking_uri"], text)
+        text = without_credentials_of(self._target["tracking_uri"], text)
         with suppress(OSError, ValueError):  # the disk of the run and its log may be full
             print(text, file=sys.stderr, flush=True)
         return text

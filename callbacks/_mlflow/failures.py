@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.failures.errors import Deleted
-from runner.files.addresses import without_credentials, without_those_of
+from runner.files.addresses import without_credentials, without_credentials_of
 
 
 def explain(error: Exception, tracking_uri: str) -> str:
@@ -21,4 +21,4 @@ def explain(error: Exception, tracking_uri: str) -> str:
         return f"{store} does not answer"
     if isinstance(error, Deleted):
         return str(error)
-    return f"{type(error).__name__}: {' '.join(without_those_of(tracking_uri, str(error)).split())[:500]}"
+    return f"{type(error).__name__}: {' '.join(without_credentials_of(tracking_uri, str(error)).split())[:500]}"

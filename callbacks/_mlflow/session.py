@@ -22,7 +22,7 @@ from runner.callbacks._mlflow.writer_process import WriterProcess, shared_writer
 from runner.failures.errors import SessionOver
 from runner.failures.exits import is_expected_exit
 from runner.files.addresses import hidden_everywhere
-from runner.files.whole import write_whole
+from runner.files.whole import write_atomically
 from runner.terminal.commands import show_command
 
 log = logging.getLogger("runner")
@@ -259,7 +259,7 @@ class Session:
         spool.append(hidden_everywhere(identity))
         # Only after writing the line: a sender that had finished the spool without it would remove the entry.
         with contextlib.suppress(OSError):  # without an entry, the run is found in `outputs/`
-            write_whole(unsent_entry(self._run_dir, target["cwd"]), str(self._run_dir))
+            write_atomically(unsent_entry(self._run_dir, target["cwd"]), str(self._run_dir))
         self._deliver()
 
     def _deliver(self) -> None:

@@ -21,7 +21,7 @@ from typing import IO, Any, TypeGuard
 
 from runner.files.addresses import without_credentials
 from runner.files.lock import lock_file
-from runner.files.whole import read_object, write_whole
+from runner.files.whole import read_object, write_atomically
 
 SPOOL = "spool.jsonl"
 IMAGES = "images"  # folder of images, which are removed once they are sent
@@ -109,7 +109,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 def write_sent(folder: Path, sent: Sent) -> None:
     """Save how much was sent, so that another writer can continue, and the run's id, so that it can be found."""
     shown = {"tracking_uri": without_credentials(sent.tracking_uri)}
-    write_whole(folder / "sent.json", json.dumps(vars(sent) | shown))
+    write_atomically(folder / "sent.json", json.dumps(vars(sent) | shown))
 
 
 def read_entries(path: Path, offset: int = 0, limit: int | None = CHUNK) -> Iterator[Line]:

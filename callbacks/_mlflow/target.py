@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 from runner.callbacks._mlflow.spool import SPOOL, is_id, now_ms, read_entries
 from runner.files.addresses import HIDDEN, has_hidden, hidden_everywhere, without_credentials
 from runner.files.signing import is_signed, sign
-from runner.files.whole import read_object, write_whole
+from runner.files.whole import read_object, write_atomically
 
 FILE = "run.json"
 REGISTER = Path("outputs", ".mlflow_unsent")
@@ -158,7 +158,7 @@ def write_target(folder: Path, target: Mapping[str, Any]) -> None:
         OSError: the file cannot be written.
     """
     public = hidden_everywhere(target)
-    write_whole(folder / FILE, json.dumps(public | {"signature": sign(_signed_parts(public))}))
+    write_atomically(folder / FILE, json.dumps(public | {"signature": sign(_signed_parts(public))}))
 
 
 def read_target(folder: Path) -> dict[str, Any] | None:

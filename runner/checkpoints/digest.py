@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runner.files.whole import write_whole
+from runner.files.whole import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,7 +113,7 @@ def append_digests(path: Path, entry: Mapping[str, Any]) -> None:
 
 def truncate_digests(path: Path, batch: int) -> None:
     """Remove the entries after a batch from a file of digests, by replacing the file."""
-    write_whole(path, "".join(_to_line(entry) for entry in read_digests(path) if entry["batch"] <= batch))
+    write_atomically(path, "".join(_to_line(entry) for entry in read_digests(path) if entry["batch"] <= batch))
 
 
 def _to_line(entry: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ log = logging.getLogger("runner")
 CONFIG = "config.json"
 Snapshot = dict[str, Any]
 """Content by file name (`.pt` or `.json`), and the training time under 'timestamp'. A sharded snapshot also has, under
-'places', the `Place` of each tensor that is a part of a whole, by the tensor's `id`."""
+'layouts', the `ShardLayout` of each tensor that is a part of a whole, by the tensor's `id`."""
 
 
 def discard(path: Path) -> None:

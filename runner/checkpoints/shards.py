@@ -23,7 +23,7 @@ from runner.checkpoints.manifest import Manifest
 from runner.core.state import State
 from runner.device.batch import tensors
 from runner.distributed.collectives import broadcast_object
-from runner.distributed.saved_tensor import Piece, SavedTensor, unsaved
+from runner.distributed.saved_tensor import Piece, SavedTensor, as_plain
 from runner.distributed.sharding import is_sharded
 from runner.failures.errors import UnreadableCheckpoint
 
@@ -70,12 +70,12 @@ def split(snapshot: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor
     parts: dict[str, Tensor] = {}
 
     def take_parts(name: str, tensor: Tensor) -> Tensor:
-        place = snapshot["places"].get(id(tensor))
-        if place is None:
+        layout = snapshot["layouts"].get(id(tensor))
+        if layout is None:
             return tensor
         if id(tensor) not in empty:
-            empty[id(tensor)] = torch.empty(place.shape, dtype=tensor.dtype, device="meta")
-            for start, block in place.blocks() if place.is_first_copy else ():
+            empty[id(tensor)] = torch.empty(layout.shape, dtype=tensor.dtype, device="meta")
+            for start, block in layout.blocks() if layout.is_first_copy else ():
                 parts[f"{name}@{','.join(map(str, start))}"] = tensor[block]
         return empty[id(tensor)]
 
@@ -97,7 +97,7 @@ def write_safetensors(write: Callable[[Any], Any], content: Mapping[str, Tensor]
     text += b" " * (-len(text) % 8)
     write(struct.pack("<Q", len(text)) + text)
     for tensor in content.values():
-        write(unsaved(tensor).contiguous().view(-1).view(torch.uint8).numpy())
+        write(as_plain(tensor).contiguous().view(-1).view(torch.uint8).numpy())
 
 
 # Reading

@@ -38,7 +38,7 @@ from runner.core.hooks import Algorithm, Hooks
 from runner.core.state import State
 from runner.device.staging import staging
 from runner.distributed.ranks import get_global_rank, get_world_size
-from runner.distributed.saved_tensor import Place, place_of
+from runner.distributed.saved_tensor import ShardLayout, layout_of
 from runner.distributed.sharding import is_sharded, whole
 from runner.failures.errors import UnreadableCheckpoint, UnsupportedType
 from runner.optim.freezing import describe_freezing, restore_freezing
@@ -76,29 +76,29 @@ def capture(
         copies: copies tensors, so that training can continue during the writing; None shares CPU tensors with the run.
         sharded: as in `save_checkpoint`.
     """
-    places: dict[int, Place] | None = {} if should_shard(state, sharded) else None
+    layouts: dict[int, ShardLayout] | None = {} if should_shard(state, sharded) else None
     metrics = metric_states(state)
     for hook in _gathering(state):
         hook.gather_state()
     if get_global_rank() != 0 and not is_sharded(state.unwrapped_model):
         return None  # with a sharded model, all ranks must help to gather each tensor
 
-    to_save = partial(_map_to_cpu, copies=copies, places=places)
+    to_save = partial(_map_to_cpu, copies=copies, layouts=layouts)
     is_averaged = any(type(hook).evaluation_weights is not Algorithm.evaluation_weights for hook in state.algorithms)
     with evaluation_weights(state):
         # The averaged weights are swapped into these tensors: copy them before the training weights are swapped back.
-        weights = _weights(state.unwrapped_model, copies or (Copies() if is_averaged else None), places)
+        weights = _weights(state.unwrapped_model, copies or (Copies() if is_averaged else None), layouts)
     snapshot: Snapshot = {
         "timestamp": state.timestamp.state_dict(),
         "model.pt": weights,
         **({CONFIG: state.config} if state.config else {}),
-        **({"places": places} if places is not None else {}),
+        **({"layouts": layouts} if layouts is not None else {}),
     }
     if not weights_only:
         snapshot["state.pt"] = {
             "algorithms": _states(state.algorithms, to_save),
             "callbacks": _states([*state.callbacks, *state.loggers], to_save),
-            "model": _weights(state.unwrapped_model, copies, places) if is_averaged else None,
+            "model": _weights(state.unwrapped_model, copies, layouts) if is_averaged else None,
             **to_save({
                 "timestamp": state.timestamp.state_dict(),
                 "previous_timestamp": state.previous_timestamp.state_dict(),
@@ -123,7 +123,7 @@ def capture(
         copies.finish()
     if state.device.type == "cuda":
         staging(state.device).finish()  # The intended host-device sync: all copies at once.
-    return snapshot if get_global_rank() == 0 or places is not None else None
+    return snapshot if get_global_rank() == 0 or layouts is not None else None
 
 
 def can_save_on_this_rank(state: State) -> bool:
@@ -241,7 +241,7 @@ def restore(state: State, path: str | Path) -> None:
 def _order(state: State) -> dict[str, Any]:
     """Return the settings that decide which samples a batch has; empty for a loader without order or a stand-in."""
     loader = state.train_dataloader
-    order = None if getattr(loader, "stands_in", False) else getattr(loader, "order", None)
+    order = None if getattr(loader, "is_fake", False) else getattr(loader, "order", None)
     names = ("num_samples", "batch_size", "shuffle", "drop_last", "seed", "blocks")
     return {name: getattr(order, name) for name in names if hasattr(order, name)}
 
@@ -262,36 +262,36 @@ def _check_order(path: Path, saved: Mapping[str, Any], state: Any) -> None:
         raise UnreadableCheckpoint(f"checkpoint {str(path)!r}: an epoch has no batch {timestamp.batch_in_epoch}")
 
 
-def _weights(model: nn.Module, copies: Copies | None, places: dict[int, Place] | None) -> dict[str, Any]:
+def _weights(model: nn.Module, copies: Copies | None, layouts: dict[int, ShardLayout] | None) -> dict[str, Any]:
     """Return a model's `state_dict` on the CPU; names that share a weight still share it."""
     weights = model.state_dict(keep_vars=True)  # the parameters themselves, because detaching DTensors is slow
     on_cpu: dict[int, Any] = {}
     for name, value in weights.items():
         if id(value) not in on_cpu:
             with _naming_owner(f"{name!r} of the model's state_dict()"):
-                on_cpu[id(value)] = _map_to_cpu(value, copies, places)
+                on_cpu[id(value)] = _map_to_cpu(value, copies, layouts)
     if copies is not None:
         copies.finish()
     return {name: on_cpu[id(value)] for name, value in weights.items()}
 
 
-def _map_to_cpu(value: Any, copies: Copies | None, places: dict[int, Place] | None) -> Any:
-    return map_saved(value, lambda tensor: _to_cpu(tensor, copies, places))
+def _map_to_cpu(value: Any, copies: Copies | None, layouts: dict[int, ShardLayout] | None) -> Any:
+    return map_saved(value, lambda tensor: _to_cpu(tensor, copies, layouts))
 
 
-def _to_cpu(tensor: Any, copies: Copies | None, places: dict[int, Place] | None) -> Tensor:
-    """Return a tensor to write on the CPU; for a sharded one, the whole, or this rank's part if `places` is given."""
+def _to_cpu(tensor: Any, copies: Copies | None, layouts: dict[int, ShardLayout] | None) -> Tensor:
+    """Return a tensor to write on the CPU; for a sharded one, the whole, or this rank's part if `layouts` is given."""
     if not is_sharded(tensor):
         tensor = tensor.detach()
         # A dry run allocates no memory.
         return tensor if tensor.is_meta or get_global_rank() != 0 else to_host(tensor, copies)
-    if places is None:
+    if layouts is None:
         gathered = whole(tensor)
         return gathered.cpu() if get_global_rank() == 0 else gathered.new_empty(0)
-    place = place_of(tensor)
+    layout = layout_of(tensor)
     local = tensor.to_local()
-    part = to_host(local, copies) if place.is_first_copy else local.new_empty(0, device="cpu")
-    places[id(part)] = place
+    part = to_host(local, copies) if layout.is_first_copy else local.new_empty(0, device="cpu")
+    layouts[id(part)] = layout
     return part
 
 

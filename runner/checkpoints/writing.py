@@ -58,9 +58,9 @@ def write_checkpoint(
         return
     path = Path(path)
     is_first = get_global_rank() == 0
-    together: Callable[..., list[Any]] = partial(do_together, group=group) if "places" in snapshot else _do_alone
+    together: Callable[..., list[Any]] = partial(do_together, group=group) if "layouts" in snapshot else _do_alone
     parts: dict[str, Tensor] = {}
-    if "places" in snapshot:
+    if "layouts" in snapshot:
         snapshot, parts = split(snapshot)
     folder, save = together(lambda: _make_hidden(path, before) if is_first else ("", ""))[0]
     hidden = Path(folder)

@@ -24,8 +24,8 @@ from typing import Any
 
 from runner.comparing.decision import LEVEL
 from runner.failures.errors import WrongKey
-from runner.files.lock import alone
-from runner.files.whole import read_object, write_whole
+from runner.files.lock import exclusive_lock
+from runner.files.whole import read_object, write_atomically
 
 FOLDER = "campaigns"
 SUM_OF_WEIGHTS = 2.1098
@@ -85,11 +85,11 @@ class Campaign:
     def _change(self, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Apply a change to the comparisons while no other process does, and return them."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with alone(self.path.with_suffix(".lock"), "records a comparison", progress=lambda: 0):
+        with exclusive_lock(self.path.with_suffix(".lock"), "records a comparison", progress=lambda: 0):
             content = read_object(self.path)
             if self.path.exists() and "comparisons" not in content:
                 raise WrongKey("--campaign", "its file is damaged; restore it, or choose another name", str(self.path))
             comparisons = content.get("comparisons", {})
             change(comparisons)
-            write_whole(self.path, json.dumps({"false_discovery_rate": LEVEL, "comparisons": comparisons}, indent=1))
+            write_atomically(self.path, json.dumps({"false_discovery_rate": LEVEL, "comparisons": comparisons}, indent=1))
         return comparisons

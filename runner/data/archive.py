@@ -24,7 +24,7 @@ from typing import Any
 
 from runner.failures.checks import refuse_if
 from runner.failures.errors import wrong_argument
-from runner.files.lock import PATIENCE, alone, size_of
+from runner.files.lock import PATIENCE, exclusive_lock, size_of
 from runner.files.tar import PlainTarInfo
 from runner.files.whole import sync_file
 
@@ -88,7 +88,7 @@ def fetch_archive(url: str, md5: str | None, path: str, members: Sequence[str], 
     with _explain_errors(url, path, by_hand):
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
-        with alone(folder / LOCK, "downloads", lambda: size_of(folder, f"{PARTIAL}*/*"), patience) as is_alone:
+        with exclusive_lock(folder / LOCK, "downloads", lambda: size_of(folder, f"{PARTIAL}*/*"), patience) as is_alone:
             if is_alone:
                 for leftover in folder.glob(f"{PARTIAL}*/"):  # of processes that were killed
                     shutil.rmtree(leftover, ignore_errors=True)

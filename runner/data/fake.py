@@ -43,7 +43,7 @@ class FakeLoader(OrderedLoader):
         TypeError, ValueError: `SampleOrder` refuses the sizes.
     """
 
-    stands_in = True  # so checkpoints do not record its order of samples
+    is_fake = True  # so checkpoints do not record its order of samples
 
     def __init__(self, make: Callable[[int], Any], num_samples: int, batch_size: int) -> None:
         super().__init__(SampleOrder(num_samples, batch_size, shuffle=False))

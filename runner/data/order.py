@@ -63,7 +63,7 @@ class SampleOrder:
         self.drop_last = drop_last
         self.seed = seed
         self._process = rank, world_size
-        self.share_alike(1)
+        self.give_same_samples(1)
         self.resize(num_samples)
 
     @classmethod
@@ -74,7 +74,7 @@ class SampleOrder:
         order._permutation = samples
         return order
 
-    def share_alike(self, ranks: int) -> None:
+    def give_same_samples(self, ranks: int) -> None:
         """Give each group of `ranks` successive ranks the same samples; `world_size` must be a multiple of `ranks`."""
         rank, world_size = self._process
         self.rank = rank // ranks

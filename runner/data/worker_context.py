@@ -121,7 +121,7 @@ def _make_sendable(item: Any, error: Exception) -> Any:
         return number, ExceptionWrapper(where="in a data worker")
 
 
-def use_server(loader: Any) -> None:
+def use_fork_server(loader: Any) -> None:
     """Start the workers of a torch `DataLoader` like those of a `DatasetLoader`, unless it has its own context."""
     loader = getattr(loader, "loader", loader)
     if isinstance(loader, DataLoader) and loader.num_workers and loader.multiprocessing_context is None:

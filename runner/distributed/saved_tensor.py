@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-class Run(NamedTuple):
+class IndexRange(NamedTuple):
     """Consecutive indices of a dimension that a rank holds."""
 
     start: int
@@ -26,42 +26,43 @@ class Run(NamedTuple):
     length: int
 
 
-class Place(NamedTuple):
+class ShardLayout(NamedTuple):
     """Which indices of a sharded tensor a rank holds."""
 
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
-    runs: tuple[tuple[Run, ...], ...]
-    """The indices of each dimension; several runs if one weight holds several layers, such as q, k and v."""
+    ranges: tuple[tuple[IndexRange, ...], ...]
+    """The indices of each dimension; several if one weight holds several layers, such as q, k and v."""
     is_first_copy: bool
     """Whether this rank is the first of those that hold this part."""
 
     def blocks(self) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-        """Yield the blocks of the part: each one's start in the whole tensor, and its slices in the part."""
-        for block in itertools.product(*self.runs):
-            yield tuple(run.start for run in block), tuple(slice(run.at, run.at + run.length) for run in block)
+        """Yield the blocks of the part: the start of each in the whole tensor, and its slices in the part."""
+        for block in itertools.product(*self.ranges):
+            slices = (slice(indices.at, indices.at + indices.length) for indices in block)
+            yield tuple(indices.start for indices in block), tuple(slices)
 
 
-def place_of(tensor: Any) -> Place:
+def layout_of(tensor: Any) -> ShardLayout:
     """Return which part of a sharded tensor this rank holds."""
-    return _place_in(tuple(tensor.shape), tensor.device_mesh, tensor.placements)
+    return _layout_in(tuple(tensor.shape), tensor.device_mesh, tensor.placements)
 
 
 @functools.lru_cache  # the layers of a model have few shapes, and training waits for this
-def _place_in(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Any, ...]) -> Place:
+def _layout_in(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Any, ...]) -> ShardLayout:
     from torch.distributed.tensor import Replicate, distribute_tensor
 
-    runs = []
+    ranges = []
     for dim, size in enumerate(shape):
         index_shape = [-1 if axis == dim else 1 for axis in range(len(shape))]
         index = torch.arange(size, device=mesh.device_type).view(index_shape)
         along = [placement if getattr(placement, "dim", None) == dim else Replicate() for placement in placements]
         indices = distribute_tensor(index, mesh, along, src_data_rank=None).to_local().flatten().tolist()
         starts = [at for at in range(len(indices)) if at == 0 or indices[at] != indices[at - 1] + 1]
-        runs.append(tuple(Run(indices[at], at, end - at) for at, end in pairwise([*starts, len(indices)])))
+        ranges.append(tuple(IndexRange(indices[at], at, end - at) for at, end in pairwise([*starts, len(indices)])))
     coordinates = zip(placements, mesh.get_coordinate() or (), strict=True)
     is_first = 0 in mesh.mesh and all(number == 0 for placement, number in coordinates if placement.is_replicate())
-    return Place(shape, tuple(runs), is_first)
+    return ShardLayout(shape, tuple(ranges), is_first)
 
 
 class Piece(NamedTuple):
@@ -104,12 +105,12 @@ class SavedTensor(Tensor):
             raise ValueError(f"the saved tensor {tuple(self.shape)} has no part {tuple(shape)} at {tuple(start)}")
         return part
 
-    def read_at(self, place: Place) -> Tensor:
+    def read_shard(self, layout: ShardLayout) -> Tensor:
         """Return the part of the tensor that a rank holds."""
-        if tuple(self.shape) != place.shape:
-            raise ValueError(f"the saved tensor {tuple(self.shape)} is not one of {place.shape}")
-        part = torch.empty([sum(run.length for run in runs) for runs in place.runs], dtype=self.dtype)
-        for start, block in place.blocks():
+        if tuple(self.shape) != layout.shape:
+            raise ValueError(f"the saved tensor {tuple(self.shape)} is not one of {layout.shape}")
+        part = torch.empty([sum(indices.length for indices in ranges) for ranges in layout.ranges], dtype=self.dtype)
+        for start, block in layout.blocks():
             part[block] = self.read_part(start, part[block].shape)
         return part
 
@@ -129,6 +130,6 @@ class SavedTensor(Tensor):
         return self._whole
 
 
-def unsaved(value: Any) -> Any:
+def as_plain(value: Any) -> Any:
     """Return a tensor of a checkpoint as a whole, ordinary tensor; anything else unchanged."""
     return value.read() if isinstance(value, SavedTensor) else value

@@ -29,7 +29,7 @@ from runner.distributed.blocks import find_units
 from runner.distributed.collectives import replicate
 from runner.distributed.deferred import Draw, deferred, fill, free
 from runner.distributed.ranks import get_data_parallel_size, get_world_size, share_samples
-from runner.distributed.saved_tensor import SavedTensor, place_of, unsaved
+from runner.distributed.saved_tensor import SavedTensor, as_plain, layout_of
 from runner.failures.checks import check_one_of, check_whole, refuse_if
 from runner.failures.errors import wrong_argument
 
@@ -344,11 +344,11 @@ def like(value: Tensor, other: Any) -> Tensor:
     From a sharded checkpoint, a rank reads only the part that it keeps.
     """
     if is_sharded(value) or not is_sharded(other):
-        return unsaved(value).to(other.device)
+        return as_plain(value).to(other.device)
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if isinstance(value, SavedTensor):
-        part = value.read_at(place_of(other)).to(other.device)
+        part = value.read_shard(layout_of(other)).to(other.device)
         mesh = other.device_mesh, other.placements
         return DTensor.from_local(part, *mesh, run_check=False, shape=other.shape, stride=other.stride())
     placed = distribute_tensor(value, other.device_mesh, other.placements, src_data_rank=None)
@@ -364,7 +364,7 @@ def like_parameters(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str,
     def shard(number: int, value: Any) -> Any:
         owner = owners.get(number)
         if owner is None or not is_sharded(owner) or not isinstance(value, Tensor) or value.shape != owner.shape:
-            return unsaved(value)  # such as a count of steps
+            return as_plain(value)  # such as a count of steps
         return like(value, owner)
 
     state = {

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from runner.files.whole import read_object, write_whole
+from runner.files.whole import read_object, write_atomically
 
 FOLDER = Path("outputs", ".slurm")
 """Folder for what jobs remember, relative to the working directory; all attempts of a job share it."""
@@ -101,7 +101,7 @@ def _read_memory() -> dict[str, str]:
 
 
 def _write_memory() -> None:
-    write_whole(_file(), json.dumps(_memory, indent=1))
+    write_atomically(_file(), json.dumps(_memory, indent=1))
 
 
 def _file() -> Path:

@@ -33,7 +33,7 @@ def keep_secret(text: str) -> None:
         _secrets.add(text)
 
 
-def without_those_of(address: str, text: str) -> str:
+def without_credentials_of(address: str, text: str) -> str:
     """Return a text without credentials, including those of a known address outside of that address."""
     remaining = address.partition("://")[2]
     user, at, host = remaining.rpartition("@")

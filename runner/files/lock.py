@@ -56,7 +56,7 @@ def lock_file(path: Path, patience: float = 0.0, mode: int = 0o644) -> IO[str] |
 
 
 @contextmanager
-def alone(path: Path, doing: str, progress: Callable[[], int], patience: float = PATIENCE) -> Iterator[bool]:
+def exclusive_lock(path: Path, doing: str, progress: Callable[[], int], patience: float = PATIENCE) -> Iterator[bool]:
     """Keep other processes and threads out of a folder within the context; a killed process gives up its lock.
 
     Yields:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 
-def write_whole(path: Path, content: bytes | str, mode: int = 0o644) -> None:
+def write_atomically(path: Path, content: bytes | str, mode: int = 0o644) -> None:
     """Write a file under a temporary name, sync and rename it: a kill or power cut leaves the old or the new file.
 
     Text is encoded as UTF-8. The folder is made if it does not exist; `mode` is less the umask.

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from runner.checkpoints.mirror import Index, Mirror
 from runner.failures.errors import WrongKey
-from runner.files.addresses import without_credentials, without_those_of
+from runner.files.addresses import without_credentials, without_credentials_of
 from runner.files.names import CONFIG
 from runner.libraries.remote_files import check_address
 from runner.records.folder import make_run_folder, remove_unused
@@ -132,4 +132,4 @@ def _warn(address: str, name: str, error: Exception) -> None:
 
 def _reason(address: str, error: Exception) -> str:
     """Return the reason for a failure in one line, without credentials."""
-    return " ".join(without_those_of(address, f"{error or type(error).__name__}").split())[:300]
+    return " ".join(without_credentials_of(address, f"{error or type(error).__name__}").split())[:300]

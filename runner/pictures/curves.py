@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runner.files.printable import csv_cell
-from runner.files.whole import write_whole
+from runner.files.whole import write_atomically
 
 FILE = "learning_curves.csv"
 MAX_POINTS = 1024  # more than a screen has columns
@@ -77,7 +77,7 @@ def write_curves(folder: Path, curves: Mapping[str, Curve]) -> None:
     for key, curve in curves.items():
         points = zip(curve.steps, curve.values, strict=True)
         rows.writerows([csv_cell(key), f"{step:.10g}", f"{value:.6g}"] for step, value in points)
-    write_whole(folder / FILE, text.getvalue())
+    write_atomically(folder / FILE, text.getvalue())
 
 
 def read_curve(folder: Path, key: str) -> Curve:

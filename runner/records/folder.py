@@ -20,7 +20,7 @@ from runner.distributed.environment import is_rank_zero, keep_across_restarts
 from runner.failures.errors import UnreadableCheckpoint, WrongConfig, WrongKey
 from runner.files.lock import PATIENCE, lock_file
 from runner.files.names import CODE, CONFIG, RECORD, RESULT, SESSIONS, SWEEP
-from runner.files.whole import read_object, write_whole
+from runner.files.whole import read_object, write_atomically
 from runner.records.listing import LOCK, OUTPUTS, RUNS
 from runner.terminal.console import show_path
 from runner.terminal.text import print_to_stderr
@@ -119,7 +119,7 @@ def remembered_folder(base: str, identity: str, renew: bool) -> str:
         known = {key: name for key, name in listed.items() if key and isinstance(name, str) and (root / name).is_dir()}
         if renew or identity not in known:
             known[identity] = str(Path(make_run_folder(base)).relative_to(root))
-        write_whole(root / INDEX, json.dumps(known, indent=1))
+        write_atomically(root / INDEX, json.dumps(known, indent=1))
     return str(root / known[identity])
 
 

@@ -19,7 +19,7 @@ from runner.failures.exit_codes import DIVERGED, code_of_failure
 from runner.failures.facts import facts_of
 from runner.files.addresses import hidden_everywhere
 from runner.files.names import RESULT
-from runner.files.whole import read_bounded, write_whole
+from runner.files.whole import read_bounded, write_atomically
 from runner.terminal.answer import SCHEMA, error_object, plain
 from runner.training.metric_choice import metrics_named
 
@@ -167,7 +167,7 @@ class Result:
         """
         text = json.dumps(self.as_json(), indent=1, allow_nan=False)
         try:
-            write_whole(folder / RESULT, text)
+            write_atomically(folder / RESULT, text)
         except OSError:
             if not (folder / RESULT).exists():
                 raise

@@ -25,7 +25,7 @@ from runner.failures.crash import BATCH, BUNDLE, FACTS
 from runner.failures.errors import wrong_argument
 from runner.files.names import CODE, CONFIG, ENVIRONMENT, OVERRIDES, RECORD, SIGNATURE
 from runner.files.signing import sign
-from runner.files.whole import read_bounded, write_whole
+from runner.files.whole import read_bounded, write_atomically
 from runner.records.plain_yaml import load_plain
 from runner.terminal.commands import show_command
 
@@ -72,7 +72,7 @@ def write_pin(
     signature = sign([_text(content) for content in record.values()])
     content = {**record, "environment": dict(environment), "signature": signature, "digests": list(map(dict, digests))}
     text = yaml.safe_dump(content, sort_keys=False, width=1000)
-    write_whole(path, _HEAD.format(command=show_command("verify", path.name)) + text)
+    write_atomically(path, _HEAD.format(command=show_command("verify", path.name)) + text)
 
 
 def _unpack_bundle(path: Path, folder: Path) -> None:

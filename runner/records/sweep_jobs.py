@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.files.names import RESULT
-from runner.files.whole import read_object, write_whole
+from runner.files.whole import read_object, write_atomically
 from runner.records.result import Result, read_result
 
 CLAIMS = ".jobs"  # a folder in a sweep's folder, with a file for each job
@@ -41,7 +41,7 @@ def claim(sweep: Path, key: str, folder: Path, identity: str) -> None:
     Raises:
         OSError: the record cannot be written.
     """
-    write_whole(sweep / CLAIMS / key, json.dumps({"folder": folder.name, "identity": identity}))
+    write_atomically(sweep / CLAIMS / key, json.dumps({"folder": folder.name, "identity": identity}))
 
 
 def claims(sweep: Path, but: Collection[str] = ()) -> Iterator[Claim]:

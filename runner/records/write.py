@@ -23,7 +23,7 @@ from runner.cli.command_line import key_of
 from runner.files.addresses import hidden_everywhere
 from runner.files.names import CODE, CONFIG, ENVIRONMENT, OVERRIDES, PATCH, RECORD, SESSIONS, SIGNATURE
 from runner.files.signing import sign
-from runner.files.whole import write_whole
+from runner.files.whole import write_atomically
 from runner.records.environment import environment, packages_of
 from runner.records.job import Job
 from runner.records.kept_code import write_code
@@ -92,7 +92,7 @@ def write_record(
         if name not in files:
             (run_dir / name).unlink(missing_ok=True)
         else:
-            write_whole(run_dir / name, files[name])
+            write_atomically(run_dir / name, files[name])
     return [*(run_dir / name for name in files), *write_code(run_dir, code)]
 
 

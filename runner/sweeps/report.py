@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from runner.files.whole import write_whole
+from runner.files.whole import write_atomically
 from runner.pictures.curves import read_curve
 from runner.pictures.figure import render
 from runner.sweeps.analysis import Analysis
@@ -54,7 +54,7 @@ def write_report(
     files = []
     for name, content in {"report.html": page.encode(), **pictures}.items():
         files.append(sweep.folder / name)
-        write_whole(files[-1], content)
+        write_atomically(files[-1], content)
     return files
 
 

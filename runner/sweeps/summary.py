@@ -17,7 +17,7 @@ from runner.core.destination import SweepSummary
 from runner.failures.exit_codes import DONE, ENVIRONMENT, FAILED, NAMES, WRONG_CONFIG
 from runner.files.addresses import without_credentials
 from runner.files.printable import csv_cell
-from runner.files.whole import write_whole
+from runner.files.whole import write_atomically
 from runner.records.folder import LOG
 from runner.records.load import describe_inequality
 from runner.records.result import FOLD, SEED, Result
@@ -142,9 +142,9 @@ def _summarize(
         text = io.StringIO(newline="")
         csv.writer(text).writerows(map(csv_cell, row) for row in [columns, *rows])
         files.append(sweep.folder / f"{name}.csv")
-        write_whole(files[-1], text.getvalue())
+        write_atomically(files[-1], text.getvalue())
     files.append(sweep.folder / "results.json")
-    write_whole(files[-1], json.dumps(_as_json(sweep, settings, analysis), indent=1))
+    write_atomically(files[-1], json.dumps(_as_json(sweep, settings, analysis), indent=1))
     if settings[0].objectives:
         from runner.sweeps.report import write_report
 

@@ -35,7 +35,7 @@ from runner.distributed.signals import asking_to_end
 from runner.failures.errors import SweepRefused, WrongConfig, WrongKey, wrong_argument
 from runner.files.lock import lock_file
 from runner.files.names import RESULT, SWEEP
-from runner.files.whole import read_object, write_whole
+from runner.files.whole import read_object, write_atomically
 from runner.history.saved_run import SavedRun
 from runner.records.folder import make_run_folder, remembered_folder, watch
 from runner.records.listing import LOCK, OUTPUTS
@@ -119,7 +119,7 @@ class Sweep:
                 "hydra.sweep.dir", str(self.folder), f"contains another sweep, {name}; choose another folder"
             )
         known = ("id", "name", "identity", "fixed", "launcher", "directions", "revived", "number", "pid")
-        write_whole(file, json.dumps({key: getattr(self, key) for key in known}, indent=1))
+        write_atomically(file, json.dumps({key: getattr(self, key) for key in known}, indent=1))
 
     @property
     def direction(self) -> str:

@@ -77,8 +77,8 @@ class BatchStream:
         self._device = device
         self._started = False
         order = getattr(loader, "order", None)
-        if order is not None and hasattr(order, "share_alike"):
-            order.share_alike(group)
+        if order is not None and hasattr(order, "give_same_samples"):
+            order.give_same_samples(group)
         is_default = getattr(num_samples, "__func__", None) is Model.num_samples
         self._num_samples = count_samples if is_default else num_samples
         self._own_counts = self._count_first if is_default else self._count

@@ -18,7 +18,7 @@ from runner.core.hooks import Algorithm, Callback
 from runner.core.logger import Logger
 from runner.core.ordering import name_hooks
 from runner.data.own_generators import warn_of_unseeded
-from runner.data.worker_context import use_server
+from runner.data.worker_context import use_fork_server
 from runner.device.numerics import set_numerics
 from runner.distributed import collectives, store
 from runner.distributed.clock import Clock
@@ -340,7 +340,7 @@ class Trainer:
     def _open(self, loader: Iterable[Any], label: str, subset: int | None = None) -> BatchStream:
         state = self.state
         num_samples = state.unwrapped_model.num_samples
-        use_server(loader)
+        use_fork_server(loader)
         warn_of_unseeded(loader, name_of_loader(label))
         return BatchStream(loader, state.device, state.precision, num_samples, label, state.rank_zero_seed, subset)
 

@@ -29,7 +29,7 @@ class OneBatch:
         samples: the number of samples in a batch.
     """
 
-    stands_in = True  # a checkpoint records another order of samples
+    is_fake = True  # a checkpoint records another order of samples
     _loader: Any
     _label: str
     _model: Any

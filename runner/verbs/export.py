@@ -43,7 +43,7 @@ def run(command: Command) -> None:
     from runner.checkpoints.shards import write_safetensors
     from runner.checkpoints.writing import write_file
     from runner.config import build
-    from runner.distributed.saved_tensor import unsaved
+    from runner.distributed.saved_tensor import as_plain
 
     checkpoint = build.checkpoint_of("RUN", str(run))
     weights = _of_network(read_file(checkpoint, "model.pt"), read_config(checkpoint) or {})
@@ -56,7 +56,7 @@ def run(command: Command) -> None:
     aside = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         if path.suffix == ".pt":
-            whole = {name: unsaved(value) for name, value in weights.items()}
+            whole = {name: as_plain(value) for name, value in weights.items()}
             write_file(aside, lambda file: torch.save(whole, file))  # type: ignore[arg-type]
         else:
             write_file(aside, lambda file: write_safetensors(file.write, weights, {"format": "pt"}))

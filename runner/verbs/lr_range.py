@@ -17,7 +17,7 @@ from runner.config.errors import config_errors
 from runner.config.experiment import Experiment
 from runner.distributed.environment import is_rank_zero
 from runner.failures.errors import WrongKey
-from runner.files.whole import write_whole
+from runner.files.whole import write_atomically
 from runner.records.job import Job
 from runner.terminal.answer import set_fields
 from runner.terminal.console import print_block, show_path
@@ -73,7 +73,7 @@ def run(job: Job) -> None:
                 early = f"the loss diverged after {count} batches, at {rising.diverged_at:.3g}"
                 raise WrongKey("--start", f"{early}; give a smaller one", f"{options['start']:g}")
             picture.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(picture, _draw(job.title, rising, picture.suffix[1:]))
+            write_atomically(picture, _draw(job.title, rising, picture.suffix[1:]))
             print_block(job.title, [*_describe(rising), ("picture", show_path(picture))])
             measured = {"rates": rising.rates, "losses": rising.losses, "diverged_at": rising.diverged_at}
             set_fields(result={"suggestion": rising.suggest(), **measured, "picture": str(picture)})

@@ -27,7 +27,7 @@ from runner.cli.nearest import nearest
 from runner.config.experiment import Experiment
 from runner.failures.errors import SessionFailed, WrongConfig, WrongKey
 from runner.files.addresses import hidden_everywhere
-from runner.files.whole import write_whole
+from runner.files.whole import write_atomically
 from runner.records.job import Job
 from runner.records.record import Record
 from runner.records.result import read_result
@@ -163,7 +163,7 @@ class Proof:
         command = shlex.join(["python", "-m", "runner", *self._command.arguments])
         kills = [asdict(kill) for kill in self.kills]
         content = {**asdict(verdict), "kills": kills, "options": dict(self.asked), "command": command}
-        write_whole(self.folder / FILE, json.dumps(hidden_everywhere(content), indent=1))
+        write_atomically(self.folder / FILE, json.dumps(hidden_everywhere(content), indent=1))
 
     def remove(self) -> None:
         """Remove all files of the proof."""

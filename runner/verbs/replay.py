@@ -20,7 +20,7 @@ from runner.distributed.environment import is_rank_zero
 from runner.failures.crash import FACTS, describe_crash
 from runner.failures.errors import WrongKey
 from runner.files.printable import printable
-from runner.files.whole import read_object, write_whole
+from runner.files.whole import read_object, write_atomically
 from runner.records.job import Job
 from runner.terminal.answer import set_fields
 from runner.terminal.console import print_block, show_path
@@ -260,7 +260,7 @@ def _draw(inputs: Any, rows: list[int], captions: list[str], path: str, title: s
     if not (path and rows) or images is None:
         return None
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(Path(path), draw_images(images[rows], captions, title, Path(path).suffix[1:]))
+    write_atomically(Path(path), draw_images(images[rows], captions, title, Path(path).suffix[1:]))
     return path
 
 
@@ -275,7 +275,7 @@ def _write(path: Path, noted: ReplayedBatch) -> None:
         tensors["losses"] = torch.tensor(noted.losses)
     if noted.indices and None not in noted.indices:
         tensors["indices"] = torch.tensor(noted.indices)
-    write_whole(path, save({name: tensor.clone().contiguous() for name, tensor in tensors.items()}))
+    write_atomically(path, save({name: tensor.clone().contiguous() for name, tensor in tensors.items()}))
 
 
 def _named(name: str, value: Any) -> Iterator[tuple[str, Any]]:

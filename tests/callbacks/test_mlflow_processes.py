@@ -21,7 +21,7 @@ from runner.callbacks._mlflow import writer_process
 from runner.callbacks._mlflow.spool import Spool
 from runner.callbacks._mlflow.target import make_target, read_identity, unsent_entry, write_target
 from runner.callbacks._mlflow.writer_process import shared_writer
-from runner.files.whole import read_object, write_whole
+from runner.files.whole import read_object, write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = """
@@ -74,7 +74,7 @@ def test_a_writer_that_was_killed_is_followed_by_another_and_nothing_is_doubled(
         # As if killed after MLflow had stored the points, but before the writer had recorded this.
         wait_until(lambda: any("ended unexpectedly" in record.message for record in caplog.records))
         sent = read_object(folder / "r" / "mlflow" / "sent.json")
-        write_whole(folder / "r" / "mlflow" / "sent.json", json.dumps(sent | {"offset": 0}))
+        write_atomically(folder / "r" / "mlflow" / "sent.json", json.dumps(sent | {"offset": 0}))
         log_steps(state, logger, range(200, 251))
     assert points("loss") == [(step, float(step)) for step in range(1, 251)]
     assert query("select status from runs") == [("FINISHED",)]
@@ -109,7 +109,7 @@ def test_entry_of_a_run_that_was_resumed_elsewhere_is_removed(folder: Path, monk
     other.mkdir()
     monkeypatch.chdir(other)
     entry = unsent_entry(folder / "outputs" / "a", str(other))
-    write_whole(entry, str(folder / "outputs" / "a"))
+    write_atomically(entry, str(folder / "outputs" / "a"))
     with logging_to(MLflowLogger(f"sqlite:///{folder}/outputs/mlflow.db"), "outputs/b"):
         pass
     wait_until(lambda: not entry.exists())

@@ -28,7 +28,7 @@ from runner.checkpoints.hashing import digest
 from runner.checkpoints.manifest import MANIFEST
 from runner.checkpoints.shards import DTYPES, should_shard, write_safetensors
 from runner.checkpoints.writing import write_checkpoint
-from runner.distributed.saved_tensor import Piece, Place, Run, SavedTensor
+from runner.distributed.saved_tensor import IndexRange, Piece, SavedTensor, ShardLayout
 from runner.distributed.sharding import like, local, whole
 from runner.distributed.together import gather_objects
 from runner.records.run_files import unpacked
@@ -125,15 +125,15 @@ def test_layers_that_are_split_are_saved_in_shards(run_ranks, tmp_path: Path, ra
 
 
 WHOLE = torch.arange(35.0).view(5, 7)
-WHOLE_PLACE = Place((5, 7), ((Run(0, 0, 5),), (Run(0, 0, 7),)), True)
+WHOLE_LAYOUT = ShardLayout((5, 7), ((IndexRange(0, 0, 5),), (IndexRange(0, 0, 7),)), True)
 
 
 def write_shards(path: Path, shards: dict[str, dict[str, Tensor]], save: str = "1") -> None:
     """Write a checkpoint of `WHOLE` with files of other ranks, whose manifest agrees with them."""
     part = torch.zeros(0)
-    place = Place((5, 7), ((), ()), False)  # another rank writes it
+    layout = ShardLayout((5, 7), ((), ()), False)  # another rank writes it
     write_checkpoint(
-        {"timestamp": Timestamp(batch=1).state_dict(), "model.pt": {"a": part}, "places": {id(part): place}}, path
+        {"timestamp": Timestamp(batch=1).state_dict(), "model.pt": {"a": part}, "layouts": {id(part): layout}}, path
     )
     manifest = json.loads((path / MANIFEST).read_text()) | {"save": "1"}
     for name, tensors in shards.items():
@@ -160,15 +160,17 @@ def test_any_part_of_a_tensor_is_read_from_any_shards(tmp_path: Path):
 
 def test_a_part_may_be_of_several_blocks(tmp_path: Path):
     """As the part of a layer that joins several is."""
-    place = Place((5, 7), ((Run(0, 0, 1), Run(3, 1, 2)), (Run(1, 0, 2), Run(5, 2, 1))), True)
+    layout = ShardLayout(
+        (5, 7), ((IndexRange(0, 0, 1), IndexRange(3, 1, 2)), (IndexRange(1, 0, 2), IndexRange(5, 2, 1))), True
+    )
     mine = WHOLE[[0, 3, 4]][:, [1, 2, 5]].clone()
     write_checkpoint(
-        {"timestamp": Timestamp().state_dict(), "model.pt": {"a": mine}, "places": {id(mine): place}}, tmp_path / "a"
+        {"timestamp": Timestamp().state_dict(), "model.pt": {"a": mine}, "layouts": {id(mine): layout}}, tmp_path / "a"
     )
     assert "are not a whole tensor (5, 7)" in (verify(tmp_path / "a") or "")  # the rest has been left out
     write_shards(tmp_path / "one", {"0.safetensors": {"model.pt['a']@0,0": WHOLE}})
     found = read_file(tmp_path / "one", "model.pt")["a"]
-    assert torch.equal(found.read_at(place), mine)
+    assert torch.equal(found.read_shard(layout), mine)
     with safe_open(tmp_path / "a/shard-00000-of-00001.safetensors", framework="pt") as file:
         written = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no dict
     for key, block in {
@@ -179,7 +181,7 @@ def test_a_part_may_be_of_several_blocks(tmp_path: Path):
     }.items():
         assert torch.equal(written[f"model.pt['a']@{key}"], block)
     with pytest.raises(ValueError, match=r"saved tensor \(5, 7\) is not one of \(5, 8\)"):
-        found.read_at(place._replace(shape=(5, 8)))
+        found.read_shard(layout._replace(shape=(5, 8)))
 
 
 def test_what_computes_with_a_saved_tensor_has_it_whole(tmp_path: Path):
@@ -247,7 +249,8 @@ def test_tensors_that_are_the_same_stay_so(tmp_path: Path):
     part = WHOLE.clone()
     content = {"tied": [part, part], "more": (1, part), "own": torch.ones(2)}
     write_checkpoint(
-        {"timestamp": Timestamp().state_dict(), "model.pt": content, "places": {id(part): WHOLE_PLACE}}, tmp_path / "a"
+        {"timestamp": Timestamp().state_dict(), "model.pt": content, "layouts": {id(part): WHOLE_LAYOUT}},
+        tmp_path / "a",
     )
     found = read_file(tmp_path / "a", "model.pt")
     assert found["tied"][0] is found["tied"][1] is found["more"][1]
@@ -258,7 +261,7 @@ def test_tensors_that_are_the_same_stay_so(tmp_path: Path):
 
 def test_a_bundle_may_hold_shards(tmp_path: Path):
     part = WHOLE.clone()
-    content = {"timestamp": Timestamp().state_dict(), "model.pt": {"a": part}, "places": {id(part): WHOLE_PLACE}}
+    content = {"timestamp": Timestamp().state_dict(), "model.pt": {"a": part}, "layouts": {id(part): WHOLE_LAYOUT}}
     write_checkpoint(content, tmp_path / "run/checkpoints/ba1")
     (tmp_path / "run/config.yaml").write_text("{}")
     with zipfile.ZipFile(tmp_path / "crash.zip", "w") as file:

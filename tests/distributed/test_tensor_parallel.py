@@ -132,13 +132,13 @@ def test_draws_of_heads_differ_between_ranks_and_leave_all_others_alike():
 def test_an_order_shared_alike_is_that_of_fewer_ranks():
     orders = [SampleOrder(15, 8, seed=3, rank=rank, world_size=4) for rank in range(4)]
     for one in orders:
-        one.share_alike(2)
+        one.give_same_samples(2)
     fewer = [SampleOrder(15, 8, seed=3, rank=rank, world_size=2) for rank in range(2)]
     for rank, one in enumerate(orders):
         for batch in range(2):
             assert torch.equal(one.indices(1, batch), fewer[rank // 2].indices(1, batch))
             assert one.counts(batch) == fewer[rank // 2].counts(batch)
-    orders[3].share_alike(1)
+    orders[3].give_same_samples(1)
     assert (orders[3].rank, orders[3].world_size) == (3, 4)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.files.addresses import has_hidden, hidden_everywhere, without_credentials, without_those_of
+from runner.files.addresses import has_hidden, hidden_everywhere, without_credentials, without_credentials_of
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ def test_an_address_is_shown_without_what_opens_it(address: str, shown: str):
 def test_credentials_are_found_where_they_stand_alone():
     address = "http://bob:s3cr@t@host/?token=a/b c"
     text = f"{address}; url: /?token=a/b%20c/api; user bob:s3cr%40t; s3cr@t; a%2Fb%20c"
-    assert without_those_of(address, text) == "http://***@host/?*** url: /?token=***/api; user bob:***; ***; ***"
-    assert without_those_of("http://host", "host http://a:b@c") == "host http://***@c"
-    assert without_those_of("", "a") == "a"
+    assert without_credentials_of(address, text) == "http://***@host/?*** url: /?token=***/api; user bob:***; ***; ***"
+    assert without_credentials_of("http://host", "host http://a:b@c") == "host http://***@c"
+    assert without_credentials_of("", "a") == "a"
 
 
 def test_nested_values_are_shown_so_too():

@@ -16,12 +16,12 @@ from runner.callbacks import CheckpointSaver, LoadCheckpoint
 from runner.checkpoints.hashing import digest
 from runner.checkpoints.mirror import Mirror
 from runner.checkpoints.writing import write_checkpoint
-from runner.distributed.saved_tensor import Place, Run
+from runner.distributed.saved_tensor import IndexRange, ShardLayout
 from runner.failures.errors import UnreadableCheckpoint
 from runner.timing.time import Timestamp
 
 PART = torch.arange(6.0).view(3, 2)
-PLACE = Place((3, 2), ((Run(0, 0, 3),), (Run(0, 0, 2),)), True)
+LAYOUT = ShardLayout((3, 2), ((IndexRange(0, 0, 3),), (IndexRange(0, 0, 2),)), True)
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Path:
     """The folder of a run with a sharded checkpoint."""
     content = {"timestamp": Timestamp(batch=1).state_dict(), "model.pt": {"a": PART, "b": torch.ones(2), "tied": PART}}
     write_checkpoint(
-        {**content, "places": {id(PART): PLACE}},
+        {**content, "layouts": {id(PART): LAYOUT}},
         tmp_path / "run/checkpoints/ba1",
     )
     return tmp_path / "run"

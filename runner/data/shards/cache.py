@@ -13,7 +13,7 @@ from pathlib import Path
 
 from runner.failures.checks import check_number
 from runner.failures.errors import NoRoom, wrong_argument
-from runner.files.lock import PATIENCE, alone, size_of
+from runner.files.lock import PATIENCE, exclusive_lock, size_of
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PARTIAL = re.compile(r"\w+\.[0-9a-f]{8}\.(\d+)\.partial(\.raw)?")
@@ -78,7 +78,7 @@ class ShardCache:
 
         with self._explain_errors():
             while not self._use(path):
-                with alone(path.with_suffix(".lock"), "fetches data", progress):
+                with exclusive_lock(path.with_suffix(".lock"), "fetches data", progress):
                     if not path.exists():
                         self._make(path, size, make, keep, shown)
         return path
@@ -133,7 +133,7 @@ class ShardCache:
         waited_since = time.monotonic()
         while True:
             reserved = 0
-            with alone(self.folder / "room.lock", "makes room", lambda: 0) as is_alone:
+            with exclusive_lock(self.folder / "room.lock", "makes room", lambda: 0) as is_alone:
                 taken = self._read_taken() if is_alone else None
                 if taken is not None:
                     taken -= before

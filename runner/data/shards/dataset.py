@@ -30,7 +30,7 @@ from runner.data.workers import BatchKeys
 from runner.failures.errors import WrongArgument, wrong_argument
 from runner.files.addresses import without_credentials
 from runner.files.printable import printable
-from runner.files.whole import read_object, write_whole
+from runner.files.whole import read_object, write_atomically
 
 log = logging.getLogger("runner")
 
@@ -153,7 +153,7 @@ class ShardedDataset(Dataset[Any]):
                 description = form.describe(self.fetch(shard), file.address, file.size)
             if not description["rows"]:
                 raise ValueError("it contains no samples; leave it out")
-        write_whole(kept, json.dumps(description))
+        write_atomically(kept, json.dumps(description))
         return description
 
     def _describe_part(self, file: ShardFile) -> Description:
@@ -190,7 +190,7 @@ class ShardedDataset(Dataset[Any]):
         known = kept.read_text(errors="replace") if kept.exists() else ""
         if known != digest and re.fullmatch("[0-9a-f]{64}", known):
             raise ValueError("its content is not what it was, although its size is; put it back, or start again")
-        write_whole(kept, digest)
+        write_atomically(kept, digest)
 
     def _locate(self, indices: Any) -> Iterator[tuple[int, list[int]]]:
         """Yield (shard, rows) for the shards that hold the samples; `indices` are ascending."""

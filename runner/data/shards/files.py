@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from runner.data.images.decoding import is_hidden
-from runner.files.addresses import without_credentials, without_those_of
+from runner.files.addresses import without_credentials, without_credentials_of
 from runner.libraries.remote_files import check_address, http_options
 
 log = logging.getLogger("runner")
@@ -132,7 +132,8 @@ def with_retries(address: str, work: Callable[[], Result]) -> Result:
             status = next(filter(None, statuses), None)
             if status == 404 or (isinstance(error, FileNotFoundError) and error.__cause__ is None):
                 raise FileNotFoundError(f"{shown!r}: there is no such file") from error
-            reason = " ".join(without_those_of(address, str(error.__cause__ or error) or type(error).__name__).split())
+            text = str(error.__cause__ or error) or type(error).__name__
+            reason = " ".join(without_credentials_of(address, text).split())
             if wait is None or status in LASTING:
                 raise ConnectionError(
                     f"{shown!r}: cannot be read: {reason}; check the address and its server"

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner.files.lock import PATIENCE, alone, size_of
+from runner.files.lock import PATIENCE, exclusive_lock, size_of
 from runner.files.whole import sync_file
 
 log = logging.getLogger("runner")
@@ -66,7 +66,7 @@ class TokenCache:
                 if path.is_file():
                     return map_tokens(path, dtype)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                lock = alone(
+                lock = exclusive_lock(
                     path.with_suffix(".lock"), "tokenizes", lambda: size_of(path.parent, partial), self.patience
                 )
                 is_alone = stack.enter_context(lock)

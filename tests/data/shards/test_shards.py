@@ -18,7 +18,7 @@ from shard_files import SIZES, write_arrow, write_parquet, write_tar, write_tars
 from runner.data.shards.parquet_shards import load_parquet_shards
 from runner.data.shards.tar_shards import load_tar_shards
 from runner.data.shards.token_shards import load_token_shards
-from runner.files.lock import alone, size_of
+from runner.files.lock import exclusive_lock, size_of
 
 KINDS: dict[str, tuple[Any, Callable[[Path], Any], dict[str, Any]]] = {
     "parquet": (load_parquet_shards, write_parquet, {}),
@@ -130,7 +130,7 @@ def test_the_cache_stays_within_its_size(tmp_path: Path):
     batches = []
     for batch in train:
         batches.append(numbers(batch))
-        with alone(tmp_path / "cache" / "room.lock", "is measured", lambda: 0):  # so no thread makes room meanwhile
+        with exclusive_lock(tmp_path / "cache" / "room.lock", "is measured", lambda: 0):  # so no thread makes room
             limit = max(limit, size_of(tmp_path / "cache", "*.shard"))
     assert batches == expected and size < limit <= 5 * size
 

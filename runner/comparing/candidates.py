@@ -41,7 +41,7 @@ Pair = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """A finished run to compare; `config` has a value for each dotted key."""
 
     folder: Path
@@ -71,7 +71,7 @@ class Candidate:
     """
 
     name: str
-    runs: list[Run]
+    runs: list[FinishedRun]
     left_out: list[SavedFolder]
 
     @property
@@ -114,7 +114,7 @@ class Candidate:
         return {shared: math.fsum(values.values()) / len(values) for shared, values in folds.items()}
 
 
-def pair_of(run: Run, keys: Sequence[str]) -> Pair:
+def pair_of(run: FinishedRun, keys: Sequence[str]) -> Pair:
     """Return the pairing key of a run: its seed and its values of other keys."""
     return tuple(to_text(run.config.get(key)) for key in (SEED, *keys))
 
@@ -151,7 +151,7 @@ def find_candidate(text: str, key: str) -> Candidate:
     if not trained:
         raise WrongKey(key, "no trained run; runner runs lists runs", repr(text))
     runs = [
-        Run(run.folder, run.result, _flatten(run))
+        FinishedRun(run.folder, run.result, _flatten(run))
         for run in trained
         if run.result is not None and run.status == "finished"
     ]

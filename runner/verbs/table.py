@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from runner.cli.command import Command
-from runner.comparing.candidates import Candidate, Run, common_metric, find_candidate, pair_up
+from runner.comparing.candidates import Candidate, FinishedRun, common_metric, find_candidate, pair_up
 from runner.comparing.conditions import to_number, to_text
 from runner.comparing.decision import bootstrap, find_ties
 from runner.failures.errors import WrongKey
@@ -92,7 +92,7 @@ def run(command: Command) -> None:
 
 def make_table(candidate: Candidate, metric: str, lower: bool, rows: Sequence[str], columns: Sequence[str]) -> Table:
     """Group the runs of a candidate by the values of keys."""
-    groups: dict[tuple[Place, Place], list[Run]] = {}
+    groups: dict[tuple[Place, Place], list[FinishedRun]] = {}
     for run in candidate.runs:
         folder = SavedFolder(run.folder, run.result)
         groups.setdefault((_place(folder, rows), _place(folder, columns)), []).append(run)

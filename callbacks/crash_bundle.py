@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Event
 from runner.callbacks._disk import disk_errors_reported
-from runner.checkpoints.digest import FILE as DIGESTS
+from runner.checkpoints.digest import DIGESTS
 from runner.failures.checks import check_number
 from runner.failures.crash import BATCH, BUNDLE, FACTS, describe_crash
 from runner.failures.errors import RankFailed

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import Callback, Interval, Time, TimeUnit
-from runner.checkpoints.digest import FILE, append_digests, digest_state, measure_state, truncate_digests
+from runner.checkpoints.digest import DIGESTS, append_digests, digest_state, measure_state, truncate_digests
 from runner.failures.errors import wrong_argument
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class StateDigest(Callback):
         self._is_enabled = self.interval.time.value > 0 and takes_part
         if get_global_rank() != 0 or not self._is_enabled:
             return
-        self._path = state.run_dir / FILE
+        self._path = state.run_dir / DIGESTS
         if self._path.exists():  # after a resume, later batches are trained again
             truncate_digests(self._path, state.timestamp.batch)
         order = getattr(state.train_dataloader, "order", None)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from runner.core.state import State
 
-FILE = "digests.jsonl"
+DIGESTS = "digests.jsonl"
 PARTS = ("samples", "content", "randomness", "loss", "gradients", "weights", "optimizer", "algorithms")
 """Parts of a run whose digests a line may hold, in causal order; the callback `StateDigest` describes each."""
 MEASURED = ("loss", "gradients", "weights")
@@ -91,7 +91,7 @@ def read_digests(path: str | Path) -> list[dict[str, Any]]:
         FileNotFoundError: `path` is neither a file of digests nor the folder of a run that has one.
     """
     path = Path(path)
-    path = path / FILE if path.is_dir() else path
+    path = path / DIGESTS if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(f"path={str(path)!r}: no digests there; a run writes them with +callbacks=state_digest")
     entries = []

@@ -27,7 +27,7 @@ from runner.files.whole import read_object
 
 log = logging.getLogger("runner")
 
-CONFIG = "config.json"
+MODEL_CONFIG = "config.json"
 Snapshot = dict[str, Any]
 """Content by file name (`.pt` or `.json`), and the training time under 'timestamp'. A sharded snapshot also has, under
 'layouts', the `ShardLayout` of each tensor that is a part of a whole, by the tensor's `id`."""
@@ -129,7 +129,7 @@ def _is_usable(path: Path, facts: tuple[Any, ...]) -> bool:
 
 def read_config(path: str | Path) -> dict[str, Any] | None:
     """Return the config of the run that wrote a verified checkpoint, or None if the checkpoint has no config."""
-    return read_object(Path(path) / CONFIG) or None
+    return read_object(Path(path) / MODEL_CONFIG) or None
 
 
 def read_file(path: str | Path, name: str, mapped: bool = False) -> Any:

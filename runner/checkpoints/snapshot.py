@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from runner.checkpoints.contents import map_saved
 from runner.checkpoints.copies import Copies, to_host
-from runner.checkpoints.files import CONFIG, Snapshot, find_checkpoint, read_file, verify_together
+from runner.checkpoints.files import MODEL_CONFIG, Snapshot, find_checkpoint, read_file, verify_together
 from runner.checkpoints.manifest import read_manifest
 from runner.checkpoints.metric_states import load_metric_states, metric_states
 from runner.checkpoints.shards import should_shard
@@ -91,7 +91,7 @@ def capture(
     snapshot: Snapshot = {
         "timestamp": state.timestamp.state_dict(),
         "model.pt": weights,
-        **({CONFIG: state.config} if state.config else {}),
+        **({MODEL_CONFIG: state.config} if state.config else {}),
         **({"layouts": layouts} if layouts is not None else {}),
     }
     if not weights_only:

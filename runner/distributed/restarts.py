@@ -17,7 +17,7 @@ from runner.distributed.environment import PARENT, for_attempts, from_attempts
 from runner.distributed.local_ranks import LocalRanks, ranks
 from runner.distributed.slurm import is_job
 from runner.failures.errors import Restarted
-from runner.failures.exit_codes import ENVIRONMENT
+from runner.failures.exit_codes import ENVIRONMENT_FAILED
 
 VARIABLE = "RUNNER_ATTEMPTS"
 """Environment variable with the facts from earlier attempts, as JSON."""
@@ -114,7 +114,7 @@ def restarted_when_ended(decide: Callable[[str], object]) -> Iterator[None]:
     """
 
     def restart(code: int, reason: str) -> None:
-        if code == ENVIRONMENT and _start is not None:
+        if code == ENVIRONMENT_FAILED and _start is not None:
             try:
                 decide(reason)
             except Restarted:

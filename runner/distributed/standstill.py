@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from runner.distributed.endings import end_abruptly
-from runner.failures.exit_codes import ENVIRONMENT
+from runner.failures.exit_codes import ENVIRONMENT_FAILED
 from runner.failures.tracebacks import is_of_user
 
 STACKS = "stacks"
@@ -127,7 +127,7 @@ class _Watch(threading.Thread):
             self._write_stacks()
             self._store.set(f"{over}/{self._rank}", "written")
             time.sleep(PARTING)  # rank 0 ends this process, or its launcher does
-            os._exit(ENVIRONMENT)
+            os._exit(ENVIRONMENT_FAILED)
 
     def _end(self, places: dict[int, str], seconds: float) -> None:
         self._write_stacks()
@@ -137,7 +137,7 @@ class _Watch(threading.Thread):
             time.sleep(0.1)
         waits = "; ".join(f"rank {rank} {description}" for rank, description in places.items())
         end_abruptly(
-            ENVIRONMENT,
+            ENVIRONMENT_FAILED,
             f"ERROR: nothing has moved for {seconds:.0f} s (launch.patience): {waits}. Stacks of all ranks are in "
             f"{self._folder / STACKS}. Resume the run from its last checkpoint",
         )

@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from runner.failures.exit_codes import ENVIRONMENT
+from runner.failures.exit_codes import ENVIRONMENT_FAILED
 from runner.failures.facts import UNKNOWN, Facts, annotate
 
 
@@ -240,7 +240,7 @@ class Restarted(SessionOver):
     status = "QUEUED"
 
     def __init__(self, reason: str) -> None:
-        super().__init__(ENVIRONMENT)
+        super().__init__(ENVIRONMENT_FAILED)
         self.reason = reason
         """The failure, and the batch that the run continues from."""
 

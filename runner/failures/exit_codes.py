@@ -10,7 +10,7 @@ WRONG_CONFIG = 2
 DIVERGED = 3
 UNTESTABLE = 125
 """`verify` or `verdict` was refused, so there is no answer: `git bisect run` skips the commit."""
-ENVIRONMENT = 75
+ENVIRONMENT_FAILED = 75
 """The machine failed rather than the program, so a retry may succeed; `EX_TEMPFAIL` of sysexits.h."""
 INTERRUPTED = 130
 TERMINATED = 143
@@ -20,7 +20,7 @@ NAMES = {
     WRONG_CONFIG: "wrong_config",
     UNTESTABLE: "wrong_config",
     DIVERGED: "diverged",
-    ENVIRONMENT: "environment",
+    ENVIRONMENT_FAILED: "environment",
     INTERRUPTED: "interrupted",
     TERMINATED: "terminated",
 }
@@ -29,4 +29,4 @@ NAMES = {
 
 def code_of_failure(error: BaseException) -> int:
     """Return the exit code after a failure in training."""
-    return ENVIRONMENT if is_of_environment(error) else FAILED
+    return ENVIRONMENT_FAILED if is_of_environment(error) else FAILED

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from runner.core.destination import SweepSummary
-from runner.failures.exit_codes import DONE, ENVIRONMENT, FAILED, NAMES, WRONG_CONFIG
+from runner.failures.exit_codes import DONE, ENVIRONMENT_FAILED, FAILED, NAMES, WRONG_CONFIG
 from runner.files.addresses import without_credentials
 from runner.files.printable import csv_cell
 from runner.files.whole import write_atomically
@@ -85,8 +85,8 @@ def end_sweep() -> int:
         set_fields(error=errors[0])
     if "REFUSED" in statuses:
         return WRONG_CONFIG
-    if errors and all(error.get("code") == NAMES[ENVIRONMENT] for error in errors):
-        return ENVIRONMENT
+    if errors and all(error.get("code") == NAMES[ENVIRONMENT_FAILED] for error in errors):
+        return ENVIRONMENT_FAILED
     return FAILED if not statuses.isdisjoint(("FAILED", "KILLED")) else DONE
 
 

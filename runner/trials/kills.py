@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.checkpoints.digest import FILE, read_digests
+from runner.checkpoints.digest import DIGESTS, read_digests
 from runner.distributed.environment import PARENT
 from runner.failures.tracebacks import environment_of_user
 
@@ -176,7 +176,7 @@ class Session:
         for batch in self.progress():
             if batch and (not seen or batch != seen[-1][0]):
                 seen.append((batch, time.monotonic() - self.started))
-        digests = read_digests(self.run_dir) if (self.run_dir / FILE).exists() else []
+        digests = read_digests(self.run_dir) if (self.run_dir / DIGESTS).exists() else []
         ends = [line["batch"] for line, after in itertools.pairwise(digests) if after["epoch"] > line["epoch"]]
         return Pace(len(digests), ends, time.monotonic() - self.started, seen)
 
@@ -278,7 +278,7 @@ class Session:
 def last_batch(run_dir: Path) -> int:
     """Return the last batch with a digest in a run; 0 without digests."""
     try:
-        with (run_dir / FILE).open("rb") as file:
+        with (run_dir / DIGESTS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             whole = file.read().rpartition(b"\n")[0]
     except FileNotFoundError:

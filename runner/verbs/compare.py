@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.checkpoints.digest import FILE as DIGESTS
-from runner.checkpoints.digest import first_difference, read_digests
+from runner.checkpoints.digest import DIGESTS, first_difference, read_digests
 from runner.comparing.side_by_side import short_names, side_by_side
 from runner.config import build
 from runner.config.errors import config_errors

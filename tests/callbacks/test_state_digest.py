@@ -15,7 +15,7 @@ from torch import nn
 from runner import Callback, ClassificationModel, Trainer, first_difference, save_checkpoint
 from runner.algorithms import EMA, BatchAugment, MixUp
 from runner.callbacks import CheckpointSaver, JSONLinesLogger, StateDigest
-from runner.checkpoints.digest import FILE, PARTS, read_digests
+from runner.checkpoints.digest import DIGESTS, PARTS, read_digests
 from runner.data import TensorLoader
 
 BATCHES = 5  # of an epoch: 38 samples in batches of 8
@@ -68,7 +68,7 @@ def fit(run_dir: Path, *callbacks: Callback, **arguments: Any) -> bytes:
     """Return the lines of a run's file."""
     with make_trainer(run_dir, *callbacks, **arguments) as trainer:
         trainer.fit()
-    return (run_dir / FILE).read_bytes()
+    return (run_dir / DIGESTS).read_bytes()
 
 
 def test_two_equal_runs_write_the_same(tmp_path: Path):
@@ -108,7 +108,7 @@ def test_a_run_resumed_after_any_batch_writes_the_file_of_the_whole_one(tmp_path
         run_dir = tmp_path / f"from{batch}"
         run_dir.mkdir()
         # As after a kill: lines of batches since the checkpoint, and a truncated line.
-        (run_dir / FILE).write_bytes(written + b'{"epoch":1,"batch":11,"wei')
+        (run_dir / DIGESTS).write_bytes(written + b'{"epoch":1,"batch":11,"wei')
         assert fit(run_dir, resume_path=tmp_path / f"ba{batch}") == written, batch
 
 
@@ -116,7 +116,7 @@ def test_a_second_fit_goes_on(tmp_path: Path):
     with make_trainer(tmp_path / "twice") as trainer:
         trainer.fit("7ba")
         trainer.fit("3ba")
-    assert (tmp_path / "twice" / FILE).read_bytes() == fit(tmp_path / "once")
+    assert (tmp_path / "twice" / DIGESTS).read_bytes() == fit(tmp_path / "once")
 
 
 def test_any_number_of_ranks_has_the_same_samples(run_ranks, tmp_path: Path):
@@ -235,7 +235,7 @@ def test_digests_change_no_number(tmp_path: Path):
             trainer.fit()
     a, b = ({**trainer.state.unwrapped_model.state_dict()} for trainer in trainers)
     torch.testing.assert_close(a, b, rtol=0, atol=0)
-    assert not (tmp_path / "b" / FILE).exists()
+    assert not (tmp_path / "b" / DIGESTS).exists()
 
 
 def test_the_file_is_an_artifact_also_of_a_run_that_fails(tmp_path: Path):
@@ -249,7 +249,7 @@ def test_the_file_is_an_artifact_also_of_a_run_that_fails(tmp_path: Path):
     fit(tmp_path / "whole", loggers=[JSONLinesLogger()])
     for name, batches in (("failed", 3), ("whole", 2 * BATCHES)):
         lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        assert [line["artifact"] for line in lines if "artifact" in line] == [str(tmp_path / name / FILE)]
+        assert [line["artifact"] for line in lines if "artifact" in line] == [str(tmp_path / name / DIGESTS)]
         assert len(read_digests(tmp_path / name)) == batches
 
 
@@ -264,14 +264,14 @@ def test_a_full_disk_is_a_warning_once(tmp_path: Path, caplog):
     class Fill(Callback):
         def epoch_start(self, state, logger):
             if state.timestamp.epoch == 0:
-                os.symlink("/dev/full", tmp_path / FILE)
+                os.symlink("/dev/full", tmp_path / DIGESTS)
 
     with caplog.at_level(logging.WARNING), make_trainer(tmp_path, Fill()) as trainer:
         trainer.fit()
-        os.unlink(tmp_path / FILE)  # before it is read as an artifact
+        os.unlink(tmp_path / DIGESTS)  # before it is read as an artifact
     assert trainer.state.timestamp.batch == 2 * BATCHES
     (record,) = caplog.records
-    assert os.strerror(errno.ENOSPC) in record.getMessage() and FILE in record.getMessage()
+    assert os.strerror(errno.ENOSPC) in record.getMessage() and DIGESTS in record.getMessage()
 
 
 @pytest.mark.parametrize("interval", ["1ep", 1, "8sp", "0.5dur", "90s"])

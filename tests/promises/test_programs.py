@@ -17,7 +17,7 @@ from tiers import one_in
 from wrong_commands import WRONG
 
 from runner.failures.errors import RankFailed
-from runner.failures.exit_codes import ENVIRONMENT, FAILED, NAMES, code_of_failure
+from runner.failures.exit_codes import ENVIRONMENT_FAILED, FAILED, NAMES, code_of_failure
 from runner.failures.facts import Facts
 from runner.records.result import Result
 from runner.terminal.answer import SCHEMA, error_object, run_with_answer
@@ -215,16 +215,19 @@ def no_memory_for_a_tensor() -> RuntimeError:
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), ENVIRONMENT),
+        (OSError(errno.ENOSPC, "No space left on device"), ENVIRONMENT_FAILED),
         (OSError(errno.ENOENT, "No such file"), FAILED),
-        (MemoryError(), ENVIRONMENT),
-        (no_memory_for_a_tensor(), ENVIRONMENT),
-        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), ENVIRONMENT),
-        (RuntimeError("NCCL error in: x.cpp:1, remote process exited\nncclRemoteError: A call failed"), ENVIRONMENT),
+        (MemoryError(), ENVIRONMENT_FAILED),
+        (no_memory_for_a_tensor(), ENVIRONMENT_FAILED),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), ENVIRONMENT_FAILED),
+        (
+            RuntimeError("NCCL error in: x.cpp:1, remote process exited\nncclRemoteError: A call failed"),
+            ENVIRONMENT_FAILED,
+        ),
         (RuntimeError("NCCL error in: x.cpp:1, invalid usage\nncclInvalidUsage: This usually"), FAILED),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Segmentation fault. "), FAILED),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), FAILED),
-        (RankFailed(1, "killed", Facts(of_environment=True)), ENVIRONMENT),
+        (RankFailed(1, "killed", Facts(of_environment=True)), ENVIRONMENT_FAILED),
         (RankFailed(1, "ValueError: no"), FAILED),
         (ValueError("no"), FAILED),
     ],

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from runner.checkpoints.digest import FILE, PARTS
+from runner.checkpoints.digest import DIGESTS, PARTS
 from runner.records.result import Result
 from runner.verbs.compare import difference
 
@@ -25,7 +25,7 @@ def write_run(folder: Path, batches: Any, changed: dict[int, tuple[str, ...]] | 
     for batch in batches:
         parts = {part: f"{part} {batch}{'*' * (part in (changed or {}).get(batch, ()))}" for part in PARTS}
         lines.append(json.dumps({"epoch": batch // 4, "batch": batch, **parts}) + "\n")
-    (folder / FILE).write_text("".join(lines))
+    (folder / DIGESTS).write_text("".join(lines))
     if "config" in facts:
         (folder / "config.yaml").write_text(yaml.safe_dump(facts["config"]))
     if "environment" in facts:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from runner.checkpoints.files import CONFIG, find_checkpoint, read_file
+from runner.checkpoints.files import MODEL_CONFIG, find_checkpoint, read_file
 from runner.checkpoints.weights import describe_differences, differences
 from runner.failures.errors import wrong_argument
 from runner.models.hf.causal_lm import HFCausalLM
@@ -37,7 +37,7 @@ def save_pretrained(run: str | Path, folder: str | Path, tokenizer: str | None =
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise wrong_argument("folder", str(folder), "already exists; give a new or an empty folder", FileExistsError)
     checkpoint = find_checkpoint(run)
-    config = json.loads((checkpoint / CONFIG).read_text()) if (checkpoint / CONFIG).is_file() else {}
+    config = json.loads((checkpoint / MODEL_CONFIG).read_text()) if (checkpoint / MODEL_CONFIG).is_file() else {}
     options: dict[str, Any] = dict(config.get("model", {}).get("module") or {})
     kind = KINDS.get(options.pop("_target_", ""))
     if kind is None:

@@ -55,7 +55,7 @@ class SavedRun:
     """A run's record, in plain containers, so that launchers can send it to other processes.
 
     Attributes:
-        given: the run as it was typed.
+        typed: the run as it was typed.
         path: the named run folder or checkpoint; None if only the record was downloaded.
         run_dir: the run's folder; None if only the record was downloaded.
         config: the recorded config.
@@ -69,7 +69,7 @@ class SavedRun:
         is_own: whether this user made the record, and it is unchanged since.
     """
 
-    given: str
+    typed: str
     path: str | None
     run_dir: str | None
     config: dict[str, Any]
@@ -85,36 +85,36 @@ class SavedRun:
 
 def find_saved_run(command: Command) -> SavedRun | None:
     """Return the run that a command uses; None if it uses no run, or if the folder to resume has no record."""
-    given = command.run
-    if given is None:
+    typed = command.run
+    if typed is None:
         return None
     arguments = command.overrides
-    if (typed := config_dir(arguments)) is not None and not typed.is_dir():
-        raise wrong_argument(CONFIG_DIR, str(typed), "no such directory")
-    if is_address(given):
-        folder = download_run(given, keep=command.row.trains and command.row.uses_run != "rerun")
-        return _read(command, without_credentials(given), str(folder), folder, mirror_of(given))
-    if not Path(given).exists():
-        if is_id(given):
-            return _find_by_id(command, given)
-        if "," in given:
-            raise wrong_argument("RUN", given, "takes one run at a time")
+    if (own_conf := config_dir(arguments)) is not None and not own_conf.is_dir():
+        raise wrong_argument(CONFIG_DIR, str(own_conf), "no such directory")
+    if is_address(typed):
+        folder = download_run(typed, keep=command.row.trains and command.row.uses_run != "rerun")
+        return _read(command, without_credentials(typed), str(folder), folder, mirror_of(typed))
+    if not Path(typed).exists():
+        if is_id(typed):
+            return _find_by_id(command, typed)
+        if "," in typed:
+            raise wrong_argument("RUN", typed, "takes one run at a time")
     file = _file_of(command)
     if file is not None:
         folder = unpacked(file)
-        return _read(command, given, str(folder), folder)
+        return _read(command, typed, str(folder), folder)
     # The path is a run's folder, its folder of checkpoints, or a checkpoint.
-    path = Path(given).absolute()
+    path = Path(typed).absolute()
     folder = next((up for up in (path, *path.parents[:2]) if Record(up).exists), None)
     if folder is not None:
-        return _read(command, given, str(path), folder)
+        return _read(command, typed, str(path), folder)
     if command.row.uses_run != "resume":
         reason = "no record (config.yaml) there" if path.exists() else "no such folder"
-        raise wrong_argument("RUN", given, f"{reason}; give a run's folder or its MLflow id")
-    if (run_dir := run_folder_of(given)) is not None and run_dir.is_dir():
+        raise wrong_argument("RUN", typed, f"{reason}; give a run's folder or its MLflow id")
+    if (run_dir := run_folder_of(typed)) is not None and run_dir.is_dir():
         if command.row.needs_experiment and not _has_checkpoint(run_dir):
             reason = "holds no run, neither a record (config.yaml) nor a checkpoint"
-            raise wrong_argument("RUN", given, f"{reason}; give a run's folder or its MLflow id")
+            raise wrong_argument("RUN", typed, f"{reason}; give a run's folder or its MLflow id")
         check_links(Record(run_dir))
     return None
 
@@ -142,7 +142,7 @@ def from_the_start(saved: SavedRun) -> bool:
     if saved.run_dir is None or saved.path != saved.run_dir:
         return False
     folder = Path(saved.run_dir)
-    resume = f"RUN={saved.given!r}"
+    resume = f"RUN={saved.typed!r}"
     checkpoints = checkpoints_in(folder)
     if any((checkpoint / MANIFEST).exists() for checkpoint in checkpoints):
         return False
@@ -150,7 +150,7 @@ def from_the_start(saved: SavedRun) -> bool:
         raise ValueError(f"{resume}: none of its checkpoints is complete: {', '.join(map(show_path, checkpoints))}")
     result = read_result(folder)
     if result is not None and result.status == "FINISHED":
-        again = show_command("rerun", saved.given)
+        again = show_command("rerun", saved.typed)
         raise ValueError(f"{resume}: this run has finished without a checkpoint; {again} trains it again")
     print_to_stderr(f"INFO: {resume}: ended before its first checkpoint; starting from the beginning")
     return True
@@ -182,7 +182,7 @@ def _find_by_id(command: Command, run_id: str) -> SavedRun:
         return _read(command, run_id, None if folder == target else str(folder), folder)
 
 
-def _read(command: Command, given: str, path: str | None, run_dir: Path, mirror: str = "") -> SavedRun:
+def _read(command: Command, typed: str, path: str | None, run_dir: Path, mirror: str = "") -> SavedRun:
     """Check the record in a folder, print what has changed since, and return the run."""
     record = Record(run_dir)
     check_links(record)
@@ -193,13 +193,13 @@ def _read(command: Command, given: str, path: str | None, run_dir: Path, mirror:
         config = record.config
         recorded = record.overrides
     except ValueError as error:
-        raise wrong_argument("RUN", given, str(error)) from error
+        raise wrong_argument("RUN", typed, str(error)) from error
     if record.verb not in TRAINING and command.row.needs_experiment:
         trainer = config.get("trainer")
         used = trainer.get("load_path") if isinstance(trainer, dict) else None
         raise wrong_argument(
             "RUN",
-            given,
+            typed,
             f"this run was made by runner {printable(record.verb)} ({ENVIRONMENT}) and trained nothing; "
             f"give the run that it used: {used}",
         )
@@ -217,7 +217,7 @@ def _read(command: Command, given: str, path: str | None, run_dir: Path, mirror:
     for line in [*changes, *differences(record.environment)]:
         print_to_stderr(f"INFO: {line}")
     return SavedRun(
-        given=given,
+        typed=typed,
         path=path,
         run_dir=None if path is None else str(run_dir),
         config=config,

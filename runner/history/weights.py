@@ -37,8 +37,8 @@ def with_saved_weights(
     if experiment.test == "best" and run is not None and command.verb == "eval":
         path = _best_of(path)
     checkpoint = str(build.checkpoint_of(key, path))
-    by_id = saved is not None and not Path(saved.given).exists()
-    tags = {"runner.evaluates": saved.given if saved is not None and by_id else checkpoint}
+    by_id = saved is not None and not Path(saved.typed).exists()
+    tags = {"runner.evaluates": saved.typed if saved is not None and by_id else checkpoint}
     trains_only = build.classes_with("only_in_training", experiment.callbacks)
     return experiment.without_callbacks(trains_only).with_trainer(load_path=checkpoint), tags
 

@@ -101,7 +101,7 @@ def report(error: Exception, command: Command, saved: SavedRun | None) -> int:
     print_to_stderr(f"error: {without_credentials(str(error))}")
     set_fields(error=error_object(WRONG_CONFIG, str(error), error.at, error.allowed, error.fix))
     if saved is not None and not saved.is_own:
-        print_to_stderr(f"the config.yaml or overrides.yaml of {saved.given!r} was changed, or written by someone else")
+        print_to_stderr(f"the config.yaml or overrides.yaml of {saved.typed!r} was changed, or written by someone else")
     return command.row.code_if_refused
 
 

@@ -273,7 +273,7 @@ def find_differences(
 ) -> Iterable[object]:
     """Return the differences of a resumed, forked or rerun run's config from the recorded config."""
     if saved is not None and command.row.uses_run == "fork":
-        return changes_of_fork(command.words[1], resume or saved.given, saved.config, config)
+        return changes_of_fork(command.words[1], resume or saved.typed, saved.config, config)
     if saved is not None and command.row.uses_run in ("rerun", "retrain"):
         return find_changes(saved.config, config)
     if resume is not None and (allowed := command.options.get("allow_changes")) is not None:

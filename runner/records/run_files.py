@@ -103,7 +103,7 @@ def _unpack_pin(path: Path, folder: Path) -> None:
         raise wrong_argument("RUN", str(path), f"contains no run: {error}") from error
     kinds = {"config": dict, "overrides": list, "environment": dict, "digests": list}
     if not isinstance(content, dict) or not all(isinstance(content.get(key), kind) for key, kind in kinds.items()):
-        raise wrong_argument("RUN", str(path), "contains no run; runner verify RUN --pin DIGESTS writes such a file")
+        raise wrong_argument("RUN", str(path), "contains no run; runner verify RUN --pin FILE writes such a file")
     (folder / CONFIG).write_bytes(_text(content["config"]))
     (folder / OVERRIDES).write_bytes(_text(content["overrides"]))
     (folder / ENVIRONMENT).write_text(json.dumps(content["environment"], default=str))

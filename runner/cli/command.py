@@ -178,7 +178,7 @@ def split_verb(arguments: Sequence[str]) -> tuple[Verb, list[str]]:
 
 def _next(arguments: Sequence[str], index: int, option: Option) -> str:
     if index >= len(arguments) or arguments[index].startswith("--"):
-        raise WrongKey(f"--{option.name}", f"needs a value ({option.says})")
+        raise WrongKey(f"--{option.name}", f"needs a value ({option.help})")
     return arguments[index]
 
 

@@ -17,13 +17,13 @@ class Option:
         kind: the type of its value, or all allowed values. A `bool` is typed without a value; a `list` takes names
             separated by commas, and may be given more than once.
         default: its value when it is not typed.
-        says: a description in one line.
+        help: a description in one line.
     """
 
     name: str
     kind: type | tuple[str, ...]
     default: Any
-    says: str
+    help: str
 
     @property
     def key(self) -> str:
@@ -37,7 +37,7 @@ class Verb:
 
     Attributes:
         name: the word to type.
-        says: a description for lists of verbs, in one line.
+        help: a description for lists of verbs, in one line.
         example: a complete command.
         group: the heading under which `runner --help` lists it.
         words: its further words, as in a synopsis: `RUN [BATCH]`; optional words are in brackets, repeatable ones end
@@ -61,7 +61,7 @@ class Verb:
     """
 
     name: str
-    says: str
+    help: str
     example: str
     group: str = "Tools"
     words: str = ""

@@ -35,7 +35,7 @@ _AGAIN = "Time travel"
 _ROWS = (
     Verb(
         "train",
-        says="trains; the default, so the word may be left out",
+        help="trains; the default, so the word may be left out",
         example="runner model=mlp optimizer.lr=0.05",
         group="Verbs",
         options=(*_TRAINS, *_SWEEP),
@@ -47,7 +47,7 @@ _ROWS = (
     ),
     Verb(
         "resume",
-        says="continues a run, in its own folder",
+        help="continues a run, in its own folder",
         example="runner resume latest trainer.max_duration=20ep",
         group="Verbs",
         words="RUN",
@@ -60,7 +60,7 @@ _ROWS = (
     ),
     Verb(
         "eval",
-        says="evaluates a run's weights",
+        help="evaluates a run's weights",
         example="runner eval latest",
         group="Verbs",
         words="[RUN]",
@@ -74,7 +74,7 @@ _ROWS = (
     ),
     Verb(
         "runs",
-        says="lists the runs in outputs/, filtered and sorted",
+        help="lists the runs in outputs/, filtered and sorted",
         example="runner runs 'eval/loss<0.2' model=resnet8",
         group="Verbs",
         words="[CONDITION...]",
@@ -87,7 +87,7 @@ _ROWS = (
     ),
     Verb(
         "compare",
-        says="shows runs side by side, and finds the batch where they diverge",
+        help="shows runs side by side, and finds the batch where they diverge",
         example="runner compare RUN_A RUN_B",
         group="Verbs",
         words="RUN RUN...",
@@ -95,7 +95,7 @@ _ROWS = (
     ),
     Verb(
         "check",
-        says="tries out an experiment without its data, and trains nothing",
+        help="tries out an experiment without its data, and trains nothing",
         example="runner check experiment=stdlib_lm_plain",
         group="Verbs",
         words="[RUN]",
@@ -105,7 +105,7 @@ _ROWS = (
     ),
     Verb(
         "explain",
-        says="lists what runs at which event, in which order and why",
+        help="lists what runs at which event, in which order and why",
         example="runner explain '+algorithms=[mixup,ema]'",
         group=_BEFORE,
         words="[RUN]",
@@ -115,7 +115,7 @@ _ROWS = (
     ),
     Verb(
         "lr-range",
-        says="increases the learning rate in a short trial, and suggests one",
+        help="increases the learning rate in a short trial, and suggests one",
         example="runner lr-range model=mlp",
         group=_BEFORE,
         words="[RUN]",
@@ -132,7 +132,7 @@ _ROWS = (
     ),
     Verb(
         "prove",
-        says="kills an experiment at random moments, and compares it bit by bit",
+        help="kills an experiment at random moments, and compares it bit by bit",
         example="runner prove --kills 3",
         group=_BEFORE,
         words="[RUN]",
@@ -157,7 +157,7 @@ _ROWS = (
     ),
     Verb(
         "fork",
-        says="begins a new run from any moment of an old one",
+        help="begins a new run from any moment of an old one",
         example="runner fork latest ba1200 optimizer.lr=0.01",
         group=_AGAIN,
         words="RUN BATCH",
@@ -171,7 +171,7 @@ _ROWS = (
     ),
     Verb(
         "rerun",
-        says="trains the same experiment again, from its record",
+        help="trains the same experiment again, from its record",
         example="runner rerun latest seed=1",
         group=_AGAIN,
         words="RUN",
@@ -186,7 +186,7 @@ _ROWS = (
     ),
     Verb(
         "replay",
-        says="retrains one batch of a run, and shows what happened in it",
+        help="retrains one batch of a run, and shows what happened in it",
         example="runner replay RUN 1234",
         group=_AGAIN,
         words="RUN [BATCH]",
@@ -209,7 +209,7 @@ _ROWS = (
     ),
     Verb(
         "verify",
-        says="retrains batches of a run, and compares digests",
+        help="retrains batches of a run, and compares digests",
         example="runner verify RUN",
         group=_AGAIN,
         words="RUN",
@@ -226,7 +226,7 @@ _ROWS = (
     ),
     Verb(
         "verdict",
-        says="tells whether B is better than A, or how many seeds are missing",
+        help="tells whether B is better than A, or how many seeds are missing",
         example="runner verdict experiment=digits_plain experiment=digits_fast",
         group=_MANY,
         words="RUNS RUNS...",
@@ -260,7 +260,7 @@ _ROWS = (
     ),
     Verb(
         "table",
-        says="writes a table of means over seeds, for a paper",
+        help="writes a table of means over seeds, for a paper",
         example="runner table data=digits --rows experiment",
         group=_MANY,
         words="[RUNS...]",
@@ -274,7 +274,7 @@ _ROWS = (
     ),
     Verb(
         "predict",
-        says="writes a run's predictions to a file",
+        help="writes a run's predictions to a file",
         example="runner predict latest --format pt",
         words="[RUN]",
         options=(
@@ -290,14 +290,14 @@ _ROWS = (
     ),
     Verb(
         "export",
-        says="writes the weights of a run to one file",
+        help="writes the weights of a run to one file",
         example="runner export RUN model.pt",
         words="RUN FILE",
         composes=False,
     ),
     Verb(
         "sync",
-        says="sends MLflow what it missed while it was unreachable",
+        help="sends MLflow what it missed while it was unreachable",
         example="runner sync",
         words="[RUN]",
         options=_TRUST,
@@ -306,28 +306,28 @@ _ROWS = (
     ),
     Verb(
         "init",
-        says="creates a new, working project",
+        help="creates a new, working project",
         example="runner init my_project",
         words="FOLDER",
         composes=False,
     ),
     Verb(
         "list",
-        says="lists the choices of config groups",
+        help="lists the choices of config groups",
         example="runner list callbacks",
         words="[GROUP]",
         composes=False,
     ),
     Verb(
         "help",
-        says="explains a choice, a key, a class or a verb",
+        help="explains a choice, a key, a class or a verb",
         example="runner help early_stopper",
         words="[NAME]",
         composes=False,
     ),
     Verb(
         "completion",
-        says="prints the completion script of a shell",
+        help="prints the completion script of a shell",
         example="runner completion bash >> ~/.bashrc",
         words="SHELL",
         composes=False,

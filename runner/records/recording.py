@@ -119,7 +119,7 @@ def recording(job: Job) -> Iterator[Result]:
     result.forked_at = int(job.tags.get(FORKED_AT, before.forked_at if before is not None else 0))
     earlier_seconds = result.seconds = before.seconds if before is not None else 0.0
     result.started = before.started if before is not None and before.started else time.time()
-    result.told = before.told if before is not None else []
+    result.reported = before.reported if before is not None else []
     _write(result, folder)
     try:
         yield result

@@ -54,8 +54,8 @@ class Result:
         objective: the first value that runs are compared by; None if it was not computed.
         objective_name: the metric behind it, such as 'eval/MulticlassAccuracy'; empty until it is known.
         objectives: all objectives by their metrics, in the order asked for.
-        told: the objectives reported to a sampler when the run was pruned. If the run is revived, the same values are
-            reported again, so that a seeded search repeats exactly. Empty if the run was never pruned.
+        reported: the objectives reported to a sampler when the run was pruned. If the run is revived, they are reported
+            again, so that a seeded search repeats exactly. Empty if the run was never pruned.
         lower_is_better: whether a smaller objective is better.
         metrics: last values by label and name.
         tested: checkpoint whose weights were tested after training, or 'last'; None if there was no test.
@@ -82,7 +82,7 @@ class Result:
     lower_is_better: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
     objectives: dict[str, float] = field(default_factory=dict)
-    told: list[float] = field(default_factory=list)
+    reported: list[float] = field(default_factory=list)
     choices: dict[str, str] = field(default_factory=dict)
     evaluation: dict[str, str] = field(default_factory=dict)
     lower: list[str] = field(default_factory=list)
@@ -134,7 +134,7 @@ class Result:
     @property
     def answer(self) -> Objective:
         """The value reported to the sampler of a sweep: the objective, or all if there are several; None if unknown."""
-        values = self.told or [*self.objectives.values()]
+        values = self.reported or [*self.objectives.values()]
         return values if len(values) > 1 else next(iter(values), None)
 
     def fail(self, error: BaseException) -> None:

@@ -43,8 +43,8 @@ class Sample(NamedTuple):
     index: int | None
     """Its number in the data set; None if unknown."""
     loss: float
-    place: int
-    """Its position in the batch."""
+    position: int
+    """Its index in the batch."""
 
 
 class ReplayedBatch(Callback):

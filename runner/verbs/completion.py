@@ -94,14 +94,14 @@ def _candidates(arguments: Sequence[str], current: str) -> Candidates:
         if equals and key == f"--{option.name}":
             return [(f"{key}={value}", "") for value in values]
     if current.startswith("-"):
-        own = {f"--{option.name}": option.says for option in verb.options}
+        own = {f"--{option.name}": option.help for option in verb.options}
         always = ("--help", "--json", "--config-dir")
         general = {name: says for name, says in OPTIONS.items() if name in always or _takes(verb, name)}
         return (own | general).items()
     of_run = chosen(arguments, known)
     if equals:
         return ((f"{key}={name}", text) for name, text in _values(key.lstrip("+~"), value, arguments, known, of_run))
-    verbs = [(row.name, row.says) for row in VERBS.values()] if index_of_verb(arguments) == len(arguments) else []
+    verbs = [(row.name, row.help) for row in VERBS.values()] if index_of_verb(arguments) == len(arguments) else []
     words = [*_words_of(verb, remaining, known)]
     return words if not verb.composes else [*verbs, *words, *_names(current, known, of_run)]
 
@@ -114,7 +114,7 @@ def _takes(verb: Verb, option: str) -> bool:
 def _words_of(verb: Verb, typed: Sequence[str], known: Sequence[Choice]) -> Candidates:
     """Return candidates for the next word after a verb."""
     if verb.name == "help":
-        groups = [*GROUPS.items(), *((row.name, row.says) for row in VERBS.values())]
+        groups = [*GROUPS.items(), *((row.name, row.help) for row in VERBS.values())]
         return [*groups, *((row.name, row.summary) for row in known), *((key.name, key.comment) for key in top_keys())]
     if verb.name == "list":
         return [*GROUPS.items(), ("verbs", "the possible first words of a command")]

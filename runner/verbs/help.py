@@ -62,7 +62,7 @@ def overview(own: Path | None = None) -> Iterator[str]:
         rows = []
         for verb in VERBS.values():
             if verb.group == group:
-                rows += [(verb.name, verb.says), ("", verb.example)]
+                rows += [(verb.name, verb.help), ("", verb.example)]
         yield from in_columns(rows)
     yield ""
     yield heading("Config groups, and their choices")
@@ -108,7 +108,7 @@ def _names_of(choice: Choice) -> tuple[str, ...]:
 
 
 def _explain_verb(verb: Verb) -> Iterator[str]:
-    yield heading(f"runner {verb.name}: {verb.says}")
+    yield heading(f"runner {verb.name}: {verb.help}")
     options = "[--OPTION VALUE]" if verb.options else ""
     keys = "[KEY=VALUE] ..." if verb.composes else ""
     yield f"  {' '.join(filter(None, ('runner', verb.name, verb.words, options, keys)))}"
@@ -145,8 +145,8 @@ def _synopsis(option: Option) -> str:
 def _described(option: Option) -> tuple[str, str]:
     """Return the default of an option, empty if it is off, and its description, which includes default names."""
     if isinstance(option.default, tuple):
-        return "", ": ".join(filter(None, (option.says, ", ".join(option.default))))
-    return "" if option.default is None or option.default is False else str(option.default), option.says
+        return "", ": ".join(filter(None, (option.help, ", ".join(option.default))))
+    return "" if option.default is None or option.default is False else str(option.default), option.help
 
 
 def _explain_choice(choice: Choice) -> Iterator[str]:

@@ -24,8 +24,8 @@ def run(command: Command) -> None:
     known = choices(config_dir(command.overrides))
     only = "".join(command.words).replace(".", "/")
     if only == "verbs":
-        set_fields(result={"verbs": {verb.name: verb.says for verb in VERBS.values()}})
-        print("\n".join(in_columns([(verb.name, verb.says) for verb in VERBS.values()], indent=0)))
+        set_fields(result={"verbs": {verb.name: verb.help for verb in VERBS.values()}})
+        print("\n".join(in_columns([(verb.name, verb.help) for verb in VERBS.values()], indent=0)))
         return
     if only and only not in GROUPS:
         raise WrongKey("GROUP", nearest(only, [*GROUPS, "verbs"]), repr(command.words[0]))

@@ -68,7 +68,7 @@ def train(job: Job, begin: Callable[[Job], str] | None = None) -> Objective:
                     trainer.fit(may_be_over=job.may_be_over)
                 except Pruned:
                     result.measure(trainer.state, job.experiment.objective)
-                    result.told = [*result.objectives.values()]
+                    result.reported = [*result.objectives.values()]
                     raise
             result.tested = evaluate_test_data(trainer, job.experiment.test)
             result.measure(trainer.state, job.experiment.objective)

@@ -50,7 +50,7 @@ def test_an_option_has_a_name_a_kind_and_a_default_of_it(verb: Verb):
     assert len({*names}) == len(names) == len(verb.defaults)
     for option in verb.options:
         assert re.fullmatch(r"[a-z]+(-[a-z]+)*", option.name) and option.name not in ("json", "help", "version")
-        assert option.says and "\n" not in option.says and not option.says.endswith(".")
+        assert option.help and "\n" not in option.help and not option.help.endswith(".")
         if isinstance(option.kind, tuple):
             assert option.default in option.kind
         else:
@@ -107,13 +107,13 @@ def test_a_verb_has_the_options_that_the_program_reads_of_it():
     ("words", "least", "most"), [("", 0, 0), ("A [B]", 1, 2), ("A B...", 2, 1000), ("[A...]", 0, 1000)]
 )
 def test_words_in_brackets_may_be_left_out_and_those_with_dots_repeated(words: str, least: int, most: int):
-    verb = Verb("x", says="says", example="runner x", words=words)
+    verb = Verb("x", help="says", example="runner x", words=words)
     assert (verb.least_words, verb.most_words) == (least, most)
 
 
 def test_defaults_are_by_key():
     options = (Option("save-interval", str, "5ba", "between saves"), Option("keep", bool, False, "keeps all"))
-    verb = Verb("x", says="says", example="runner x", options=options)
+    verb = Verb("x", help="says", example="runner x", options=options)
     assert verb.defaults == {"save_interval": "5ba", "keep": False}
 
 

@@ -44,7 +44,7 @@ def test_a_revived_job_is_equal_to_the_bit_to_one_that_was_never_pruned(tmp_path
         zip([f"lr{lr}-mlp-digits" for lr in ("0.5", "0.001", "0.0001")], ["FINISHED", "PRUNED", "PRUNED"], strict=True)
     )
     early = result_of(pruned, "0.001")
-    assert early.told == [early.objective] and early.objective != result_of(full, "0.001").objective
+    assert early.reported == [early.objective] and early.objective != result_of(full, "0.001").objective
     manifest = json.loads((pruned / "lr0.001-mlp-digits/checkpoints/latest/manifest.json").read_text())
     assert manifest["timestamp"]["batch"] == 3  # of the first epoch, whose evaluation decided
     assert "lr0.001-mlp-digits,0.001," in (pruned / "jobs.csv").read_text()
@@ -62,7 +62,7 @@ def test_a_revived_job_is_equal_to_the_bit_to_one_that_was_never_pruned(tmp_path
         assert result_of(pruned, lr).metrics == result_of(full, lr).metrics
         assert result_of(pruned, lr).status == "FINISHED"
         assert weights(pruned / name) == weights(full / name)
-    assert result_of(pruned, "0.001").told == early.told  # what a seeded search is told again
+    assert result_of(pruned, "0.001").reported == early.reported  # what a seeded search gets again
 
 
 def test_wrong_commands_say_what_to_write(tmp_path: Path, run_here: Any):

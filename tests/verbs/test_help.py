@@ -61,7 +61,7 @@ def test_the_help_says_all_that_there_is():
     assert all(len(line) <= 80 and line == line.rstrip() for line in lines)
     text = "\n".join(lines)
     for verb in VERBS.values():
-        assert re.search(rf"^  {verb.name} +{re.escape(verb.says)}\n +{re.escape(verb.example)}$", text, re.MULTILINE)
+        assert re.search(rf"^  {verb.name} +{re.escape(verb.help)}\n +{re.escape(verb.example)}$", text, re.MULTILINE)
     listed = {*re.findall(r"[\w/]+", text)}
     assert {one.name for one in CHOICES} | {*GROUPS} - {"vars"} <= listed
 
@@ -70,7 +70,7 @@ def test_the_help_says_all_that_there_is():
 def test_each_verb_is_described_with_its_words_and_options(verb: Verb):
     lines = [*explain(verb.name, CONF)]
     assert all(len(line) <= 80 and line == line.rstrip() for line in lines)
-    assert lines[0] == f"runner {verb.name}: {verb.says}"
+    assert lines[0] == f"runner {verb.name}: {verb.help}"
     assert f"{lines[1]} ".startswith(f"  runner {verb.name} {verb.words} ".replace("  ", " ").replace(" ", "  ", 1))
     assert ("[KEY=VALUE] ..." in lines[1]) == verb.composes and ("[--OPTION VALUE]" in lines[1]) == bool(verb.options)
     assert lines[-2:] == ["Example", f"  {verb.example}"]

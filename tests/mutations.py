@@ -808,7 +808,7 @@ FAULTS = (
     Fault(
         "fsdp: a rank with fewer microbatches is not there when others gather",
         "runner/training/accumulation.py",
-        "rounds = largest(rounds)",
+        "rounds = max_over_ranks(rounds)",
         "rounds = len(microbatches)",
         "distributed/test_sharding.py",
     ),

@@ -125,10 +125,10 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
 
 def any_rank(condition: bool) -> bool:
     """Return whether a condition holds on at least one rank. All ranks, on the host, without waiting for a device."""
-    return bool(largest(int(condition)))
+    return bool(max_over_ranks(int(condition)))
 
 
-def largest(number: int) -> int:
+def max_over_ranks(number: int) -> int:
     """Return the largest of the ranks' numbers. All ranks, on the host, without waiting for a device."""
     if get_world_size() == 1:
         return number

@@ -23,7 +23,7 @@ def is_deferred(parameter: nn.Parameter) -> bool:
     return _KEY in vars(parameter)
 
 
-def deferred(model: nn.Module) -> dict[str, Draw]:
+def deferred_draws(model: nn.Module) -> dict[str, Draw]:
     """Return functions that draw the values of a model's uninitialized parameters, by name."""
     draws: dict[str, Draw] = {}
     for name, parameter in model.named_parameters():
@@ -36,15 +36,15 @@ def deferred(model: nn.Module) -> dict[str, Draw]:
 
 
 @torch.no_grad()
-def fill(model: nn.Module) -> None:
+def fill_deferred(model: nn.Module) -> None:
     """Draw the whole values of all parameters that have none yet."""
-    for name, draw in deferred(model).items():
+    for name, draw in deferred_draws(model).items():
         parameter = model.get_parameter(name)
         parameter.copy_(draw())
         del vars(parameter)[_KEY]
 
 
-def free(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
+def move_without_deferred(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
     """Move a model like `model.to`, but put parameters without values on the meta device, which takes no memory."""
     empty: dict[int, nn.Parameter] = {}
     for parameter in model.parameters():

@@ -17,7 +17,7 @@ from runner.distributed.session import end
 from runner.distributed.signals import asking_to_end
 
 SECOND_CTRL_C = 5.0  # seconds
-last_words: list[Callable[[int, str], None]] = []
+at_abrupt_end: list[Callable[[int, str], None]] = []
 """Functions of an exit code and a reason, called before this process ends abruptly."""
 
 _was_asked_to_end = False
@@ -94,7 +94,7 @@ def _watch_deadline(reader: int, grace: float) -> None:
 def end_abruptly(code: int, reason: str) -> NoReturn:
     """Exit this process immediately, from any thread, after printing the reason. Nothing is closed."""
     print(reason, file=sys.stderr, flush=True)
-    for function in last_words:
+    for function in at_abrupt_end:
         with suppress(Exception):
             function(code, reason)
     os._exit(code)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from runner.distributed.endings import last_words, was_asked_to_end
+from runner.distributed.endings import at_abrupt_end, was_asked_to_end
 from runner.distributed.environment import PARENT, for_attempts, from_attempts
 from runner.distributed.local_ranks import LocalRanks, ranks
 from runner.distributed.slurm import is_job
@@ -121,8 +121,8 @@ def restarted_when_ended(decide: Callable[[str], object]) -> Iterator[None]:
                 request()
                 restart_if_requested()
 
-    last_words.insert(0, restart)  # before other functions report that the command has ended
+    at_abrupt_end.insert(0, restart)  # before other functions report that the command has ended
     try:
         yield
     finally:
-        last_words.remove(restart)
+        at_abrupt_end.remove(restart)

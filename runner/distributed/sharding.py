@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from runner.distributed.blocks import find_units
 from runner.distributed.collectives import replicate
-from runner.distributed.deferred import Draw, deferred, fill, free
+from runner.distributed.deferred import Draw, deferred_draws, fill_deferred, move_without_deferred
 from runner.distributed.ranks import get_data_parallel_size, get_world_size, share_samples
 from runner.distributed.saved_tensor import SavedTensor, as_plain, layout_of
 from runner.failures.checks import check_one_of, check_whole, refuse_if
@@ -126,10 +126,10 @@ class Layout:
     def move(self, model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
         """Move a model to this rank's device; give weights their values first, unless they will be sharded."""
         if self.shards and get_world_size() > 1:
-            free(model, device, dtype)
+            move_without_deferred(model, device, dtype)
             return
         if device.type != "meta":
-            fill(model)
+            fill_deferred(model)
         model.to(device, dtype)
 
     def place(self, model: nn.Module, device: torch.device, forward_methods: Iterable[str] = ()) -> None:
@@ -144,7 +144,7 @@ class Layout:
             return
         if self.parallel == "fsdp":
             check_parameters(model)
-        draws = deferred(model)
+        draws = deferred_draws(model)
         broadcast_tensors(model)
         with suppress(Exception):  # a model that cannot be copied can be trained
             OUTLINES[model] = copy_outline(model)

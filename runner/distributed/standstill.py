@@ -28,7 +28,7 @@ PARTING = 10.0  # seconds that rank 0 waits until all ranks have written their s
 _run: weakref.ref[Any] | None = None
 
 
-def follow(run: Any) -> None:
+def watch_run(run: Any) -> None:
     """From now on, measure progress by the timestamps of this run's state, which change with each batch."""
     global _run
     _run = weakref.ref(run)

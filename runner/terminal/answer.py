@@ -12,7 +12,7 @@ from contextlib import redirect_stdout, suppress
 from typing import Any
 
 from runner.distributed import restarts
-from runner.distributed.endings import last_words
+from runner.distributed.endings import at_abrupt_end
 from runner.distributed.environment import is_rank_zero
 from runner.failures.exit_codes import FAILED, INTERRUPTED, NAMES, TERMINATED
 from runner.files.addresses import without_credentials
@@ -67,7 +67,7 @@ def run_with_answer(run: Callable[[Sequence[str]], int]) -> int:
             set_fields(reason=reason)
             os.write(stdout, f"{_as_text(typed, code, '')}\n".encode())
 
-    last_words.append(end)
+    at_abrupt_end.append(end)
     restarts.before_restart.append(lambda: os.dup2(stdout, 1))
     try:
         with redirect_stdout(output):
@@ -76,7 +76,7 @@ def run_with_answer(run: Callable[[Sequence[str]], int]) -> int:
             except KeyboardInterrupt:  # while the runner is imported
                 code = INTERRUPTED
     finally:
-        last_words.remove(end)
+        at_abrupt_end.remove(end)
         if not restarts.is_requested():
             restarts.before_restart.clear()
             os.dup2(stdout, 1)

@@ -15,7 +15,7 @@ from runner.core.state import State
 from runner.device.attempts import CANNOT_RETRY, is_out_of_memory, save_for_retry, shapes_of
 from runner.device.batch import split
 from runner.device.memory import bytes_in_use
-from runner.distributed.collectives import any_rank, largest
+from runner.distributed.collectives import any_rank, max_over_ranks
 from runner.models.loss import Share, detach, fractions, root_gradient, total_of, weighted_sum
 from runner.training.run import Accumulate, Run
 
@@ -57,7 +57,7 @@ def in_microbatches(run: Run, share: Share) -> None:
     parts = fractions(model, [microbatch for _, microbatch in microbatches])
     rounds = len(microbatches)
     if run.is_sharded and (state.grad_accum > 1 or size is not None):
-        rounds = largest(rounds)  # ranks with fewer samples may have fewer microbatches
+        rounds = max_over_ranks(rounds)  # ranks with fewer samples may have fewer microbatches
     losses = []
     for index, (state.microbatch_start, state.microbatch) in enumerate(microbatches):
         is_last = index == rounds - 1

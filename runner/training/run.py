@@ -85,7 +85,7 @@ class Run:
         self.weighs_by_samples = weigh_alike(self.state, self.engine.listeners)
         self.freezing = Freezing(self.state.unwrapped_model, self.state.optimizers)
         self.bind(self.wrap())
-        standstill.follow(self)
+        standstill.watch_run(self)
 
     def bind(self, wrapped: nn.Module) -> None:
         """Choose the functions that each batch calls.

@@ -16,7 +16,7 @@ from torch import nn
 from runner import Algorithm, LanguageModel, Model, Trainer, get_global_rank, get_world_size
 from runner.checkpoints.hashing import digest
 from runner.data import TensorLoader
-from runner.distributed.deferred import deferred, fill
+from runner.distributed.deferred import deferred_draws, fill_deferred
 from runner.distributed.sharding import local, whole
 from runner.models import GPT
 from runner.models.by_name import make_by_name
@@ -32,7 +32,7 @@ def gpt(**sizes: Any) -> Model:
 
 def filled(make: Any, seed: int = 3) -> nn.Module:
     model = make_by_name(make, seed)
-    fill(model)
+    fill_deferred(model)
     return model
 
 
@@ -63,7 +63,7 @@ def test_layers_of_torch_are_initialized_as_ever():
     assert float(found["0.weight"].abs().max()) == pytest.approx(0.05, rel=0.01)
     assert float(found["1.weight"][2].abs().max()) == 0 < float(found["1.weight"][1].abs().max())
     assert torch.equal(found["2.weight"], torch.ones(3))
-    assert not deferred(made)
+    assert not deferred_draws(made)
 
 
 @pytest.mark.parametrize("change", [nn.init.orthogonal_, lambda one: nn.init.trunc_normal_(one, std=0.1)])

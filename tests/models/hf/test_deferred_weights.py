@@ -15,7 +15,7 @@ from sharded_runs import on_ranks
 
 from runner import LanguageModel, Trainer, get_global_rank, get_world_size
 from runner.data import TensorLoader
-from runner.distributed.deferred import deferred, fill
+from runner.distributed.deferred import deferred_draws, fill_deferred
 from runner.distributed.saved_tensor import SavedTensor
 from runner.distributed.sharding import local, whole
 from runner.libraries.targets import prepare_import
@@ -50,8 +50,8 @@ def load_deferred(folder: str) -> HFCausalLM:
 
 def assert_loaded_alike(folder: str) -> None:
     model = load_deferred(folder)
-    assert len(deferred(model)) == len([*model.parameters()])
-    fill(model)
+    assert len(deferred_draws(model)) == len([*model.parameters()])
+    fill_deferred(model)
     expected = HFCausalLM(folder).state_dict()
     found = model.state_dict()
     assert found.keys() == expected.keys()

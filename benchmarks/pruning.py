@@ -120,7 +120,7 @@ def bookkeeping(folder: Path) -> bool:
     def job(number: int) -> None:
         study = PruningStudy(folder, str(number), str(number), 0, make_pruner("successive_halving", {}), True)
         for step in range(1, EVALUATIONS + 1):
-            study.prunes(1.0 / step, step)
+            study.should_prune(1.0 / step, step)
         study.finish(1.0)
 
     def search(storage: str | None, sampler: optuna.samplers.BaseSampler) -> Callable[[int], None]:

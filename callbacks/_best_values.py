@@ -17,19 +17,19 @@ class BestValues:
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
-        self.others: set[str] = set()
+        self.other_keys: set[str] = set()
         """Keys seen so far that do not come from an evaluation, and so have no best value."""
         self._lower_is_better: dict[str, bool] = {}  # by key
 
     def add(self, key: str, value: float, state: State) -> bool:
         """Record a logged value, and return whether it is the best of its key so far. NaN never is."""
-        if key in self.others:
+        if key in self.other_keys:
             return False
         lower_is_better = self._lower_is_better.get(key)
         if lower_is_better is None:
             lower_is_better = _lower_is_better(key, state)
             if lower_is_better is None:
-                self.others.add(key)
+                self.other_keys.add(key)
                 return False
             self._lower_is_better[key] = lower_is_better
         best = self.values.get(key)

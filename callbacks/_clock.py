@@ -61,7 +61,7 @@ class DeviceStopwatch:
         stopped.record()
         self._laps.append((self._started, stopped, label))
 
-    def passed(self, wait: bool = False) -> Iterator[tuple[float, Any]]:
+    def completed_laps(self, wait: bool = False) -> Iterator[tuple[float, Any]]:
         """Yield the seconds and the label of each lap that the device has completed; with `wait`, wait for all laps."""
         if wait and self._laps:
             self._laps[-1][1].synchronize()

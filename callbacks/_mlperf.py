@@ -62,7 +62,7 @@ def run_command(name: str, command: str) -> None:
         raise wrong_argument(name, command, f"failed with {process.returncode}: {last_line}")
 
 
-class Result(logging.Handler):
+class MlperfLog(logging.Handler):
     """Collects the `:::MLLOG` lines of a run, and writes them to a file once one is open.
 
     Intervals nest. The outermost are 'init' and then 'run'; nothing is added after 'run'.
@@ -101,13 +101,13 @@ class Result(logging.Handler):
             self._mllog.end(f"{inner}_stop", None, {**metadata, **(more if inner == name else {})})
 
     def add_accuracy(self, value: float, name: str, **metadata: Any) -> None:
-        """Add the accuracy of an evaluation, and warn if the compliance checker would refuse it, see `doubt`."""
+        """Add the accuracy of an evaluation, and warn if the compliance checker would refuse the result."""
         self._mllog.event("eval_accuracy", value, metadata)
         self._has_valid_accuracy |= value < 1.0
         if not self._has_valid_accuracy:
-            self.doubt(f"{name} is {value:.4g}")
+            self.warn_of_refusal(f"{name} is {value:.4g}")
 
-    def doubt(self, reason: str) -> None:
+    def warn_of_refusal(self, reason: str) -> None:
         """Warn once, on rank 0, why the compliance checker may refuse the result."""
         if self._path is not None and not self._has_warned:
             text = "%s: %s; the compliance checker refuses a result without an eval_accuracy below 1.0"

@@ -93,7 +93,7 @@ class PruningStudy:
         """Whether the job was pruned in an earlier session."""
         return self._frozen.state is TrialState.PRUNED
 
-    def prunes(self, value: float, step: int) -> bool:
+    def should_prune(self, value: float, step: int) -> bool:
         """Report the value of an evaluation, and return whether the job should be pruned.
 
         `step` counts the job's evaluations from 1. An evaluation that was reported before keeps its value.
@@ -103,7 +103,7 @@ class PruningStudy:
             self._steps.add(step)
         return self._trial.should_prune()
 
-    def prunes_setting(self) -> bool:
+    def should_prune_setting(self) -> bool:
         """Return whether the job's setting is worse than the best one, compared over the seeds that it has finished."""
         values: dict[str, dict[int, float]] = {}
         for trial in self._study.get_trials(states=(TrialState.COMPLETE,)):

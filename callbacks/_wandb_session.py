@@ -39,14 +39,14 @@ class Session:
             self._thread = threading.Thread(target=self._work, args=(run,), name="wandb", daemon=True)
             self._thread.start()
 
-    def do(self, task: str, *arguments: Any) -> None:
+    def submit(self, task: str, *arguments: Any) -> None:
         """Queue a task, which is a method of `_Run` and its arguments, and return at once."""
         if not self._failed:
             self._tasks.put((task, *arguments))
 
     def close(self, exit_code: int, in_a_hurry: bool) -> None:
         """End the run, if it began, and wait for its end: up to the timeout, or in a hurry up to two seconds."""
-        self.do("finish", exit_code)
+        self.submit("finish", exit_code)
         if self._thread is None:
             return
         timeout = min(self._timeout, INTERRUPTED_TIMEOUT) if in_a_hurry else self._timeout

@@ -125,7 +125,7 @@ class LearningCurves(LoggerDestination):
         self._read_rates()
         import torch
 
-        saved = {key: curve.saved() for key, curve in self.curves.items()}
+        saved = {key: curve.snapshot() for key, curve in self.curves.items()}
         points = [point for pairs, _ in saved.values() for point in pairs]
         return {
             # One tensor (N, 2) of steps and values for all curves: each tensor of a checkpoint takes up extra space.

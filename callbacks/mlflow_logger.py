@@ -202,7 +202,7 @@ class MLflowLogger(LoggerDestination):
     def _improved(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the new best values by their key `best/...`, without those of single classes."""
         improved: dict[str, float] = {}
-        if self._best.others.issuperset(metrics):  # true after most batches
+        if self._best.other_keys.issuperset(metrics):  # true after most batches
             return improved
         for key, value in metrics.items():
             if self._state is not None and self._best.add(key, value, self._state):

@@ -96,7 +96,7 @@ class MLPerfCallback(Callback):
         if host_processors_per_node is not None:
             self._system["host_processors_per_node"] = str(host_processors_per_node)
         self._metric = MetricChoice(metric_label, metric_name)
-        self._result = _mlperf.Result()  # on all ranks; rank 0 writes it to a file
+        self._result = _mlperf.MlperfLog()  # on all ranks; rank 0 writes it to a file
         self._is_training = False
 
     def init(self, state: State, logger: Logger) -> None:
@@ -132,7 +132,8 @@ class MLPerfCallback(Callback):
                 results = folder / "results" / name / self.benchmark
                 self._result.open(results / f"result_{self.index}.txt", self.config_key)
             if self._metric.lower_is_better(state):
-                self._result.doubt(f"less of metric_name={self.metric_name!r} is better, so it is not an accuracy")
+                reason = f"less of metric_name={self.metric_name!r} is better, so it is not an accuracy"
+                self._result.warn_of_refusal(reason)
 
     def epoch_start(self, state: State, logger: Logger) -> None:
         if self._result.is_in("run"):

@@ -138,7 +138,7 @@ class SpeedMonitor(Callback):
 
     def _take_laps(self, wait: bool = False) -> None:
         """Count the batches that a GPU has completed."""
-        for seconds, counts in self._stopwatch.passed(wait) if self._stopwatch is not None else ():
+        for seconds, counts in self._stopwatch.completed_laps(wait) if self._stopwatch is not None else ():
             self._train += seconds
             self._window.append((self._train, *counts))
 

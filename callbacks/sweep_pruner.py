@@ -84,7 +84,7 @@ class SweepPruner(Callback):
             return
         value = self._metric.read(state)
         assert value is not None
-        if self._ask_rank_zero(lambda: self._study is not None and self._study.prunes(value, self._evaluations)):
+        if self._ask_rank_zero(lambda: self._study is not None and self._study.should_prune(value, self._evaluations)):
             name = f"{self._metric.label}/{self._metric.name}"
             self._prune(state, logger, f"{name} is {value:.4g} at evaluation {self._evaluations}")
 
@@ -132,7 +132,7 @@ class SweepPruner(Callback):
             log.info("revived: this job was pruned, and will not be pruned again")
             return False
         self._study = study
-        return self._by_seed and study.prunes_setting()
+        return self._by_seed and study.should_prune_setting()
 
     def _ask_rank_zero(self, question: Callable[[], bool | None]) -> bool:
         """Return rank 0's answer; False if the journal cannot be read or written. All ranks."""

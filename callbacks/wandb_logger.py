@@ -101,25 +101,25 @@ class WandBLogger(LoggerDestination):
             self._session.begin(**self._run)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        self._session.do("set_config", hidden_everywhere(hyperparameters))
+        self._session.submit("set_config", hidden_everywhere(hyperparameters))
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
-        self._session.do("set_config", {"tags": hidden_everywhere(tags)})
+        self._session.submit("set_config", {"tags": hidden_everywhere(tags)})
 
     def log_records(self, records: Sequence[MetricRecord]) -> None:
         if any(record.timestamp.batch > 0 for record in records):
             self._begin()
         for record in records:
-            self._session.do("log", record.metrics, record.step)
+            self._session.submit("log", record.metrics, record.step)
 
     def log_table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str, step: int) -> None:
-        self._session.do("log_table", [*columns], [[*row] for row in rows], name, step)
+        self._session.submit("log_table", [*columns], [[*row] for row in rows], name, step)
 
     def log_images(self, images: Any, name: str, step: int, captions: Sequence[str] | None = None) -> None:
-        self._session.do("log_images", images, name, step, captions)
+        self._session.submit("log_images", images, name, step, captions)
 
     def log_artifact(self, path: Path, name: str | None = None) -> None:
-        self._session.do("save", Path(path).resolve(), name)
+        self._session.submit("save", Path(path).resolve(), name)
 
     def close(self, state: State, logger: Logger) -> None:
         if state.error is None:

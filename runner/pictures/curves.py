@@ -51,13 +51,13 @@ class Curve:
                 for numbers in (self.steps, self.values)
             )
 
-    def saved(self) -> tuple[list[tuple[float, float]], list[int]]:
+    def snapshot(self) -> tuple[list[tuple[float, float]], list[int]]:
         """Return all (step, value) pairs, those not averaged yet at the end, and the other arguments of `restore`."""
         points = [*zip(self.steps, self.values, strict=True), *self._pending]
         return points, [len(self.steps), self.stride]
 
     def restore(self, points: Sequence[Sequence[float]], whole: int, stride: int) -> None:
-        """Restore the points that `saved` returned."""
+        """Restore the points that `snapshot` returned."""
         pairs = [(step, value) for step, value in points]
         self.steps = array("d", (step for step, _ in pairs[:whole]))
         self.values = array("d", (value for _, value in pairs[:whole]))

@@ -49,19 +49,19 @@ def test_halving_lets_a_third_go_on_whoever_comes_later(tmp_path: Path):
     """Optuna's rule by hand: at rungs 1, 3, 9 a job continues if it is in the best third of those that got there."""
     values = [0.5, 0.4, 0.6, 0.3, 0.35, 0.9]
     jobs = [study(tmp_path, str(value), "successive_halving", reduction_factor=3) for value in values]
-    assert [job.prunes(value, 1) for job, value in zip(jobs, values, strict=True)] == [
+    assert [job.should_prune(value, 1) for job, value in zip(jobs, values, strict=True)] == [
         *(False, False),  # the first two have nothing better before them
         *(True, False, True),  # one of three, four and five goes on
         True,
     ]
-    assert not jobs[3].prunes(0.3, 2)  # no rung
+    assert not jobs[3].should_prune(0.3, 2)  # no rung
 
 
 def test_a_job_keeps_its_trial_over_sessions_and_is_pruned_once(tmp_path: Path):
     first = study(tmp_path, "a")
-    first.prunes(1.0, 1)
+    first.should_prune(1.0, 1)
     again = study(tmp_path, "a")
-    assert not again.was_pruned and not again.prunes(1.0, 1)  # reported before, which gives no warning
+    assert not again.was_pruned and not again.should_prune(1.0, 1)  # reported before, which gives no warning
     again.prune()
     revived = study(tmp_path, "a")
     assert revived.was_pruned
@@ -80,7 +80,7 @@ def jobs(folder: Path) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("value", [None, math.nan, math.inf])
 def test_a_job_without_a_finite_end_is_no_measure_for_others(tmp_path: Path, value: float | None):
     study(tmp_path, "a", n_startup_trials=0).finish(value)
-    assert not study(tmp_path, "b", n_startup_trials=0).prunes(1e9, 1)
+    assert not study(tmp_path, "b", n_startup_trials=0).should_prune(1e9, 1)
 
 
 def test_wilcoxon_compares_a_setting_with_the_best_over_equal_seeds(tmp_path: Path):
@@ -88,21 +88,21 @@ def test_wilcoxon_compares_a_setting_with_the_best_over_equal_seeds(tmp_path: Pa
         study(tmp_path, f"good{seed}", "wilcoxon", "good", seed).finish(0.1 + seed)
     for seed in range(4):
         bad = study(tmp_path, f"bad{seed}", "wilcoxon", "bad", seed)
-        assert not bad.prunes_setting()  # 1 / 8 is the smallest p of three pairs, and the threshold is 0.1
+        assert not bad.should_prune_setting()  # 1 / 8 is the smallest p of three pairs, and the threshold is 0.1
         bad.finish(0.2 + seed)
-    assert study(tmp_path, "bad4", "wilcoxon", "bad", 4).prunes_setting()
-    assert not study(tmp_path, "good5", "wilcoxon", "good", 5).prunes_setting()
+    assert study(tmp_path, "bad4", "wilcoxon", "bad", 4).should_prune_setting()
+    assert not study(tmp_path, "good5", "wilcoxon", "good", 5).should_prune_setting()
     for seed in range(10, 14):
         study(tmp_path, f"other{seed}", "wilcoxon", "other", seed).finish(9.0)
-    assert not study(tmp_path, "other14", "wilcoxon", "other", 14).prunes_setting()  # no setting has its seeds
+    assert not study(tmp_path, "other14", "wilcoxon", "other", 14).should_prune_setting()  # no setting has its seeds
 
 
 def test_what_a_killed_process_left_of_a_line_is_removed(tmp_path: Path):
-    study(tmp_path, "a").prunes(1.0, 1)
+    study(tmp_path, "a").should_prune(1.0, 1)
     with (tmp_path / JOURNAL).open("a") as file:
         file.write('{"op_code": 6, "worker')
-    study(tmp_path, "b").prunes(2.0, 1)
-    study(tmp_path, "c").prunes(3.0, 1)
+    study(tmp_path, "b").should_prune(2.0, 1)
+    study(tmp_path, "c").should_prune(3.0, 1)
     assert '"worker{' not in (tmp_path / JOURNAL).read_text()
     assert (tmp_path / JOURNAL).read_bytes().endswith(b"\n")
 
@@ -112,7 +112,7 @@ import sys
 from pathlib import Path
 from runner.callbacks._pruning_study import PruningStudy, make_pruner
 for number in range(10):
-    PruningStudy(Path(), f"{sys.argv[1]}{number}", "", 0, make_pruner("median", {}), True).prunes(1.0, 1)
+    PruningStudy(Path(), f"{sys.argv[1]}{number}", "", 0, make_pruner("median", {}), True).should_prune(1.0, 1)
 """
 
 

@@ -18,8 +18,8 @@ from runner.core.randomness import ForwardStream
 from runner.device.batch import to_device
 from runner.distributed.sharding import any_sharded, is_sharded, like, local
 from runner.failures.checks import check_whole
-from runner.models.beginning import BATCH_NORMS
 from runner.models.model import in_eval_mode
+from runner.models.training_mode import BATCH_NORMS
 from runner.optim.scheduled_rates import ScheduledRates
 from runner.timing.time import convert
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from runner import Algorithm, Logger, State
 from runner.algorithms._surgery import operate
 from runner.failures.checks import check_whole
-from runner.models.beginning import BATCH_NORMS
+from runner.models.training_mode import BATCH_NORMS
 
 
 def normalize_in_chunks(norm: nn.Module, inputs: Tensor, size: int) -> Tensor:

@@ -504,14 +504,14 @@ FAULTS = (
         "runner/data/workers.py",
         "    send_small_by_value()\n",
         "",
-        "data/test_sending.py",
+        "data/test_small_tensors.py",
     ),
     Fault(
         "workers: tensors that share memory are sent apart",
-        "runner/data/sending.py",
+        "runner/data/small_tensors.py",
         "and tensor.nbytes == tensor.untyped_storage().nbytes()",
         "and True",
-        "data/test_sending.py",
+        "data/test_small_tensors.py",
     ),
     # which samples, in which order
     Fault(
@@ -558,10 +558,10 @@ FAULTS = (
     ),
     Fault(
         "generators of a data set's own: two have the same draws",
-        "runner/data/own_generators.py",
+        "runner/data/generator_seeding.py",
         'f"sample/{path}"',
         '"sample"',
-        "data/test_own_generators.py",
+        "data/test_generator_seeding.py",
     ),
     # data in shards, and documents packed into windows
     Fault(

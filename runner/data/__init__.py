@@ -5,7 +5,7 @@ from runner.data.images.digits import load_digits
 from runner.data.images.synthetic_images import load_synthetic_images
 from runner.data.loaders import DatasetLoader, OrderedLoader, TensorLoader
 from runner.data.order import SampleOrder
-from runner.data.shares import Replicated, Sharded
+from runner.data.rank_wrappers import Replicated, Sharded
 from runner.data.text.stdlib_text import load_stdlib_text
 from runner.data.text.synthetic_tokens import load_synthetic_tokens
 

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from runner.core.randomness import stream_seed
 from runner.data.collation import GrowingBatch
-from runner.data.own_generators import OwnGenerators
+from runner.data.generator_seeding import OwnGenerators
 
 Transform = Callable[[Any], Any]
 """`transform(batch)` returns the batch to yield."""

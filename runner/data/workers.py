@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from runner.data.late_worker import LateWorker, describe_worker
 from runner.data.order import SampleOrder
 from runner.data.seeded_batches import SeededBatches
-from runner.data.sending import send_small_by_value
+from runner.data.small_tensors import send_small_by_value
 from runner.data.snapshot import Snapshot
 from runner.data.worker_context import make_context
 from runner.data.worker_process import WorkerProcess, accept_signals, end_with_parent

@@ -8,8 +8,8 @@ sum loss weights (for a loss that is not a mean over samples) or tokens (if samp
 
 from __future__ import annotations
 
-from runner.models.beginning import begin_training
 from runner.models.loss import rank_share
+from runner.models.training_mode import begin_training
 from runner.training.dataloader import BatchStream
 from runner.training.epochs import catch_up, end_epoch, start_epoch
 from runner.training.evaluation import evaluate_now

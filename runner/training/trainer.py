@@ -17,7 +17,7 @@ from runner.core.engine import Engine
 from runner.core.hooks import Algorithm, Callback
 from runner.core.logger import Logger
 from runner.core.ordering import name_hooks
-from runner.data.own_generators import warn_of_unseeded
+from runner.data.generator_seeding import warn_of_unseeded
 from runner.data.worker_context import use_fork_server
 from runner.device.numerics import set_numerics
 from runner.distributed import collectives, store

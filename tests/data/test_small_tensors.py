@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from runner.data import DatasetLoader
-from runner.data.sending import SMALL
+from runner.data.small_tensors import SMALL
 
 
 class Subclass(torch.Tensor):

@@ -12,7 +12,7 @@ from torch import nn
 from runner import ClassificationModel, Trainer
 from runner.algorithms import GhostBatchNorm
 from runner.data import TensorLoader
-from runner.models.beginning import count_split_norms
+from runner.models.training_mode import count_split_norms
 
 
 def make_model(*layers: nn.Module) -> ClassificationModel:

@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from runner import ClassificationModel, Trainer
 from runner.data import DatasetLoader, TensorLoader
-from runner.data.own_generators import _warn, find_generators
+from runner.data.generator_seeding import _warn, find_generators
 
 OF_MODULE = numpy.random.default_rng(5)
 
